@@ -1,0 +1,1 @@
+"""On each node: starts the ranks, watches them and reports what happens."""

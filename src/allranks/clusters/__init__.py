@@ -1,0 +1,1 @@
+"""Where a job runs: one file per kind of cluster."""

@@ -1,0 +1,99 @@
+"""Every error of allranks. Each says what happened, why, what to do and where to look.
+
+The tree::
+
+    AllranksError                exit code 1
+    ├── UsageError               exit code 2: what was asked for makes no sense
+    │   ├── JobError             a value in a flag, variable, job file or cluster file
+    │   └── RunNotFoundError     no run of that name here
+    ├── PreflightError           exit code 3: it was checked and cannot work
+    ├── RunFolderError           the run's folder cannot be written or read
+    ├── LaunchError              the job could not be started
+    └── RankError                raised inside a rank by the training runtime
+        ├── RankEnvironmentError the launcher's variables are half set or contradict each other
+        └── DeviceError          the rank cannot have the device that it was given
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AllranksError",
+    "DeviceError",
+    "JobError",
+    "LaunchError",
+    "PreflightError",
+    "RankEnvironmentError",
+    "RankError",
+    "RunFolderError",
+    "RunNotFoundError",
+    "UsageError",
+]
+
+
+class AllranksError(Exception):
+    """Base of all errors that a user may see.
+
+    Args:
+        what: what happened, in one line, naming the value, host, rank or file.
+        why: the reason, as far as it is known.
+        fix: what the user can do, best as a command or a line of the job file.
+        see: a file or page with more.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, what: str, *, why: str | None = None, fix: str | None = None, see: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.see = see
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label, text in (("why", self.why), ("fix", self.fix), ("see", self.see)):
+            if text:
+                lines.append(f"  {label}: {text}")
+        return "\n".join(lines)
+
+
+class UsageError(AllranksError):
+    """What was asked for makes no sense."""
+
+    exit_code = 2
+
+
+class JobError(UsageError):
+    """A value in a flag, an environment variable, a job file or a cluster file is wrong."""
+
+
+class RunNotFoundError(UsageError):
+    """There is no run of that name in the folder of runs."""
+
+
+class PreflightError(AllranksError):
+    """A check found, before anything started, that the job cannot work."""
+
+    exit_code = 3
+
+
+class RunFolderError(AllranksError):
+    """The run's folder cannot be created, written or read."""
+
+
+class LaunchError(AllranksError):
+    """The job could not be started."""
+
+
+class RankError(AllranksError):
+    """Raised inside a rank by the training runtime."""
+
+
+class RankEnvironmentError(RankError):
+    """The variables that tell a rank who it is are half set or contradict each other."""
+
+
+class DeviceError(RankError):
+    """The rank cannot have the device that it was given."""

@@ -1,0 +1,1 @@
+"""What will be executed: rank layout, environment and scripts."""

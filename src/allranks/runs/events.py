@@ -1,0 +1,60 @@
+"""Events: one line of JSON each, one writer per file, so that a shared filesystem needs no locks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: when (seconds since 1970), on which host, to which rank, and what."""
+
+    time: float
+    host: str
+    kind: str
+    rank: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class EventWriter:
+    """Appends events to a file. The only writer of that file."""
+
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
+        self._host = socket.gethostname()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+
+    def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
+        """Append one event, in one write, so that a reader sees all of it or none."""
+        record = {"time": round(time.time(), 6), "host": self._host, "kind": kind}
+        if rank is not None:
+            record["rank"] = rank
+        line = json.dumps({**record, **fields}, ensure_ascii=False) + "\n"
+        os.write(self._descriptor, line.encode("utf-8", "surrogateescape"))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the whole events of a file; a line that was cut off by a death is skipped.
+
+    A file that is not there has no events.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data.splitlines():
+        try:
+            raw = json.loads(line)
+            yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
+        except (ValueError, KeyError, AttributeError):
+            continue

@@ -1,0 +1,48 @@
+"""Writing files of a run so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from allranks.errors import RunFolderError
+
+
+def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write ``text`` to a temporary name, flush it to disk and rename it to ``path``.
+
+    Raises:
+        RunFolderError: the file cannot be written: the disk is full, or the folder is not ours.
+    """
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            os.fchmod(descriptor, mode)
+            stream.write(text)
+            stream.flush()
+            os.fsync(descriptor)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(FileNotFoundError):
+                Path(temporary).unlink()
+        raise unwritable(path, error) from error
+
+
+def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
+    """Write ``value`` as indented JSON, whole or not at all."""
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", mode)
+
+
+def unwritable(path: Path, error: OSError) -> RunFolderError:
+    """Make the error for a file or folder of a run that cannot be written."""
+    return RunFolderError(
+        f"cannot write {path}",
+        why=error.strerror or str(error),
+        fix="free some space or give another folder with --runs-folder",
+    )

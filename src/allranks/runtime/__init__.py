@@ -1,0 +1,1 @@
+"""Inside each rank: who it is, its device, its process group."""
