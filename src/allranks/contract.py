@@ -1,11 +1,13 @@
-"""Names that launcher, agent and runtime share: environment variables and files of a run.
+"""What launcher, agent and runtime agree on: environment variables, files of a run, a node's orders.
 
 Nothing here does anything; it is one place to look up a spelling.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
 
 # --- environment variables that every rank of ours gets, beside those of torchrun ---
 RUN_ID: Final = "ALLRANKS_RUN_ID"
@@ -15,11 +17,16 @@ BACKEND: Final = "ALLRANKS_BACKEND"
 #: "1" when somebody watches all ranks on a terminal: progress bars make sense although stdout is a file.
 TERMINAL: Final = "ALLRANKS_TERMINAL"
 
+#: Set for an agent whose standard input is held open by its launcher: when it closes, the launcher is gone.
+LIFELINE: Final = "ALLRANKS_LIFELINE"
+
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
 CODE_DIR: Final = "code"
+#: Folders and files of the package that a run carries for its nodes: they need only Python and torch.
+NODE_CODE: Final = ("__init__.py", "contract.py", "errors.py", "agent", "runtime", "runs")
 ATTEMPTS_DIR: Final = "attempts"
 LATEST: Final = "latest"
 
@@ -60,3 +67,41 @@ def node_dir(attempt: int, node: int) -> str:
 def rank_log(rank: int, stream: str) -> str:
     """Name of a rank's log in its node's folder; ``stream`` is ``out`` or ``err``."""
     return f"rank-{rank}.{stream}"
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """The orders of one node's agent, as JSON in the run's folder. It holds no value of any variable."""
+
+    run_id: str
+    run_dir: str
+    attempt: int
+    node: int
+    nnodes: int
+    nproc_per_node: int
+    kind: Literal["script", "module", "binary"]
+    #: Absolute path of the script or binary, or name of the module.
+    target: str
+    args: tuple[str, ...]
+    #: Interpreter options of the ranks, such as -O; ranks with options start as plain interpreters.
+    python_options: tuple[str, ...]
+    warm: bool
+    max_restarts: int
+    restart_delay: float
+    stop_timeout: float
+    master_addr: str
+    #: None: a free one.
+    master_port: int | None
+    #: Permission bits of the files that the agent creates.
+    file_mode: int
+
+    def to_json(self) -> str:
+        """Return the orders as indented JSON."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeSpec:
+        """Read what :meth:`to_json` wrote."""
+        raw = json.loads(text)
+        lists = {"args": tuple(raw["args"]), "python_options": tuple(raw["python_options"])}
+        return cls(**{**raw, **lists})

@@ -42,9 +42,7 @@ class AllranksError(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self, what: str, *, why: str | None = None, fix: str | None = None, see: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, why: str | None = None, fix: str | None = None, see: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.why = why

@@ -1,10 +1,14 @@
 """What a job file may say, typed.
 
-Every field has a description: ``allranks schema`` and the reference page are made from this module.
+Every field has a docstring: ``allranks schema`` and the reference page are made from them. They are read
+from the source only then (see ``schema.py``): pydantic reading them here would take 28 ms of every command.
+
+A number in a job file comes as it was written (see ``yaml.py``): text fields get ``3.10`` and not 3.1.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated, Any, Literal
 
@@ -22,14 +26,28 @@ from allranks.job.units import (
 class Section(BaseModel):
     """A part of the job file: frozen, and every unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    # Inputs are hidden because pydantic's own messages would show the values of secrets.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(value: Any) -> str:
     """Take text, or a number standing where text is meant (YAML reads ``time: 90`` as a number)."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("must be text or a number")
-    return str(value)
+    if isinstance(value, str):
+        return value
+    if not _is_number(value):
+        raise ValueError("it must be text")
+    return str(getattr(value, "written", value))
+
+
+def _number(value: Any) -> Any:
+    """Refuse true and false, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("it must be a number")
+    return value
 
 
 def _duration(value: Any) -> int:
@@ -51,20 +69,34 @@ def _write_nodes(nodes: tuple[int, int]) -> str:
     return str(most) if least == most else f"{least}:{most}"
 
 
+def _texts(value: Any) -> Any:
+    """Let numbers stand in a list of texts: ``args: [--epochs, 5]``."""
+    if isinstance(value, list | tuple):
+        return [_text(item) if _is_number(item) else item for item in value]
+    return [_text(value)] if _is_number(value) else value
+
+
 def _words(value: Any) -> Any:
     """Take a list, or one line that is split the way a shell splits it."""
-    return shlex.split(value) if isinstance(value, str) else _texts(value)
+    if not isinstance(value, str):
+        return _texts(value)
+    try:
+        return shlex.split(value)
+    except ValueError:
+        raise ValueError("a quotation mark is not closed; write a list, one entry for each argument") from None
 
 
 def _lines(value: Any) -> Any:
     """Take a list, or a block of text with one entry a line."""
-    return [line for line in value.splitlines() if line.strip()] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return _texts(value)
+    return [line for line in value.splitlines() if line.strip()]
 
 
 def _hosts(value: Any) -> Any:
     """Take a list, or one text with commas between the hosts; commas inside brackets stay."""
     if not isinstance(value, str):
-        return value
+        return _texts(value)
     parts, depth, current = [], 0, ""
     for char in value:
         depth += (char == "[") - (char == "]")
@@ -76,43 +108,66 @@ def _hosts(value: Any) -> Any:
     return [part.strip() for part in [*parts, current] if part.strip()]
 
 
-def _texts(value: Any) -> Any:
-    """Let numbers stand in a list of texts: ``args: [--epochs, 5]``."""
-    if isinstance(value, list | tuple):
-        return [_text(item) if isinstance(item, int | float) and not isinstance(item, bool) else item for item in value]
-    return value
-
-
 def _variables(value: Any) -> Any:
     """Let numbers stand where a variable's text is meant: ``NCCL_IB_TIMEOUT: 22``."""
     if isinstance(value, dict):
-        return {
-            name: str(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
-            for name, item in value.items()
-        }
+        return {name: _text(item) if _is_number(item) else item for name, item in value.items()}
     return value
 
 
-def _ranks(value: Any) -> Any:
-    if isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit():
-        return int(value)
-    if isinstance(value, str) and value not in ("auto", "gpu", "cpu"):
-        raise ValueError(f"{value!r} is no number of ranks; write a number, gpu, cpu or auto")
-    return value
+def _ranks(value: Any) -> int | str:
+    if isinstance(value, str) and value in ("auto", "gpu", "cpu"):
+        return value
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("it must be a number, gpu, cpu or auto")
+    if value < 1:
+        raise ValueError("it must be at least 1; write gpu for a rank per GPU, or auto")
+    return int(value)
 
 
-_TEXT_SCHEMA = {"type": ["string", "integer"]}
-Duration = Annotated[
-    int, BeforeValidator(_duration), PlainSerializer(format_duration), WithJsonSchema(_TEXT_SCHEMA)
-]
-Memory = Annotated[int, BeforeValidator(_memory), PlainSerializer(format_memory), WithJsonSchema(_TEXT_SCHEMA)]
+_WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
+_TEXT = {"type": ["string", "number"]}
+_DEFAULT_LIST = {"type": "array", "items": _TEXT}
+
+Text = Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT)]
+Count = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False), BeforeValidator(_number)]
+Duration = Annotated[int, BeforeValidator(_duration), PlainSerializer(format_duration), WithJsonSchema(_TEXT)]
+Memory = Annotated[int, BeforeValidator(_memory), PlainSerializer(format_memory), WithJsonSchema(_TEXT)]
 Nodes = Annotated[
-    tuple[int, int], BeforeValidator(_nodes), PlainSerializer(_write_nodes), WithJsonSchema(_TEXT_SCHEMA)
+    tuple[int, int],
+    BeforeValidator(_nodes),
+    PlainSerializer(_write_nodes),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": r"^\s*\d+(:\d+)?\s*$", "minimum": 1}),
 ]
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
-Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
-Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+Ranks = Annotated[
+    int | Literal["auto", "gpu", "cpu"],
+    BeforeValidator(_ranks),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "gpu", "cpu"]}]}),
+]
+
+
+def _list_or_text(text: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [_DEFAULT_LIST, {**_TEXT, "description": text}]})
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_words), _list_or_text("split as a shell splits it")]
+Lines = Annotated[tuple[str, ...], BeforeValidator(_lines), _list_or_text("one entry a line")]
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts), _list_or_text("separated by commas")]
+Variables = Annotated[
+    dict[str, str],
+    BeforeValidator(_variables),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": {"type": ["string", "number", "null"]},
+        }
+    ),
+]
 
 
 class Resources(Section):
@@ -120,11 +175,11 @@ class Resources(Section):
 
     nodes: Nodes = (1, 1)
     """Number of nodes, or MIN:MAX for a job that runs on as many as it gets."""
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
+    gpus_per_node: Count | None = None
     """GPUs on each node. Default: all that a local machine has; none on a scheduler."""
-    gpu_type: str | None = None
+    gpu_type: Text | None = None
     """Type of GPU as the cluster names it, such as a100."""
-    cpus_per_node: Annotated[int, Field(ge=1)] | None = None
+    cpus_per_node: Positive | None = None
     """CPUs on each node, shared by its ranks. Default: those that this process may use."""
     memory: Memory | None = None
     """Memory per node, such as 200GB; a bare number is megabytes."""
@@ -135,29 +190,29 @@ class Resources(Section):
 class Scheduler(Section):
     """What a batch scheduler is told besides the resources; a cluster without a scheduler ignores it."""
 
-    partition: str | None = None
+    partition: Text | None = None
     """Partition (Slurm) or queue (PBS)."""
-    account: str | None = None
+    account: Text | None = None
     """Account or project that is charged."""
-    qos: str | None = None
+    qos: Text | None = None
     """Quality of service."""
-    constraint: str | None = None
+    constraint: Text | None = None
     """Features that the nodes must have."""
     include: Hosts = ()
     """Hosts that must be among the nodes."""
     exclude: Hosts = ()
     """Hosts that must not be among the nodes."""
-    reservation: str | None = None
+    reservation: Text | None = None
     """Reservation to run in."""
     exclusive: bool = False
     """Share the nodes with no other job."""
-    array: str | None = None
+    array: Text | None = None
     """Job array, such as 0-7 or 0-99%4."""
-    mail: str | None = None
+    mail: Text | None = None
     """Address to write to when the job ends or fails."""
-    output: str | None = None
+    output: Text | None = None
     """The scheduler's own log. Default: in the run's folder."""
-    error: str | None = None
+    error: Text | None = None
     """The scheduler's own error log. Default: joined with output."""
     directives: Lines = ()
     """Further directives, passed on word for word, without the leading #SBATCH or #PBS."""
@@ -167,24 +222,26 @@ class Launch(Section):
     """How the ranks are started."""
 
     launcher: Literal["torchrun", "direct", "legacy"] = "torchrun"
-    """torchrun: one agent per node; direct: the scheduler starts each rank; legacy: torch.distributed.launch."""
+    """torchrun: one agent per node; direct: the scheduler starts each rank; legacy:
+    torch.distributed.launch."""
     launcher_args: Words = ()
     """Further arguments of the launcher, passed on word for word."""
-    nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto", "gpu", "cpu"] = "auto"
+    nproc_per_node: Ranks = "auto"
     """Ranks on each node: a number, gpu (one per GPU), cpu (one per CPU), or auto (GPUs, else one)."""
     backend: Literal["nccl", "gloo"] | None = None
     """Process-group backend. Default: nccl where there are GPUs, else gloo."""
-    max_restarts: Annotated[int, Field(ge=0)] = 0
+    max_restarts: Count = 0
     """How often the ranks are started anew after one has failed."""
-    restart_delay: Annotated[float, Field(ge=0, le=3600)] = 1.0
-    """Seconds before the second restart in a row; each further one waits twice as long. The first waits none."""
-    stop_timeout: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    restart_delay: Seconds = 1.0
+    """Seconds before the second restart in a row; each further one waits twice as long. The
+    first waits none."""
+    stop_timeout: Seconds = 30.0
     """Seconds that ranks get to leave after SIGTERM before they are killed."""
-    master_addr: str | None = None
+    master_addr: Text | None = None
     """Address that the ranks rendezvous at. Default: found out."""
-    master_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    master_port: Annotated[int, Field(ge=1, le=65535), BeforeValidator(_number)] | None = None
     """Port that the ranks rendezvous at. Default: a free one."""
-    interface: str | None = None
+    interface: Text | None = None
     """Network interface for gloo and NCCL. Default: the one that carries the route to the master."""
     warm: bool = True
     """Fork ranks from a process that has imported torch. Set to false for a script that must set
@@ -195,12 +252,13 @@ class Environment(Section):
     """What is set up before the ranks start."""
 
     variables: Variables = {}
-    """Environment variables. Values of names that end in KEY, TOKEN, SECRET or PASSWORD are written nowhere."""
+    """Environment variables. Values of names that end in KEY, TOKEN, SECRET or PASSWORD are written
+    nowhere."""
     modules: Words = ()
     """Environment modules to load."""
-    conda: str | None = None
+    conda: Text | None = None
     """Conda environment, by name or path."""
-    venv: str | None = None
+    venv: Text | None = None
     """Virtual environment, by path."""
     python: Words = ()
     """Interpreter of the ranks, with options if need be. Default: python of the conda or virtual
@@ -220,14 +278,14 @@ class Retry(Section):
     """Put the job back into the queue at its time limit, on preemption and when a node fails."""
     resume: Literal["auto", "never"] = "auto"
     """Whether the next attempt is told to continue from the newest checkpoint."""
-    max_attempts: Annotated[int, Field(ge=1)] = 10
+    max_attempts: Positive = 10
     """Attempts after which the run is given up."""
 
 
 class Runs(Section):
     """Where and how the record of the run is kept."""
 
-    folder: str = "runs"
+    folder: Text = "runs"
     """Folder that holds a folder for each run; relative to the working directory."""
     group_readable: bool = False
     """Let the group read the run's folder; otherwise only its owner can."""
@@ -236,19 +294,19 @@ class Runs(Section):
 class Job(Section):
     """A job: a script, its arguments, resources and environment."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    name: Annotated[str, BeforeValidator(_text), Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     """Name of the job. Default: the script's."""
-    script: str | None = None
+    script: Text | None = None
     """Python script to run; relative to the working directory."""
-    module: str | None = None
+    module: Text | None = None
     """Python module to run instead of a script, as with python -m."""
-    binary: str | None = None
+    binary: Text | None = None
     """Program to run instead of a script, without Python."""
     args: Words = ()
     """Arguments of the script."""
-    workdir: str = "."
+    workdir: Text = "."
     """Working directory of the ranks; relative to the job file."""
-    cluster: str = "local"
+    cluster: Text = "local"
     """Cluster to run on: local, or a name from clusters.yaml."""
     debug: bool = False
     """Turn on what helps to see what happens: logs of NCCL and torch, consistency checks of collectives."""
@@ -269,7 +327,7 @@ class Job(Section):
 class Cluster(Section):
     """An entry of clusters.yaml: a kind of cluster, and defaults for the jobs that run there."""
 
-    kind: str
+    kind: Text
     """Kind of the cluster: local, or what an installed extension adds."""
     resources: Resources = Resources()
     """Defaults for the section of that name in the job file."""

@@ -1,0 +1,174 @@
+"""A million log lines of 100 bytes: end to end beside ``torchrun --tee 3``, and the merge alone.
+
+Run it with ``python benchmarks/merge_lines.py``; ``--only merge`` needs no torch. Both launchers write to a
+pipe that is drained as fast as it fills, alternate, and are compared by the ratio of their medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from allranks.runs.logindex import LogIndexWriter
+from allranks.runs.merge import MergedLogs
+
+LINES = 1_000_000
+SCRIPT = """\
+import os
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for number in range({lines} // size):
+    print(f"rank {{rank:5d}} line {{number:9d}} " + "x" * 73)
+"""
+BAR = 3.0
+STREAMS = ("out", "err")
+
+
+def drain(descriptor: int) -> None:
+    while os.read(descriptor, 1 << 20):
+        pass
+
+
+def timed(command: list[str], folder: Path) -> float:
+    """Run a command with its output in a pipe and return the seconds it took."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder)
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        drain(pipe.fileno())
+    if process.wait():
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return time.perf_counter() - start
+
+
+def commands(script: Path, ranks: int, logs: Path) -> dict[str, list[str]]:
+    allranks = [sys.executable, "-m", "allranks", "run", str(script), "--nproc-per-node", str(ranks)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--tee", "3"]
+    torchrun += ["--log-dir", str(logs), "--nproc-per-node", str(ranks), str(script)]
+    return {"allranks": allranks, "torchrun": torchrun}
+
+
+def end_to_end(ranks: int, rounds: int) -> None:
+    seconds: dict[str, list[float]] = {"allranks": [], "torchrun": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = folder / "train.py"
+        script.write_text(SCRIPT.format(lines=LINES))
+        for number in range(rounds):
+            for launcher, command in commands(script, ranks, folder / f"logs-{number}").items():
+                seconds[launcher].append(timed(command, folder))
+    ours, theirs = (statistics.median(seconds[launcher]) for launcher in ("allranks", "torchrun"))
+    verdict = "ok" if theirs / ours >= BAR else "BELOW THE BAR"
+    print(f"end to end, {ranks:2d} ranks: allranks {ours:.2f} s, torchrun --tee {theirs:.2f} s,", end=" ")
+    print(f"torchrun / allranks = {theirs / ours:.1f} (bar {BAR:.0f}) {verdict}")
+
+
+def own(rank: int, ranks: int) -> Iterator[bytes]:
+    for number in range(LINES // ranks):
+        yield b"rank %5d line %9d " % (rank, number) + b"x" * 73 + b"\n"
+
+
+def same(rank: int, ranks: int) -> Iterator[bytes]:
+    for number in range(LINES // ranks):
+        yield b"           line %9d " % number + b"x" * 73 + b"\n"
+
+
+def skewed(rank: int, ranks: int) -> Iterator[bytes]:
+    for number in range(rank * 20):
+        yield b"rank %5d line %9d " % (rank, number) + b"x" * 73 + b"\n"
+    yield from same(rank, ranks)
+
+
+def knotted(rank: int, ranks: int) -> Iterator[bytes]:
+    for number in range(LINES // ranks):
+        owner = rank if number % 2 else 99
+        yield b"rank %5d line %9d " % (owner, number) + b"x" * 73 + b"\n"
+
+
+Maker = Callable[[int, int], Iterator[bytes]]
+
+
+def prepare(folder: Path, maker: Maker, ranks: int, ticks: int = 20) -> None:
+    """Write the files of a run that took a second: so many ticks of the index."""
+    now = [1_700_000_000.0]
+    writer = LogIndexWriter(folder, clock=lambda: now[0])
+    writer.watch(range(ranks))
+    data = [b"".join(maker(rank, ranks)) for rank in range(ranks)]
+    for tick in range(ticks):
+        for rank, text in enumerate(data):
+            part = text[len(text) * tick // ticks : len(text) * (tick + 1) // ticks]
+            with (folder / f"rank-{rank}.out").open("ab") as stream:
+                stream.write(part)
+        now[0] += 0.05
+        writer.tick()
+    writer.close()
+
+
+def merge_alone(label: str, maker: Maker, ranks: int, rounds: int, fold: bool = True) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        node = Path(name) / "node-000"
+        node.mkdir()
+        prepare(node, maker, ranks)
+        seconds = statistics.median(merged_once(Path(name), fold) for _ in range(rounds))
+    print(f"merge alone, {ranks:2d} ranks, {label}: {seconds:.2f} s")
+
+
+def merged_once(attempt: Path, fold: bool) -> float:
+    read_end, write_end = os.pipe()
+    reader = threading.Thread(target=drain, args=(read_end,))
+    reader.start()
+    start = time.perf_counter()
+    with os.fdopen(write_end, "wb") as sink:
+        MergedLogs(attempt, sink, sink, fold=fold).finish()
+    reader.join()
+    os.close(read_end)
+    return time.perf_counter() - start
+
+
+def index_cost(files: int = 16, ticks: int = 2000) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        writer = LogIndexWriter(folder)
+        writer.watch(range(files // 2))
+        streams = [(folder / f"rank-{n // 2}.{STREAMS[n % 2]}").open("wb", 0) for n in range(files)]
+        spent = 0.0
+        for _ in range(ticks):
+            for stream in streams:
+                stream.write(b"x\n")
+            start = time.process_time()
+            writer.tick()
+            spent += time.process_time() - start
+        for stream in streams:
+            stream.close()
+        writer.close()
+    print(f"index, {files} files that all grow, 20 ticks a second: {spent / ticks * 20:.2%} of a core")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["merge", "end-to-end"])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    if options.only != "end-to-end":
+        index_cost()
+        for ranks in (2, 16):
+            merge_alone("no line shared", own, ranks, options.rounds)
+            merge_alone("no line shared, --no-fold", own, ranks, options.rounds, fold=False)
+            merge_alone("all lines shared", same, ranks, options.rounds)
+            merge_alone("all shared, skewed", skewed, ranks, options.rounds)
+            merge_alone("every other line shared", knotted, ranks, options.rounds)
+    if options.only != "merge":
+        for ranks in (2, 16):
+            end_to_end(ranks, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""allranks: one PyTorch training script, on any number of ranks.
+
+In a training script::
+
+    import allranks
+
+    with allranks.init() as ctx:
+        model = DistributedDataParallel(Net().to(ctx.device))
+        ...
+
+Importing this module imports neither torch nor numpy; the first use of a name does what that name needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allranks.errors import AllranksError, DeviceError, RankEnvironmentError, RankError
+    from allranks.runtime.context import Context
+    from allranks.runtime.startup import init
+
+    __version__: str
+
+__all__ = [
+    "AllranksError",
+    "Context",
+    "DeviceError",
+    "RankEnvironmentError",
+    "RankError",
+    "__version__",
+    "init",
+]
+
+#: Public name -> the module that holds it.
+_HOMES = {
+    "AllranksError": "allranks.errors",
+    "DeviceError": "allranks.errors",
+    "RankEnvironmentError": "allranks.errors",
+    "RankError": "allranks.errors",
+    "Context": "allranks.runtime.context",
+    "init": "allranks.runtime.startup",
+}
+
+
+def _version() -> str:
+    """Look up the installed version; a plain copy of the source on a node has none and says so."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("allranks")
+    except metadata.PackageNotFoundError:
+        return "0+copy"
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used (PEP 562)."""
+    if name == "__version__":
+        value: object = _version()
+    elif name in _HOMES:
+        from importlib import import_module
+
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names too that nobody has used yet."""
+    return sorted({*globals(), *__all__})

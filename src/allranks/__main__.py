@@ -1,0 +1,5 @@
+"""``python -m allranks``."""
+
+from allranks.cli.main import main
+
+main()

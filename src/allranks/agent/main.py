@@ -1,0 +1,87 @@
+"""A node's agent, from its orders to its exit code.
+
+``python <run>/code <run>/node-000.json`` starts it. First torch is imported, then the starter is forked: it
+stays as it is, and everything that makes threads or connections happens on this side of the fork.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from allranks import contract
+from allranks.agent import warmth
+from allranks.agent.rank import become
+from allranks.agent.starter import Starter
+from allranks.contract import NodeSpec
+
+if TYPE_CHECKING:
+    from allranks.agent.node import Outcome
+
+#: Set when this process found, after it had imported torch, that it must not fork ranks, and began again.
+_PLAIN = "ALLRANKS_PLAIN_BECAUSE"
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Run the agent of the node whose orders are in ``argv[1]``; ends with the job's exit code here."""
+    began = time.time()
+    node = NodeSpec.from_json(Path(argv[1]).read_text(encoding="utf-8"))
+    plain = os.environ.pop(_PLAIN, None) or warmth.why_plain(node)
+    if plain is None:
+        plain = _warm_up(argv)
+    channel = _fork_starter(node)
+    from allranks.agent.node import run_node
+
+    outcome = run_node(node, channel, plain, began)
+    _leave(outcome)
+
+
+def _warm_up(argv: list[str]) -> str | None:
+    """Import torch; where forking turns out to be unsafe, begin again in an interpreter without it."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return "torch cannot be imported"  # The agent says more: it needs torch itself.
+    unsafe = warmth.why_unsafe_to_fork()
+    if unsafe:
+        os.environ[_PLAIN] = unsafe
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], argv[1]])
+    return None
+
+
+def _fork_starter(node: NodeSpec) -> socket.socket:
+    """Fork the process that starts ranks and return our end of the socket to it."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        _be_starter(theirs, node)
+    theirs.close()
+    return ours
+
+
+def _be_starter(channel: socket.socket, node: NodeSpec) -> NoReturn:
+    starter = Starter(channel, node.stop_timeout)
+    order = starter.serve()
+    starter.forget()
+    if order is None:
+        os._exit(0)
+    os.environ.pop(contract.LIFELINE, None)
+    # From here on this process is a rank: it must end as an interpreter ends, not return to the agent's code.
+    become(order, _umask())
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _leave(outcome: Outcome) -> NoReturn:
+    """End at once: an interpreter with torch in it takes a tenth of a second to take itself apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(outcome.exit_code)

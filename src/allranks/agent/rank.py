@@ -1,0 +1,107 @@
+"""From fork to script: what a new rank does before it runs the user's code."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn, TextIO
+
+from allranks.agent.script import run_as_main
+from allranks.agent.system import die_with_parent
+
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """One rank to start: what it runs, its own variables and its log files."""
+
+    kind: str
+    target: str
+    args: tuple[str, ...]
+    #: None: run in the forked interpreter; else the interpreter's command line up to the script.
+    python: tuple[str, ...] | None
+    variables: Mapping[str, str]
+    out: str
+    err: str
+    file_mode: int
+
+
+def leave_starter(parent: int) -> None:
+    """Make the process that was just forked from ``parent`` one that signals reach as they reach any other."""
+    die_with_parent(parent)
+    os.setsid()
+    _reset_signals()
+
+
+def become(order: RankOrder, umask: int) -> NoReturn:
+    """Turn this process into the rank of ``order``; never returns."""
+    _open_streams(order, umask)
+    os.environ.update(order.variables)
+    if order.python is None:
+        _renew_interpreter()
+        run_as_main(order.kind, order.target, order.args)
+    _replace_process(order)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _open_streams(order: RankOrder, umask: int) -> None:
+    """Point the standard streams at the rank's own files; only the logs are created with a mode of ours."""
+    os.umask(0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for target, path in ((1, order.out), (2, order.err)):
+        descriptor = os.open(path, flags, order.file_mode)
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.umask(umask)
+
+
+def _renew_interpreter() -> None:
+    """Renew what a fork shares and two interpreters of their own would not share."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False, encoding="utf-8")  # type: ignore[misc] # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
+    random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    gc.enable()
+
+
+def _stream(descriptor: int, old: TextIO) -> io.TextIOWrapper:
+    """Open a standard stream anew: line by line, so that what a rank said before it died is there."""
+    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - it lives as long as the rank
+    return io.TextIOWrapper(
+        raw,
+        encoding=old.encoding,
+        errors=old.errors,
+        line_buffering=True,
+        write_through=bool(os.environ.get("PYTHONUNBUFFERED")),
+    )
+
+
+def _replace_process(order: RankOrder) -> NoReturn:
+    assert order.python is not None
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    start = {"script": [order.target], "module": ["-m", order.target], "binary": [order.target]}[order.kind]
+    command = [*(order.python if order.kind != "binary" else ()), *start, *order.args]
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"allranks: cannot start {command[0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)

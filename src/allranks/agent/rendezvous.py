@@ -1,0 +1,104 @@
+"""Rendezvous of the agents, and a store of its own for each generation of ranks.
+
+torchrun lets all generations share one store: keys of the generation that died can then block or mislead the
+next one. Here every generation gets a new store, so there is no key it could find. The agent opens the socket
+before any rank starts, so that no rank dials too early, and nobody can take the port in between.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from allranks.errors import LaunchError
+
+_BACKLOG = 4096
+
+
+class OneNodeRendezvous(RendezvousHandler):
+    """The rendezvous of a job of one node: it meets nobody, and hosts the store of each generation.
+
+    Args:
+        run_id: prefix of the keys.
+        master_addr: address that the store listens on and that the ranks get as MASTER_ADDR.
+        master_port: port, or None for a free one in each generation.
+    """
+
+    def __init__(self, run_id: str, master_addr: str, master_port: int | None) -> None:
+        self._run_id = run_id
+        self._address = master_addr
+        self._port = master_port
+        self._generation = -1
+        self._store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """Return the name that torch's events carry."""
+        return "allranks"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Tell the ranks that they are all clients of the agent's store."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Open the store of the next generation.
+
+        Raises:
+            LaunchError: the port is in use, or the address is not of this machine.
+        """
+        self._generation += 1
+        self._store = None  # Closes the last one, so that a fixed port is free again.
+        listener = _listen(self._address, self._port or 0)
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            self._address,
+            port,
+            None,
+            is_master=True,
+            timeout=timedelta(minutes=5),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        store = PrefixStore(f"{self._run_id}/agents/{self._generation}", self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, port))
+
+    def is_closed(self) -> bool:
+        """Tell that it can always go on."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: there is nobody to tell."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no node ever joins."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return the run's id."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Close the store."""
+        self._store = None
+        return True
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot listen on {address}:{port}",
+            why=error.strerror or str(error),
+            fix="leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
+            if port
+            else "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
+        ) from error
+    listener.listen(_BACKLOG)
+    return listener

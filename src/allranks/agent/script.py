@@ -1,0 +1,87 @@
+"""Run a script or module in a forked interpreter as if that interpreter had been started with it.
+
+What a plain ``python train.py`` gives, this gives: ``__main__`` is the script (data loader workers that are
+started by spawn import it again), ``sys.argv`` and ``sys.path[0]`` are its own, atexit handlers run, tracebacks
+start at the script's first frame, and the exit code is that of a plain interpreter.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
+    """Run ``target`` as ``__main__`` and end as a plain interpreter would.
+
+    Args:
+        kind: ``script`` (``target`` is a path) or ``module`` (a dotted name).
+        target: what to run.
+        args: its arguments.
+
+    Raises:
+        SystemExit: always but on KeyboardInterrupt; the interpreter's own finalization does the rest.
+        KeyboardInterrupt: passed on, so that the interpreter dies of SIGINT as it always does.
+    """
+    try:
+        (_run_module if kind == "module" else _run_script)(target, args)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _show(error)
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None  # It has been shown.
+            raise
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _show(error: BaseException) -> None:
+    """Show ``error`` through the excepthook that the script may have set, without the frames of ours."""
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
+def _run_script(path: str, args: Sequence[str]) -> None:
+    _set_arguments([path, *args])
+    _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - the way CPython computes sys.path[0]
+    main = _new_main()
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    with io.open_code(path) as stream:
+        source = stream.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_module(name: str, args: Sequence[str]) -> None:
+    _set_arguments(["-m", *args])
+    _put_first(os.getcwd())  # noqa: PTH109 - sys.path holds text
+    _new_main()
+    # The function behind `python -m`: it sets __spec__, __file__ and sys.argv[0], and says what it cannot find.
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _set_arguments(argv: list[str]) -> None:
+    sys.argv = argv
+    sys.orig_argv = [sys.executable, *argv]
+
+
+def _put_first(folder: str) -> None:
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, folder)
+
+
+def _new_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
+    return main

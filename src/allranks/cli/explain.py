@@ -1,0 +1,59 @@
+"""What to tell a user about a run that did not succeed: what, why, what to do, where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allranks import contract
+from allranks.cli import render
+from allranks.clusters.agents import told_error
+from allranks.errors import AllranksError, LaunchError
+from allranks.runs.record import Run
+from allranks.runs.status import State
+
+_TAIL_BYTES = 65536
+
+
+def explain(run: Run) -> AllranksError:
+    """Make the error that says how the run ended."""
+    status = run.record.status
+    folder = run.node_folder(0)
+    if told := told_error(folder):
+        fields = told.fields
+        return LaunchError(fields["what"], why=fields["why"], fix=fields["fix"], see=fields["see"])
+    if status.rank is not None:
+        return _of_rank(run, folder, status.rank)
+    if status.state is State.CANCELLED:
+        return LaunchError(f"{run.record.id} was cancelled", why=status.reason, fix=f"allranks logs {run.record.id}")
+    return _of_agent(run, folder)
+
+
+def _of_rank(run: Run, folder: Path, rank: int) -> AllranksError:
+    log = folder / contract.rank_log(rank, "err")
+    return LaunchError(
+        run.record.status.reason or f"rank {rank} failed",
+        why=_last_line(log),
+        fix=f"allranks logs {run.record.id} --rank {rank}",
+        see=render.path(log),
+    )
+
+
+def _of_agent(run: Run, folder: Path) -> AllranksError:
+    log = folder / contract.AGENT_LOG
+    return LaunchError(
+        f"{run.record.id} {run.record.status.state.value}: {run.record.status.reason}",
+        why=_last_line(log),
+        see=render.path(log),
+    )
+
+
+def _last_line(path: Path) -> str | None:
+    """Return the last line with text in it of a file's end, if it has any."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][:500] if said else None

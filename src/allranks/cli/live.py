@@ -1,0 +1,121 @@
+"""Ranks' output on a terminal or in a pipe, with the newest progress bar on a terminal's last line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from allranks.cli import render
+from allranks.runs.follow import Tail
+from allranks.runs.merge import MergedLogs
+from allranks.runs.record import Run
+
+
+class Outlet:
+    """A file descriptor that takes all that it is given, until nobody is at its other end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.is_broken = False
+
+    def write(self, text: bytes, /) -> int:
+        """Write all of ``text``; drop it when the reader is gone."""
+        rest = memoryview(text)
+        while rest and not self.is_broken:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                self.is_broken = True  # A closed pipe, or a terminal that is gone.
+        return len(text)
+
+
+class Live:
+    """Two sinks for merged logs, and a progress bar below what goes through them."""
+
+    def __init__(self) -> None:
+        self._lively = render.is_lively(sys.stderr)
+        self._outlets = (Outlet(1), Outlet(2))
+        self._sinks = tuple(_WipingSink(outlet, self.wipe) for outlet in self._outlets)
+        self._tail: Tail | None = None
+        self._drawn = b""
+        self._told = False
+
+    def merge(
+        self,
+        run: Run,
+        *,
+        ranks: set[int] | None = None,
+        nodes: set[int] | None = None,
+        tail: int | None = None,
+    ) -> MergedLogs:
+        """Merge a run's logs into our stdout and stderr; with ``tail``, the last lines of what there is first."""
+        record = run.record
+        self._tail = None if tail is None else Tail(tail)
+        out, err = (self._tail.out, self._tail.err) if self._tail else self._sinks
+        colour = render.has_colour(sys.stdout)
+        return MergedLogs(
+            run.attempt_folder,
+            out,
+            err,
+            ranks=ranks,
+            nodes=nodes,
+            colour=colour,
+            nnodes=record.nnodes,
+            world_size=record.world_size,
+        )
+
+    def step(self, merged: MergedLogs, action: Callable[[], None]) -> None:
+        """Take one step of following, then draw the bar of the rank that has one."""
+        action()
+        if self._lively:
+            self._draw(merged.transient() or b"")
+        if self._outlets[0].is_broken and not self._told:
+            self._told = True
+            render.talk("allranks: nobody reads stdout any more; the run goes on, its logs are in its folder")
+
+    def end_tail(self, merged: MergedLogs) -> None:
+        """Write the last lines of what there is; from now on every line is written."""
+        if self._tail:
+            self._tail.write(*self._sinks)
+            merged.out, merged.err = self._sinks
+
+    def wipe(self) -> None:
+        """Wipe the bar."""
+        if self._drawn:
+            self._drawn = b""
+            _to_terminal(b"\r\x1b[K")
+
+    def _draw(self, text: bytes) -> None:
+        shown = render.printable(text.decode(errors="replace"))[: shutil.get_terminal_size().columns - 1].encode()
+        if shown == self._drawn:
+            return
+        self.wipe()
+        if shown:
+            _to_terminal(shown)
+        self._drawn = shown
+
+
+class _WipingSink:
+    """Passes lines on, and wipes the bar before them."""
+
+    def __init__(self, outlet: Outlet, wipe: Callable[[], None]) -> None:
+        self._outlet = outlet
+        self._wipe = wipe
+
+    def write(self, text: bytes, /) -> int:
+        self._wipe()
+        return self._outlet.write(text)
+
+    def flush(self) -> None:
+        """Do nothing: all has been written."""
+
+
+def _to_terminal(text: bytes) -> None:
+    try:
+        os.write(2, text)
+    except OSError:
+        pass  # The terminal is gone; the signal that comes with it ends the run.

@@ -1,0 +1,89 @@
+"""``allranks logs``: the output of a run's ranks, merged."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from allranks.cli.live import Live
+from allranks.cli.options import run_arguments, runs_folder
+from allranks.errors import UsageError
+from allranks.runs.record import Run, find
+
+_STATUS_SECONDS = 0.2
+
+
+@click.command("logs")
+@run_arguments
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run ends.")
+@click.option("--rank", "-r", "ranks", multiple=True, metavar="N", help="Only this rank; may be given several times.")
+@click.option("--node", "nodes", multiple=True, metavar="N", help="Only this node; may be given several times.")
+@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+def command(
+    run: str | None,
+    runs_folder_: str | None,
+    follow: bool,
+    ranks: tuple[str, ...],
+    nodes: tuple[str, ...],
+    tail: int | None,
+) -> int:
+    """Show the output of a run's ranks, in the order in which it came.
+
+    RUN is the run's id, the beginning of it, or its folder; default: the newest here.
+    """
+    found = find(runs_folder(runs_folder_), run)
+    live = Live()
+    merged = live.merge(
+        found,
+        ranks=_numbers("--rank", ranks, found.record.world_size),
+        nodes=_numbers("--node", nodes, found.record.nnodes),
+        tail=tail,
+    )
+    if not follow:
+        merged.finish()
+        live.end_tail(merged)
+        return 0
+    from allranks.runs.follow import follow as go_on
+
+    merged.pump()
+    live.end_tail(merged)
+    ended = _Ended(found)
+    go_on(merged, ended, time.sleep, around=lambda action: live.step(merged, action))
+    live.wipe()
+    return 0
+
+
+def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
+    """Return the numbers in ``--rank 0,2-3``.
+
+    Raises:
+        UsageError: it is no number, or the run has no such rank or node.
+    """
+    found: set[int] = set()
+    for part in ",".join(given).split(",") if given else ():
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise UsageError(f"{flag}: {part!r} is no number", fix=f"{flag} 3, {flag} 0-3 or {flag} 0,2")
+        found |= set(range(int(first), int(last or first) + 1))
+    if over := [number for number in found if number >= count]:
+        raise UsageError(f"{flag}: the run has no {min(over)}", why=f"it has {count}, counted from 0")
+    return found or None
+
+
+class _Ended:
+    """Tells whether a run has ended; looks at its record only now and then."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._next = 0.0
+        self._ended = False
+
+    def __call__(self) -> bool:
+        from allranks.clusters.settle import settled
+
+        if not self._ended and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _STATUS_SECONDS
+            self._run = settled(self._run)
+            self._ended = self._run.record.status.state.is_final
+        return self._ended

@@ -1,0 +1,94 @@
+"""The command ``allranks``: finds the verb, runs it, and shows whatever error comes out of it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from allranks.cli import render
+from allranks.errors import AllranksError
+
+#: Verbs in the order of the help: module in this package, and one line. Modules are imported when used.
+VERBS = {
+    "init": ("init", "Write a commented job.yaml and a train.py to start from."),
+    "plan": ("plan", "Show what would be executed, and why."),
+    "run": ("run", "Run a job and follow all its ranks."),
+    "ps": ("ps", "List the runs here."),
+    "status": ("status", "Tell what became of a run."),
+    "logs": ("logs", "Show or follow the output of a run's ranks."),
+    "cancel": ("cancel", "End a run."),
+    "schema": ("schema", "Print the JSON Schema of the job file."),
+    "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
+}
+
+CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "max_content_width": 100,
+}
+
+
+class Verbs(click.Group):
+    """The group of verbs, which imports only the verb that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import allranks
+
+        click.echo(f"allranks {allranks.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Verbs, context_settings=CONTEXT)
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
+def cli() -> None:
+    """Run a PyTorch training script with all its ranks: here, and wherever there are GPUs.
+
+    allranks run train.py --nproc-per-node 2
+    """
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line; ends with the exit code that the README's table gives."""
+    try:
+        code = cli.main(args=argv, prog_name="allranks", standalone_mode=False)
+    except AllranksError as error:
+        render.error(error)
+        code = error.exit_code
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        render.error(render.from_click(error))
+        code = 2
+    except BrokenPipeError:
+        code = 141
+    except Exception as error:  # noqa: BLE001 - the last resort: the traceback goes to a file, not to the user
+        render.error(render.unexpected(error))
+        code = 1
+    _leave(code)
+
+
+def _leave(code: Any) -> NoReturn:
+    render.flush()
+    sys.exit(code if isinstance(code, int) else 0)

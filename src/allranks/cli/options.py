@@ -1,0 +1,127 @@
+"""Options of the command line, made from the table in ``job.options``, and what they add up to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.job.options import OPTIONS, Option
+
+if TYPE_CHECKING:
+    from allranks.clusters.launch import Launch
+    from allranks.job.load import LoadedJob
+
+_JOB_FILE = "job.yaml"
+_SCRIPT_ARGS = "allranks.script_args"
+
+
+class JobCommand(click.Command):
+    """A verb that takes a job: what follows ``--`` is the script's, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the script's arguments aside, then parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_SCRIPT_ARGS] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the target and all options of a job to a verb."""
+    for option in reversed(OPTIONS):
+        function = _click_option(option)(function)
+    function = click.option("--binary", metavar="PROGRAM", help="Run a program that is no Python script.")(function)
+    function = click.option("-m", "--module", metavar="NAME", help="Run a Python module, as python -m does.")(function)
+    return click.argument("target", required=False, type=click.Path())(function)
+
+
+def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    names = list(option.flags)
+    if option.off_flag:
+        names[0] = f"{names[0]}/{option.off_flag}"
+    if option.is_flag:
+        return click.option(*names, _key(option), is_flag=True, default=None, help=option.help)
+    return click.option(
+        *names, _key(option), metavar=option.metavar, multiple=option.multiple, default=None, help=option.help
+    )
+
+
+def _key(option: Option) -> str:
+    return "option_" + option.path.replace(".", "__")
+
+
+def load(ctx: click.Context, values: dict[str, Any]) -> LoadedJob:
+    """Load the job that a verb was called with.
+
+    Raises:
+        JobError: something about it is wrong.
+    """
+    from allranks.job.load import load_job
+
+    flags: dict[str, object] = {
+        option.path: values[_key(option)] for option in OPTIONS if values[_key(option)] not in (None, ())
+    }
+    target = _target(values, flags)
+    if _SCRIPT_ARGS in ctx.meta:
+        flags["args"] = ctx.meta[_SCRIPT_ARGS]
+    return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd())
+
+
+def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
+    """Note what is to run among the flags, or return the job file that says it."""
+    for kind in ("module", "binary"):
+        if values[kind]:
+            flags[kind] = values[kind]
+    target = values["target"]
+    if target is None:
+        default = Path(_JOB_FILE)
+        return default if default.is_file() and not (values["module"] or values["binary"]) else None
+    if target.endswith((".yaml", ".yml")):
+        return Path(target)
+    flags["script"] = str(Path(target).absolute()) if "workdir" in flags else target
+    return None
+
+
+def launch_of(loaded: LoadedJob) -> Launch:
+    """Return what is launched for a loaded job."""
+    from allranks.clusters.launch import Launch
+    from allranks.job.dump import dump_yaml
+    from allranks.job.secrets import redacted
+
+    return Launch(
+        loaded.job,
+        dump_yaml(redacted(loaded.job)),
+        loaded.folder,
+        runs_folder(loaded.job.runs.folder),
+        os.environ,
+    )
+
+
+def runs_folder(folder: str | None) -> Path:
+    """Return the absolute folder of runs: as given, as ALLRANKS_RUNS_FOLDER says, or ``runs`` here."""
+    return Path.cwd() / Path(folder or os.environ.get("ALLRANKS_RUNS_FOLDER") or "runs").expanduser()
+
+
+def run_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the run's name and the folder of runs to a verb that reads a run."""
+    function = click.option(
+        "--runs-folder", "runs_folder_", metavar="DIR", help="Folder that holds a folder for each run."
+    )(function)
+    return click.argument("run", required=False, shell_complete=_complete_run)(function)
+
+
+def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    from allranks.runs.record import run_ids
+
+    ids = run_ids(runs_folder(ctx.params.get("runs_folder_")))
+    return [run_id for run_id in reversed(ids) if run_id.startswith(incomplete)]
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json`` to a verb that reports."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)

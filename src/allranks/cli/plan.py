@@ -1,0 +1,84 @@
+"""``allranks plan``: what would be executed, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli import render
+from allranks.cli.options import JobCommand, job_options, json_option, launch_of, load
+
+if TYPE_CHECKING:
+    from allranks.job.load import LoadedJob
+    from allranks.plan.plan import Plan, PlanFile
+
+
+@click.command("plan", cls=JobCommand)
+@job_options
+@click.option("--sources", is_flag=True, help="Show where each value of the job came from.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, /, sources: bool, as_json: bool, **values: Any) -> int:
+    """Show what would be executed for a job, and why, line by line. Nothing is started or written.
+
+    TARGET and the options are those of allranks run.
+    """
+    from allranks.clusters.launch import dry_run
+    from allranks.clusters.registry import load_kind
+
+    loaded = load(ctx, values)
+    if sources:
+        _show_sources(loaded, as_json)
+        return 0
+    plan = dry_run(launch_of(loaded), load_kind(loaded.cluster.kind))
+    if as_json:
+        render.as_json(plan.to_json())
+    else:
+        render.data(_text(plan))
+    return 0
+
+
+def _show_sources(loaded: LoadedJob, as_json: bool) -> None:
+    from allranks.job.secrets import redacted
+
+    values = redacted(loaded.job)
+    rows = [(path, _value_at(values, path), str(source)) for path, source in loaded.sources.items()]
+    if as_json:
+        render.as_json({path: {"value": value, "source": source} for path, value, source in rows})
+    else:
+        given = ((path, "-" if value is None else render.printable(str(value)), source) for path, value, source in rows)
+        render.data(render.table(("KEY", "VALUE", "FROM"), given))
+
+
+def _value_at(values: dict[str, Any], path: str) -> Any:
+    """Return the value at a dotted path; the name of a variable is its last part, dots and all."""
+    current: Any = values
+    rest = path
+    while rest:
+        if rest in current:
+            return current[rest]
+        head, _, rest = rest.partition(".")
+        current = current[head]
+    return current
+
+
+def _text(plan: Plan) -> str:
+    rows = [(reason.subject, render.printable(reason.value) or "(empty)", reason.why) for reason in plan.reasons]
+    parts = [f"plan for {plan.name} on {plan.cluster}: {plan.world_size} ranks, run {plan.run_id}"]
+    parts.append(render.table(("WHAT", "VALUE", "WHY"), rows))
+    parts += [f"note: {note}" for note in plan.notes]
+    parts += [_file(plan, file) for file in plan.files]
+    parts += [f"node {node.node} on {node.host}:\n  {' '.join(map(_word, node.command))}" for node in plan.commands]
+    return "\n\n".join(parts)
+
+
+def _file(plan: Plan, file: PlanFile) -> str:
+    lines = "\n".join(f"  {render.printable(line)}" for line in file.text.rstrip("\n").split("\n"))
+    return f"{plan.run_dir}/{file.path}:\n{lines}"
+
+
+def _word(word: str) -> str:
+    from shlex import quote
+
+    return quote(word)

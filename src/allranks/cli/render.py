@@ -1,0 +1,137 @@
+"""How the command line speaks: results on stdout, talk on stderr, colour only where a person looks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from allranks.errors import AllranksError, UsageError
+
+_BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+
+
+def is_lively(stream: IO[Any]) -> bool:
+    """Tell whether a terminal that can move its cursor is behind ``stream``."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def has_colour(stream: IO[Any]) -> bool:
+    """Tell whether to use colour on ``stream`` (no-color.org)."""
+    return is_lively(stream) and not os.environ.get("NO_COLOR")
+
+
+def talk(text: str) -> None:
+    """Say something on stderr; a terminal that is gone is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def data(text: str) -> None:
+    """Write a result to stdout."""
+    print(text, flush=True)
+
+
+def as_json(value: Any) -> None:
+    """Write a result to stdout as JSON."""
+    data(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def error(failure: AllranksError) -> None:
+    """Show an error on stderr: what, why, fix, see."""
+    label = f"{_BOLD}{_RED}error:{_PLAIN} " if has_colour(sys.stderr) else "error: "
+    talk(label + printable(str(failure)))
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would obey instead of show; line breaks stay."""
+    return "".join(char if char == "\n" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
+def from_click(failure: click.ClickException) -> UsageError:
+    """Make our error from one of click's, with the way out that fits."""
+    command = failure.ctx.command_path if isinstance(failure, click.UsageError) and failure.ctx else "allranks"
+    fix = f"{command} --help"
+    message = failure.format_message().rstrip(".").replace("\n", " ")
+    if (
+        isinstance(failure, click.NoSuchOption)
+        and not failure.possibilities
+        and command in ("allranks run", "allranks plan")
+    ):
+        fix = f"if {failure.option_name} is the script's, put it after --: {command} … -- {failure.option_name}"
+    return UsageError(message[:1].lower() + message[1:], fix=fix)
+
+
+def unexpected(failure: Exception) -> AllranksError:
+    """Save the traceback of a failure that nobody foresaw, and make an error that names the file."""
+    text = "".join(traceback.format_exception(failure))
+    with tempfile.NamedTemporaryFile("w", prefix="allranks-", suffix=".log", delete=False) as stream:
+        stream.write(text)
+    what = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+    return AllranksError(
+        what, why="this is a mistake in allranks", fix="please report it with that file", see=stream.name
+    )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Align rows under a header; the last column is as wide as it is."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Align values behind their names."""
+    found = list(rows)
+    width = max(len(name) for name, _ in found)
+    return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in found)
+
+
+def seconds(amount: float) -> str:
+    """Write a span of time the way people say it: 8.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if amount < 60:
+        return f"{amount:.1f} s"
+    minutes, second = divmod(round(amount), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
+
+
+def moment(when: float | None) -> str:
+    """Write a time of this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "-"
+
+
+def path(target: Path) -> str:
+    """Write a path the shorter way: relative to the current folder where it lies inside."""
+    try:
+        return str(target.relative_to(Path.cwd()))
+    except ValueError:
+        return str(target)
+
+
+def dim(text: str) -> str:
+    """Make text recede on a terminal."""
+    return f"{_DIM}{text}{_PLAIN}" if has_colour(sys.stdout) else text
+
+
+def flush() -> None:
+    """Flush stdout; when nobody reads it any more, keep the interpreter from complaining at its end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,58 @@
+"""``allranks status``: what became of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import click
+
+from allranks.cli import render
+from allranks.cli.options import json_option, run_arguments, runs_folder
+from allranks.runs.record import Run, find
+from allranks.runs.status import State
+
+
+@click.command("status")
+@run_arguments
+@json_option
+def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
+    """Tell what became of a run: the newest here, or RUN (its id, the beginning of it, or its folder)."""
+    from allranks.clusters.settle import settled
+
+    found = settled(find(runs_folder(runs_folder_), run))
+    if as_json:
+        render.as_json({**found.record.to_json(), "folder": str(found.folder)})
+        return 0
+    render.data(render.pairs(_rows(found)))
+    render.talk(_next(found))
+    return 0
+
+
+def _rows(run: Run) -> Iterator[tuple[str, str]]:
+    record, status = run.record, run.record.status
+    yield "run", record.id
+    yield "state", f"{status.state.value}  {render.dim(status.native)}"
+    if status.reason:
+        yield "reason", status.reason
+    if status.exit_code is not None:
+        yield "exit code", str(status.exit_code)
+    yield "ranks", f"{record.world_size} on {record.nnodes} node{'s' * (record.nnodes > 1)}"
+    yield "cluster", f"{record.cluster} ({record.kind})"
+    if record.handle.pid:
+        yield "agent", f"process {record.handle.pid} on {record.handle.host}"
+    began = status.started or record.created
+    yield "started", render.moment(began)
+    if status.ended or not status.state.is_final:
+        yield "took", render.seconds((status.ended or time.time()) - began)
+    if status.restarts:
+        yield "restarts", str(status.restarts)
+    yield "folder", render.path(run.folder)
+
+
+def _next(run: Run) -> str:
+    record = run.record
+    if not record.status.state.is_final:
+        return f"next: allranks logs -f {record.id}"
+    rank = f" --rank {record.status.rank}" if record.status.rank is not None else ""
+    return f"next: allranks logs {record.id}{rank}" if record.status.state is not State.UNKNOWN else ""

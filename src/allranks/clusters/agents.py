@@ -1,0 +1,77 @@
+"""What the agents of a run have told, folded into one status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from allranks import contract
+from allranks.runs.events import Event, read_events
+from allranks.runs.status import State, Status
+
+#: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
+HEARTBEAT_IS_OLD = 30.0
+
+
+def fold(events: Iterable[Event]) -> Status:
+    """Fold a node's events into the status that they tell of; PENDING where there are none yet."""
+    status = Status(State.PENDING, "starting")
+    for event in events:
+        status = _after(status, event)
+    return status
+
+
+def told_by(folder: Path) -> Status:
+    """Return the status that a node's agent told of."""
+    return fold(read_events(folder / contract.AGENT_EVENTS))
+
+
+def _after(status: Status, event: Event) -> Status:
+    fields = event.fields
+    match event.kind:
+        case contract.AGENT_STARTED:
+            return Status(State.PENDING, "starting ranks", started=fields.get("began"))
+        case contract.RANKS_STARTED:
+            return _with(status, State.RUNNING, "ranks running", restarts=int(fields.get("restart", 0)))
+        case contract.RESTART:
+            return _with(status, State.RUNNING, "restarting", restarts=int(fields.get("restart", 0)))
+        case contract.ENDED:
+            return Status(
+                State(fields["state"]),
+                "ended",
+                reason=fields.get("reason"),
+                exit_code=fields.get("exit_code"),
+                rank=fields.get("because_of_rank"),
+                started=status.started,
+                ended=event.time,
+                restarts=status.restarts,
+            )
+    return status
+
+
+def _with(status: Status, state: State, native: str, *, restarts: int) -> Status:
+    return Status(state, native, started=status.started, restarts=restarts)
+
+
+def rank_pids(folder: Path) -> list[int]:
+    """Return the process ids of the newest generation of a node's ranks."""
+    pids: list[int] = []
+    for event in read_events(folder / contract.AGENT_EVENTS):
+        if event.kind == contract.RANKS_STARTED:
+            pids = [rank["pid"] for rank in event.fields["ranks"]]
+    return pids
+
+
+def heartbeat_age(folder: Path) -> float | None:
+    """Return the seconds since a node's agent last showed that it is alive; None if it never did."""
+    try:
+        return time.time() - float((folder / contract.HEARTBEAT).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def told_error(folder: Path) -> Event | None:
+    """Return the error that a node's agent ended with, if it told of one."""
+    errors = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.ERROR]
+    return errors[-1] if errors else None

@@ -1,0 +1,65 @@
+"""What a kind of cluster gives. The core does the rest: polling, following, recording, printing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from allranks.plan.plan import Plan
+from allranks.runs.record import Run
+from allranks.runs.status import Handle, Status
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Job
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a plan is made from.
+
+    Attributes:
+        job: the job.
+        folder: absolute folder that relative paths of the job are relative to.
+        run_dir: absolute folder of the run.
+        environ: the calling environment.
+    """
+
+    job: Job
+    folder: Path
+    run_dir: Path
+    environ: Mapping[str, str]
+
+
+class Started(Protocol):
+    """A run that was just started, held by the process that started it."""
+
+    handle: Handle
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until its end, at most so long; tell whether it has ended."""
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to it."""
+
+
+class ClusterKind(Protocol):
+    """A kind of cluster. All but ``detect``, ``start``, ``status`` and ``cancel`` is pure."""
+
+    name: str
+
+    def detect(self, environ: Mapping[str, str]) -> bool:
+        """Tell whether this process runs inside a cluster of this kind."""
+
+    def plan(self, request: Request) -> Plan:
+        """Decide what will be executed."""
+
+    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
+        """Execute the plan. Unless ``detach``, the run ends with the process that called this."""
+
+    def status(self, run: Run) -> Status:
+        """Find out what has become of a run."""
+
+    def cancel(self, run: Run) -> None:
+        """End a run and wait until nothing of it is left."""

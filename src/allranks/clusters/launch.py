@@ -1,0 +1,154 @@
+"""From a job to a run on disk that has been started."""
+
+from __future__ import annotations
+
+import contextlib
+import py_compile
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import allranks
+from allranks import contract
+from allranks.clusters.base import ClusterKind, Request, Started
+from allranks.plan.entry import name_of
+from allranks.plan.plan import Plan
+from allranks.runs import record
+from allranks.runs.files import unwritable, write_json, write_whole
+from allranks.runs.record import Run
+from allranks.runs.status import State, Status
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Job
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is launched: the job, its text for the record (without secrets), and where its paths start.
+
+    Attributes:
+        job: the job.
+        job_text: the job as YAML, without secrets.
+        folder: folder that relative paths of the job are relative to.
+        runs_folder: folder that holds a folder for each run.
+        environ: the calling environment.
+    """
+
+    job: Job
+    job_text: str
+    folder: Path
+    runs_folder: Path
+    environ: Mapping[str, str]
+
+    def request(self, run_dir: Path) -> Request:
+        """Return what a plan is made from."""
+        return Request(self.job, self.folder, run_dir, self.environ)
+
+
+def dry_run(launch: Launch, kind: ClusterKind) -> Plan:
+    """Plan without creating anything; the run's id is the one that would be free now."""
+    run_id = record.new_run_id(launch.runs_folder, name_of(launch.job))
+    return kind.plan(launch.request(launch.runs_folder / run_id))
+
+
+def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
+    """Create the run's folder with everything in it that the plan needs.
+
+    Raises:
+        AllranksError: the plan cannot be made or the folder cannot be written; nothing is left behind.
+    """
+    group_readable = launch.job.runs.group_readable
+    run_dir = record.reserve(launch.runs_folder, name_of(launch.job), group_readable=group_readable)
+    with _removed_on_failure(run_dir):
+        plan = kind.plan(launch.request(run_dir))
+        return _write(run_dir, plan, launch.job_text), plan
+
+
+def start(
+    run: Run, plan: Plan, kind: ClusterKind, launch: Launch, *, detach: bool, watched: bool
+) -> tuple[Run, Started]:
+    """Execute the plan; return the run with its handle, and what it can be waited for with.
+
+    Args:
+        run: what :func:`prepare` returned.
+        plan: likewise.
+        kind: the kind of cluster that made the plan.
+        launch: what is launched.
+        detach: whether the run goes on without this process.
+        watched: whether somebody watches on a terminal, so that progress bars make sense.
+    """
+    variables = launch.job.environment.variables
+    extra = {name: variables[name] for name in plan.secrets}
+    if watched:
+        extra[contract.TERMINAL] = "1"
+    started = kind.start(plan, {**launch.environ, **extra}, detach=detach)
+    run = run.with_handle(started.handle, Status(State.PENDING, "starting"))
+    record.point_latest(run.folder)
+    return run, started
+
+
+@contextlib.contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _write(run_dir: Path, plan: Plan, job_text: str) -> Run:
+    mode = 0o640 if plan.group_readable else 0o600
+    try:
+        for node in plan.commands:
+            (run_dir / contract.node_dir(0, node.node)).mkdir(parents=True)
+        if plan.group_readable:
+            for folder in (run_dir, *run_dir.rglob("*/")):
+                folder.chmod(0o750)
+        copy_node_code(run_dir / contract.CODE_DIR)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    write_whole(run_dir / contract.JOB_FILE, job_text, mode)
+    write_json(run_dir / contract.PLAN_FILE, plan.to_json(), mode)
+    for file in plan.files:
+        write_whole(run_dir / file.path, file.text, file.mode)
+    first = record.first_record(
+        run_dir.name,
+        name=plan.name,
+        cluster=plan.cluster,
+        kind=plan.kind,
+        world_size=plan.world_size,
+        nnodes=plan.nnodes,
+        host=socket.gethostname(),
+        stop_timeout=plan.stop_timeout,
+        file_mode=mode,
+    )
+    write_json(run_dir / contract.RECORD_FILE, first.to_json(), mode)
+    return Run(run_dir, first)
+
+
+def copy_node_code(target: Path) -> None:
+    """Copy the part of this package that nodes need, compiled where this interpreter can compile it."""
+    package = Path(allranks.__file__).parent
+    for name in contract.NODE_CODE:
+        source = package / name
+        for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+            _copy(file, target / "allranks" / file.relative_to(package))
+    shutil.copyfile(package / "agent" / "__main__.py", target / "__main__.py")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a source with its compiled form, which stays valid: it names the source's size and time."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+    compiled = Path(cache_from_source(str(source)))
+    if not compiled.is_file():
+        with contextlib.suppress(OSError):  # An installation that we may not write to: it works without, slower.
+            py_compile.compile(str(source))
+    if compiled.is_file():
+        cached = Path(cache_from_source(str(target)))
+        cached.parent.mkdir(exist_ok=True)
+        shutil.copyfile(compiled, cached)

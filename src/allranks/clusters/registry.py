@@ -1,0 +1,42 @@
+"""The kinds of cluster, loaded when they are asked for; other packages add theirs by entry point."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+
+from allranks.clusters.base import ClusterKind
+from allranks.errors import JobError
+
+_BUILT_IN = {"local": "allranks.clusters.local:LocalCluster"}
+_GROUP = "allranks.clusters"
+
+
+def load_kind(name: str) -> ClusterKind:
+    """Return the kind of that name.
+
+    Raises:
+        JobError: there is none.
+    """
+    if name in _BUILT_IN:
+        return _load(_BUILT_IN[name])
+    from importlib.metadata import (
+        entry_points,  # Only here: it reads the metadata of every installed package.
+    )
+
+    found = {point.name: point.value for point in entry_points(group=_GROUP)}
+    if name in found:
+        return _load(found[name])
+    known = sorted({*_BUILT_IN, *found})
+    near = get_close_matches(name, known, n=1)
+    raise JobError(
+        f"there is no kind of cluster {name!r}",
+        why=f"the kinds are: {', '.join(known)}",
+        fix=f"did you mean {near[0]}?" if near else None,
+    )
+
+
+def _load(reference: str) -> ClusterKind:
+    module, _, attribute = reference.partition(":")
+    kind: ClusterKind = getattr(import_module(module), attribute)()
+    return kind

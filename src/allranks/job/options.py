@@ -1,0 +1,184 @@
+"""Every option of a job that has a flag, declared once.
+
+The command line is built from this table, and so are the environment variables that are read, the place that
+``allranks plan --sources`` names for a value, and the hint for a key that is spelled like its flag.
+
+Nothing heavy is imported here: ``allranks --help`` needs this module and must stay quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["LOG_LEVEL_PATH", "OPTIONS", "TARGETS", "TARGET_FLAGS", "Option"]
+
+#: No value of the job: ``DEBUG`` turns on ``debug``, every other level says nothing.
+LOG_LEVEL_PATH = "log_level"
+
+#: What can be started. A job has one of them.
+TARGETS = ("script", "module", "binary")
+
+#: What the command line calls the values that it takes beside the options of the table.
+TARGET_FLAGS = {"script": "command line", "module": "--module", "binary": "--binary", "args": "command line"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option: where its value goes in the job and the spellings that give it.
+
+    Attributes:
+        path: place in the job, such as ``launch.nproc_per_node``; each path stands once in the table.
+        flags: spellings on the command line, the main one first.
+        metavar: what stands for the value in the help; empty for a flag without a value.
+        help: one line.
+        off_flag: the flag that says no, such as ``--no-warm``, for a flag without a value.
+        multiple: the flag may be given several times, and its value is a tuple of texts.
+        established: environment variables that people already use for this.
+        has_variable: whether ``ALLRANKS_<NAME>`` is read.
+    """
+
+    path: str
+    flags: tuple[str, ...]
+    metavar: str
+    help: str
+    off_flag: str | None = None
+    multiple: bool = False
+    established: tuple[str, ...] = field(default=())
+    has_variable: bool = True
+
+    @property
+    def name(self) -> str:
+        """The main flag as an identifier: ``nproc_per_node``."""
+        return self.flags[0].lstrip("-").replace("-", "_")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is given without a value."""
+        return not self.metavar
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Environment variables that give it; the first one that is set counts."""
+        own = (f"ALLRANKS_{self.name.upper()}",) if self.has_variable else ()
+        return own + self.established
+
+
+OPTIONS: tuple[Option, ...] = (
+    # --- the job ---
+    Option("name", ("--name", "--job-name", "-J"), "NAME", "Name of the job. Default: the script's."),
+    Option(
+        "cluster",
+        ("--on", "--cluster"),
+        "CLUSTER",
+        "Cluster to run on: local, or a name from clusters.yaml.",
+        established=("ALLRANKS_CLUSTER",),
+    ),
+    Option("workdir", ("--workdir", "--chdir", "-D"), "DIR", "Working directory of the ranks."),
+    Option("debug", ("--debug",), "", "Turn on the logs of NCCL and torch, and checks of collectives."),
+    Option(
+        LOG_LEVEL_PATH,
+        ("--log-level",),
+        "LEVEL",
+        "DEBUG is the same as --debug; other levels change nothing.",
+        established=("LOG_LEVEL",),
+    ),
+    # --- resources ---
+    Option("resources.nodes", ("--nnodes", "--nodes", "-N"), "N|MIN:MAX", "Number of nodes, or MIN:MAX."),
+    Option("resources.gpus_per_node", ("--gpus-per-node",), "N", "GPUs on each node."),
+    Option("resources.gpu_type", ("--gpu-type",), "TYPE", "Type of GPU as the cluster names it, such as a100."),
+    Option("resources.cpus_per_node", ("--cpus-per-node",), "N", "CPUs on each node, shared by its ranks."),
+    Option("resources.memory", ("--mem", "--memory"), "SIZE", "Memory per node, such as 200GB."),
+    Option("resources.time", ("--time", "-t"), "TIME", "Longest run time: 48:00:00, 2-12:00, 30min."),
+    # --- launch ---
+    Option(
+        "launch.nproc_per_node",
+        ("--nproc-per-node",),
+        "N|gpu|cpu|auto",
+        "Ranks on each node: a number, gpu, cpu, or auto (GPUs, else one).",
+        established=("NPROC_PER_NODE",),
+    ),
+    Option("launch.launcher", ("--launcher",), "torchrun|direct|legacy", "How the ranks of a node are started."),
+    Option(
+        "launch.backend",
+        ("--backend",),
+        "nccl|gloo",
+        "Process-group backend. Default: nccl where there are GPUs, else gloo.",
+        established=("BACKEND",),
+    ),
+    Option(
+        "launch.max_restarts",
+        ("--max-restarts",),
+        "N",
+        "How often the ranks are started anew after one failed.",
+    ),
+    Option("launch.restart_delay", ("--restart-delay",), "SECONDS", "Wait before the second restart in a row."),
+    Option("launch.stop_timeout", ("--stop-timeout",), "SECONDS", "Time to leave after SIGTERM, before SIGKILL."),
+    Option(
+        "launch.master_addr",
+        ("--master-addr",),
+        "ADDRESS",
+        "Address that the ranks rendezvous at. Default: found out.",
+        established=("MASTER_ADDR",),
+    ),
+    Option(
+        "launch.master_port",
+        ("--master-port",),
+        "PORT",
+        "Port that the ranks rendezvous at. Default: a free one.",
+        established=("MASTER_PORT",),
+    ),
+    Option("launch.interface", ("--interface",), "NAME", "Network interface for gloo and NCCL."),
+    Option(
+        "launch.warm",
+        ("--warm",),
+        "",
+        "Fork ranks from a process that has imported torch (the default), or start each anew.",
+        off_flag="--no-warm",
+    ),
+    # --- environment ---
+    Option(
+        "environment.variables",
+        ("--env",),
+        "NAME[=VALUE]",
+        "Environment variable of the ranks; without a value, the one set here.",
+        multiple=True,
+        # One variable cannot hold many; those of the calling environment are there anyway.
+        has_variable=False,
+    ),
+    Option("environment.modules", ("--modules",), "NAMES", "Environment modules to load."),
+    Option(
+        "environment.conda",
+        ("--conda", "--conda-env"),
+        "NAME|PATH",
+        "Conda environment, by name or path.",
+        established=("CONDA_ENV",),
+    ),
+    Option("environment.venv", ("--venv",), "PATH", "Virtual environment, by path."),
+    Option("environment.python", ("--python",), "COMMAND", "Interpreter of the ranks, with options if need be."),
+    # --- scheduler ---
+    Option("scheduler.partition", ("--partition", "--queue", "-p"), "NAME", "Partition (Slurm) or queue (PBS)."),
+    Option("scheduler.account", ("--account", "-A"), "NAME", "Account or project that is charged."),
+    Option("scheduler.qos", ("--qos", "-q"), "NAME", "Quality of service."),
+    Option("scheduler.constraint", ("--constraint", "-C"), "FEATURES", "Features that the nodes must have."),
+    Option("scheduler.include", ("--include", "--nodelist", "-w"), "HOSTS", "Hosts that must be among the nodes."),
+    Option("scheduler.exclude", ("--exclude", "-x"), "HOSTS", "Hosts that must not be among the nodes."),
+    Option("scheduler.reservation", ("--reservation",), "NAME", "Reservation to run in."),
+    Option("scheduler.exclusive", ("--exclusive",), "", "Share the nodes with no other job."),
+    Option(
+        "scheduler.output",
+        ("--output",),
+        "PATH",
+        "The scheduler's own log. Default: in the run's folder.",
+    ),
+    Option("scheduler.error", ("--error",), "PATH", "The scheduler's own error log. Default: with output."),
+    Option(
+        "scheduler.directives",
+        ("--directive",),
+        "TEXT",
+        "Further directive for the scheduler, passed on word for word.",
+        multiple=True,
+    ),
+    # --- the record ---
+    Option("runs.folder", ("--runs-folder",), "DIR", "Folder that holds a folder for each run."),
+    Option("runs.group_readable", ("--group-readable",), "", "Let the group read the run's folder."),
+)

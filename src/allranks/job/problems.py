@@ -1,0 +1,103 @@
+"""Problems with what the user asked for: collected, and reported all at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.errors import JobError
+
+_MOST_SHOWN = 10
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        where: ``job.yaml:7``, ``--nproc-per-node``, ``NPROC_PER_NODE``; empty when nowhere.
+        what: what is wrong, in one line.
+        why: the reason or the rule.
+        fix: what the user can do.
+    """
+
+    where: str
+    what: str
+    why: str | None = None
+    fix: str | None = None
+
+    @property
+    def headline(self) -> str:
+        """Where and what, in one line."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+def error_of(problems: Sequence[Problem]) -> JobError:
+    """Return one error for all problems: the first as it is when it is alone, else a line for each."""
+    distinct = sorted(dict.fromkeys(problems), key=_place)
+    if len(distinct) == 1:
+        (problem,) = distinct
+        return JobError(problem.headline, why=problem.why, fix=problem.fix)
+    lines = [_one_line(problem) for problem in distinct[:_MOST_SHOWN]]
+    if len(distinct) > _MOST_SHOWN:
+        lines.append(f"and {len(distinct) - _MOST_SHOWN} more")
+    return JobError("\n".join(lines))
+
+
+def _place(problem: Problem) -> tuple[bool, str, int]:
+    """Order problems as one reads files, with those of the command line after them."""
+    file, _, line = problem.where.rpartition(":")
+    return (not file, file, int(line)) if line.isdigit() else (True, "", 0)
+
+
+def _one_line(problem: Problem) -> str:
+    hints = "; ".join(hint for hint in (problem.why, problem.fix) if hint)
+    return f"{problem.headline} ({hints})" if hints else problem.headline
+
+
+def one_of(problem: Problem) -> JobError:
+    """Return the error for a single problem."""
+    return error_of([problem])
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """Return ``did you mean 'nodes'?`` for the choice that is most like ``word``, if one is."""
+    close = closest(word, choices)
+    return f"did you mean {quoted(close)}?" if close else None
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that is most like ``word``; cases and hyphens do not count."""
+    normal = {choice.lower().replace("-", "_"): choice for choice in choices}
+    key = word.lower().replace("-", "_")
+    found = difflib.get_close_matches(key, list(normal), n=1, cutoff=0.6)
+    begun = [name for name in normal if len(key) >= 3 and name.startswith(key)]
+    return normal[(found or begun)[0]] if found or begun else None
+
+
+def quoted(text: str) -> str:
+    """Return ``text`` in quotes, on one line and not too long."""
+    shown = text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+    return f"'{printable(shown)}'"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with line ends and control characters written out, so that it stays on one line."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def shown_path(path: Path, cwd: Path) -> str:
+    """Return a path as messages name it: relative to ``cwd`` where it is inside."""
+    for base in (cwd, cwd.resolve()):
+        if path.is_relative_to(base):
+            return printable(str(path.relative_to(base)))
+    return printable(str(path))
+
+
+def listed(words: Iterable[str], last: str = "or") -> str:
+    """Return ``a, b or c``."""
+    *head, tail = words
+    return f"{', '.join(head)} {last} {tail}" if head else tail

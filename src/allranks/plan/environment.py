@@ -1,0 +1,64 @@
+"""Which environment variables the ranks get from us, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.plan.layout import Layout
+from allranks.plan.plan import Reason
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Job
+
+_DEBUG = {
+    "NCCL_DEBUG": "INFO",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_CPP_LOG_LEVEL": "INFO",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+def settings(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, ...]:
+    """Return the variables that we set, with reasons; what the job or its user has set stays as it is."""
+    given = job.environment.variables
+    decided = [reason for reason in _decide(job, layout) if reason.subject not in given]
+    return tuple(reason for reason in decided if reason.subject not in environ) + _given(given)
+
+
+def kept(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, ...]:
+    """Return what we would have set, had the calling environment not set it already."""
+    names = [reason.subject for reason in _decide(job, layout) if reason.subject in environ]
+    return tuple(Reason(name, environ[name], "set in your environment") for name in names)
+
+
+def secrets(job: Job) -> tuple[str, ...]:
+    """Return the names of the job's variables whose values are written nowhere."""
+    return tuple(name for name in job.environment.variables if contract.is_secret(name))
+
+
+def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
+    threads = max(1, layout.cpus // layout.nproc_per_node)
+    yield Reason("OMP_NUM_THREADS", str(threads), f"{layout.cpus} CPUs for {layout.nproc_per_node} ranks")
+    if job.launch.interface:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            yield Reason(name, job.launch.interface, "launch.interface")
+    elif job.launch.master_addr is None and (loopback := _LOOPBACK.get(sys.platform)):
+        yield Reason("GLOO_SOCKET_IFNAME", loopback, "all ranks are on this machine")
+    if job.resources.gpus_per_node == 0:
+        yield Reason("CUDA_VISIBLE_DEVICES", "", "gpus_per_node is 0")
+    if job.debug:
+        for name, value in _DEBUG.items():
+            yield Reason(name, value, "debug is on")
+
+
+def _given(variables: Mapping[str, str]) -> tuple[Reason, ...]:
+    return tuple(
+        Reason(name, value, "environment.variables")
+        for name, value in variables.items()
+        if not contract.is_secret(name)
+    )

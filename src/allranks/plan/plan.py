@@ -1,0 +1,71 @@
+"""The plan: everything that will be executed for one job on one cluster, and why.
+
+A dry run prints the very object that gets executed. It holds no secret: values of such variables reach the
+ranks through the environment of the command that is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A file of the run's folder: its name there, its text and its permission bits."""
+
+    path: str
+    text: str
+    mode: int
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """The command that starts one node's part, as words, and the host that it is started on."""
+
+    node: int
+    host: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A decision of the plan: what it is about, what was decided, and why."""
+
+    subject: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be executed for one job on one cluster."""
+
+    run_id: str
+    name: str
+    cluster: str
+    kind: str
+    run_dir: str
+    workdir: str
+    nnodes: int
+    nproc_per_node: int
+    backend: str
+    stop_timeout: float
+    files: tuple[PlanFile, ...]
+    commands: tuple[NodeCommand, ...]
+    #: Names of the variables whose values are secret and travel in the environment only.
+    secrets: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    #: What was asked for and does not apply here.
+    notes: tuple[str, ...]
+    #: Whether the group may read what the run writes.
+    group_readable: bool
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.nnodes * self.nproc_per_node
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON, ``world_size`` included."""
+        return {**asdict(self), "world_size": self.world_size}

@@ -1,0 +1,112 @@
+"""The script that starts one node's agent: readable, and every word from outside quoted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from allranks.plan.plan import Reason
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Environment
+
+
+def node_script(
+    *,
+    title: str,
+    workdir: str,
+    environment: Environment,
+    settings: Sequence[Reason],
+    variables: Sequence[tuple[str, str]],
+    secrets: Sequence[str],
+    code: str,
+    command: Sequence[str],
+) -> str:
+    """Write the script that sets a node up and becomes its agent.
+
+    Args:
+        title: one line on what this is.
+        workdir: absolute working directory of the ranks.
+        environment: modules, conda, venv, setup lines and container of the job.
+        settings: variables with the reason for each.
+        variables: further variables, of ours.
+        secrets: names of variables that must come with the environment.
+        code: the run's copy of the node-side code, which the ranks can import.
+        command: the agent's command.
+    """
+    lines = ["#!/usr/bin/env bash", comment(title), "set -e", _TRAP, ""]
+    lines += [comment("the ranks' working directory"), f"cd -- {shlex.quote(workdir)}", ""]
+    lines += _setup(environment)
+    for setting in settings:
+        lines += [comment(setting.why), export(setting.subject, setting.value)]
+    lines += [
+        comment("the backend that allranks.init() takes"),
+        *(export(name, value) for name, value in variables),
+    ]
+    lines += [comment("`import allranks` in the ranks finds the run's own copy"), _python_path(code)]
+    lines += _secrets(secrets)
+    lines += ["", comment("the agent takes the place of this shell: it starts the ranks and watches them")]
+    lines += ["exec " + shlex.join([*environment.container, *command])]
+    return "\n".join(lines) + "\n"
+
+
+# A step that fails must say which one it was: the ranks' own logs do not exist yet.
+_TRAP = """trap 'echo "allranks: line $LINENO of ${BASH_SOURCE[0]} failed with exit code $?" >&2' ERR"""
+
+
+def comment(text: str) -> str:
+    """Write ``text`` as a comment of one line, whatever it holds."""
+    return "# " + text.translate(_ESCAPES)
+
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+
+
+def export(name: str, value: str) -> str:
+    """Write a line that sets and exports a variable."""
+    return f"export {name}={shlex.quote(value)}"
+
+
+def _python_path(code: str) -> str:
+    return f'export PYTHONPATH={shlex.quote(code)}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+
+
+def _setup(environment: Environment) -> list[str]:
+    lines: list[str] = []
+    lines += _block("environment.setup", environment.setup)
+    lines += _block("environment.modules", _modules(environment.modules))
+    lines += _block("environment.conda", _conda(environment.conda))
+    lines += _block("environment.venv", _venv(environment.venv))
+    lines += _block("environment.node_setup", environment.node_setup)
+    return lines
+
+
+def _block(why: str, lines: Iterable[str]) -> list[str]:
+    found = list(lines)
+    return [comment(why), *found, ""] if found else []
+
+
+def _modules(modules: Sequence[str]) -> list[str]:
+    if not modules:
+        return []
+    # `module` is a shell function that only login shells are sure to have.
+    define = "type module >/dev/null 2>&1 || . /etc/profile.d/modules.sh 2>/dev/null || . /etc/profile.d/lmod.sh"
+    return [define, "module load " + shlex.join(modules)]
+
+
+def _conda(name: str | None) -> list[str]:
+    if not name:
+        return []
+    return ['eval "$("${CONDA_EXE:-conda}" shell.bash hook)"', f"conda activate {shlex.quote(name)}"]
+
+
+def _venv(path: str | None) -> list[str]:
+    return [f". {shlex.quote(path.rstrip('/') + '/bin/activate')}"] if path else []
+
+
+def _secrets(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    check = [f': "${{{name}?set it before you start this script by hand}}"' for name in names]
+    return ["", comment("secrets: they come with the environment, their values are written nowhere"), *check]

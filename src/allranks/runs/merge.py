@@ -1,0 +1,202 @@
+"""The logs of all ranks of an attempt as one stream of lines, in the order in which they arrived.
+
+One code path serves following a run and reading it afterwards: the order comes from the nodes' indexes alone
+(``logindex``), so both show the same. Lines wait up to ``HOLD`` ms for the same line of another rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Collection, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+from allranks.runs.fold import Fold, Run
+from allranks.runs.logindex import KINDS, Growth
+from allranks.runs.prefix import Prefixes
+from allranks.runs.streams import AttemptLogs, LogStream
+
+#: Ranks' lines fold when they arrived within this many ms: a tick of the index, its jitter, and some skew.
+HOLD = 75
+#: Lines that arrived within this many ms of the oldest one go out with it, so that nodes cause no busy work.
+TOGETHER = 15
+#: More pending bytes than this are a flood: nobody reads along, and memory must stay bounded.
+FLOOD = 4 << 20
+#: What is read of each stream in turn in a flood, at least.
+_LEAST_SHARE = 1 << 16
+_MOST_SHARE = 1 << 20
+#: Arrival of what no index told of: last.
+_LAST = 1 << 62
+
+
+class Sink(Protocol):
+    """Where lines go: a binary file that takes all that it is given, as ``sys.stdout.buffer``."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write all of ``data``."""
+
+    def flush(self) -> object:
+        """Pass on what was written."""
+
+
+class MergedLogs:
+    """Merges the logs of an attempt into two sinks. Call ``pump`` while it runs, ``finish`` when it ended.
+
+    Args:
+        folder: the attempt's folder; nodes' folders and logs in it may appear later.
+        out: takes the ranks' stdout. May be replaced between calls.
+        err: takes the ranks' stderr. May be replaced between calls.
+        ranks: global ranks to show; None for all.
+        nodes: nodes to show; None for all.
+        fold: show a line that several ranks wrote at the same time once.
+        colour: colour the prefixes by rank.
+        nnodes: how many nodes the attempt has, if known; else as many as there are folders.
+        world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        out: Sink,
+        err: Sink,
+        *,
+        ranks: Collection[int] | None = None,
+        nodes: Collection[int] | None = None,
+        fold: bool = True,
+        colour: bool = False,
+        nnodes: int | None = None,
+        world_size: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.out = out
+        self.err = err
+        self._logs = AttemptLogs(folder, ranks, nodes)
+        self._fold = fold and (ranks is None or len(ranks) > 1) and world_size != 1
+        self._folds = {kind: Fold() for kind in KINDS}
+        self._prefix = Prefixes(colour)
+        self._nnodes = nnodes
+        self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
+        self._clock = clock
+        self._latest = 0
+        self._latest_seen = 0.0
+        self._pending_bytes = 0
+        self._bar: LogStream | None = None
+
+    def pump(self) -> None:
+        """Write what has arrived and need not wait. Returns at once when there is nothing."""
+        self._discover()
+        before = self._latest
+        self._take(self._logs.growths())
+        if self._latest != before:
+            self._latest_seen = self._clock()
+        self._release(self._latest + int((self._clock() - self._latest_seen) * 1000))
+        self._show_common()
+        self._flush_sinks()
+
+    def finish(self) -> None:
+        """Write all that is left: the run has ended.
+
+        Also unfinished lines, and bytes that no index told of.
+        """
+        self._discover()
+        self._take(self._logs.growths())
+        self._take(iter(self._logs.unindexed(_LAST)))
+        for stream in self._logs.streams():
+            self._accept(stream, _LAST, stream.cutter.end())
+        self._flush(_LAST)
+        self._bar = None
+        self._flush_sinks()
+
+    def transient(self) -> bytes | None:
+        """Return the newest unfinished progress bar with its prefix, for the last line of a terminal.
+
+        It is no part of what the sinks get. Draw it after ``pump`` and wipe it before the next one.
+        """
+        text = self._bar.cutter.progress() if self._bar else None
+        return self._prefix((self._bar.source,)) + text if self._bar and text else None
+
+    def _discover(self) -> None:
+        found = self._logs.discover()
+        self._prefix.set_several_nodes((self._nnodes or found) > 1)
+
+    def _take(self, growths: Iterator[Growth]) -> None:
+        # Nodes tick at different moments; what they noted within a few ms is read in turns.
+        for _, group in groupby(growths, key=lambda growth: growth.time // TOGETHER):
+            reads = list(group)
+            if reads[0].time < _LAST:
+                self._release(reads[0].time)
+                self._latest = max(self._latest, reads[-1].time)
+            self._read_in_turns(reads)
+
+    def _read_in_turns(self, reads: list[Growth]) -> None:
+        share = min(max(FLOOD // len(reads), _LEAST_SHARE), _MOST_SHARE)
+        left = [(growth, stream) for growth in reads if (stream := self._begin(growth))]
+        while left:
+            again = []
+            for growth, stream in left:
+                chunk = stream.read(growth.end, share)
+                self._accept(stream, growth.time, stream.cutter.feed(chunk) if chunk else b"")
+                if stream.cutter.progress():
+                    self._bar = stream
+                if chunk and stream.at < growth.end:
+                    again.append((growth, stream))
+            left = again
+            if left or self._pending_bytes > FLOOD:
+                self._drain_flood(reads[0].time)
+
+    def _begin(self, growth: Growth) -> LogStream | None:
+        stream = self._logs.open(growth)
+        if stream and growth.restarted:
+            self._accept(stream, growth.time, stream.restart())
+        return stream
+
+    def _accept(self, stream: LogStream, arrival: int, block: bytes) -> None:
+        """Take whole lines of a stream: to wait for others of their kind, or to be written at once."""
+        if not block:
+            return
+        if self._fold:
+            self._pending_bytes += len(block)
+            self._folds[stream.kind].add(stream.source, arrival, block[:-1].split(b"\n"))
+        else:
+            prefix = self._prefix((stream.source,))
+            data = b"".join((prefix, block[:-1].replace(b"\n", b"\n" + prefix), b"\n"))
+            (self.out if stream.kind == "o" else self.err).write(data)
+
+    def _drain_flood(self, began: int) -> None:
+        # What waited from before the flood goes first: stdout and stderr of one time stay together.
+        self._flush(began - 1)
+        self._flush(_LAST)
+
+    def _release(self, now: int) -> None:
+        """Write the lines that have waited long enough at a time of the index."""
+        while (oldest := self._oldest()) is not None and oldest + HOLD <= now:
+            self._flush(oldest + TOGETHER)
+
+    def _oldest(self) -> float | None:
+        ages = [age for fold in self._folds.values() if (age := fold.oldest()) is not None]
+        return min(ages, default=None)
+
+    def _flush(self, until: float) -> None:
+        self._write({kind: fold.flush(until) for kind, fold in self._folds.items()})
+
+    def _show_common(self) -> None:
+        if self._everyone is not None:
+            self._write({kind: fold.common(self._everyone) for kind, fold in self._folds.items()})
+
+    def _write(self, runs: dict[str, list[Run]]) -> None:
+        """Write what the two folds emitted in one order."""
+        sinks: dict[str, Sink] = {"o": self.out, "e": self.err}
+        tagged = ([(run.arrival, kind, run) for run in emitted] for kind, emitted in runs.items())
+        # Sorted by kind too: "o" first, as a rank that prints and then fails does.
+        for _, kind, run in heapq.merge(*tagged, key=lambda entry: entry[0]):
+            prefix = self._prefix(run.sources)
+            data = b"".join((prefix, (b"\n" + prefix).join(run.lines), b"\n"))
+            self._pending_bytes -= (len(data) - len(prefix) * len(run.lines)) * len(run.sources)
+            sinks[kind].write(data)
+
+    def _flush_sinks(self) -> None:
+        self.out.flush()
+        self.err.flush()

@@ -1,0 +1,223 @@
+"""A run on disk: its folder, what it is, and what is known of its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from allranks import contract
+from allranks.errors import RunFolderError, RunNotFoundError
+from allranks.runs.files import unwritable, write_json
+from allranks.runs.status import Handle, State, Status
+
+
+@dataclass(frozen=True)
+class Record:
+    """What ``record.json`` holds."""
+
+    id: str
+    name: str
+    cluster: str
+    kind: str
+    world_size: int
+    nnodes: int
+    created: float
+    host: str
+    attempt: int
+    handle: Handle
+    status: Status
+    stop_timeout: float
+    file_mode: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON."""
+        return {**asdict(self), "status": self.status.to_json()}
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Record:
+        """Read what :meth:`to_json` returned."""
+        return cls(**{**raw, "handle": Handle(**raw["handle"]), "status": Status.from_json(raw["status"])})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its folder and its record."""
+
+    folder: Path
+    record: Record
+
+    @property
+    def attempt_folder(self) -> Path:
+        """Folder of the newest attempt."""
+        return self.folder / contract.attempt_dir(self.record.attempt)
+
+    def node_folder(self, node: int) -> Path:
+        """Folder of a node in the newest attempt."""
+        return self.folder / contract.node_dir(self.record.attempt, node)
+
+    def with_status(self, status: Status) -> Run:
+        """Write down a new status and return the run with it."""
+        return self._with(replace(self.record, status=status))
+
+    def with_handle(self, handle: Handle, status: Status) -> Run:
+        """Write down how the run can be found from now on, and return the run with it."""
+        return self._with(replace(self.record, handle=handle, status=status))
+
+    def _with(self, record: Record) -> Run:
+        write_json(self.folder / contract.RECORD_FILE, record.to_json(), record.file_mode)
+        return replace(self, record=record)
+
+
+def new_run_id(folder: Path, name: str, now: float | None = None) -> str:
+    """Return an id that no run in ``folder`` has: the name, the date and the time, and a number if need be."""
+    stem = f"{name}-{time.strftime('%m%d-%H%M', time.localtime(now))}"
+    number = 1
+    while (folder / (run_id := stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return run_id
+
+
+def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
+    """Create the folder of a new run, which nobody else has then, and return it.
+
+    Raises:
+        RunFolderError: it cannot be created.
+    """
+    mode = 0o750 if group_readable else 0o700
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            run_folder = folder / new_run_id(folder, name)
+            try:
+                run_folder.mkdir()
+            except FileExistsError:
+                continue  # Another command was quicker; the next free id is ours, or the one after it.
+            run_folder.chmod(mode)
+            return run_folder
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def point_latest(run_folder: Path) -> None:
+    """Let ``latest`` beside the run's folder point to it."""
+    temporary = run_folder.parent / f".latest-{run_folder.name}"
+    try:
+        temporary.symlink_to(run_folder.name)
+        temporary.replace(run_folder.parent / contract.LATEST)
+    except OSError as error:
+        raise unwritable(run_folder.parent / contract.LATEST, error) from error
+
+
+def load(run_folder: Path) -> Run:
+    """Load the run in ``run_folder``.
+
+    Raises:
+        RunFolderError: its record cannot be read, or is none.
+    """
+    path = run_folder / contract.RECORD_FILE
+    try:
+        return Run(run_folder, Record.from_json(json.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} is no record of a run", why=str(error)) from error
+
+
+def find(folder: Path, name: str | None) -> Run:
+    """Find a run by its id, the beginning of one that fits only one run, or its folder; newest if None.
+
+    Raises:
+        RunNotFoundError: there is none, or more than one fits.
+    """
+    if name is None:
+        return _newest(folder)
+    if os.sep in name or name in (".", ".."):
+        return _by_path(Path(name))
+    if (folder / name / contract.RECORD_FILE).is_file():
+        return load((folder / name).resolve())
+    ids = run_ids(folder)
+    fitting = [run_id for run_id in ids if run_id.startswith(name)]
+    if len(fitting) == 1:
+        return load(folder / fitting[0])
+    if fitting:
+        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the whole id")
+    raise _not_found(folder, name, ids)
+
+
+def run_ids(folder: Path) -> list[str]:
+    """Return the ids of the runs in ``folder``, oldest first."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if entry.name != contract.LATEST]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(f"cannot read {folder}", why=error.strerror) from error
+    records = [(Path(entry.path) / contract.RECORD_FILE, entry.name) for entry in entries]
+    return [name for path, name in sorted(records, key=_created) if path.is_file()]
+
+
+def _created(entry: tuple[Path, str]) -> tuple[float, str]:
+    """Order by the time of the plan, which is written once; ids of one minute are told apart by it."""
+    plan = entry[0].parent / contract.PLAN_FILE
+    try:
+        return (plan.stat().st_mtime, entry[1])
+    except OSError:
+        return (0.0, entry[1])
+
+
+def _newest(folder: Path) -> Run:
+    latest = folder / contract.LATEST
+    if (latest / contract.RECORD_FILE).is_file():
+        return load(latest.resolve())
+    if ids := run_ids(folder):
+        return load(folder / ids[-1])
+    raise RunNotFoundError(f"there is no run in {folder}", fix="start one: allranks run train.py")
+
+
+def _by_path(path: Path) -> Run:
+    if not (path / contract.RECORD_FILE).is_file():
+        raise RunNotFoundError(f"{path} is no folder of a run", why=f"it holds no {contract.RECORD_FILE}")
+    return load(path.resolve())
+
+
+def _not_found(folder: Path, name: str, ids: list[str]) -> RunNotFoundError:
+    near = get_close_matches(name, ids, n=1, cutoff=0.5)
+    why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
+    return RunNotFoundError(
+        f"there is no run {name} in {folder}", why=why, fix=f"did you mean {near[0]}?" if near else None
+    )
+
+
+def first_record(
+    run_id: str,
+    *,
+    name: str,
+    cluster: str,
+    kind: str,
+    world_size: int,
+    nnodes: int,
+    host: str,
+    stop_timeout: float,
+    file_mode: int,
+) -> Record:
+    """Make the record of a run that is about to start."""
+    return Record(
+        id=run_id,
+        name=name,
+        cluster=cluster,
+        kind=kind,
+        world_size=world_size,
+        nnodes=nnodes,
+        created=time.time(),
+        host=host,
+        attempt=0,
+        handle=Handle(),
+        status=Status(State.PENDING, "starting"),
+        stop_timeout=stop_timeout,
+        file_mode=file_mode,
+    )

@@ -1,0 +1,73 @@
+"""What became of a run: states stay distinct, with the native words beside them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class State(str, Enum):
+    """State of a run or attempt."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self not in (State.PENDING, State.RUNNING, State.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Status:
+    """State of a run.
+
+    Attributes:
+        state: the state.
+        native: the word of whoever knows: the scheduler's, or the agent's.
+        reason: a sentence on why, where there is more to say.
+        exit_code: the code that a foreground run ends with.
+        rank: the first rank that failed.
+        started: when the ranks' agent began, in seconds since 1970.
+        ended: when it ended.
+        restarts: how often the ranks were started anew.
+    """
+
+    state: State
+    native: str = ""
+    reason: str | None = None
+    exit_code: int | None = None
+    rank: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    restarts: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as plain JSON."""
+        return {**asdict(self), "state": self.state.value}
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Status:
+        """Read what :meth:`to_json` returned."""
+        return cls(**{**raw, "state": State(raw["state"])})
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What identifies a started run: on a scheduler its job id, else the host, process id and start time."""
+
+    job_id: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    #: Start time of the process in the kernel's own count: with it a process id names one process for good.
+    started: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)

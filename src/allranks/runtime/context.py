@@ -1,0 +1,179 @@
+"""What a training script holds: who it is, its device, and the way to close everything properly."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from allranks import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    import torch
+    from torch._C._distributed_c10d import Store
+
+#: Rank 0 serves the store and leaves last, but it does not wait longer than this for the others.
+LAST_LEAVE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The process group's means: its store, whether this rank serves it, and whether we started the group.
+
+    ``on_close`` is called once, when the context has been closed.
+    """
+
+    store: Store | None
+    serves: bool
+    ours: bool
+    on_close: Callable[[], None] = field(default=lambda: None)
+
+
+@dataclass(frozen=True)
+class Context:
+    """One rank of a running job. Made by :func:`allranks.init`; use it with ``with``.
+
+    Ranks, local ranks and node ranks count from 0. ``seed`` is the same on all ranks and ``rank_seed`` what
+    this rank's generators were given; both are None if ``init`` was told not to seed. ``restart`` counts the
+    generations of ranks before this one in the same allocation.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+    backend: str
+    launcher: str
+    master_addr: str
+    restart: int = 0
+    seed: int | None = None
+    rank_seed: int | None = None
+    _membership: Membership | None = field(default=None, repr=False)
+    _closed: list[bool] = field(default_factory=list, repr=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes what is needed once."""
+        return self.rank == 0
+
+    @property
+    def terminal(self) -> bool:
+        """Whether somebody watches on a terminal, so that a progress bar on stderr makes sense."""
+        watched = os.environ.get(contract.TERMINAL)
+        return watched == "1" if watched else sys.stderr.isatty()
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0 only, and at once."""
+        if self.is_main:
+            print(*values, flush=True)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        from torch import distributed
+
+        distributed.barrier()
+
+    def sum(self, *values: float) -> list[float]:
+        """Add numbers up over all ranks, in double precision; all ranks must call it, and get the sums.
+
+        One message for all of them. A mean is a sum divided by a summed count, so that it stays right where
+        ranks hold different numbers of samples.
+        """
+        import torch
+        from torch import distributed
+
+        # Apple's GPUs have no double precision.
+        device = torch.device("cpu") if self.device.type == "mps" else self.device
+        total = torch.tensor(values, dtype=torch.float64, device=device)
+        distributed.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def close(self) -> None:
+        """Leave the process group. Calling it again does nothing.
+
+        A group that the script had started itself before ``init`` stays as it is. Call it on all ranks and
+        at a point that all of them reach; after an error in one rank, leave by the exception instead.
+        """
+        membership = self._leave()
+        if membership is None:
+            return
+        from torch import distributed
+
+        if membership.ours and distributed.is_initialized():
+            distributed.destroy_process_group()
+        if membership.store is not None:
+            _leave_last(membership.store, membership.serves, self.world_size)
+
+    def abandon(self) -> None:
+        """Leave without waiting for anybody, because this rank has failed.
+
+        Destroying a group waits for what is in flight, which never ends when this rank was part of it and the
+        others wait for this one. NCCL can abort. Gloo cannot (seen with torch 2.13: abort, destroy and the
+        destructor at exit all wait until the other side gives up), so the group is kept alive until the
+        process is gone, which closes its connections.
+        """
+        membership = self._leave()
+        if membership is None or not membership.ours:
+            return
+        from torch import distributed
+
+        if distributed.is_initialized():
+            _abort(self.backend)
+        if membership.store is not None:
+            with suppress(distributed.DistError):
+                membership.store.set("all-left", "1")
+
+    def __enter__(self) -> Context:
+        """Give the context itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an error, which goes on its way, leave without waiting for the other ranks."""
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close()
+        else:
+            self.abandon()
+
+    def _leave(self) -> Membership | None:
+        """Mark the context as closed; give its membership the first time only."""
+        if self._closed:
+            return None
+        self._closed.append(True)
+        if self._membership is not None:
+            self._membership.on_close()
+        return self._membership
+
+
+def _abort(backend: str) -> None:
+    """Give the process group up without waiting."""
+    from torch import distributed
+
+    abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
+    if "nccl" in backend and abort is not None:
+        abort()
+    else:
+        group = distributed.group.WORLD
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _leave_last(store: Store, serves: bool, world_size: int) -> None:
+    """Let the rank that serves the store be the last one: the others may still use it."""
+    from torch import distributed
+
+    # A store that is gone went with a rank that failed; that rank's own error is the one to see.
+    with suppress(distributed.DistError):
+        if store.add("left", 1) == world_size:
+            store.set("all-left", "1")
+        elif serves:
+            store.wait(["all-left"], LAST_LEAVE)

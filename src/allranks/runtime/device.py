@@ -1,0 +1,103 @@
+"""Which backend and which device a rank gets, and whether it can have them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from allranks.runtime.environment import RankEnvironment
+
+
+def choose(backend: str | None, device: str | None, env: RankEnvironment) -> tuple[str, torch.device]:
+    """Choose the process-group backend and the device.
+
+    The backend is the argument, else ALLRANKS_BACKEND, else nccl where torch finds a GPU, else gloo. The
+    device follows the backend: ``cuda:LOCAL_RANK`` with nccl, the CPU with gloo, also where there are GPUs. A
+    ``device`` that the script names wins over that and over the variable: ``"cpu"`` takes gloo, ``"cuda"``
+    means ``cuda:LOCAL_RANK``.
+
+    Raises:
+        DeviceError: nccl without a GPU, or for a device that is no GPU.
+    """
+    import torch
+
+    wanted = torch.device(device) if device else None
+    if backend is None and (wanted is None or wanted.type == "cuda"):
+        backend = os.environ.get(contract.BACKEND) or None
+    if backend is None:
+        backend = "nccl" if _may_use_nccl(wanted) else "gloo"
+    if wanted is None:
+        wanted = torch.device("cuda" if "nccl" in backend else "cpu")
+    if "nccl" in backend and wanted.type != "cuda":
+        raise DeviceError(
+            f"backend {backend} cannot work on device {wanted}",
+            why="NCCL moves data between GPUs only",
+            fix='take backend="gloo", or leave the device out',
+        )
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = torch.device("cuda", env.local_rank)
+    return backend, wanted
+
+
+def _may_use_nccl(wanted: torch.device | None) -> bool:
+    import torch
+    from torch import distributed
+
+    if wanted is not None and wanted.type != "cuda":
+        return False
+    return torch.cuda.is_available() and distributed.is_nccl_available()
+
+
+def bind(device: torch.device, env: RankEnvironment) -> None:
+    """Make ``device`` the current one, if it is a GPU.
+
+    Raises:
+        DeviceError: there is no such GPU; it names rank, local rank, host, GPUs and CUDA_VISIBLE_DEVICES.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index or 0
+    if index >= count:
+        raise no_gpu(env, index, count, torch.version.cuda is not None or torch.version.hip is not None)
+    torch.cuda.set_device(device)
+
+
+def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) -> DeviceError:
+    """Make the error for a rank whose GPU does not exist."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = "is not set" if visible is None else f"is {visible!r}"
+    what = (
+        f"rank {env.rank} (local rank {env.local_rank}) on {socket.gethostname()} needs GPU {index}, "
+        f"but there {'is' if count == 1 else 'are'} {count or 'none'}"
+    )
+    if not built_with_cuda:
+        why = "this torch was built without CUDA"
+        fix = "install a torch with CUDA, or use --backend gloo to train on the CPU"
+    else:
+        why = f"torch sees {count} {'GPU' if count == 1 else 'GPUs'}; CUDA_VISIBLE_DEVICES {shown}"
+        fix = (
+            f"start at most {count} ranks per node (--nproc-per-node {count}), or let each rank see all GPUs"
+            if count
+            else "run on a node with GPUs, or use --backend gloo to train on the CPU"
+        )
+    return DeviceError(what, why=why, fix=fix)
+
+
+def gpu_identity(device: torch.device) -> str | None:
+    """Give the GPU's UUID, which tells two GPUs apart whatever numbers they go by; None for a CPU."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", f"{properties.name} number {device.index}"))

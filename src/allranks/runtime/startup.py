@@ -1,0 +1,149 @@
+"""``allranks.init()``: from the launcher's variables to a process group that works."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from allranks.errors import RankError
+from allranks.runtime import device as devices
+from allranks.runtime import environment, rendezvous
+from allranks.runtime.context import Context, Membership
+from allranks.runtime.rendezvous import Arrival, Place
+from allranks.runtime.seed import seed_all
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from allranks.runtime.environment import RankEnvironment
+
+#: The context that is open in this process, by process id: a forked child has none.
+_open: dict[int, Context] = {}
+#: The stores of this process, which a second init() after a close() uses again, under another prefix.
+_stores: dict[tuple[int, str, int], Store] = {}
+_generation = itertools.count()
+
+
+def init(
+    backend: str | None = None,
+    *,
+    seed: int | None = 0,
+    device: str | None = None,
+    timeout: float | timedelta = 600.0,
+) -> Context:
+    """Find out who this rank is, bind its device, seed the generators and start the process group.
+
+    It works the same under ``allranks run``, torchrun, srun, mpirun, pbsdsh, and for a script started alone,
+    which gets a world of one. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are
+    set for code that reads them. A process group that the script has started itself before is used as it is.
+
+    Args:
+        backend: of the process group. Default: ALLRANKS_BACKEND, else nccl where there are GPUs, else gloo.
+        seed: Python, NumPy and torch are seeded with a number made of this and the rank, the same in each run
+            and different on each rank. None leaves the generators alone.
+        device: ``"cpu"``, ``"cuda"`` (the one numbered by the local rank) or ``"cuda:1"``. Default: a GPU
+            with nccl, the CPU with gloo.
+        timeout: seconds that ranks wait for each other, now and in each collective operation.
+
+    Raises:
+        RankEnvironmentError: the launcher's variables are half set or contradict each other.
+        DeviceError: this rank's GPU does not exist, or two ranks have the same one.
+        RankError: ranks are missing after ``timeout``, or ``init`` was called before and not closed.
+    """
+    if os.getpid() in _open:
+        raise RankError(
+            "allranks.init() was called a second time",
+            why="this process has a context already",
+            fix="hand the first context to the code that needs it, or close() it before",
+        )
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    rank = environment.detect()
+    chosen, place_of_work = devices.choose(backend or _started_backend(), device, rank)
+    devices.bind(place_of_work, rank)
+    place, membership = _join(rank, chosen, place_of_work, limit)
+    environment.export(rank, place.local_world_size)
+    context = Context(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        world_size=rank.world_size,
+        local_world_size=place.local_world_size,
+        node_rank=place.node_rank,
+        device=place_of_work,
+        backend=chosen,
+        launcher=rank.launcher,
+        master_addr=rank.master_addr,
+        restart=rank.restart,
+        seed=seed,
+        rank_seed=None if seed is None else seed_all(seed, rank.rank),
+        _membership=membership,
+    )
+    _open[os.getpid()] = context
+    return context
+
+
+def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: timedelta) -> tuple[Place, Membership]:
+    """Meet the other ranks and start the process group, or take the one that is there."""
+    from torch import distributed
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    if distributed.is_initialized():
+        return _adopt(rank), Membership(None, serves=False, ours=False, on_close=_forget)
+    store = PrefixStore(f"allranks/{rank.restart}/{next(_generation)}", _store(rank, timeout))
+    arrival = Arrival(rank.rank, socket.gethostname(), devices.gpu_identity(device))
+    met = rendezvous.meet(store, arrival, rank.world_size, timeout)
+    # Older versions of torch take a device here with NCCL only, where it makes the communicator at once.
+    bound: dict[str, Any] = {"device_id": device} if "nccl" in backend else {}
+    distributed.init_process_group(
+        backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout, **bound
+    )
+    serves = rank.world_size > 1 and rendezvous.hosts_store(rank)
+    return _place(rank, met), Membership(store, serves, ours=True, on_close=_forget)
+
+
+def _store(rank: RankEnvironment, timeout: timedelta) -> Store:
+    key = (os.getpid(), rank.master_addr, rank.master_port)
+    if key not in _stores:
+        _stores[key] = rendezvous.open_store(rank, timeout)
+    return _stores[key]
+
+
+def _place(rank: RankEnvironment, met: Place) -> Place:
+    """Take the launcher's word on hosts where it says something, else what the ranks counted."""
+    return Place(
+        rank.local_world_size or met.local_world_size,
+        met.node_rank if rank.node_rank is None else rank.node_rank,
+    )
+
+
+def _adopt(rank: RankEnvironment) -> Place:
+    """Check that the script's own process group is the one that the launcher speaks of.
+
+    Raises:
+        RankError: it is not.
+    """
+    from torch import distributed
+
+    group = (distributed.get_rank(), distributed.get_world_size())
+    if group != (rank.rank, rank.world_size):
+        raise RankError(
+            f"the script's own process group is rank {group[0]} of {group[1]}, "
+            f"but {rank.launcher} says rank {rank.rank} of {rank.world_size}",
+            why="allranks.init() uses a process group that is there already, and these two do not agree",
+            fix="call allranks.init() instead of torch.distributed.init_process_group()",
+        )
+    return Place(rank.local_world_size or rank.world_size, rank.node_rank or 0)
+
+
+def _started_backend() -> str | None:
+    """Give the backend of the process group that the script has started itself, if it has."""
+    from torch import distributed
+
+    return str(distributed.get_backend()) if distributed.is_initialized() else None
+
+
+def _forget() -> None:
+    _open.pop(os.getpid(), None)

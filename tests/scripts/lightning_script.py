@@ -1,0 +1,44 @@
+"""A script as somebody writes it for Lightning and torchrun; nothing in it knows allranks."""
+
+import warnings
+
+import torch
+from lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Line(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(self.layer(inputs), targets)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def main():
+    warnings.filterwarnings("ignore")
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Line(), DataLoader(data, batch_size=4))
+    print(
+        f"lightning: rank {trainer.global_rank} of {trainer.world_size} steps {trainer.global_step}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

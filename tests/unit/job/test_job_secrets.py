@@ -1,0 +1,143 @@
+"""Secrets are in no record, source or message; plain data survives being written as YAML."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.errors import JobError
+from allranks.job.dump import dump_yaml
+from allranks.job.load import load_job
+from allranks.job.secrets import literal_secret, redacted
+from allranks.job.spec import Environment, Job
+from allranks.job.yaml import parse_yaml
+
+NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)
+SECRET_NAMES = st.builds(
+    str.__add__, NAMES, st.sampled_from(["_KEY", "_TOKEN", "_SECRET", "PASSWORD", "_token"])
+)
+SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=8, max_size=20).filter(
+    lambda text: text not in "<secret>" and "\\x" not in repr(text)
+)
+TEXTS = st.text(st.characters(exclude_characters="\0"), max_size=20)
+
+
+def load_text(text: str, **environ: str) -> Job:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.yaml").write_text(text, encoding="utf-8", newline="")
+        return load_job(Path("job.yaml"), flags={}, environ=environ, cwd=Path(folder)).job
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=SECRET_NAMES, secret=SECRETS)
+def test_a_secret_is_in_no_dump_and_no_source(name: str, secret: str) -> None:
+    flags = {"script": "t", "args": ("--x", f"a{secret}b"), "environment.variables": (f"{name}={secret}",)}
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load_job(None, flags=flags, environ={}, cwd=Path(folder))
+    assert loaded.job.environment.variables == {name: secret}
+    data = redacted(loaded.job)
+    assert data["environment"]["variables"] == {name: "<secret>"}
+    assert data["args"] == ["--x", "a<secret>b"]
+    sources = [str(source) for source in loaded.sources.values()]
+    assert not any(secret in text for text in [json.dumps(data, ensure_ascii=False), *sources])
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=SECRET_NAMES, secret=st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=12, max_size=20))
+def test_a_secret_is_in_no_error(name: str, secret: str) -> None:
+    text = (
+        f"script: t\nlaunch: {{backend: {secret}}}\nenvironment:\n  setup: export {name}={secret}\n"
+        f"  variables: {{{name}: {secret}, X{name}: [{secret}]}}\nresources: {{time: {secret}, nodes: x}}\n"
+    )
+    with pytest.raises(JobError) as caught:
+        load_text(text)
+    assert secret not in str(caught.value)
+    assert f"gives {name} a secret" in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(variables=st.dictionaries(NAMES, TEXTS, max_size=3), args=st.lists(TEXTS, max_size=4), secret=SECRETS)
+def test_a_recorded_job_can_be_loaded_again(variables: dict[str, str], args: list[str], secret: str) -> None:
+    plain = {f"{name}_": value for name, value in variables.items()}
+    safe = [arg for arg in args if secret not in arg]
+    job = Job(script="t", args=tuple(safe), environment=Environment(variables={**plain, "A_TOKEN": secret}))
+    if any(secret in value for value in plain.values()):
+        return
+    assert load_text(dump_yaml(redacted(job)), A_TOKEN=secret) == job
+
+
+@pytest.mark.parametrize("secret", ["x" * 200, 'it\'s a "secret" \\ of mine', "12345678.50"])
+def test_secrets_that_look_different_when_shown(secret: str) -> None:
+    tree = {"script": "t", "launch": {"backend": secret}, "resources": {"time": f" {secret} "}}
+    with pytest.raises(JobError) as caught:
+        load_text(dump_yaml({**tree, "environment": {"variables": {"A_KEY": secret}}}))
+    assert str(caught.value) == (
+        "job.yaml:3: launch.backend cannot be '<secret>' (it must be nccl or gloo)\n"
+        "job.yaml:5: resources.time cannot be ' <secret> ' "
+        "(this is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h)"
+    )
+
+
+def test_a_recorded_secret_must_be_in_the_environment() -> None:
+    with pytest.raises(JobError) as caught:
+        load_text("script: t\nenvironment:\n  variables:\n    HF_TOKEN: <secret>\n")
+    assert str(caught.value) == (
+        "job.yaml:4: HF_TOKEN is not set here\n"
+        "  why: <secret> stands for the value in the calling environment\n"
+        "  fix: export HF_TOKEN=..."
+    )
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | TEXTS | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.text(max_size=8), PLAIN, min_size=1, max_size=4))
+def test_plain_data_survives_being_written(data: dict[str, object]) -> None:
+    value = parse_yaml(dump_yaml(data), "x")
+    assert value is not None
+    assert value.plain == data
+
+
+def test_yaml_is_written_to_be_read() -> None:
+    data = {
+        "name": "mnist",
+        "time": "48:00:00",
+        "no": "yes",
+        "list": ["a", [1, {"b": 2.5}], {}],
+        "none": None,
+    }
+    assert dump_yaml(data) == (
+        'name: mnist\ntime: "48:00:00"\n"no": "yes"\n'
+        "list:\n  - a\n  - - 1\n    - b: 2.5\n  - {}\nnone: null\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("export HF_TOKEN=abc", "HF_TOKEN"),
+        ("cd x; HF_TOKEN='a $b' python t.py", "HF_TOKEN"),
+        ('export A=1 API_KEY="a b"', "API_KEY"),
+        ("setenv DB_PASSWORD abc", "DB_PASSWORD"),
+        ("--export=ALL,HF_TOKEN=abc", "HF_TOKEN"),
+        ("export HF_TOKEN=$(cat ~/.key)", None),
+        ('export HF_TOKEN="$OTHER"', None),
+        ("export HF_TOKEN=`pass show hf`", None),
+        ("export HF_TOKEN=", None),
+        ("unset HF_TOKEN", None),
+        ("sort --key=2 file", None),
+        ("export TOKENIZERS_PARALLELISM=false", None),
+    ],
+)
+def test_secrets_in_shell_lines(line: str, name: str | None) -> None:
+    assert literal_secret(line) == name

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.job.units import (
+    format_duration,
+    format_memory,
+    parse_duration,
+    parse_memory,
+    parse_nodes,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("48:00:00", 172800),
+        ("2-12", 216000),
+        ("2-12:30", 217800),
+        ("2-12:30:15", 217815),
+        ("30min", 1800),
+        ("1.5h", 5400),
+        (" 12 H ", 43200),
+        ("45s", 45),
+        ("7d", 604800),
+    ],
+)
+def test_durations_as_sbatch_and_people_write_them(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("soon", "'soon' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
+        ("-5", "'-5' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
+        ("٣", "'٣' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
+        ("0", "'0' is no duration: it must be longer than 0"),
+        ("9999999d", "'9999999d' is no duration: it is longer than 100 years"),
+    ],
+)
+def test_what_is_no_duration(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_duration(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512", 512 * 1024**2),
+        ("200GB", 200 * 1024**3),
+        ("200G", 200 * 1024**3),
+        ("1.5TiB", 1536 * 1024**3),
+        ("64 kb", 64 * 1024),
+        ("1000B", 1024),
+    ],
+)
+def test_amounts_of_memory(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lots", "'lots' is no amount of memory; write 200GB, 512M or 1.5T"),
+        ("5i", "'5i' is no amount of memory; write 200GB, 512M or 1.5T"),
+        ("0G", "'0G' is no amount of memory: it must be more than 0"),
+        ("9999999P", "'9999999P' is no amount of memory: it is more than any machine has"),
+    ],
+)
+def test_what_is_no_amount_of_memory(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_memory(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("text", "nodes"), [("4", (4, 4)), ("2:4", (2, 4)), (" 1 ", (1, 1))])
+def test_numbers_of_nodes(text: str, nodes: tuple[int, int]) -> None:
+    assert parse_nodes(text) == nodes
+
+
+@pytest.mark.parametrize("text", ["0", "4:2", "0:4"])
+def test_numbers_of_nodes_out_of_range(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_nodes(text)
+    assert (
+        str(caught.value)
+        == f"'{text}' is no number of nodes: it must be at least 1, and MIN:MAX in that order"
+    )
+
+
+@pytest.mark.parametrize("text", ["-1", "eight", "", "1:", "2:3:4"])
+def test_what_is_no_number_of_nodes(text: str) -> None:
+    with pytest.raises(
+        ValueError, match="is no number of nodes; write 4, or 2:4 for at least 2 and at most 4"
+    ):
+        parse_nodes(text)
+
+
+@given(st.integers(1, 100 * 365 * 86400))
+def test_a_duration_survives_being_written(seconds: int) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@given(st.integers(1, 2**50))
+def test_memory_survives_being_written(kilobytes: int) -> None:
+    assert parse_memory(format_memory(kilobytes * 1024)) == kilobytes * 1024
+
+
+@given(
+    st.text(max_size=40) | st.from_regex(r"[0-9]{1,400}[.:-]?[0-9]{0,400}[smhdkKMGTPiB]{0,3}", fullmatch=True)
+)
+def test_any_other_text_gives_a_value_error_and_nothing_else(text: str) -> None:
+    for parse in (parse_duration, parse_memory, parse_nodes):
+        try:
+            assert parse(text)
+        except ValueError as error:
+            assert " is no " in str(error)

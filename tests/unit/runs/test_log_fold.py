@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.runs.fold import Fold, Run, Source
+from allranks.runs.prefix import Prefixes, ranges
+
+
+def fold(*texts: str, everyone: int | None = None) -> str:
+    """Fold one line a letter: rank 0 writes the first text, and so on."""
+    folded = Fold()
+    for rank, text in enumerate(texts):
+        if text:
+            folded.add(Source(rank, 0), 0, [letter.encode() for letter in text])
+    runs = folded.flush(0) if everyone is None else folded.common(everyone)
+    return " ".join(f"{ranges(s.rank for s in run.sources)}:{b''.join(run.lines).decode()}" for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (["A"], "0:A"),
+        (["AB", "CD"], "0:AB 1:CD"),
+        (["AB", "AB"], "0-1:AB"),
+        (["AX", "X"], "0:A 0-1:X"),
+        (["X", "AX"], "1:A 0-1:X"),
+        (["AXB", "CXD"], "0:A 1:C 0-1:X 0:B 1:D"),
+        (["X", "Y", "X", "X"], "0,2-3:X 1:Y"),
+        (["AB", "BA"], "0:A 0-1:B 1:A"),
+        (["XX", "X"], "0-1:X 0:X"),
+        (["XAX", "XBX"], "0-1:X 0:A 1:B 0-1:X"),
+        (["AXY", "XYB", "CX"], "0:A 2:C 0-2:X 0-1:Y 1:B"),
+        (["ABC", "BCA", "CAB"], "0:A 0-1:B 0-2:C 1-2:A 2:B"),
+        (["", "A", ""], "1:A"),
+    ],
+)
+def test_folding(texts: list[str], shown: str) -> None:
+    assert fold(*texts) == shown
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (["AB", "AB"], "0-1:AB"),
+        (["AB", "AC"], "0-1:A"),
+        (["A", "B"], ""),
+        (["A"], ""),
+        (["AB", "A"], "0-1:A"),
+    ],
+)
+def test_what_all_have_need_not_wait(texts: list[str], shown: str) -> None:
+    assert fold(*texts, everyone=2) == shown
+
+
+def test_lines_that_are_not_due_wait() -> None:
+    folded = Fold()
+    folded.add(Source(0, 0), 10, [b"A"])
+    folded.add(Source(1, 0), 20, [b"B"])
+    assert folded.flush(9) == []
+    assert folded.flush(10) == [Run(10, (Source(0, 0),), [b"A"])]
+    assert folded.oldest() == 20
+    assert folded.flush(20) == [Run(20, (Source(1, 0),), [b"B"])]
+    assert folded.oldest() is None
+
+
+def test_a_due_line_pulls_what_stands_before_it_on_others_and_nothing_else() -> None:
+    folded = Fold()
+    zero, one, two = (Source(rank, 0) for rank in range(3))
+    folded.add(zero, 10, [b"X"])
+    folded.add(one, 20, [b"A", b"X", b"B"])
+    folded.add(two, 15, [b"C", b"A", b"D"])
+    assert folded.flush(10) == [
+        Run(15, (two,), [b"C"]),
+        Run(20, (one, two), [b"A"]),
+        Run(20, (zero, one), [b"X"]),
+    ]
+    assert folded.flush(99) == [Run(15, (two,), [b"D"]), Run(20, (one,), [b"B"])]
+
+
+def test_order_follows_arrival() -> None:
+    folded = Fold()
+    folded.add(Source(1, 0), 10, [b"A"])
+    folded.add(Source(0, 0), 20, [b"B"])
+    folded.add(Source(1, 0), 30, [b"C"])
+    assert [run.lines for run in folded.flush(30)] == [[b"A"], [b"B"], [b"C"]]
+
+
+def test_a_long_skewed_run_is_emitted_together() -> None:
+    common = [b"%d" % number for number in range(1000)]
+    folded = Fold()
+    folded.add(Source(0, 0), 0, [b"A", *common])
+    folded.add(Source(1, 0), 0, common)
+    both = (Source(0, 0), Source(1, 0))
+    assert folded.flush(0) == [Run(0, both[:1], [b"A"]), Run(0, both, common)]
+
+
+texts = st.lists(st.tuples(st.integers(0, 3), st.text("ABCDE", max_size=4), st.integers(0, 3)), max_size=20)
+
+
+@given(texts, st.booleans())
+def test_each_rank_keeps_its_lines_and_their_order(adds: list[tuple[int, str, int]], early: bool) -> None:
+    folded = Fold()
+    wrote: dict[int, str] = defaultdict(str)
+    got: dict[int, str] = defaultdict(str)
+    now, runs = 0, []
+    for rank, text, later in adds:
+        now += later
+        if text:
+            wrote[rank] += text
+            folded.add(Source(rank, 0), now, [letter.encode() for letter in text])
+        runs += folded.flush(now - 4)
+        if early:
+            runs += folded.common(4)
+    runs += folded.flush(now)
+    for run in runs:
+        assert len(set(run.sources)) == len(run.sources)
+        for source in run.sources:
+            got[source.rank] += b"".join(run.lines).decode()
+    assert got == wrote
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "3"), ([0, 1], "0-1"), ([0, 2, 3], "0,2-3"), ([7, 0, 1, 2], "0-2,7"), (range(16), "0-15")],
+)
+def test_ranges(ranks: list[int], text: str) -> None:
+    assert ranges(ranks) == text
+
+
+def test_prefixes() -> None:
+    prefix = Prefixes()
+    assert prefix((Source(3, 1),)) == b"[3] "
+    prefix.set_several_nodes(True)
+    assert prefix((Source(3, 1),)) == b"[1:3] "
+    assert prefix((Source(3, 1), Source(4, 1))) == b"[3-4] "
+    assert Prefixes(colour=True)((Source(0, 0),)) == b"\x1b[36m[0]\x1b[0m "
