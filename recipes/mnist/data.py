@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import zlib
 from pathlib import Path
 
 import torch
@@ -67,11 +68,11 @@ def read_idx(path: Path) -> torch.Tensor:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zeros, kind, dimensions = struct.unpack_from(">HBB", data)
-        shape = struct.unpack_from(f">{dimensions}I", data, 4)
-    except (OSError, EOFError, struct.error) as error:
+        shape = struct.unpack_from(f">{dimensions}I", data, 4) if zeros == 0 and kind == 8 else ()
+    except (OSError, EOFError, zlib.error, struct.error) as error:
         raise SystemExit(f"error: cannot read {path}\n  why: {error}\n  fix: download it again") from error
     start, size = 4 + 4 * dimensions, math.prod(shape)
-    if zeros or kind != 8 or not dimensions:
+    if not shape:
         raise SystemExit(f"error: {path} is no IDX file of bytes\n  why: it begins with {data[:4].hex(' ')}")
     if len(data) != start + size or not size:
         raise SystemExit(

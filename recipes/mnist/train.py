@@ -50,9 +50,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(
-    ctx: allranks.Context, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
-) -> float:
+def train(ctx: allranks.Context, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
     """Train for one epoch; return the mean loss over the samples of all ranks."""
     model.train()
     total = torch.zeros((), device=ctx.device)

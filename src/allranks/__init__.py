@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
     from allranks.runtime.startup import init
 
-    __version__: str
+#: Written here, not looked up: nodes get a plain copy of the source.
+__version__ = "0.1.0"
 
 __all__ = [
     "AllranksError",
@@ -43,26 +44,13 @@ _HOMES = {
 }
 
 
-def _version() -> str:
-    """Look up the installed version; a plain copy of the source on a node has none and says so."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("allranks")
-    except metadata.PackageNotFoundError:
-        return "0+copy"
-
-
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
-    if name == "__version__":
-        value: object = _version()
-    elif name in _HOMES:
-        from importlib import import_module
-
-        value = getattr(import_module(_HOMES[name]), name)
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from allranks.cli import render
-from allranks.cli.options import run_arguments, runs_folder
+from allranks.cli.runs import run_arguments, runs_folder
 from allranks.runs.record import find
 
 

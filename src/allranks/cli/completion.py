@@ -15,7 +15,7 @@ _HOW = {
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(sorted(_HOW)))
+@click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(list(_HOW)))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> int:
     """Print the completion for a shell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -18,18 +19,19 @@ class Outlet:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self.is_broken = False
+        #: Why nothing more can be written, once that is so.
+        self.failure: OSError | None = None
 
     def write(self, text: bytes, /) -> int:
         """Write all of ``text``; drop it when the reader is gone."""
         rest = memoryview(text)
-        while rest and not self.is_broken:
+        while rest and not self.failure:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:
                 continue
-            except OSError:
-                self.is_broken = True  # A closed pipe, or a terminal that is gone.
+            except OSError as error:
+                self.failure = error  # A closed pipe, a terminal that is gone, a full disk.
         return len(text)
 
 
@@ -73,9 +75,10 @@ class Live:
         action()
         if self._lively:
             self._draw(merged.transient() or b"")
-        if self._outlets[0].is_broken and not self._told:
+        if (failure := self._outlets[0].failure) and not self._told:
             self._told = True
-            render.talk("allranks: nobody reads stdout any more; the run goes on, its logs are in its folder")
+            what = "nobody reads stdout any more" if failure.errno == errno.EPIPE else f"stdout: {failure.strerror}"
+            render.talk(f"allranks: {what}; the run goes on, its logs are in its folder")
 
     def end_tail(self, merged: MergedLogs) -> None:
         """Write the last lines of what there is; from now on every line is written."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import click
 
 from allranks.cli.live import Live
-from allranks.cli.options import run_arguments, runs_folder
+from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 @click.command("logs")
@@ -62,12 +64,14 @@ def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
     """
     found: set[int] = set()
     for part in ",".join(given).split(",") if given else ():
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
             raise UsageError(f"{flag}: {part!r} is no number", fix=f"{flag} 3, {flag} 0-3 or {flag} 0,2")
-        found |= set(range(int(first), int(last or first) + 1))
-    if over := [number for number in found if number >= count]:
-        raise UsageError(f"{flag}: the run has no {min(over)}", why=f"it has {count}, counted from 0")
+        if last >= count:
+            missing = max(first, count)
+            raise UsageError(f"{flag}: the run has no {flag[2:]} {missing}", why=f"it has {count}, counted from 0")
+        found |= set(range(first, last + 1))
     return found or None
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from allranks.cli import render
+from allranks.cli.usage import from_click, unknown_verb
 from allranks.errors import AllranksError
 
 #: Verbs in the order of the help: module in this package, and one line. Modules are imported when used.
@@ -46,6 +47,15 @@ class Verbs(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; say which one may be meant where there is none."""
+        word = args[0]
+        if not word.startswith("-") and word.replace("_", "-") not in VERBS and not ctx.resilient_parsing:
+            raise unknown_verb(word, list(VERBS))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
         with formatter.section("Commands"):
@@ -78,8 +88,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = error.exit_code
     except click.exceptions.Abort:
         code = 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        render.talk(error.format_message())
+        code = 2
     except click.ClickException as error:
-        render.error(render.from_click(error))
+        render.error(from_click(error))
         code = 2
     except BrokenPipeError:
         code = 141

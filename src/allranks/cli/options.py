@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.runs import runs_folder
 from allranks.job.options import OPTIONS, Option
 
 if TYPE_CHECKING:
@@ -100,28 +101,3 @@ def launch_of(loaded: LoadedJob) -> Launch:
         runs_folder(loaded.job.runs.folder),
         os.environ,
     )
-
-
-def runs_folder(folder: str | None) -> Path:
-    """Return the absolute folder of runs: as given, as ALLRANKS_RUNS_FOLDER says, or ``runs`` here."""
-    return Path.cwd() / Path(folder or os.environ.get("ALLRANKS_RUNS_FOLDER") or "runs").expanduser()
-
-
-def run_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the run's name and the folder of runs to a verb that reads a run."""
-    function = click.option(
-        "--runs-folder", "runs_folder_", metavar="DIR", help="Folder that holds a folder for each run."
-    )(function)
-    return click.argument("run", required=False, shell_complete=_complete_run)(function)
-
-
-def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    from allranks.runs.record import run_ids
-
-    ids = run_ids(runs_folder(ctx.params.get("runs_folder_")))
-    return [run_id for run_id in reversed(ids) if run_id.startswith(incomplete)]
-
-
-def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json`` to a verb that reports."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import render
-from allranks.cli.options import JobCommand, job_options, json_option, launch_of, load
+from allranks.cli.options import JobCommand, job_options, launch_of, load
+from allranks.cli.runs import json_option
 
 if TYPE_CHECKING:
     from allranks.job.load import LoadedJob
@@ -74,7 +75,7 @@ def _text(plan: Plan) -> str:
 
 
 def _file(plan: Plan, file: PlanFile) -> str:
-    lines = "\n".join(f"  {render.printable(line)}" for line in file.text.rstrip("\n").split("\n"))
+    lines = "\n".join(f"  {render.printable(line)}".rstrip() for line in file.text.rstrip("\n").split("\n"))
     return f"{plan.run_dir}/{file.path}:\n{lines}"
 
 

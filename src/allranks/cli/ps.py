@@ -7,7 +7,7 @@ import time
 import click
 
 from allranks.cli import render
-from allranks.cli.options import json_option, runs_folder
+from allranks.cli.runs import json_option, runs_folder
 from allranks.errors import RunFolderError
 from allranks.runs.record import Run, load, run_ids
 

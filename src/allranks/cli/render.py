@@ -6,16 +6,12 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import click
-
-from allranks.errors import AllranksError, UsageError
+from allranks.errors import AllranksError
 
 _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
@@ -37,13 +33,29 @@ def talk(text: str) -> None:
 
 
 def data(text: str) -> None:
-    """Write a result to stdout."""
-    print(text, flush=True)
+    """Write a result to stdout.
+
+    Raises:
+        AllranksError: it cannot be written: the disk behind it is full, say.
+    """
+    try:
+        print(text, flush=True)
+    except UnicodeEncodeError:  # A file name that is no text, or a terminal that knows few letters.
+        print(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        raise AllranksError("cannot write to stdout", why=failure.strerror) from failure
 
 
 def as_json(value: Any) -> None:
     """Write a result to stdout as JSON."""
-    data(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    data(text)
 
 
 def error(failure: AllranksError) -> None:
@@ -54,32 +66,25 @@ def error(failure: AllranksError) -> None:
 
 def printable(text: str) -> str:
     """Replace what a terminal would obey instead of show; line breaks stay."""
-    return "".join(char if char == "\n" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
-
-
-def from_click(failure: click.ClickException) -> UsageError:
-    """Make our error from one of click's, with the way out that fits."""
-    command = failure.ctx.command_path if isinstance(failure, click.UsageError) and failure.ctx else "allranks"
-    fix = f"{command} --help"
-    message = failure.format_message().rstrip(".").replace("\n", " ")
-    if (
-        isinstance(failure, click.NoSuchOption)
-        and not failure.possibilities
-        and command in ("allranks run", "allranks plan")
-    ):
-        fix = f"if {failure.option_name} is the script's, put it after --: {command} … -- {failure.option_name}"
-    return UsageError(message[:1].lower() + message[1:], fix=fix)
+    return "".join(char if char == "\n" or char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def unexpected(failure: Exception) -> AllranksError:
     """Save the traceback of a failure that nobody foresaw, and make an error that names the file."""
+    import tempfile
+    import traceback
+
     text = "".join(traceback.format_exception(failure))
-    with tempfile.NamedTemporaryFile("w", prefix="allranks-", suffix=".log", delete=False) as stream:
-        stream.write(text)
     what = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
-    return AllranksError(
-        what, why="this is a mistake in allranks", fix="please report it with that file", see=stream.name
-    )
+    why = "this is a mistake in allranks"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="allranks-", suffix=".log", delete=False, errors="backslashreplace"
+        ) as stream:
+            stream.write(text)
+    except OSError as full:
+        return AllranksError(what, why=f"{why}; its traceback cannot be saved: {full.strerror}", see=text.rstrip())
+    return AllranksError(what, why=why, fix="please report it with that file", see=stream.name)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

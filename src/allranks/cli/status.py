@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from allranks.cli import render
-from allranks.cli.options import json_option, run_arguments, runs_folder
+from allranks.cli.runs import json_option, run_arguments, runs_folder
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
 
@@ -18,9 +18,11 @@ from allranks.runs.status import State
 @json_option
 def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
     """Tell what became of a run: the newest here, or RUN (its id, the beginning of it, or its folder)."""
-    from allranks.clusters.settle import settled
+    found = find(runs_folder(runs_folder_), run)
+    if not found.record.status.state.is_final:
+        from allranks.clusters.settle import settled
 
-    found = settled(find(runs_folder(runs_folder_), run))
+        found = settled(found)
     if as_json:
         render.as_json({**found.record.to_json(), "folder": str(found.folder)})
         return 0

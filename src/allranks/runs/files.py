@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         RunFolderError: the file cannot be written: the disk is full, or the folder is not ours.
     """
+    import tempfile  # Not for readers: it brings half a dozen modules along.
+
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -239,6 +239,9 @@ class _Weave:
         """Count the lines that this group can emit together, so that a long run costs little per line."""
         most = min(stream.mark()[0] - stream.at for stream in group)
         most = min(most, max(stream.due - stream.at for stream in group))
+        first = group[0]
+        if most == 1 or self._holders[first.keys[first.at + 1]] != len(group):
+            return 1
         number, step = 1, 4
         while number < most:
             # Looked at in growing parts: most runs are short, and long ones must not be copied many times.

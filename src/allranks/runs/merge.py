@@ -187,15 +187,19 @@ class MergedLogs:
             self._write({kind: fold.common(self._everyone) for kind, fold in self._folds.items()})
 
     def _write(self, runs: dict[str, list[Run]]) -> None:
-        """Write what the two folds emitted in one order."""
+        """Write what the two folds emitted in one order, in as few writes as that order allows."""
         sinks: dict[str, Sink] = {"o": self.out, "e": self.err}
         tagged = ([(run.arrival, kind, run) for run in emitted] for kind, emitted in runs.items())
-        # Sorted by kind too: "o" first, as a rank that prints and then fails does.
-        for _, kind, run in heapq.merge(*tagged, key=lambda entry: entry[0]):
-            prefix = self._prefix(run.sources)
-            data = b"".join((prefix, (b"\n" + prefix).join(run.lines), b"\n"))
-            self._pending_bytes -= (len(data) - len(prefix) * len(run.lines)) * len(run.sources)
-            sinks[kind].write(data)
+        # At one time stdout comes first: merge() is stable, and "o" is the first of KINDS.
+        merged = heapq.merge(*tagged, key=lambda entry: entry[0])
+        for kind, entries in groupby(merged, key=lambda entry: entry[1]):
+            sinks[kind].write(b"".join(self._format(run) for _, _, run in entries))
+
+    def _format(self, run: Run) -> bytes:
+        prefix = self._prefix(run.sources)
+        text = b"".join((prefix, (b"\n" + prefix).join(run.lines), b"\n"))
+        self._pending_bytes -= (len(text) - len(prefix) * len(run.lines)) * len(run.sources)
+        return text
 
     def _flush_sinks(self) -> None:
         self.out.flush()

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +185,8 @@ def _by_path(path: Path) -> Run:
 
 
 def _not_found(folder: Path, name: str, ids: list[str]) -> RunNotFoundError:
+    from difflib import get_close_matches
+
     near = get_close_matches(name, ids, n=1, cutoff=0.5)
     why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
     return RunNotFoundError(

@@ -72,9 +72,10 @@ class Context:
         return watched == "1" if watched else sys.stderr.isatty()
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 only, and at once."""
+        """Print on rank 0 only, at once, and in one piece also where output is not buffered."""
         if self.is_main:
-            print(*values, flush=True)
+            sys.stdout.write(" ".join(map(str, values)) + "\n")
+            sys.stdout.flush()
 
     def barrier(self) -> None:
         """Wait until all ranks have come here."""

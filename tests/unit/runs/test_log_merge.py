@@ -420,3 +420,15 @@ def test_lines_that_do_not_fold_follow_the_index(
     attempt.close()
     attempt.merged(fold=fold).finish()
     assert attempt.shown() == b"".join(b"[%d] %d\n" % (rank, n) for n, (rank, _) in enumerate(order))
+
+
+def test_what_is_pending_is_counted_off_again(attempt: FakeAttempt) -> None:
+    for rank in range(3):
+        attempt.write(rank, b"X\n\nown %d\nX\n" % rank)
+        attempt.write(rank, b"error\n", "err")
+    attempt.tick(50)
+    merged = attempt.merged()
+    merged.pump()
+    merged.finish()
+    assert merged._pending_bytes == 0
+    assert attempt.shown() == b"[0-2] X\n[0-2] \n[0] own 0\n[1] own 1\n[2] own 2\n[0-2] X\n[0-2] error\n"

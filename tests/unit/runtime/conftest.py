@@ -54,7 +54,7 @@ def run_ranks(tmp_path: Path, clean_env: dict[str, str], free_port: int) -> Call
         results = []
         try:
             for process in processes:
-                out, err = process.communicate(timeout=60)
+                out, err = process.communicate(timeout=120)
                 results.append((process.returncode, out, err))
         finally:
             for process in processes:

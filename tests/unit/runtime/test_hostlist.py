@@ -25,9 +25,7 @@ def test_examples(text, hosts):
     assert list(expand(text)) == hosts
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a,,b", "gpu[", "gpu[]", "gpu[a-b]", "gpu[3-1]", "gpu]1", "gpu[1-2", "n[1,,2]"]
-)
+@pytest.mark.parametrize("text", ["", "a,,b", "gpu[", "gpu[]", "gpu[a-b]", "gpu[3-1]", "gpu]1", "gpu[1-2", "n[1,,2]"])
 def test_bad_lists(text):
     with pytest.raises(ValueError, match=r"."):
         list(expand(text))

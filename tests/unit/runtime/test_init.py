@@ -11,7 +11,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import json, os, random
+import json, os, random, sys
 import allranks
 
 with allranks.init(seed=7) as ctx:
@@ -25,7 +25,7 @@ with allranks.init(seed=7) as ctx:
     ctx.barrier()
     ctx.print("only once")
 ctx.close()
-print(json.dumps(facts))
+sys.stdout.write(json.dumps(facts) + "\\n")  # in one piece, since the ranks share a pipe
 """
 
 
@@ -90,25 +90,24 @@ def test_under_mpi(launcher, name, clean_env, tmp_path):
     ]
 
 
-def test_an_error_in_one_rank_does_not_hang_it_although_a_collective_is_in_flight(run_ranks):
-    """Rank 0 ends only after rank 1 is gone: when the pipe that rank 1 alone holds open is closed."""
+def test_an_error_in_one_rank_does_not_hang_it_although_a_collective_is_in_flight(run_ranks, tmp_path):
+    """Rank 0 stays until rank 1 is gone, which closes the pipe: a rank 1 that waits for it would wait forever."""
+    os.mkfifo(tmp_path / "pipe")
     script = """
 import os, sys, torch, allranks
+from pathlib import Path
+pipe = Path(__file__).with_name("pipe")
 with allranks.init() as ctx:
     if ctx.rank == 1:
-        os.mkfifo("FIFO.new")
-        os.rename("FIFO.new", "FIFO")
-        pipe = open("FIFO", "w")
+        held = pipe.open("w")
         work = torch.distributed.all_reduce(torch.ones(3), async_op=True)
         raise ValueError("the first error")
-    while not os.path.exists("FIFO"):
-        pass
-    open("FIFO").read()
-    print("rank 1 is gone")
+    pipe.read_text()
+    print("rank 1 is gone", flush=True)
     os._exit(0)
 """
     (code, out, _), (failed, _, err) = run_ranks(script)
-    assert (code, out.strip()) == (0, "")
+    assert (code, out) == (0, "rank 1 is gone\n")
     assert failed == 1
     assert "ValueError: the first error" in err
 
@@ -182,7 +181,9 @@ def test_half_set_stops_before_anything(run_ranks):
 
 
 def test_importing_allranks_imports_no_torch(clean_env):
-    code = "import sys, allranks; allranks.__version__; dir(allranks); allranks.Context, allranks.init; " \
+    code = (
+        "import sys, allranks; allranks.__version__; dir(allranks); allranks.Context, allranks.init; "
         "print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -83,9 +83,7 @@ def test_srun():
     assert (found.local_rank, found.local_world_size, found.node_rank) == (1, 2, 1)
     assert found.master_addr == "gpu07"
     assert FIRST_PORT <= found.master_port < FIRST_PORT + PORTS
-    assert (
-        detect({**SRUN, "SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}).local_world_size == 1
-    )
+    assert detect({**SRUN, "SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}).local_world_size == 1
 
 
 def test_all_ranks_of_a_step_derive_one_port_and_steps_differ():

@@ -1,0 +1,156 @@
+"""The MNIST recipe as a user starts it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "mnist" / "train.py"
+EPOCH = re.compile(r"^Epoch (\d+) - Avg Loss: (\d+\.\d{4}), Accuracy: (\d+\.\d{2})%$", re.MULTILINE)
+STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL", "MASTER_", "TORCHELASTIC", "SLURM_", "PBS_", "OMPI_", "PMI", "ALLRANKS_")
+
+
+def train(*args, ranks=1):
+    env = {name: value for name, value in os.environ.items() if not name.startswith(STARTED_BY)}
+    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    launcher = [sys.executable]
+    if ranks > 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        launcher += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
+    command = [*launcher, str(RECIPE), *map(str, args)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_two_ranks_reach_97_percent(tmp_path):
+    done = train("--checkpoint-dir", tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert "Processes: 2 on cpu (gloo), master node: 127.0.0.1\n" in done.stdout
+    epochs = EPOCH.findall(done.stdout)
+    assert [int(epoch) for epoch, _, _ in epochs] == list(range(1, 9))
+    assert float(epochs[-1][2]) >= 97
+    assert float(epochs[-1][1]) < float(epochs[0][1])
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert "\r" not in done.stderr
+
+
+def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    write_mnist(tmp_path)
+    common = ["--data-dir", tmp_path, "--batch-size", 8]
+    undisturbed = train(*common, "--epochs", 2, "--checkpoint-dir", whole, ranks=2)
+    train(*common, "--epochs", 1, "--checkpoint-dir", parts, ranks=2)
+    continued = train(*common, "--epochs", 2, "--checkpoint-dir", parts, ranks=2)
+    assert f"Continuing after epoch 1 from {parts}/checkpoint.pt" in continued.stdout
+    assert EPOCH.findall(continued.stdout) == EPOCH.findall(undisturbed.stdout)[1:]
+    expected = torch.load(whole / "checkpoint.pt", weights_only=True)
+    found = torch.load(parts / "checkpoint.pt", weights_only=True)
+    assert found["epoch"] == expected["epoch"] == 2
+    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+    again = train(*common, "--epochs", 2, "--checkpoint-dir", parts)
+    assert "Trained for 2 epochs" in again.stdout
+    assert not EPOCH.findall(again.stdout)
+
+
+def idx(*shape, high):
+    """Write random bytes in the IDX format."""
+    size = torch.Size(shape).numel()
+    values = torch.randint(high, (size,), generator=torch.Generator().manual_seed(1)).tolist()
+    return struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(values)
+
+
+def write_mnist(folder, joint="-", packed=False):
+    for part, samples in (("train", 32), ("t10k", 10)):
+        for name, data in (
+            (f"{part}-images{joint}idx3-ubyte", idx(samples, 28, 28, high=256)),
+            (f"{part}-labels{joint}idx1-ubyte", idx(samples, high=10)),
+        ):
+            path = folder / (name + ".gz" if packed else name)
+            path.write_bytes(gzip.compress(data) if packed else data)
+
+
+@pytest.mark.parametrize(("joint", "packed"), [("-", False), (".", True)])
+def test_mnist_files(tmp_path, joint, packed):
+    write_mnist(tmp_path, joint, packed)
+    done = train("--data-dir", tmp_path, "--epochs", 1, "--checkpoint-dir", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert len(EPOCH.findall(done.stdout)) == 1
+
+
+@pytest.fixture
+def data(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPE.parent))
+    import data
+
+    return data
+
+
+def test_idx_values_are_read_as_written(tmp_path, data):
+    path = tmp_path / "x-ubyte"
+    path.write_bytes(struct.pack(">HBBII", 0, 8, 2, 2, 3) + bytes([0, 1, 2, 3, 4, 255]))
+    assert data.read_idx(path).tolist() == [[0, 1, 2], [3, 4, 255]]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "cannot read"),
+        (b"<html>not found</html>", "is no IDX file of bytes"),
+        (idx(4, 2, high=9)[:-1], "is damaged"),
+        (idx(4, 2, high=9) + b"x", "is damaged"),
+        (idx(4, 2, high=9)[:7], "cannot read"),
+        (struct.pack(">HBBI", 0, 8, 1, 0), "is damaged"),
+        (struct.pack(">HBB", 0, 13, 1) + bytes(8), "is no IDX file of bytes"),
+    ],
+)
+def test_bad_idx_files_are_named(tmp_path, data, content, text):
+    path = tmp_path / "labels-ubyte"
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as caught:
+        data.read_idx(path)
+    assert text in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path, data):
+    path = tmp_path / "labels.gz"
+    packed = gzip.compress(idx(64, 64, high=256))
+    for content in (packed[:40], b"no gzip", packed[:60] + b"\xff" * 20 + packed[80:]):
+        path.write_bytes(content)
+        with pytest.raises(SystemExit, match="cannot read"):
+            data.read_idx(path)
+
+
+def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, data):
+    done = train("--data-dir", tmp_path / "nowhere", "--checkpoint-dir", tmp_path)
+    assert done.returncode == 1
+    assert f"error: {tmp_path}/nowhere has no file train-images-idx3-ubyte" in done.stderr
+    assert "Traceback" not in done.stderr
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(9, high=10))
+    with pytest.raises(SystemExit, match=r"the t10k files hold images of shape \(10, 28, 28\)"):
+        data.load_mnist(tmp_path)
+
+
+def test_a_batch_that_does_not_divide_is_refused(tmp_path):
+    done = train("--batch-size", 33, "--checkpoint-dir", tmp_path, ranks=2)
+    assert done.returncode == 1
+    assert "error: --batch-size 33 does not divide among 2 ranks" in done.stderr
+
+
+def test_a_progress_bar_where_somebody_watches(tmp_path, monkeypatch):
+    write_mnist(tmp_path)
+    monkeypatch.setattr("test_mnist.STARTED_BY", tuple(name for name in STARTED_BY if name != "ALLRANKS_"))
+    monkeypatch.setenv("ALLRANKS_TERMINAL", "1")
+    done = train("--data-dir", tmp_path, "--epochs", 1, "--checkpoint-dir", tmp_path / "out")
+    assert f"[{'#' * 30}] 1/1" in done.stderr

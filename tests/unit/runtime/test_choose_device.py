@@ -1,0 +1,81 @@
+"""Which backend and device a rank gets; nothing here needs a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from allranks.errors import DeviceError
+from allranks.runtime.device import bind, choose, gpu_identity, no_gpu
+from allranks.runtime.environment import RankEnvironment
+from allranks.runtime.seed import rank_seed, seed_all
+
+RANK = RankEnvironment("torchrun", rank=5, world_size=8, local_rank=1, local_world_size=4)
+
+
+@pytest.fixture(params=[False, True], ids=["no GPU", "GPUs"])
+def gpus(request, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.delenv("ALLRANKS_BACKEND", raising=False)
+    return request.param
+
+
+def chosen(backend=None, device=None):
+    name, where = choose(backend, device, RANK)
+    return name, str(where)
+
+
+def test_defaults_follow_the_machine(gpus):
+    assert chosen() == (("nccl", "cuda:1") if gpus else ("gloo", "cpu"))
+
+
+def test_the_argument_wins_over_the_variable_and_the_variable_over_the_machine(gpus, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_BACKEND", "gloo")
+    assert chosen() == ("gloo", "cpu")
+    assert chosen("nccl") == ("nccl", "cuda:1")
+    assert chosen(device="cuda") == ("gloo", "cuda:1")
+
+
+def test_a_device_that_the_script_names_wins(gpus, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_BACKEND", "nccl")
+    assert chosen(device="cpu") == ("gloo", "cpu")
+    assert chosen(device="cuda:3") == ("nccl", "cuda:3")
+    assert chosen("cpu:gloo,cuda:nccl") == ("cpu:gloo,cuda:nccl", "cuda:1")
+    with pytest.raises(DeviceError, match="backend nccl cannot work on device cpu"):
+        chosen("nccl", "cpu")
+
+
+def test_a_local_rank_beyond_the_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu07")
+    assert str(no_gpu(RANK, 1, 1, True)) == (
+        "rank 5 (local rank 1) on gpu07 needs GPU 1, but there is 1\n"
+        "  why: torch sees 1 GPU; CUDA_VISIBLE_DEVICES is '3'\n"
+        "  fix: start at most 1 ranks per node (--nproc-per-node 1), or let each rank see all GPUs"
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert no_gpu(RANK, 0, 0, True).why == "torch sees 0 GPUs; CUDA_VISIBLE_DEVICES is not set"
+    assert no_gpu(RANK, 0, 0, False).why == "this torch was built without CUDA"
+
+
+def test_binding_checks_the_number_of_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError, match="needs GPU 1, but there is 1"):
+        bind(torch.device("cuda", 1), RANK)
+    bind(torch.device("cpu"), RANK)
+    assert gpu_identity(torch.device("cpu")) is None
+
+
+def test_seeds_differ_between_ranks_and_neighbouring_seeds():
+    seeds = {rank_seed(seed, rank) for seed in range(20) for rank in range(20)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeding_repeats():
+    seed_all(3, 1)
+    first = torch.rand(2)
+    seed_all(3, 1)
+    assert torch.equal(first, torch.rand(2))
