@@ -144,9 +144,12 @@ def weird_tmp_path(tmp_path: Path) -> Path:
     return folder
 
 
-def processes_of(run_id: str) -> dict[int, str]:
-    """Return the living processes whose environment or command names a run: process id to command line."""
-    found, needle = {}, run_id.encode()
+def processes_of(run: str | Path) -> dict[int, str]:
+    """Return the living processes of a run, by its folder or its id: process id to command line.
+
+    The folder stands in the environment of each. An id alone may also be that of a run elsewhere.
+    """
+    found, needle = {}, f"{run}/".encode() if isinstance(run, Path) else run.encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
@@ -161,13 +164,12 @@ def processes_of(run_id: str) -> dict[int, str]:
 
 @pytest.fixture
 def assert_nothing_left() -> Callable[..., None]:
-    """Give a function that fails while a process of a run, named by id or folder, is alive after ``seconds``."""
+    """Give a function that fails while a process of a run, named by folder or id, is alive after ``seconds``."""
 
     def check(run: str | Path, seconds: float = 0.0) -> None:
-        run_id = run if isinstance(run, str) else run.name
         deadline = time.monotonic() + seconds
-        while (left := processes_of(run_id)) and time.monotonic() < deadline:
+        while (left := processes_of(run)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert not left, f"processes of {run_id} are left: {left}"
+        assert not left, f"processes of {run} are left: {left}"
 
     return check

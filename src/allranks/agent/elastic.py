@@ -27,8 +27,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from allranks import contract
 from allranks.agent.rank import RankOrder
 from allranks.agent.ranks import RankExit, Ranks
+from allranks.agent.stop import Stop
+from allranks.agent.telling import Journal
 from allranks.contract import NodeSpec
-from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
 #: torch's agent sleeps this long before each look at the ranks; ours waits inside the look instead.
@@ -38,6 +39,8 @@ _LOOK_SECONDS = 1.0
 _HEALTHY_SECONDS = 60.0
 _LONGEST_DELAY = 60.0
 _KILL_PATIENCE = 5.0
+#: How soon a user in a hurry is noticed.
+_HURRY_SECONDS = 0.1
 
 
 class WarmElasticAgent(SimpleElasticAgent):
@@ -51,6 +54,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         python: command line of the interpreter up to the script, or None to fork warm ranks.
         events: where to tell what happens.
         index: told which logs to watch.
+        stop: requests to end; a hurried one cuts the patience with the ranks short.
     """
 
     def __init__(
@@ -60,8 +64,9 @@ class WarmElasticAgent(SimpleElasticAgent):
         folder: Path,
         ranks: Ranks,
         python: tuple[str, ...] | None,
-        events: EventWriter,
+        events: Journal,
         index: LogIndexWriter,
+        stop: Stop,
     ) -> None:
         super().__init__(worker_spec)
         self._node = node
@@ -73,8 +78,8 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._told = 0
         self._quick_failures = 0
         self._started = 0.0
-        self.stopping = False
-        self.hurry = False
+        self._stop = stop
+        self._stopping = False
         self.first_failure: tuple[int, RankExit] | None = None
 
     # --- what torch's agent asks of a subclass ---
@@ -112,7 +117,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._end_ranks(signal.SIGTERM)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
-        self.stopping = True
+        self._stopping = True
         self._end_ranks(death_sig)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -128,6 +133,8 @@ class WarmElasticAgent(SimpleElasticAgent):
         deadline = time.monotonic() + delay
         while (left := deadline - time.monotonic()) > 0:
             self._ranks.wait(left)
+        # Nobody may hold on to the old store: a fixed port is free again only when the last of them lets go.
+        self._store = worker_group.store = None
         super()._restart_workers(worker_group)
 
     def _construct_event(
@@ -189,7 +196,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         for ended in self._ranks.exits[self._told :]:
             rank = group.workers[ended.local_rank].global_rank
             self._events.write(contract.RANK_EXITED, rank=rank, pid=ended.pid, code=ended.code, ended=ended.time)
-            if ended.code and self.first_failure is None and not self.stopping:
+            if ended.code and self.first_failure is None and not self._stopping:
                 self.first_failure = (rank, ended)
         self._told = len(self._ranks.exits)
 
@@ -213,9 +220,9 @@ class WarmElasticAgent(SimpleElasticAgent):
             self._ranks.signal(current)
             deadline = time.monotonic() + patience
             while self._ranks.pids and (left := deadline - time.monotonic()) > 0:
-                self._ranks.wait(min(left, _LOOK_SECONDS))
-                if self.hurry and current != signal.SIGKILL:
+                if self._stop.hurry and current != signal.SIGKILL:
                     break
+                self._ranks.wait(min(left, _HURRY_SECONDS))
         self._tell_exits(self._worker_group)
 
     def _restart_delay(self) -> float:

@@ -7,20 +7,21 @@ stays as it is, and everything that makes threads or connections happens on this
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from allranks import contract
 from allranks.agent import warmth
+from allranks.agent.node import Start, leave_early, run_node
 from allranks.agent.rank import become
 from allranks.agent.starter import Starter
+from allranks.agent.stop import SIGNALS, Stop
+from allranks.agent.telling import complain
 from allranks.contract import NodeSpec
-
-if TYPE_CHECKING:
-    from allranks.agent.node import Outcome
 
 #: Set when this process found, after it had imported torch, that it must not fork ranks, and began again.
 _PLAIN = "ALLRANKS_PLAIN_BECAUSE"
@@ -30,14 +31,15 @@ def main(argv: list[str]) -> NoReturn:
     """Run the agent of the node whose orders are in ``argv[1]``; ends with the job's exit code here."""
     began = time.time()
     node = NodeSpec.from_json(Path(argv[1]).read_text(encoding="utf-8"))
+    stop = Stop(lambda stop: leave_early(node, stop))
+    stop.listen()
     plain = os.environ.pop(_PLAIN, None) or warmth.why_plain(node)
     if plain is None:
         plain = _warm_up(argv)
     channel = _fork_starter(node)
-    from allranks.agent.node import run_node
-
-    outcome = run_node(node, channel, plain, began)
-    _leave(outcome)
+    outcome = run_node(node, Start(channel, plain, began, stop))
+    # At once: an interpreter with torch in it takes a tenth of a second to take itself apart.
+    os._exit(outcome.exit_code)
 
 
 def _warm_up(argv: list[str]) -> str | None:
@@ -49,6 +51,7 @@ def _warm_up(argv: list[str]) -> str | None:
     unsafe = warmth.why_unsafe_to_fork()
     if unsafe:
         os.environ[_PLAIN] = unsafe
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until they are listened for again.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], argv[1]])
     return None
 
@@ -56,20 +59,26 @@ def _warm_up(argv: list[str]) -> str | None:
 def _fork_starter(node: NodeSpec) -> socket.socket:
     """Fork the process that starts ranks and return our end of the socket to it."""
     ours, theirs = socket.socketpair()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until the starter ignores them.
     if os.fork() == 0:
         ours.close()
         _be_starter(theirs, node)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     theirs.close()
     return ours
 
 
 def _be_starter(channel: socket.socket, node: NodeSpec) -> NoReturn:
-    starter = Starter(channel, node.stop_timeout)
-    order = starter.serve()
-    starter.forget()
+    try:
+        starter = Starter(channel, node.stop_timeout)
+        order = starter.serve()
+        starter.forget()
+        os.environ.pop(contract.LIFELINE, None)
+    except BaseException:  # noqa: BLE001 - in the starter or in a new rank: neither may go on as an agent
+        complain()
+        os._exit(1)
     if order is None:
         os._exit(0)
-    os.environ.pop(contract.LIFELINE, None)
     # From here on this process is a rank: it must end as an interpreter ends, not return to the agent's code.
     become(order, _umask())
 
@@ -78,10 +87,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _leave(outcome: Outcome) -> NoReturn:
-    """End at once: an interpreter with torch in it takes a tenth of a second to take itself apart."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(outcome.exit_code)

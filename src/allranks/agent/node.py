@@ -5,27 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.agent.ranks import Ranks, StarterGoneError
+from allranks.agent.stop import Stop
+from allranks.agent.system import marked, signal_process
+from allranks.agent.telling import Heartbeat, Journal, complain
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError, LaunchError
-from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
 if TYPE_CHECKING:
     import socket
 
     from allranks.agent.elastic import WarmElasticAgent
-
-_HEARTBEAT_SECONDS = 5.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -38,41 +34,52 @@ class Outcome:
     rank: int | None = None
 
 
-class Heartbeat:
-    """A file that changes every few seconds while the agent is alive; also keeps the log index up to date."""
+@dataclass(frozen=True)
+class Start:
+    """How this agent started.
 
-    def __init__(self, path: Path, index: LogIndexWriter, mode: int) -> None:
-        self._index = index
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
-        self._next = 0.0
-
-    def tick(self) -> None:
-        """Note which logs have grown and, when it is time, beat."""
-        self._index.tick()
-        if (now := time.time()) >= self._next:
-            self._next = now + _HEARTBEAT_SECONDS
-            # Fixed width, in place: a reader sees this beat or the last one. No space is needed on the disk.
-            os.pwrite(self._descriptor, f"{now:017.6f}\n".encode(), 0)
-
-
-def run_node(node: NodeSpec, channel: socket.socket, plain: str | None, began: float) -> Outcome:
-    """Run the node's ranks to their end.
-
-    Args:
-        node: the orders.
+    Attributes:
         channel: the socket to the starter.
         plain: why ranks start as plain interpreters, or None when they are forked.
         began: when this process began, in seconds since 1970.
+        stop: requests to end.
     """
-    folder = Path(node.run_dir, contract.node_dir(node.attempt, node.node))
-    events = EventWriter(folder / contract.AGENT_EVENTS, node.file_mode)
-    try:
-        outcome = _drive(node, folder, channel, plain, began, events)
-    except AllranksError as error:
-        events.write(contract.ERROR, what=error.what, why=error.why, fix=error.fix, see=error.see)
-        outcome = Outcome("FAILED", error.exit_code, error.what)
-    except StarterGoneError as error:
-        outcome = Outcome("FAILED", 1, f"{error}; its ranks were killed with it")
+
+    channel: socket.socket
+    plain: str | None
+    began: float
+    stop: Stop
+
+
+def run_node(node: NodeSpec, start: Start) -> Outcome:
+    """Run the node's ranks to their end, tell how it went, and leave no process behind."""
+    folder = _folder(node)
+    events = Journal(folder / contract.AGENT_EVENTS, node.file_mode)
+    index = LogIndexWriter(folder, node.file_mode)
+    heart = Heartbeat(folder / contract.HEARTBEAT, index, node.file_mode)
+    heart.tick()
+    ranks = Ranks(start.channel, heart.tick, start.stop.check)
+    outcome = _drive(node, start, ranks, events, index)
+    ranks.quit(clean=outcome.state == "SUCCEEDED")
+    index.close()
+    _tell_end(events, outcome)
+    return outcome
+
+
+def leave_early(node: NodeSpec, stop: Stop) -> None:
+    """End at once, before there is any rank, and tell why."""
+    assert stop.signal is not None
+    events = Journal(_folder(node) / contract.AGENT_EVENTS, node.file_mode)
+    events.write(contract.STOP_REQUESTED, signal=stop.signal.name, by=stop.why)
+    _tell_end(events, Outcome("CANCELLED", 128 + stop.signal, stop.why))
+    os._exit(128 + stop.signal)
+
+
+def _folder(node: NodeSpec) -> Path:
+    return Path(node.run_dir, contract.node_dir(node.attempt, node.node))
+
+
+def _tell_end(events: Journal, outcome: Outcome) -> None:
     events.write(
         contract.ENDED,
         state=outcome.state,
@@ -80,62 +87,49 @@ def run_node(node: NodeSpec, channel: socket.socket, plain: str | None, began: f
         reason=outcome.reason,
         because_of_rank=outcome.rank,
     )
-    return outcome
 
 
-def _drive(
-    node: NodeSpec, folder: Path, channel: socket.socket, plain: str | None, began: float, events: EventWriter
-) -> Outcome:
-    index = LogIndexWriter(folder, node.file_mode)
-    heart = Heartbeat(folder / contract.HEARTBEAT, index, node.file_mode)
-    lifeline = 0 if os.environ.get(contract.LIFELINE) else None
-    ranks = Ranks(channel, heart.tick, lifeline, _launcher_gone)
-    heart.tick()
+def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: Journal, index: LogIndexWriter) -> Outcome:
+    """Run the ranks; whatever goes wrong becomes an outcome."""
     try:
-        agent = _make_agent(node, folder, ranks, plain, events, index)
-        torch_version = sys.modules["torch"].__version__
-        events.write(
-            contract.AGENT_STARTED,
-            pid=os.getpid(),
-            began=began,
-            python=sys.executable,
-            torch=torch_version,
-            plain=plain,
-        )
-        outcome = _run(agent, events)
-    except ImportError as error:
-        traceback.print_exc()
-        ranks.quit(clean=True)
-        raise _no_torch(error) from error
-    ranks.quit(clean=outcome.state == "SUCCEEDED")
-    index.close()
-    return outcome
+        agent = _make_agent(node, start, ranks, events, index)
+        return _run(agent, start.stop, events)
+    except AllranksError as error:
+        events.write(contract.ERROR, what=error.what, why=error.why, fix=error.fix, see=error.see)
+        return Outcome("FAILED", error.exit_code, error.what)
+    except StarterGoneError as error:
+        _kill_all(node)
+        return Outcome("FAILED", 1, f"{error}; its ranks were killed with it")
+    except Exception as error:  # noqa: BLE001 - the ranks must be ended, and the record must say why
+        complain()
+        return Outcome("FAILED", 1, f"the agent failed: {type(error).__name__}: {error}")
 
 
-def _make_agent(
-    node: NodeSpec, folder: Path, ranks: Ranks, plain: str | None, events: EventWriter, index: LogIndexWriter
-) -> WarmElasticAgent:
+def _make_agent(node: NodeSpec, start: Start, ranks: Ranks, events: Journal, index: LogIndexWriter) -> WarmElasticAgent:
     # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
-    from allranks.agent.elastic import WarmElasticAgent, describe
-    from allranks.agent.rendezvous import OneNodeRendezvous
-
-    python = None if plain is None else (sys.executable, *node.python_options)
+    try:
+        from allranks.agent.elastic import WarmElasticAgent, describe
+        from allranks.agent.rendezvous import OneNodeRendezvous
+    except ImportError as error:
+        complain()
+        raise _no_torch(error) from error
+    events.write(
+        contract.AGENT_STARTED,
+        pid=os.getpid(),
+        began=start.began,
+        python=sys.executable,
+        torch=sys.modules["torch"].__version__,
+        plain=start.plain,
+    )
+    python = None if start.plain is None else (sys.executable, *node.python_options)
     rendezvous = OneNodeRendezvous(node.run_id, node.master_addr, node.master_port)
-    return WarmElasticAgent(describe(node, rendezvous), node, folder, ranks, python, events, index)
+    return WarmElasticAgent(describe(node, rendezvous), node, _folder(node), ranks, python, events, index, start.stop)
 
 
-def _run(agent: WarmElasticAgent, events: EventWriter) -> Outcome:
+def _run(agent: WarmElasticAgent, stop: Stop, events: Journal) -> Outcome:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    def stop(number: int, _: FrameType | None) -> None:
-        if agent.stopping:
-            agent.hurry = True
-            return
-        agent.stopping = True
-        raise SignalException(f"got {signal.Signals(number).name}", signal.Signals(number))
-
-    for number in _STOP_SIGNALS:
-        signal.signal(number, stop)
+    stop.ready()
     try:
         result = agent.run()
     except SignalException as error:
@@ -153,13 +147,16 @@ def describe_exit(rank: int, code: int) -> str:
     """Say in words how a rank ended."""
     if code >= 0:
         return f"rank {rank} ended with exit code {code}"
-    return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    try:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    except ValueError:  # Most real-time signals have no name.
+        return f"rank {rank} was killed by signal {-code}"
 
 
-def _launcher_gone() -> None:
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    raise SignalException("the launcher is gone", signal.SIGTERM)
+def _kill_all(node: NodeSpec) -> None:
+    """Kill what the ranks had started: without the starter nobody else knows of it."""
+    for pid in marked(contract.RUN_DIR, node.run_dir):
+        signal_process(pid, signal.SIGKILL)
 
 
 def _no_torch(error: ImportError) -> LaunchError:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
 from allranks.agent.script import run_as_main
+from allranks.agent.streams import FloodBuffer, RankStream
 from allranks.agent.system import die_with_parent
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,11 @@ def leave_starter(parent: int) -> None:
 
 def become(order: RankOrder, umask: int) -> NoReturn:
     """Turn this process into the rank of ``order``; never returns."""
-    _open_streams(order, umask)
+    try:
+        _open_streams(order, umask)
+    except OSError as error:
+        os.write(2, f"allranks: cannot open a rank's log: {error}\n".encode(errors="backslashreplace"))
+        os._exit(1)
     os.environ.update(order.variables)
     if order.python is None:
         _renew_interpreter()
@@ -74,7 +80,7 @@ def _open_streams(order: RankOrder, umask: int) -> None:
 
 def _renew_interpreter() -> None:
     """Renew what a fork shares and two interpreters of their own would not share."""
-    sys.stdin = sys.__stdin__ = open(0, closefd=False, encoding="utf-8")  # type: ignore[misc] # noqa: SIM115
+    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
     random.seed()
@@ -85,14 +91,27 @@ def _renew_interpreter() -> None:
 
 def _stream(descriptor: int, old: TextIO) -> io.TextIOWrapper:
     """Open a standard stream anew: line by line, so that what a rank said before it died is there."""
-    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - it lives as long as the rank
-    return io.TextIOWrapper(
-        raw,
+    mode, unbuffered = ("w" if descriptor else "r"), bool(os.environ.get("PYTHONUNBUFFERED"))
+    file = io.FileIO(descriptor, mode, closefd=False)
+    file.name = old.name
+    kind = RankStream if descriptor == 1 and not unbuffered else io.TextIOWrapper
+    stream = kind(
+        _buffer(file, unbuffered),
         encoding=old.encoding,
         errors=old.errors,
-        line_buffering=True,
-        write_through=bool(os.environ.get("PYTHONUNBUFFERED")),
+        line_buffering=bool(descriptor),
+        write_through=unbuffered,
     )
+    stream.mode = mode  # type: ignore[misc]
+    return stream
+
+
+def _buffer(file: io.FileIO, unbuffered: bool) -> io.FileIO | io.BufferedReader | io.BufferedWriter:
+    if file.fileno() == 0:
+        return io.BufferedReader(file)
+    if unbuffered:
+        return file
+    return FloodBuffer(file) if file.fileno() == 1 else io.BufferedWriter(file)
 
 
 def _replace_process(order: RankOrder) -> NoReturn:
@@ -100,6 +119,8 @@ def _replace_process(order: RankOrder) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     start = {"script": [order.target], "module": ["-m", order.target], "binary": [order.target]}[order.kind]
     command = [*(order.python if order.kind != "binary" else ()), *start, *order.args]
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)  # As subprocess does: else a program would inherit what Python ignores.
     try:
         os.execvp(command[0], command)
     except OSError as error:

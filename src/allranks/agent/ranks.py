@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import time
@@ -11,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from allranks.agent.rank import RankOrder
+from allranks.errors import LaunchError
+
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -33,33 +35,33 @@ class Ranks:
     Args:
         channel: the socket to the starter.
         idle: called about 20 times a second while waiting.
-        lifeline: descriptor that closes when the launcher is gone, or None.
-        launcher_gone: called when it has closed.
+        check: likewise, but for the end; may raise.
     """
 
-    def __init__(
-        self,
-        channel: socket.socket,
-        idle: Callable[[], None],
-        lifeline: int | None,
-        launcher_gone: Callable[[], None],
-    ) -> None:
+    def __init__(self, channel: socket.socket, idle: Callable[[], None], check: Callable[[], None]) -> None:
         self._channel = channel
         self._idle = idle
-        self._lifeline = lifeline
-        self._launcher_gone = launcher_gone
+        self._check = check
         self._unread = b""
+        self._refused: str | None = None
         self.pids: dict[int, int] = {}  # local rank -> process id, of those alive
         self.exits: list[RankExit] = []  # of this generation, in order
 
     def start(self, orders: dict[int, RankOrder]) -> dict[int, int]:
-        """Start ranks, by local rank; return their process ids once all have been forked."""
+        """Start ranks, by local rank; return their process ids once all have been forked.
+
+        Raises:
+            LaunchError: the system allows no further process.
+        """
+        self._check()
         self.exits.clear()
         started: dict[int, int] = {}
         for local_rank, order in orders.items():
             self._send({"start": local_rank, "order": asdict(order)})
-        while len(started) < len(orders):
-            started |= self._receive(None)
+            # One by one: two processes that both wait for room in the socket would wait for ever.
+            while local_rank not in started:
+                started |= self._read()
+                self._raise_refusal(local_rank)
         return started
 
     def signal(self, number: int) -> None:
@@ -68,40 +70,35 @@ class Ranks:
 
     def quit(self, clean: bool) -> None:
         """Let the starter end; unless ``clean``, with everything that its ranks left behind."""
-        self._send({"quit": "clean" if clean else "kill"})
-        while True:
-            try:
-                self._receive(None)
-            except StarterGoneError:
-                return
+        try:
+            self._send({"quit": "clean" if clean else "kill"})
+            while True:
+                self._receive(_LOOK_SECONDS)
+                self._idle()
+        except StarterGoneError:
+            return
 
     def wait(self, seconds: float) -> bool:
         """Wait until a rank has ended, at most ``seconds``; tell whether one has."""
         known = len(self.exits)
         deadline = time.monotonic() + seconds
         while len(self.exits) == known and (left := deadline - time.monotonic()) > 0:
-            self._receive(min(left, 0.05))
+            self._check()
+            self._receive(min(left, _LOOK_SECONDS))
             self._idle()
         return len(self.exits) > known
 
-    def _receive(self, timeout: float | None) -> dict[int, int]:
-        """Take in what the starter says; return the ranks that it says it has started."""
-        watched: list[socket.socket | int] = [self._channel]
-        if self._lifeline is not None:
-            watched.append(self._lifeline)
-        readable, _, _ = select.select(watched, [], [], timeout)
-        if self._lifeline in readable:
-            self._check_lifeline()
-        return self._read() if self._channel in readable else {}
-
-    def _check_lifeline(self) -> None:
-        assert self._lifeline is not None
-        if not os.read(self._lifeline, 4096):
-            self._lifeline = None
-            self._launcher_gone()
+    def _receive(self, timeout: float) -> None:
+        """Take in what the starter says, if it does so in time."""
+        if select.select([self._channel], [], [], timeout)[0]:
+            self._read()
 
     def _read(self) -> dict[int, int]:
-        data = self._channel.recv(65536)
+        """Take in what the starter says next; return the ranks that it says it has started."""
+        try:
+            data = self._channel.recv(65536)
+        except OSError as error:
+            raise StarterGoneError("the process that starts ranks has ended") from error
         if not data:
             raise StarterGoneError("the process that starts ranks has ended")
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -109,9 +106,19 @@ class Ranks:
         for message in map(json.loads, lines):
             if "started" in message:
                 started[message["started"]] = self.pids[message["started"]] = message["pid"]
+            elif "refused" in message:
+                self._refused = message["why"]
             else:
                 self._note_exit(RankExit(message["ended"], message["pid"], message["code"], message["time"]))
         return started
+
+    def _raise_refusal(self, local_rank: int) -> None:
+        if self._refused is not None:
+            raise LaunchError(
+                f"cannot start local rank {local_rank}",
+                why=self._refused,
+                fix="fewer ranks (--nproc-per-node), or higher limits (ulimit -u, ulimit -n)",
+            )
 
     def _note_exit(self, ended: RankExit) -> None:
         del self.pids[ended.local_rank]

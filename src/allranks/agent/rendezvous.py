@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -53,15 +54,7 @@ class OneNodeRendezvous(RendezvousHandler):
         self._store = None  # Closes the last one, so that a fixed port is free again.
         listener = _listen(self._address, self._port or 0)
         port = listener.getsockname()[1]
-        self._store = TCPStore(
-            self._address,
-            port,
-            None,
-            is_master=True,
-            timeout=timedelta(minutes=5),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = _serve(self._address, port, listener.detach())
         store = PrefixStore(f"{self._run_id}/agents/{self._generation}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, port))
 
@@ -84,6 +77,25 @@ class OneNodeRendezvous(RendezvousHandler):
         """Close the store."""
         self._store = None
         return True
+
+
+def _serve(address: str, port: int, descriptor: int) -> TCPStore:
+    """Serve a store on a socket that listens."""
+    serve = partial(
+        TCPStore,
+        address,
+        port,
+        None,
+        is_master=True,
+        timeout=timedelta(minutes=5),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
+    try:
+        return serve()
+    except NotImplementedError:
+        # The libuv server, the default since torch 2.4, takes an open socket only since a later version.
+        return serve(use_libuv=False)
 
 
 def _listen(address: str, port: int) -> socket.socket:

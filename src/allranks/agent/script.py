@@ -14,8 +14,10 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+_Hook = Callable[[type[BaseException], BaseException, "types.TracebackType | None"], object]
 
 
 def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
@@ -27,32 +29,34 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
         args: its arguments.
 
     Raises:
-        SystemExit: always but on KeyboardInterrupt; the interpreter's own finalization does the rest.
-        KeyboardInterrupt: passed on, so that the interpreter dies of SIGINT as it always does.
+        SystemExit: the script has ended, or ended itself.
+        BaseException: whatever the script raised; the interpreter shows it and gives the exit code for it.
     """
     try:
         (_run_module if kind == "module" else _run_script)(target, args)
     except SystemExit:
         raise
-    except BaseException as error:
-        _show(error)
-        if isinstance(error, KeyboardInterrupt):
-            sys.excepthook = lambda *_: None  # It has been shown.
-            raise
-        sys.exit(1)
+    except BaseException:
+        sys.excepthook = _without_our_frames(sys.excepthook)
+        raise
     sys.exit(0)
 
 
-def _show(error: BaseException) -> None:
-    """Show ``error`` through the excepthook that the script may have set, without the frames of ours."""
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    sys.excepthook(type(error), error.with_traceback(frames), frames)
+def _without_our_frames(show: _Hook) -> _Hook:
+    """Wrap the excepthook, which the script may have set, so that tracebacks begin at the script's first frame."""
+
+    def show_script_only(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
+        while frames and frames.tb_frame.f_code.co_filename != __file__:
+            frames = frames.tb_next
+        while frames and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        show(kind, error.with_traceback(frames), frames)
+
+    return show_script_only
 
 
 def _run_script(path: str, args: Sequence[str]) -> None:
-    _set_arguments([path, *args])
+    _set_arguments(path, [path, *args])
     _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - the way CPython computes sys.path[0]
     main = _new_main()
     main.__file__ = path
@@ -63,25 +67,27 @@ def _run_script(path: str, args: Sequence[str]) -> None:
 
 
 def _run_module(name: str, args: Sequence[str]) -> None:
-    _set_arguments(["-m", *args])
+    _set_arguments("-m", ["-m", *args], name)
     _put_first(os.getcwd())  # noqa: PTH109 - sys.path holds text
     _new_main()
     # The function behind `python -m`: it sets __spec__, __file__ and sys.argv[0], and says what it cannot find.
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _set_arguments(argv: list[str]) -> None:
+def _set_arguments(first: str, argv: list[str], *name: str) -> None:
     sys.argv = argv
-    sys.orig_argv = [sys.executable, *argv]
+    sys.orig_argv = [sys.executable, first, *name, *argv[1:]]
 
 
 def _put_first(folder: str) -> None:
-    if not os.environ.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, folder)
+    """Take the agent's own folder, which comes first, out of the search path, and put ``folder`` there."""
+    sys.path[:1] = [] if os.environ.get("PYTHONSAFEPATH") else [folder]
 
 
 def _new_main() -> types.ModuleType:
     main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __cached__=None, __annotations__={})
+    main.__dict__.update(__builtins__=builtins, __cached__=None)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     return main

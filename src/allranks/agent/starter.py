@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from allranks.agent.rank import RankOrder, leave_starter
-from allranks.agent.system import adopt_orphans, children
+from allranks.agent.stop import SIGNALS
+from allranks.agent.system import adopt_orphans, children, signal_group, signal_process
 
 _KILL_PATIENCE = 5.0
 
@@ -36,6 +37,7 @@ class Starter:
         self._channel = channel
         self._stop_timeout = stop_timeout
         self._ranks: dict[int, int] = {}  # process id -> local rank
+        self._groups: set[int] = set()  # of all ranks that there ever were
         self._unread = b""
         self._leaving = False
         self._clean = False
@@ -48,8 +50,9 @@ class Starter:
         gc.disable()
         gc.freeze()  # Pages that the ranks share stay shared when their collectors run.
         adopt_orphans()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The agent decides, and its end is ours.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
@@ -90,7 +93,7 @@ class Starter:
             return self._start(message["start"], RankOrder(**message["order"]))
         if "signal" in message:
             for pid in self._ranks:
-                _signal_group(pid, message["signal"])
+                signal_group(pid, message["signal"])
         if "quit" in message:
             self._leaving, self._clean = True, message["quit"] == "clean"
         return None
@@ -98,8 +101,12 @@ class Starter:
     def _start(self, local_rank: int, order: RankOrder) -> RankOrder | None:
         """Fork a rank, and go on once it has a session of its own: from then on no signal to it is lost."""
         me = os.getpid()
-        ready, unready = os.pipe()
-        pid = os.fork()
+        try:
+            ready, unready = os.pipe()
+            pid = os.fork()
+        except OSError as error:
+            self._say(refused=local_rank, why=error.strerror)
+            return None
         if pid == 0:
             os.close(ready)
             leave_starter(me)
@@ -109,6 +116,7 @@ class Starter:
         os.read(ready, 1)
         os.close(ready)
         self._ranks[pid] = local_rank
+        self._groups.add(pid)
         self._say(started=local_rank, pid=pid)
         return None
 
@@ -131,7 +139,7 @@ class Starter:
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert status is not None
         code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-        _signal_group(pid, signal.SIGKILL if code else signal.SIGTERM)
+        signal_group(pid, signal.SIGKILL if code else signal.SIGTERM)
         os.waitpid(pid, 0)
         self._say(ended=local_rank, pid=pid, code=code, time=ended)
 
@@ -142,10 +150,12 @@ class Starter:
             self._leaving = True  # The agent is gone.
 
     def _end_all(self) -> None:
-        """Leave nobody behind: the ranks, then, unless all ended well, what they left in other sessions."""
-        self._end(lambda: list(self._ranks), _signal_group, self._stop_timeout)
-        if not self._clean:
-            self._end(children, _signal_process, _KILL_PATIENCE)
+        """Leave nobody behind: the ranks, then what they left; in other sessions too, unless all ended well."""
+        self._end(lambda: list(self._ranks), signal_group, self._stop_timeout)
+        self._end(self._left_in_groups if self._clean else children, signal_process, _KILL_PATIENCE)
+
+    def _left_in_groups(self) -> list[int]:
+        return [pid for pid in children() if _group(pid) in self._groups]
 
     def _end(self, alive: Callable[[], Collection[int]], send: Callable[[int, int], None], patience: float) -> None:
         for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _KILL_PATIENCE)):
@@ -165,15 +175,8 @@ def _ended_child() -> int | None:
     return ended.si_pid if ended else None
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _group(pid: int) -> int | None:
     try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # It has ended, or holds only processes that are no longer ours to signal.
-
-
-def _signal_process(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -41,13 +42,60 @@ def thread_count() -> int:
 
 def children() -> list[int]:
     """Return the process ids of this process's children; empty where there is no /proc."""
-    me, found = os.getpid(), []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = entry.read_text(errors="replace")
-        except OSError:
-            continue  # It ended while we looked.
-        # The name in brackets may hold anything, brackets and spaces too: fields count from the last ')'.
-        if int(text.rpartition(")")[2].split()[1]) == me:
-            found.append(int(entry.parent.name))
-    return found
+    me = os.getpid()
+    try:
+        # Of the main thread, and a starter has no other. Not every kernel is built with it.
+        return [int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()]
+    except OSError:
+        return [pid for pid in _processes() if _parent(pid) == me]
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Return the processes that were started with a variable of that value, but for us and our ancestors."""
+    needle, ours = f"\0{name}={value}\0".encode(errors="surrogateescape"), set(_lineage())
+    return [pid for pid in _processes() if pid not in ours and needle in b"\0" + _environment(pid)]
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Send a signal to a process; it may be gone, or no longer ours."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # It has ended, or it belongs to somebody else now.
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to a process group; it may be empty, or no longer ours."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # It has ended, or holds only processes that are no longer ours to signal.
+
+
+def _processes() -> Iterator[int]:
+    """Yield the ids of this machine's processes; none where there is no /proc."""
+    yield from (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+
+
+def _environment(pid: int) -> bytes:
+    """Return what a process was started with; nothing for a dead one, or one of another user."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _lineage() -> Iterator[int]:
+    pid: int | None = os.getpid()
+    while pid:
+        yield pid
+        pid = _parent(pid)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None  # It ended while we looked.
+    # The name in brackets may hold anything, brackets and spaces too: fields count from the last ')'.
+    return int(text.rpartition(")")[2].split()[1])

@@ -11,10 +11,12 @@ from pathlib import Path
 from allranks.agent.system import thread_count
 from allranks.contract import NodeSpec
 
-#: Variables that torch and the libraries under it read while they are imported.
+#: Variables that torch and the libraries under it read once, while they are imported or soon after.
+_EARLY = r"(?:OMP|MKL|KMP|GOMP|OPENBLAS|ATEN|PYTORCH|TORCH(?!ELASTIC|_NCCL)|LD|PYTHON|MALLOC)_?\w*"
 _SETS_EARLY_VARIABLE = re.compile(
-    r"""(?: environ \s* \[ \s* ['"](?P<name>(?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH_LOGS|LD|PYTHON)\w*)['"] \s* \] \s* = (?!=)
-         | (?: environ\.setdefault | putenv ) \( \s* ['"](?P<other>(?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH_LOGS|LD|PYTHON)\w*)['"] )""",
+    rf"""environ \s* \[ \s* ['"] (?P<item>{_EARLY}) ['"] \s* \] \s* = (?!=)
+       | (?: environ\.setdefault | putenv ) \( \s* ['"] (?P<call>{_EARLY}) ['"]
+       | environ (?: \.update \( | \s* \|= ) [^)}}]*? \b (?P<update>{_EARLY}) ['"]? \s* [:=] (?!=)""",
     re.VERBOSE,
 )
 
@@ -41,14 +43,22 @@ def _why_script_needs_plain(node: NodeSpec) -> str | None:
     path = Path(node.target)
     if path.is_dir() or path.suffix in (".pyz", ".pyc", ".zip"):
         return f"{path.name} is no plain source file"
+    source = _read(path)
+    if source is None:
+        return f"{path.name} cannot be read as Python source"
+    if match := _SETS_EARLY_VARIABLE.search(source):
+        return f"{path.name} sets {match[match.lastgroup or 0]}, which is read while torch is imported"
+    return None
+
+
+def _read(path: Path) -> str | None:
+    """Return a script's text; None if the interpreter would refuse to read it."""
     try:
         with tokenize.open(path) as stream:
             source = stream.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return f"{path.name} cannot be read as Python source"
-    if match := _SETS_EARLY_VARIABLE.search(source):
-        return f"{path.name} sets {match['name'] or match['other']}, which is read while torch is imported"
-    return None
+        return None
+    return None if "\0" in source else source
 
 
 def why_unsafe_to_fork() -> str | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from allranks import contract
 from allranks.cli import render
+from allranks.cli.runs import name_to_type
 from allranks.clusters.agents import told_error
 from allranks.errors import AllranksError, LaunchError
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
 _TAIL_BYTES = 65536
+#: What torch puts before each line of a traceback, and how lines of its own log begin: no cause stands there.
+_TORCH_RANK = re.compile(r"^\[rank\d+\]: ?")
+_TORCH_LOG = re.compile(r"\[(?:rank\d+\]:\[)?[IW]\d{4} ")
 
 
 def explain(run: Run) -> AllranksError:
@@ -24,7 +29,9 @@ def explain(run: Run) -> AllranksError:
     if status.rank is not None:
         return _of_rank(run, folder, status.rank)
     if status.state is State.CANCELLED:
-        return LaunchError(f"{run.record.id} was cancelled", why=status.reason, fix=f"allranks logs {run.record.id}")
+        return LaunchError(
+            f"{run.record.id} was cancelled", why=status.reason, fix=f"allranks logs {name_to_type(run)}"
+        )
     return _of_agent(run, folder)
 
 
@@ -33,7 +40,7 @@ def _of_rank(run: Run, folder: Path, rank: int) -> AllranksError:
     return LaunchError(
         run.record.status.reason or f"rank {rank} failed",
         why=_last_line(log),
-        fix=f"allranks logs {run.record.id} --rank {rank}",
+        fix=f"allranks logs {name_to_type(run)} --rank {rank}",
         see=render.path(log),
     )
 
@@ -55,5 +62,5 @@ def _last_line(path: Path) -> str | None:
             lines = stream.read().decode(errors="replace").splitlines()
     except OSError:
         return None
-    said = [line.strip() for line in lines if line.strip()]
+    said = [text for line in lines if (text := _TORCH_RANK.sub("", line).strip()) and not _TORCH_LOG.match(text)]
     return said[-1][:500] if said else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -28,5 +29,5 @@ def command(folder: str, force: bool) -> int:
             render.talk(f"wrote {path}")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}", why=error.strerror) from error
-    render.talk("next: allranks run" + ("" if folder == "." else f" {Path(folder) / 'job.yaml'}"))
+    render.talk("next: allranks run" + ("" if folder == "." else f" {shlex.quote(str(Path(folder) / 'job.yaml'))}"))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from allranks.cli import render
 from allranks.runs.follow import Tail
 from allranks.runs.merge import MergedLogs
 from allranks.runs.record import Run
+
+#: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class Outlet:
@@ -93,7 +97,8 @@ class Live:
             _to_terminal(b"\r\x1b[K")
 
     def _draw(self, text: bytes) -> None:
-        shown = render.printable(text.decode(errors="replace"))[: shutil.get_terminal_size().columns - 1].encode()
+        plain = _ESCAPE.sub("", text.decode(errors="replace"))
+        shown = render.printable(plain)[: shutil.get_terminal_size().columns - 1].encode()
         if shown == self._drawn:
             return
         self.wipe()

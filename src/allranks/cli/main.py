@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from allranks.cli import render
-from allranks.cli.usage import from_click, unknown_verb
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, UsageError
 
 #: Verbs in the order of the help: module in this package, and one line. Modules are imported when used.
 VERBS = {
@@ -53,6 +52,8 @@ class Verbs(click.Group):
         """Find the verb; say which one may be meant where there is none."""
         word = args[0]
         if not word.startswith("-") and word.replace("_", "-") not in VERBS and not ctx.resilient_parsing:
+            from allranks.cli.usage import unknown_verb
+
             raise unknown_verb(word, list(VERBS))
         return super().resolve_command(ctx, args)
 
@@ -70,13 +71,17 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=Verbs, context_settings=CONTEXT)
+@click.group(cls=Verbs, context_settings=CONTEXT, invoke_without_command=True)
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run a PyTorch training script with all its ranks: here, and wherever there are GPUs.
 
     allranks run train.py --nproc-per-node 2
     """
+    if ctx.invoked_subcommand is None:
+        render.talk(ctx.get_help())
+        ctx.exit(UsageError.exit_code)
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -88,10 +93,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = error.exit_code
     except click.exceptions.Abort:
         code = 130
-    except click.exceptions.NoArgsIsHelpError as error:
-        render.talk(error.format_message())
-        code = 2
     except click.ClickException as error:
+        from allranks.cli.usage import from_click
+
         render.error(from_click(error))
         code = 2
     except BrokenPipeError:

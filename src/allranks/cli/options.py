@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _JOB_FILE = "job.yaml"
 _SCRIPT_ARGS = "allranks.script_args"
+#: Key of ``ctx.meta`` for the words of a verb as they were typed.
+TYPED = "allranks.typed"
 
 
 class JobCommand(click.Command):
@@ -29,6 +31,7 @@ class JobCommand(click.Command):
             at = args.index("--")
             ctx.meta[_SCRIPT_ARGS] = tuple(args[at + 1 :])
             args = args[:at]
+        ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
 

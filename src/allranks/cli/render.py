@@ -27,9 +27,10 @@ def has_colour(stream: IO[Any]) -> bool:
 
 
 def talk(text: str) -> None:
-    """Say something on stderr; a terminal that is gone is no reason to fail."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+    """Say something on stderr; a terminal that is gone is no reason to fail. Signal handlers may call it."""
+    wipe = "\r\x1b[K" if is_lively(sys.stderr) else ""  # A progress bar, or the ^C that the terminal showed.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{wipe}{text}\n".encode(errors="replace"))
 
 
 def data(text: str) -> None:

@@ -14,6 +14,7 @@ from allranks.cli import render
 from allranks.cli.explain import explain
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
+from allranks.cli.runs import name_to_type
 from allranks.errors import RunFolderError
 from allranks.runs.status import State
 
@@ -68,7 +69,7 @@ def _introduce(plan: Plan, run: Run) -> None:
 
 def _leave_it(run: Run) -> int:
     render.data(run.record.id)
-    render.talk(f"next: allranks logs -f {run.record.id}")
+    render.talk(f"next: allranks logs -f {name_to_type(run)}")
     return 0
 
 

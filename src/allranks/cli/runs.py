@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from allranks.cli import render
+
+if TYPE_CHECKING:
+    from allranks.runs.record import Run
 
 
 def runs_folder(folder: str | None) -> Path:
     """Return the absolute folder of runs: as given, as ALLRANKS_RUNS_FOLDER says, or ``runs`` here."""
     return Path.cwd() / Path(folder or os.environ.get("ALLRANKS_RUNS_FOLDER") or "runs").expanduser()
+
+
+def name_to_type(run: Run) -> str:
+    """Return what to call a run in a command typed here: its id, or its folder where ids are not looked for."""
+    if run.folder.parent == runs_folder(None).resolve():
+        return run.record.id
+    shown = render.path(run.folder)
+    return shlex.quote(shown if os.sep in shown else f".{os.sep}{shown}")
 
 
 def run_arguments(function: Callable[..., Any]) -> Callable[..., Any]:

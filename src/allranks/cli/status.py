@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option, run_arguments, runs_folder
+from allranks.cli.runs import json_option, name_to_type, run_arguments, runs_folder
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
 
@@ -53,8 +53,10 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _next(run: Run) -> str:
-    record = run.record
-    if not record.status.state.is_final:
-        return f"next: allranks logs -f {record.id}"
-    rank = f" --rank {record.status.rank}" if record.status.rank is not None else ""
-    return f"next: allranks logs {record.id}{rank}" if record.status.state is not State.UNKNOWN else ""
+    status, name = run.record.status, name_to_type(run)
+    if status.state is State.UNKNOWN:
+        return f"next: allranks logs {name}"
+    if not status.state.is_final:
+        return f"next: allranks logs -f {name}"
+    rank = f" --rank {status.rank}" if status.rank is not None else ""
+    return f"next: allranks logs {name}{rank}"

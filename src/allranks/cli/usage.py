@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 import click
 
+from allranks.cli.options import TYPED
 from allranks.errors import UsageError
 
 #: Verbs that take a job, and with it arguments of the script.
@@ -20,7 +21,7 @@ def from_click(failure: click.ClickException) -> UsageError:
     message = failure.format_message().rstrip(".").replace("\n", " ")
     what = message[:1].lower() + message[1:]
     if isinstance(failure, click.NoSuchOption):
-        what = f"no such option {failure.option_name}"
+        what = f"no such option {_as_typed(failure)}"
     return UsageError(what, fix=_fix(failure))
 
 
@@ -40,15 +41,22 @@ def _fix(failure: click.ClickException) -> str:
     path = context.command_path if context else "allranks"
     takes_a_job = bool(context and context.info_name in _TAKES_A_JOB)
     if isinstance(failure, click.NoSuchOption) and context:
-        return _of_option(failure.option_name, context, takes_a_job)
+        return _of_option(_as_typed(failure), context, takes_a_job)
     if takes_a_job and "extra argument" in failure.message:
         return f"the script's own arguments follow --: {path} train.py -- ..."
     return f"{path} --help"
 
 
+def _as_typed(failure: click.NoSuchOption) -> str:
+    """Return an option with the underscores that were typed: it may be the script's, and spelled so there."""
+    typed = failure.ctx.meta.get(TYPED, ()) if failure.ctx else ()
+    words = (word.partition("=")[0] for word in typed)
+    return next((word for word in words if word.replace("_", "-") == failure.option_name), failure.option_name)
+
+
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
-    near = _closest(name, [word for word in known if word.startswith("--")])
+    near = _closest(name.replace("_", "-"), [word for word in known if word.startswith("--")])
     meant = f"did you mean {near}?" if near else ""
     if not takes_a_job:
         return meant or f"{context.command_path} --help"

@@ -54,15 +54,6 @@ def _with(status: Status, state: State, native: str, *, restarts: int) -> Status
     return Status(state, native, started=status.started, restarts=restarts)
 
 
-def rank_pids(folder: Path) -> list[int]:
-    """Return the process ids of the newest generation of a node's ranks."""
-    pids: list[int] = []
-    for event in read_events(folder / contract.AGENT_EVENTS):
-        if event.kind == contract.RANKS_STARTED:
-            pids = [rank["pid"] for rank in event.fields["ranks"]]
-    return pids
-
-
 def heartbeat_age(folder: Path) -> float | None:
     """Return the seconds since a node's agent last showed that it is alive; None if it never did."""
     try:

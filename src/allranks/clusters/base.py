@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-
 if TYPE_CHECKING:
-    from allranks.runs.status import Handle, Status
-    from allranks.runs.record import Run
-    from allranks.plan.plan import Plan
     from allranks.job.spec import Job
+    from allranks.plan.plan import Plan
+    from allranks.runs.record import Run
+    from allranks.runs.status import Handle, Status
 
 
 @dataclass(frozen=True)

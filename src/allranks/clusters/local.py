@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import allranks
 from allranks import contract
 from allranks.clusters import agents, process
 from allranks.clusters.base import Request, Started
+from allranks.clusters.child import ChildAgent
 from allranks.contract import NodeSpec
 from allranks.errors import JobError, LaunchError
 from allranks.plan import environment
@@ -27,14 +26,17 @@ from allranks.plan.machine import this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import node_script
 from allranks.runs.record import Run
-from allranks.runs.status import State, Status
+from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job
 
 _MASTER = "127.0.0.1"
 _SCRIPT, _SPEC = "node-000.sh", "node-000.json"
-_KILL_PATIENCE = 10.0
+#: Longer than an agent takes beyond the ranks' own time to leave.
+_KILL_PATIENCE = 20.0
+#: A run without an agent after this long was left by a launcher that ended before it could start one.
+_STARTS_WITHIN = 60.0
 #: What torchrun and we set for ranks: a command that runs inside a rank must not hand it on.
 _RANK_VARIABLES = (
     "RANK",
@@ -55,6 +57,10 @@ class LocalCluster:
     """The kind ``local``."""
 
     name = "local"
+
+    def __init__(self) -> None:
+        self._child: ChildAgent | None = None
+        self._cancelled: list[Handle] = []
 
     def detect(self, environ: Mapping[str, str]) -> bool:
         """Tell that this machine is always at hand."""
@@ -79,18 +85,23 @@ class LocalCluster:
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
         """Start the agent of the plan's one node."""
-        return _LocalRun(plan, environ, detach=detach)
+        log = Path(plan.run_dir, contract.node_dir(0, 0), contract.AGENT_LOG)
+        mode = 0o640 if plan.group_readable else 0o600
+        # All that belongs to the run can be found by this, whatever becomes of its agent.
+        mark = {contract.RUN_DIR: plan.run_dir}
+        self._child = ChildAgent(plan.commands[0].command, {**_clean(environ), **mark}, log, mode, attached=not detach)
+        return self._child
 
     def status(self, run: Run) -> Status:
         """Find out what has become of a run, from what its agent told and whether it is alive."""
-        folder = run.node_folder(0)
-        told = agents.told_by(folder)
+        told = agents.told_by(run.node_folder(0))
         if told.state.is_final:
             return told
-        if process.is_here(run.record.handle):
-            # Looked at again after the process: it may have told its end between the two looks.
-            return told if process.is_alive(run.record.handle) else _gone(folder)
-        return _elsewhere(run, told)
+        if run.record.handle.pid is None:
+            return _never_started(run)
+        if not process.is_here(run.record.handle):
+            return _elsewhere(run, told)
+        return told if process.is_alive(run.record.handle) else self._gone(run)
 
     def cancel(self, run: Run) -> None:
         """End a run and wait until nothing of it is left.
@@ -99,68 +110,46 @@ class LocalCluster:
             LaunchError: it runs on another machine, or something of it would not end.
         """
         handle = run.record.handle
-        if not process.is_here(handle):
+        if handle.pid is not None and not process.is_here(handle):
             raise LaunchError(f"{run.record.id} runs on {handle.host}", fix=f"ssh {handle.host}, and cancel it there")
-        process.send(handle, signal.SIGTERM)
         patience = run.record.stop_timeout + _KILL_PATIENCE
-        if not process.await_end(handle, patience):
-            process.send(handle, signal.SIGKILL)
-            process.await_end(handle, _KILL_PATIENCE)
-        # Where the agent was killed, now or before, its ranks are being ended by the process that started them.
-        ranks = agents.rank_pids(run.node_folder(0))
-        if not process.await_ranks(ranks, run.record.id, patience):
-            process.kill_ranks(ranks, run.record.id)
-            if not process.await_ranks(ranks, run.record.id, _KILL_PATIENCE):
-                raise LaunchError(f"ranks of {run.record.id} do not end", why="not even of SIGKILL")
+        if process.is_alive(handle):
+            self._cancelled.append(handle)
+            process.send(handle, signal.SIGTERM)
+            if not process.await_end(handle, patience):
+                process.send(handle, signal.SIGKILL)
+                process.await_end(handle, _KILL_PATIENCE)
+        if agents.told_by(run.node_folder(0)).state.is_final:
+            return  # The agent has seen to its ranks.
+        if not process.end_marked(contract.RUN_DIR, str(run.folder), patience):
+            raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
+
+    def _gone(self, run: Run) -> Status:
+        """Make the status of a run whose agent is no more and has told of no end."""
+        # Looked at again after the process: it may have told its end between the two looks.
+        told = agents.told_by(run.node_folder(0))
+        if told.state.is_final:
+            return told
+        if process.any_marked(contract.RUN_DIR, str(run.folder)):
+            reason = "the agent is gone; what it had started is being ended"
+            return replace(told, state=State.RUNNING, native="agent gone", reason=reason)
+        mine = self._child is not None and self._child.handle == run.record.handle
+        if self._child is not None and mine and (understood := self._child.understand(told)):
+            return understood
+        if run.record.handle in self._cancelled:
+            return replace(told, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
+        if told.started is None:
+            return Status(State.FAILED, "agent gone", "the agent ended before it had started", 1)
+        reason = "the agent is gone without a word: it was killed, or the machine went down"
+        return replace(told, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
 
 
-class _LocalRun:
-    """A run of this machine that was just started."""
-
-    def __init__(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> None:
-        command = plan.commands[0].command
-        clean = {
-            name: value
-            for name, value in environ.items()
-            if name not in _RANK_VARIABLES and not name.startswith("TORCHELASTIC_")
-        }
-        log = Path(plan.run_dir, contract.node_dir(0, 0), contract.AGENT_LOG)
-        mode = 0o640 if plan.group_readable else 0o600
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "wb") as sink:
-            self._agent = _spawn(command, clean, sink, attached=not detach)
-        self.handle = process.identify(self._agent.pid)
-        self._pidfd = os.pidfd_open(self._agent.pid) if hasattr(os, "pidfd_open") else None
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until the agent ends, at most so long; tell whether it has ended."""
-        if self._pidfd is None:
-            time.sleep(min(seconds, 0.02))
-        else:
-            select.select([self._pidfd], [], [], seconds)
-        return self._agent.poll() is not None
-
-    def signal(self, number: int) -> None:
-        """Pass a signal on to the agent, which passes it on to the ranks."""
-        if self._agent.poll() is None:
-            self._agent.send_signal(number)
-
-
-def _spawn(
-    command: tuple[str, ...], environ: Mapping[str, str], log: IO[bytes], *, attached: bool
-) -> subprocess.Popen[bytes]:
-    """Start the agent in a session of its own: a terminal's signals reach it through us alone.
-
-    The pipe to its standard input is its lifeline: the kernel closes it whatever becomes of us.
-    """
-    lifeline = {contract.LIFELINE: "1"} if attached else {}
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env={**environ, **lifeline},
-        start_new_session=True,
-    )
+def _clean(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _RANK_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def _refuse(job: Job) -> None:
@@ -280,15 +269,10 @@ def _notes(job: Job) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _gone(folder: Path) -> Status:
-    """Make the status of a run whose agent is no more: what it told last, or that it told nothing."""
-    told = agents.told_by(folder)
-    if told.state.is_final:
-        return told
-    if told.started is None:
-        return Status(State.FAILED, "agent gone", "the agent ended before it had started", 1)
-    reason = "the agent is gone without a word: it was killed, or the machine went down"
-    return replace(told, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
+def _never_started(run: Run) -> Status:
+    if time.time() - run.record.created < _STARTS_WITHIN:
+        return run.record.status
+    return Status(State.FAILED, "never started", "the launcher ended before it had started the agent", 1)
 
 
 def _elsewhere(run: Run, told: Status) -> Status:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
+from allranks.agent import system
 from allranks.runs.status import Handle
+
+_KILL_PATIENCE = 10.0
 
 
 def identify(pid: int) -> Handle:
@@ -42,38 +42,32 @@ def await_end(handle: Handle, seconds: float) -> bool:
 
 
 def send(handle: Handle, number: int) -> None:
-    """Send a signal to the handle's process, if it is alive."""
+    """Send a signal to the process group that the handle's process leads, if it is alive."""
     if is_alive(handle) and handle.pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(handle.pid, number)
+        system.signal_group(handle.pid, number)
 
 
-def await_ranks(pids: Iterable[int], run_id: str, seconds: float) -> bool:
-    """Wait until none of the run's ranks is alive, at most ``seconds``; tell whether none is."""
-    deadline = time.monotonic() + seconds
-    left = list(pids)
-    while left := [pid for pid in left if _runs(pid, run_id)]:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.02)
-    return True
+def any_marked(name: str, value: str) -> bool:
+    """Tell whether a process that was started with a variable of that value is alive."""
+    return bool(system.marked(name, value))
 
 
-def kill_ranks(pids: Iterable[int], run_id: str) -> None:
-    """Kill the process groups of the run's ranks."""
-    for pid in pids:
-        if _runs(pid, run_id):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+def end_marked(name: str, value: str, patience: float) -> bool:
+    """End every process that was started with a variable of that value: SIGTERM, patience, SIGKILL.
 
-
-def _runs(pid: int, run_id: str) -> bool:
-    """Tell from its environment whether a process is a rank of the run; a dead or foreign one is not."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return run_id.encode() in environment
+    Tells whether none is left.
+    """
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _KILL_PATIENCE)):
+        for pid in system.marked(name, value):
+            system.signal_process(pid, number)
+        deadline = time.monotonic() + seconds
+        while system.marked(name, value):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.02)
+        else:
+            return True
+    return False
 
 
 def _started(pid: int) -> float | None:

@@ -19,9 +19,8 @@ def load_kind(name: str) -> ClusterKind:
     """
     if name in _BUILT_IN:
         return _load(_BUILT_IN[name])
-    from importlib.metadata import (
-        entry_points,  # Only here: it reads the metadata of every installed package.
-    )
+    from difflib import get_close_matches
+    from importlib.metadata import entry_points  # Not at the top: it reads what every package has installed.
 
     found = {point.name: point.value for point in entry_points(group=_GROUP)}
     if name in found:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
-import tokenize
+import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
 
 _ELF = b"\x7fELF"
+#: How a source names its encoding, in one of its first two lines (PEP 263).
+_CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -72,40 +75,71 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
             raise JobError(f"{name} is a folder without a __main__.py", fix="name the script itself")
         return
     if not path.is_file():
-        raise JobError(f"there is no script {name}", why=f"looked for {path}", fix=_did_you_mean(path))
+        raise _missing(path, name)
     try:
         with path.open("rb") as stream:
             start = stream.read(4096)
     except OSError as error:
-        raise JobError(f"cannot read {name}", why=error.strerror) from error
+        raise JobError(f"cannot read {name}", why=error.strerror, fix=f"ls -l {shlex.quote(name)}") from error
     if path.suffix not in (".pyz", ".pyc", ".zip"):
         _check_python(path, name, start, same_python)
+
+
+def _missing(path: Path, name: str) -> JobError:
+    if os.path.lexists(path):
+        why = f"it points to {path.readlink()}" if path.is_symlink() else "it is neither a file nor a folder"
+        return JobError(f"{name} is no script", why=why)
+    if not path.parent.is_dir():
+        return JobError(f"there is no script {name}", why=f"there is no folder {path.parent}")
+    return JobError(f"there is no script {name}", why=f"looked for {path}", fix=_did_you_mean(path))
 
 
 def _check_python(path: Path, name: str, start: bytes, same_python: bool) -> None:
     shebang = start.split(b"\n", 1)[0] if start.startswith(b"#!") else b""
     if start.startswith(_ELF) or (shebang and b"python" not in shebang):
+        as_binary = name if os.sep in name else f"./{name}"
         raise JobError(
             f"{name} is no Python script",
             why="it is a program of its own",
-            fix=f"allranks run --binary {name}",
+            fix=f"allranks run --binary {shlex.quote(as_binary)}",
         )
-    if not same_python:
-        return
+    if same_python:
+        _check_syntax(path, name)
+
+
+def _check_syntax(path: Path, name: str) -> None:
+    """Compile a script as its ranks will: what cannot be compiled would fail in all of them."""
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    fix = "correct it" if path.suffix == ".py" else "if it is no Python script: --binary"
+    source = path.read_bytes()
+    if b"\0" in source:
+        raise JobError(f"{name} is no Python script", why="it holds NUL bytes", fix=fix)
+    _check_encoding(source, name)
     try:
-        with tokenize.open(path) as stream:
-            compile(stream.read(), str(path), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        text = error.msg if isinstance(error, SyntaxError) else str(error)
-        version = ".".join(map(str, sys.version_info[:2]))
-        raise JobError(
-            f"{name}{line} is no Python {version}", why=text, fix="for a program that is no Python: --binary"
-        ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # They are the ranks' to show.
+            compile(source, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        raise JobError(f"{name}{line} is no {version}", why=error.msg, fix=fix) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise JobError(f"{name} is no {version}", why=str(error) or type(error).__name__, fix=fix) from error
+
+
+def _check_encoding(source: bytes, name: str) -> None:
+    named = _CODING.search(b"\n".join(source.split(b"\n", 2)[:2]))
+    encoding = named[1].decode() if named else "utf-8"
+    try:
+        source.decode(encoding)
+    except LookupError as error:
+        raise JobError(f"{name} cannot be read as Python", why=f"there is no encoding {encoding}") from error
+    except UnicodeDecodeError as error:
+        line = source.count(b"\n", 0, error.start) + 1
+        why = f"byte 0x{source[error.start]:02x} is not {encoding}"
+        raise JobError(f"{name}:{line} cannot be read as Python", why=why, fix="save it as UTF-8") from error
 
 
 def _did_you_mean(path: Path) -> str | None:
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    near = get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], n=1)
-    return f"did you mean {near[0]}?" if near else None
+    names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
+    near = get_close_matches(path.stem, names, n=1)
+    return f"did you mean {names[near[0]]}?" if near else None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from allranks import contract
+from allranks.job.secrets import scrub, secret_values
 from allranks.plan.layout import Layout
 from allranks.plan.plan import Reason
 
@@ -27,7 +28,7 @@ def settings(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reas
     """Return the variables that we set, with reasons; what the job or its user has set stays as it is."""
     given = job.environment.variables
     decided = [reason for reason in _decide(job, layout) if reason.subject not in given]
-    return tuple(reason for reason in decided if reason.subject not in environ) + _given(given)
+    return tuple(reason for reason in decided if reason.subject not in environ) + _given(job)
 
 
 def kept(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, ...]:
@@ -37,13 +38,19 @@ def kept(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, 
 
 
 def secrets(job: Job) -> tuple[str, ...]:
-    """Return the names of the job's variables whose values are written nowhere."""
-    return tuple(name for name in job.environment.variables if contract.is_secret(name))
+    """Return the names of the job's variables whose values are written nowhere.
+
+    A variable that holds the value of a secret among other text, such as a URL, is one of them.
+    """
+    given = job.environment.variables
+    values = secret_values(given)
+    return tuple(name for name, value in given.items() if contract.is_secret(name) or scrub(value, values) != value)
 
 
 def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
-    threads = max(1, layout.cpus // layout.nproc_per_node)
-    yield Reason("OMP_NUM_THREADS", str(threads), f"{layout.cpus} CPUs for {layout.nproc_per_node} ranks")
+    cpus, ranks = layout.cpus, layout.nproc_per_node
+    why = f"{cpus} CPU{'s' * (cpus != 1)} for {ranks} rank{'s' * (ranks != 1)}"
+    yield Reason("OMP_NUM_THREADS", str(max(1, cpus // ranks)), why)
     if job.launch.interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             yield Reason(name, job.launch.interface, "launch.interface")
@@ -56,9 +63,10 @@ def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
             yield Reason(name, value, "debug is on")
 
 
-def _given(variables: Mapping[str, str]) -> tuple[Reason, ...]:
+def _given(job: Job) -> tuple[Reason, ...]:
+    hidden = secrets(job)
     return tuple(
         Reason(name, value, "environment.variables")
-        for name, value in variables.items()
-        if not contract.is_secret(name)
+        for name, value in job.environment.variables.items()
+        if name not in hidden
     )

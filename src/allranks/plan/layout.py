@@ -34,7 +34,7 @@ def lay_out(job: Job, machine: Machine) -> Layout:
     backend, backend_why = _backend(job, gpus, gpus_why)
     if backend == "nccl" and nproc > gpus:
         raise PreflightError(
-            f"{nproc} ranks on {gpus} GPU{'s' * (gpus != 1)} with backend nccl",
+            f"{nproc} rank{'s' * (nproc != 1)} on {gpus} GPU{'s' * (gpus != 1)} with backend nccl",
             why=f"nccl takes one GPU for each rank; GPUs: {gpus_why}",
             fix=(f"--nproc-per-node {gpus}, or " if gpus else "") + "--backend gloo to run on the CPU",
         )
@@ -48,7 +48,7 @@ def _gpus(job: Job, machine: Machine) -> tuple[int, str]:
         return machine.gpus, machine.gpus_from
     if asked > machine.gpus:
         raise PreflightError(
-            f"{asked} GPUs were asked for and {machine.gpus} can be used",
+            f"{asked} GPU{'s' * (asked != 1)} asked for, {machine.gpus} can be used",
             why=machine.gpus_from,
             fix=f"--gpus-per-node {machine.gpus}",
         )

@@ -24,19 +24,32 @@ class Event:
 
 
 class EventWriter:
-    """Appends events to a file. The only writer of that file."""
+    """Appends events to a file. The only writer of that file.
+
+    A disk that is full or gone stops nobody: ``error`` holds the failure, and what could not be written is
+    written before the next event that can.
+    """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
+        self.error: OSError | None = None
+        self._unwritten = b""
         self._host = socket.gethostname()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
 
     def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
-        """Append one event, in one write, so that a reader sees all of it or none."""
+        """Append one event. Raises nothing for a full disk."""
         record = {"time": round(time.time(), 6), "host": self._host, "kind": kind}
         if rank is not None:
             record["rank"] = rank
         line = json.dumps({**record, **fields}, ensure_ascii=False) + "\n"
-        os.write(self._descriptor, line.encode("utf-8", "surrogateescape"))
+        self._unwritten += line.encode("utf-8", "surrogateescape")
+        try:
+            # A write may stop in the middle of a line; the next one goes on there.
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+            self.error = None
+        except OSError as error:
+            self.error = error
 
     def close(self) -> None:
         """Close the file."""

@@ -12,9 +12,7 @@ from allranks.errors import JobError
 from allranks.job.load import load_job
 
 
-def error(
-    folder: Path, text: str | bytes | None = None, target: str | None = "job.yaml", **given: Any
-) -> str:
+def error(folder: Path, text: str | bytes | None = None, target: str | None = "job.yaml", **given: Any) -> str:
     """Return what is said about a job file of that text."""
     if text is not None:
         (folder / "job.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -177,8 +175,7 @@ SEE = "compare with the job file that allranks init writes"
             "name: x",
             "the job has no script, module or binary",
             "nothing says what to run",
-            "write 'script: train.py' in the job file, or allranks run train.py "
-            "(or -m MODULE, --binary FILE)",
+            "write 'script: train.py' in the job file, or allranks run train.py (or -m MODULE, --binary FILE)",
         ),
         (
             "script: t\ncluster: loca",
@@ -194,9 +191,7 @@ SEE = "compare with the job file that allranks init writes"
         ),
     ],
 )
-def test_mistakes_in_a_job_file(
-    tmp_path: Path, text: str | bytes, what: str, why: str | None, fix: str | None
-) -> None:
+def test_mistakes_in_a_job_file(tmp_path: Path, text: str | bytes, what: str, why: str | None, fix: str | None) -> None:
     lines = [what, *([f"  why: {why}"] if why else []), *([f"  fix: {fix}"] if fix else [])]
     assert error(tmp_path, text) == "\n".join(lines)
 
@@ -213,10 +208,7 @@ def test_mistakes_in_a_job_file(
 def test_a_wrong_number_of_ranks(tmp_path: Path, value: str, why: str) -> None:
     flagged = error(tmp_path, "script: t", flags={"launch.nproc_per_node": value})
     assert flagged == f"--nproc-per-node: cannot be '{value}'\n  why: {why}"
-    assert (
-        error(tmp_path, environ={"NPROC_PER_NODE": value})
-        == f"NPROC_PER_NODE: cannot be '{value}'\n  why: {why}"
-    )
+    assert error(tmp_path, environ={"NPROC_PER_NODE": value}) == f"NPROC_PER_NODE: cannot be '{value}'\n  why: {why}"
     shown = value if value != "eight" else "'eight'"
     written = error(tmp_path, f"script: t\nlaunch: {{nproc_per_node: {value}}}")
     assert written == f"job.yaml:2: launch.nproc_per_node cannot be {shown}\n  why: {why}"
@@ -238,18 +230,13 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     assert error(tmp_path, target="jbo.yaml") == (
         "jbo.yaml: there is no such job file\n  fix: did you mean 'job.yaml'?"
     )
-    assert error(tmp_path, target=".") == (
-        ".: this is a folder, not a job file\n  fix: name the file in it: job.yaml"
-    )
+    assert error(tmp_path, target=".") == (".: this is a folder, not a job file\n  fix: name the file in it: job.yaml")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").touch(mode=0)
-    assert (
-        error(tmp_path)
-        == "job.yaml: the file cannot be read\n  why: permission denied\n  fix: ls -l job.yaml"
-    )
+    assert error(tmp_path) == "job.yaml: the file cannot be read\n  why: permission denied\n  fix: ls -l job.yaml"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
@@ -263,21 +250,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_huge_file_and_an_alias_bomb_do_not_hang(tmp_path: Path) -> None:
     assert error(tmp_path, "a: b\n" * 100_000).startswith("job.yaml: the file is larger than 256 kB")
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n"
-        for old, new in zip("abcdefghijk", "bcdefghijkl", strict=True)
+        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghijk", "bcdefghijkl", strict=True)
     )
-    assert error(tmp_path, bomb).startswith(
-        "job.yaml:1: the file is too large\n  why: with its aliases it has over"
-    )
+    assert error(tmp_path, bomb).startswith("job.yaml:1: the file is too large\n  why: with its aliases it has over")
 
 
 def test_clusters(tmp_path: Path) -> None:
-    (tmp_path / "clusters.yaml").write_text(
-        "gpu: {launch: {x: 1}}\nlab: 3\nok: {kind: local, resources: {time: x}}\n"
-    )
+    (tmp_path / "clusters.yaml").write_text("gpu: {launch: {x: 1}}\nlab: 3\nok: {kind: local, resources: {time: x}}\n")
     assert error(tmp_path, "script: t", flags={"cluster": "gpuu"}) == (
-        "--on: there is no cluster 'gpuu'\n  why: known clusters: local, gpu, lab and ok\n"
-        "  fix: did you mean 'gpu'?"
+        "--on: there is no cluster 'gpuu'\n  why: known clusters: local, gpu, lab and ok\n  fix: did you mean 'gpu'?"
     )
     assert error(tmp_path, flags={"cluster": "gpu"}) == (
         "clusters.yaml:1: unknown key 'x' in launch (known here: launcher, launcher_args, nproc_per_node, "
@@ -287,9 +268,7 @@ def test_clusters(tmp_path: Path) -> None:
     assert error(tmp_path, flags={"cluster": "lab"}).startswith(
         "clusters.yaml:2: the cluster lab must be a mapping, not a number"
     )
-    assert error(tmp_path, flags={"cluster": "ok"}).startswith(
-        "clusters.yaml:3: resources.time cannot be 'x'\n"
-    )
+    assert error(tmp_path, flags={"cluster": "ok"}).startswith("clusters.yaml:3: resources.time cannot be 'x'\n")
 
 
 def test_a_variable_that_is_not_set_here(tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def test_each_layer_wins_over_those_below(load: Load) -> None:
     loaded = load(
         "script: t.py\ncluster: gpu\nlaunch:\n  max_restarts: 3\n  stop_timeout: 3\n  nproc_per_node: 3\n",
         clusters=(
-            "gpu:\n  kind: local\n"
-            "  launch: {max_restarts: 4, stop_timeout: 4, restart_delay: 4, nproc_per_node: 4}\n"
+            "gpu:\n  kind: local\n  launch: {max_restarts: 4, stop_timeout: 4, restart_delay: 4, nproc_per_node: 4}\n"
         ),
         environ={"ALLRANKS_MAX_RESTARTS": "2", "NPROC_PER_NODE": "2"},
         flags={"launch.nproc_per_node": "1"},
@@ -53,9 +52,7 @@ def test_each_layer_wins_over_those_below(load: Load) -> None:
     launch, sources = loaded.job.launch, loaded.sources
     assert (launch.nproc_per_node, launch.max_restarts) == (1, 2)
     assert (launch.stop_timeout, launch.restart_delay) == (3, 4)
-    assert [
-        str(sources[f"launch.{name}"]) for name in ("nproc_per_node", "max_restarts", "stop_timeout")
-    ] == [
+    assert [str(sources[f"launch.{name}"]) for name in ("nproc_per_node", "max_restarts", "stop_timeout")] == [
         "flag --nproc-per-node",
         "environment ALLRANKS_MAX_RESTARTS",
         "job file job.yaml:5",
@@ -77,9 +74,7 @@ def test_variables_merge_name_by_name_and_lists_are_replaced(load: Load) -> None
     assert str(loaded.sources["environment.variables.C"]) == "cluster file clusters.yaml:1"
 
 
-@pytest.mark.parametrize(
-    ("level", "debug"), [("DEBUG", True), ("debug", True), ("INFO", False), ("odd", False)]
-)
+@pytest.mark.parametrize(("level", "debug"), [("DEBUG", True), ("debug", True), ("INFO", False), ("odd", False)])
 def test_log_level_turns_on_debug_only_at_debug(load: Load, level: str, debug: bool) -> None:
     assert load("script: t", environ={"LOG_LEVEL": level}).job.debug is debug
 
@@ -168,9 +163,7 @@ def test_null_means_not_given(load: Load) -> None:
 def test_every_leaf_has_a_source(load: Load) -> None:
     loaded = load("script: t\nenvironment: {variables: {a.b: 1}}".replace("a.b", "A_B"))
     data = loaded.job.model_dump(mode="json")
-    names = {f"{s}.{f}" for s, v in data.items() if isinstance(v, dict) for f in v} - {
-        "environment.variables"
-    }
+    names = {f"{s}.{f}" for s, v in data.items() if isinstance(v, dict) for f in v} - {"environment.variables"}
     top = {name for name, value in data.items() if not isinstance(value, dict)}
     assert set(loaded.sources) == names | top | {"environment.variables.A_B"}
 
@@ -179,11 +172,7 @@ def test_the_template_loads(load: Load) -> None:
     loaded = load(JOB_TEMPLATE)
     assert (loaded.job.script, loaded.job.args) == ("train.py", ("--epochs", "3"))
     lines = JOB_TEMPLATE.splitlines()
-    keys = [
-        line[2:]
-        for line in lines
-        if line.startswith("# ") and (line[2:3] == " " or line.rstrip().endswith(":"))
-    ]
+    keys = [line[2:] for line in lines if line.startswith("# ") and (line[2:3] == " " or line.rstrip().endswith(":"))]
     whole = load("script: t\n" + "\n".join(keys) + "\n")
     assert whole.job.resources.time == 172800
     assert whole.job.scheduler.account == "my-project"

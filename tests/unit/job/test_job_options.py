@@ -42,9 +42,7 @@ def test_an_option_knows_its_variable() -> None:
 
 
 def test_the_table_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, allranks.job.options; print({'pydantic', 'ruamel', 'click', 'rich'} & set(sys.modules))"
-    )
+    code = "import sys, allranks.job.options; print({'pydantic', 'ruamel', 'click', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -80,9 +78,7 @@ def test_the_strongest_layer_counts(
     for path in VALUES:
         section, key = path.split(".")
         default = Job(script="t").model_dump(mode="json")[section][key]
-        kind, value = next(
-            ((kind, layer[path]) for kind, layer in layers if path in layer), ("default", default)
-        )
+        kind, value = next(((kind, layer[path]) for kind, layer in layers if path in layer), ("default", default))
         assert (dumped[section][key], loaded.sources[path].kind) == (value, kind)
 
 
@@ -92,9 +88,7 @@ def _tree(values: dict[str, object]) -> dict[str, object]:
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers()), max_size=4))
 def test_merging(values: list[dict[str, int]]) -> None:
-    layers: list[Layer] = [
-        {key: Setting(n, Source("flag", key)) for key, n in layer.items()} for layer in values
-    ]
+    layers: list[Layer] = [{key: Setting(n, Source("flag", key)) for key, n in layer.items()} for layer in values]
     merged = merge(layers)
     assert set(merged) == {key for layer in layers for key in layer}
     for key, setting in merged.items():

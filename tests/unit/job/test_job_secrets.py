@@ -18,9 +18,7 @@ from allranks.job.spec import Environment, Job
 from allranks.job.yaml import parse_yaml
 
 NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)
-SECRET_NAMES = st.builds(
-    str.__add__, NAMES, st.sampled_from(["_KEY", "_TOKEN", "_SECRET", "PASSWORD", "_token"])
-)
+SECRET_NAMES = st.builds(str.__add__, NAMES, st.sampled_from(["_KEY", "_TOKEN", "_SECRET", "PASSWORD", "_token"]))
 SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=8, max_size=20).filter(
     lambda text: text not in "<secret>" and "\\x" not in repr(text)
 )
@@ -117,8 +115,7 @@ def test_yaml_is_written_to_be_read() -> None:
         "none": None,
     }
     assert dump_yaml(data) == (
-        'name: mnist\ntime: "48:00:00"\n"no": "yes"\n'
-        "list:\n  - a\n  - - 1\n    - b: 2.5\n  - {}\nnone: null\n"
+        'name: mnist\ntime: "48:00:00"\n"no": "yes"\nlist:\n  - a\n  - - 1\n    - b: 2.5\n  - {}\nnone: null\n'
     )
 
 

@@ -88,17 +88,12 @@ def test_numbers_of_nodes(text: str, nodes: tuple[int, int]) -> None:
 def test_numbers_of_nodes_out_of_range(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_nodes(text)
-    assert (
-        str(caught.value)
-        == f"'{text}' is no number of nodes: it must be at least 1, and MIN:MAX in that order"
-    )
+    assert str(caught.value) == f"'{text}' is no number of nodes: it must be at least 1, and MIN:MAX in that order"
 
 
 @pytest.mark.parametrize("text", ["-1", "eight", "", "1:", "2:3:4"])
 def test_what_is_no_number_of_nodes(text: str) -> None:
-    with pytest.raises(
-        ValueError, match="is no number of nodes; write 4, or 2:4 for at least 2 and at most 4"
-    ):
+    with pytest.raises(ValueError, match="is no number of nodes; write 4, or 2:4 for at least 2 and at most 4"):
         parse_nodes(text)
 
 
@@ -112,9 +107,7 @@ def test_memory_survives_being_written(kilobytes: int) -> None:
     assert parse_memory(format_memory(kilobytes * 1024)) == kilobytes * 1024
 
 
-@given(
-    st.text(max_size=40) | st.from_regex(r"[0-9]{1,400}[.:-]?[0-9]{0,400}[smhdkKMGTPiB]{0,3}", fullmatch=True)
-)
+@given(st.text(max_size=40) | st.from_regex(r"[0-9]{1,400}[.:-]?[0-9]{0,400}[smhdkKMGTPiB]{0,3}", fullmatch=True))
 def test_any_other_text_gives_a_value_error_and_nothing_else(text: str) -> None:
     for parse in (parse_duration, parse_memory, parse_nodes):
         try:

@@ -1,0 +1,57 @@
+"""What the agent tells of itself and its ranks. A full disk costs what it would have told, not the run."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from allranks.runs.events import EventWriter
+from allranks.runs.logindex import LogIndexWriter
+
+_HEARTBEAT_SECONDS = 5.0
+
+
+class Journal:
+    """The node's events."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        self._writer = EventWriter(path, mode)
+
+    def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
+        """Tell of an event."""
+        try:
+            self._writer.write(kind, rank, **fields)
+        except OSError as error:
+            complain(f"allranks: cannot tell of {kind}: {error}")
+
+
+class Heartbeat:
+    """A file that changes every few seconds while the agent is alive; also keeps the log index up to date."""
+
+    def __init__(self, path: Path, index: LogIndexWriter, mode: int) -> None:
+        self._index = index
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+        self._next = 0.0
+
+    def tick(self) -> None:
+        """Note which logs have grown and, when it is time, beat."""
+        self._index.tick()
+        if (now := time.time()) >= self._next:
+            self._next = now + _HEARTBEAT_SECONDS
+            try:
+                # Fixed width, in place: a reader sees this beat or the last one, and the disk need have no space.
+                os.pwrite(self._descriptor, f"{now:017.6f}\n".encode(), 0)
+            except OSError:
+                pass  # The disk is full or gone; the next beat may work.
+
+
+def complain(text: str | None = None) -> None:
+    """Write ``text``, or the traceback of the exception being handled, to the agent's own log, if that works."""
+    text = traceback.format_exc() if text is None else text + "\n"
+    try:
+        os.write(2, text.encode(errors="backslashreplace"))
+    except OSError:
+        pass  # The disk is full: there is no other place to tell it.

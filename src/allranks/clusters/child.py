@@ -1,0 +1,93 @@
+"""An agent of this machine that was started by this process: waited for, signalled, and its end understood."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from allranks import contract
+from allranks.clusters import process
+from allranks.runs.status import Handle, State, Status
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _none_ignored() -> Iterator[None]:
+    """Ignore no signal while a child is started: it would ignore it too, and a shell script for good.
+
+    A shell lets its background jobs ignore SIGINT, and nohup SIGHUP.
+    """
+    ignored = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)  # In the child a handler becomes the default again.
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+class ChildAgent:
+    """A node's agent, our child; a session of its own, which a terminal's signals reach through us alone.
+
+    Args:
+        command: the agent's command.
+        environ: its whole environment.
+        log: file that takes what it says.
+        mode: permissions of that file.
+        attached: whether it ends when we end. The pipe to its standard input is its lifeline then: the
+            kernel closes it whatever becomes of us.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path, mode: int, *, attached: bool
+    ) -> None:
+        lifeline = {contract.LIFELINE: "1"} if attached else {}
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "wb") as sink, _none_ignored():
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={**environ, **lifeline},
+                start_new_session=True,
+            )
+        self._sent: set[int] = set()
+        self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
+        self.handle: Handle = process.identify(self._process.pid)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the agent ends, at most so long; tell whether it has ended."""
+        if self._pidfd is None:
+            time.sleep(min(seconds, 0.02))
+        else:
+            select.select([self._pidfd], [], [], seconds)
+        return self._process.poll() is not None
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the agent, which ends the ranks; while it is being set up, to whatever does that."""
+        if self._process.poll() is None:
+            self._sent.add(number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def understand(self, told: Status) -> Status | None:
+        """Tell from its exit code how an agent ended that has told of no end; None if the code says nothing."""
+        code = self._process.poll()
+        if code is not None and -code in self._sent:
+            why = f"got {signal.Signals(-code).name}"
+            return replace(told, state=State.CANCELLED, native="ended", reason=why, exit_code=128 - code)
+        if told.started is None or code is None or code < 0:
+            return None
+        if code == 0:
+            return replace(told, state=State.SUCCEEDED, native="ended", exit_code=0)
+        reason = f"ended with exit code {code}; the agent could not tell more: is the disk full?"
+        return replace(told, state=State.FAILED, native="ended", reason=reason, exit_code=code)

@@ -1,0 +1,180 @@
+"""Flags, verbs and numbers that make no sense, each with what to type instead."""
+
+from __future__ import annotations
+
+import pytest
+
+NPROC = {
+    "0": ("it must be at least 1", "write gpu for a rank per GPU, or auto"),
+    "-1": ("it must be at least 1", "write gpu for a rank per GPU, or auto"),
+    "eight": ("it must be a number, gpu, cpu or auto", None),
+    "1.5": ("it must be a number, gpu, cpu or auto", None),
+    "": ("it must be a number, gpu, cpu or auto", None),
+}
+
+
+def refused(allranks, *args, error: str, rc: int = 2, **env) -> None:
+    result = allranks(*args, **env)
+    assert (result.rc, result.stdout) == (rc, "")
+    assert result.stderr == error
+    assert allranks.runs() == []
+
+
+@pytest.mark.parametrize("value", NPROC)
+def test_number_of_ranks(allranks, value: str):
+    allranks.script("")
+    why, fix = NPROC[value]
+    error = f"error: --nproc-per-node: cannot be '{value}'\n  why: {why}\n" + (f"  fix: {fix}\n" if fix else "")
+    refused(allranks, "run", "train.py", f"--nproc-per-node={value}", error=error)
+
+
+def test_number_of_ranks_from_the_environment(allranks):
+    allranks.script("")
+    error = "error: NPROC_PER_NODE: cannot be 'many'\n  why: it must be a number, gpu, cpu or auto\n"
+    refused(allranks, "run", "train.py", error=error, NPROC_PER_NODE="many")
+
+
+def test_more_ranks_than_gpus_with_nccl(allranks):
+    allranks.script("")
+    error = (
+        "error: 3 ranks on 2 GPUs with backend nccl\n"
+        "  why: nccl takes one GPU for each rank; GPUs: CUDA_VISIBLE_DEVICES=0,1\n"
+        "  fix: --nproc-per-node 2, or --backend gloo to run on the CPU\n"
+    )
+    refused(allranks, "run", "train.py", "--nproc-per-node", "3", rc=3, error=error, CUDA_VISIBLE_DEVICES="0,1")
+
+
+def test_nccl_without_gpus(allranks):
+    allranks.script("")
+    error = (
+        "error: 1 rank on 0 GPUs with backend nccl\n"
+        "  why: nccl takes one GPU for each rank; GPUs: CUDA_VISIBLE_DEVICES=\n"
+        "  fix: --backend gloo to run on the CPU\n"
+    )
+    refused(allranks, "run", "train.py", "--backend", "nccl", rc=3, error=error, CUDA_VISIBLE_DEVICES="")
+
+
+def test_more_gpus_than_there_are(allranks):
+    allranks.script("")
+    error = "error: 2 GPUs asked for, 1 can be used\n  why: CUDA_VISIBLE_DEVICES=0,-1,1\n  fix: --gpus-per-node 1\n"
+    refused(allranks, "run", "train.py", "--gpus-per-node", "2", rc=3, error=error, CUDA_VISIBLE_DEVICES="0,-1,1")
+
+
+def test_a_rank_per_gpu_without_gpus(allranks):
+    allranks.script("")
+    error = (
+        "error: one rank for each GPU was asked for\n"
+        "  why: CUDA_VISIBLE_DEVICES=\n"
+        "  fix: --nproc-per-node 2 --backend gloo\n"
+    )
+    refused(allranks, "run", "train.py", "--nproc-per-node", "gpu", rc=3, error=error, CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+@pytest.mark.parametrize("flag", ["--epochs", "--batch_size", "--lr", "-e"])
+def test_flags_of_the_script_go_after_two_hyphens(allranks, verb: str, flag: str):
+    allranks.script("")
+    error = (
+        f"error: no such option {flag}\n"
+        f"  fix: if {flag} is the script's, put it after --: allranks {verb} ... -- {flag}\n"
+    )
+    refused(allranks, verb, "train.py", flag, "3", error=error)
+
+
+def test_flag_that_is_nearly_one_of_ours(allranks):
+    error = (
+        "error: no such option --nproc_per_nod\n"
+        "  fix: did you mean --nproc-per-node? If --nproc_per_nod is the script's, put it after --: "
+        "allranks run ... -- --nproc_per_nod\n"
+    )
+    refused(allranks, "run", "train.py", "--nproc_per_nod=2", error=error)
+
+
+def test_flag_of_a_verb_that_takes_no_job(allranks):
+    refused(allranks, "ps", "--jsn", error="error: no such option --jsn\n  fix: did you mean --json?\n")
+    refused(allranks, "ps", "--zzz", error="error: no such option --zzz\n  fix: allranks ps --help\n")
+
+
+def test_arguments_of_the_script_go_after_two_hyphens(allranks):
+    error = (
+        "error: got unexpected extra argument (data)\n"
+        "  fix: the script's own arguments follow --: allranks run train.py -- ...\n"
+    )
+    refused(allranks, "run", "train.py", "data", error=error)
+
+
+VERBS = {
+    "stat": "did you mean allranks status?",
+    "statsu": "did you mean allranks status?",
+    "cancle": "did you mean allranks cancel?",
+    "log": "did you mean allranks logs?",
+    "my job.yaml": "allranks run 'my job.yaml'",
+    "train.py": "allranks run train.py",
+    "xyzzy": "the commands are init, plan, run, ps, status, logs, cancel, schema, completion; "
+    "allranks --help says what they do",
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_unknown_verb(allranks, verb: str):
+    shown = f"'{verb}'" if " " in verb else verb
+    refused(allranks, verb, error=f"error: no such command {shown}\n  fix: {VERBS[verb]}\n")
+
+
+def test_no_verb_shows_the_help(allranks):
+    result = allranks()
+    assert (result.rc, result.stdout) == (2, "")
+    assert result.stderr == allranks("--help").stdout
+
+
+def test_underscores_in_flags(allranks):
+    allranks.script("")
+    result = allranks("plan", "train.py", "--nproc_per_node", "2", "--max_restarts=3", "--sources")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["launch.nproc_per_node", "2", "flag", "--nproc-per-node"] in lines
+    assert ["launch.max_restarts", "3", "flag", "--max-restarts"] in lines
+
+
+def test_nothing_to_run(allranks):
+    error = (
+        "error: the job has no script, module or binary\n"
+        "  why: nothing says what to run\n"
+        "  fix: write 'script: train.py' in the job file, or allranks run train.py (or -m MODULE, --binary FILE)\n"
+    )
+    refused(allranks, "run", error=error)
+
+
+def test_script_and_module(allranks):
+    allranks.script("")
+    result = allranks("run", "train.py", "-m", "train")
+    assert result.rc == 2
+    assert "script and module are given, but a job has only one of them" in result.stderr
+    assert allranks.runs() == []
+
+
+def test_several_nodes_on_one_machine(allranks):
+    allranks.script("")
+    error = (
+        "error: 2 nodes were asked for, and cluster local is this one machine\n"
+        "  fix: --nodes 1, or --on a cluster that has them\n"
+    )
+    refused(allranks, "run", "train.py", "--nodes", "2", error=error)
+
+
+def test_results_that_cannot_be_written(allranks):
+    """A full disk behind stdout is no mistake in allranks."""
+    import subprocess
+    import sys
+
+    allranks.script("")
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "allranks", "plan", "train.py"],
+            cwd=allranks.folder,
+            env=allranks.env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    error = b"error: cannot write to stdout\n  why: No space left on device\n"
+    assert (result.returncode, result.stderr) == (1, error)

@@ -1,0 +1,142 @@
+"""Ports that are taken, folders that cannot be written, disks that are full or fill up."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+fill = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["fill"]
+
+RESTARTED = """\
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(1)
+print("second generation at", os.environ["MASTER_PORT"])
+dist.destroy_process_group()
+"""
+FILLS_THE_DISK = """\
+import os, pathlib, sys
+descriptor = os.open(pathlib.Path(os.environ["ALLRANKS_RUN_DIR"], "filler"), os.O_WRONLY | os.O_CREAT)
+print("before", flush=True)
+for size in (1 << 16, 1 << 12, 1):
+    try:
+        while True:
+            os.write(descriptor, b"x" * size)
+    except OSError as error:
+        pass
+os._exit(7)
+"""
+
+
+def test_port_in_use(allranks, taken_port: int, assert_nothing_left):
+    allranks.script("print('ran')")
+    result = allranks("run", "train.py", "--master-port", str(taken_port))
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-3:] == [
+        f"error: cannot listen on 127.0.0.1:{taken_port}",
+        "  why: Address already in use",
+        "  fix: leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then",
+    ]
+    assert allranks.record()["status"]["state"] == "FAILED"
+    assert allranks("status").stdout.splitlines()[1].startswith("state      FAILED")
+    assert_nothing_left(allranks.run())
+
+
+def test_address_of_another_machine(allranks):
+    allranks.script("print('ran')")
+    result = allranks("run", "train.py", "--master-addr", "192.0.2.1")
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-3:] == [
+        "error: cannot listen on 192.0.2.1:0",
+        "  why: Cannot assign requested address",
+        "  fix: launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
+    ]
+
+
+def test_restart_with_a_fixed_port(allranks, free_port: int):
+    allranks.script(RESTARTED)
+    port = str(free_port)
+    result = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port)
+    assert (result.rc, result.stdout) == (0, f"[0-1] second generation at {port}\n")
+    assert allranks.record()["status"]["restarts"] == 1
+
+
+def test_runs_folder_below_a_file(allranks):
+    allranks.script("print('ran')")
+    result = allranks("run", "train.py", "--runs-folder", "train.py/runs")
+    folder = allranks.folder
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: cannot write {folder}/train.py/runs\n  why: Not a directory\n  fix: ")
+    assert [entry.name for entry in folder.iterdir()] == ["train.py"]
+
+
+def test_runs_folder_in_a_system_folder(allranks):
+    allranks.script("print('ran')")
+    result = allranks("run", "train.py", "--runs-folder", "/proc/runs")
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: cannot write /proc/runs\n  why: No such file or directory\n  fix: ")
+
+
+def test_runs_folder_that_may_only_be_read(allranks):
+    allranks.script("print('ran')")
+    runs = allranks.folder / "runs"
+    runs.mkdir()
+    lock = ["chattr", "+i", str(runs)] if os.geteuid() == 0 else ["chmod", "500", str(runs)]
+    unlock = ["chattr", "-i", str(runs)] if os.geteuid() == 0 else ["chmod", "700", str(runs)]
+    if subprocess.run(lock, check=False, capture_output=True).returncode:
+        pytest.skip("no folder can be locked for root here: chattr +i is refused")
+    try:
+        result = allranks("run", "train.py")
+    finally:
+        subprocess.run(unlock, check=True)
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: cannot write {runs}\n  why: ")
+    assert [entry.name for entry in runs.iterdir()] == []
+
+
+def test_a_refused_job_leaves_no_folder(allranks):
+    allranks("run", "missing.py")
+    assert [entry.name for entry in allranks.folder.iterdir()] == []
+
+
+def test_disk_that_is_full(allranks, small_disk):
+    allranks.script("print('ran')")
+    disk = small_disk("64k")
+    fill(disk)
+    result = allranks("run", "train.py", "--runs-folder", disk / "runs")
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: cannot write {disk}/runs")
+    assert "\n  why: No space left on device\n  fix: free some space" in result.stderr
+    assert [path.name for path in disk.rglob("*") if path.name not in ("filler", "runs")] == []
+
+
+def test_disk_that_becomes_full_while_the_run_is_prepared(allranks, small_disk):
+    allranks.script("print('ran')")
+    disk = small_disk("200k")
+    result = allranks("run", "train.py", "--runs-folder", disk / "runs")
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: cannot write {disk}/runs")
+    assert "\n  why: No space left on device\n" in result.stderr
+    assert [path.name for path in disk.rglob("*") if path.name != "runs"] == []
+
+
+def test_disk_that_fills_up_while_ranks_run(allranks, small_disk, assert_nothing_left):
+    """The script's own exit code comes out, and nobody is told that all went well."""
+    allranks.script(FILLS_THE_DISK)
+    disk = small_disk("4m")
+    result = allranks("run", "train.py", "--runs-folder", disk / "runs")
+    assert (result.rc, result.stdout) == (7, "[0] before\n")
+    assert "error: rank 0 ended with exit code 7\n" in result.stderr
+    assert "No space left on device" in result.stderr
+    (run,) = [path for path in (disk / "runs").iterdir() if path.name != "latest"]
+    assert_nothing_left(run)
+    (run / "filler").unlink()
+    status = allranks("status", "--runs-folder", disk / "runs")
+    assert "FAILED" in status.stdout
+    assert allranks("logs", "--runs-folder", disk / "runs").stdout == "[0] before\n"

@@ -1,0 +1,142 @@
+"""Runs that do not exist, and records that were cut off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+HELLO = "import os\nprint('hello')\nraise SystemExit(int(os.environ.get('CODE', 0)))\n"
+
+
+@pytest.fixture
+def finished(allranks):
+    """Give the command in a folder with one finished run."""
+    allranks.script(HELLO)
+    assert allranks("run", "train.py", "--name", "demo", "--binary", "/bin/true").rc == 2
+    assert allranks("run", "train.py", "--name", "demo").rc == 0
+    return allranks
+
+
+def another(allranks, name: str) -> Path:
+    """Make a copy of the only run under another id."""
+    run = allranks.run()
+    copy = run.with_name(name)
+    shutil.copytree(run, copy)
+    record = json.loads((copy / "record.json").read_text())
+    (copy / "record.json").write_text(json.dumps({**record, "id": name}))
+    return copy
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_no_runs_here(allranks, verb: str):
+    result = allranks(verb)
+    error = f"error: there is no run in {allranks.folder}/runs\n  fix: start one: allranks run train.py\n"
+    assert (result.rc, result.stdout, result.stderr) == (2, "", error)
+
+
+def test_ids_of_no_run(finished):
+    run_id = finished.run().name
+    for verb in ("status", "logs", "cancel"):
+        result = finished(verb, "nope")
+        assert (result.rc, result.stdout) == (2, "")
+        assert result.stderr == (
+            f"error: there is no run nope in {finished.folder}/runs\n  why: the newest are {run_id}\n"
+        )
+    near = finished("status", run_id.replace("demo", "deom"))
+    assert near.rc == 2
+    assert near.stderr.endswith(f"  fix: did you mean {run_id}?\n")
+    elsewhere = finished("status", "./runs/nope")
+    assert (elsewhere.rc, elsewhere.stderr) == (
+        2,
+        "error: runs/nope is no folder of a run\n  why: it holds no record.json\n",
+    )
+
+
+def test_prefix_that_fits_several_runs(finished):
+    run_id = finished.run().name
+    other = another(finished, f"{run_id}-2").name
+    result = finished("status", "demo")
+    assert (result.rc, result.stdout) == (2, "")
+    assert result.stderr == f"error: demo fits 2 runs\n  why: {run_id}, {other}\n  fix: give the whole id\n"
+    assert finished("status", run_id).stdout.splitlines()[0] == f"run        {run_id}"
+    assert finished("status", other[:-1] + "2").stdout.splitlines()[0] == f"run        {other}"
+
+
+def test_record_cut_off_in_the_middle(finished):
+    run = finished.run()
+    path = run / "record.json"
+    path.write_text(path.read_text()[:100])
+    for verb in ("status", "logs", "cancel"):
+        result = finished(verb)
+        assert (result.rc, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"error: {path} is no record of a run\n  why: ")
+        assert "mistake in allranks" not in result.stderr
+    other = another_record(run)
+    listed = finished("ps")
+    assert (listed.rc, listed.stdout.splitlines()[1].split()[:2]) == (0, [other, "SUCCEEDED"])
+    assert f"{path} is no record of a run" in listed.stderr
+
+
+def another_record(run: Path) -> str:
+    """Make a whole run beside one whose record is cut."""
+    name = f"{run.name}-2"
+    copy = run.with_name(name)
+    shutil.copytree(run, copy)
+    text = {
+        "id": name,
+        "name": "demo",
+        "cluster": "local",
+        "kind": "local",
+        "world_size": 1,
+        "nnodes": 1,
+        "created": 1.0,
+        "host": "here",
+        "attempt": 0,
+        "handle": {},
+        "status": {"state": "SUCCEEDED", "exit_code": 0},
+        "stop_timeout": 30.0,
+        "file_mode": 384,
+    }
+    (copy / "record.json").write_text(json.dumps(text))
+    return name
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"id": 1}', "\0\0\0", "\ufffd"])
+def test_record_that_is_none(finished, text: str):
+    path = finished.run() / "record.json"
+    path.write_bytes(text.encode("utf-16"))
+    result = finished("status")
+    assert (result.rc, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: {path} is no record of a run\n")
+    path.write_text(text)
+    assert finished("status").stderr.startswith(f"error: {path} is no record of a run\n")
+
+
+def test_events_cut_off_in_the_middle_of_a_line(finished):
+    """An agent that died while it wrote: what it told before counts, and its end is found out."""
+    run = finished.run()
+    events = run / "attempts/000/node-000/agent.jsonl"
+    whole = events.read_bytes()
+    assert whole.count(b'"kind": "ended"') == 1
+    events.write_bytes(whole[: whole.index(b'"kind": "ended"') + 4])
+    record = json.loads((run / "record.json").read_text())
+    record["status"] = {"state": "RUNNING"}
+    (run / "record.json").write_text(json.dumps(record))
+    status = json.loads(finished("status", "--json").stdout)["status"]
+    assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "agent gone", 1)
+    assert status["reason"] == "the agent is gone without a word: it was killed, or the machine went down"
+    assert finished("logs").stdout == "[0] hello\n"
+    assert finished("logs", "-f").stdout == "[0] hello\n"
+
+
+def test_events_that_are_no_text(finished):
+    run = finished.run()
+    events = run / "attempts/000/node-000/agent.jsonl"
+    events.write_bytes(b"\xff\xfe\n[1]\nnull\n{}\n" + events.read_bytes() + b'{"time": 1, "ho')
+    record = json.loads((run / "record.json").read_text())
+    record["status"] = {"state": "RUNNING"}
+    (run / "record.json").write_text(json.dumps(record))
+    assert json.loads(finished("status", "--json").stdout)["status"]["state"] == "SUCCEEDED"

@@ -1,0 +1,235 @@
+"""What the agent starts, how, and what it tells of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
+#: Ours, and not the same for two runs.
+OURS = {"ALLRANKS_RUN_ID", "ALLRANKS_RUN_DIR", "ALLRANKS_ATTEMPT", "ALLRANKS_BACKEND", "GLOO_SOCKET_IFNAME"}
+DIFFERS = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PYTHONPATH", "OMP_NUM_THREADS"}
+SITE = "import os\nopen(os.environ['IMPORTS'], 'a').write(f'{os.getpid()}\\n')\n"
+
+
+def _environments(folder):
+    found = [json.loads((folder / f"env-{rank}").read_text()) for rank in (0, 1)]
+    for rank in (0, 1):
+        (folder / f"env-{rank}").unlink()
+    return found
+
+
+@pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
+def test_the_environment_is_that_of_torchrun(allranks, watch, warm):
+    allranks.script(ENVIRONMENT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+    env = {**allranks.env, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*torchrun, "train.py"], cwd=allranks.folder, env=env, check=True, capture_output=True, start_new_session=True
+    )
+    theirs = _environments(allranks.folder)
+    assert allranks("run", "train.py", "--nproc-per-node", "2", warm).rc == 0
+    ours = _environments(allranks.folder)
+    shell = {"PWD", "SHLVL", "OLDPWD", "_", "PYTHONUNBUFFERED", "LC_CTYPE"}
+    for their, our in zip(theirs, ours, strict=True):
+        assert set(our) - shell - set(their) == OURS | {"PYTHONPATH"}
+        assert set(their) - shell - set(our) == set()
+        known = (set(their) & set(our)) - shell - DIFFERS
+        addresses = {"MASTER_ADDR"}
+        assert {n: our[n] for n in known - addresses} == {n: their[n] for n in known - addresses}
+        assert our["TORCHELASTIC_RUN_ID"] == our["ALLRANKS_RUN_ID"] == watch.run.name
+        assert our["ALLRANKS_RUN_DIR"] == str(watch.run)
+        assert our["MASTER_ADDR"] == "127.0.0.1"
+        assert "ALLRANKS_LIFELINE" not in our
+    assert ("PYTHONUNBUFFERED" in ours[0]) == (warm == "--no-warm")
+
+
+def _count_imports(allranks, extra=""):
+    """Let every interpreter note its process id when it imports torch; return the file, and the environment."""
+    site = allranks.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            open(os.environ['IMPORTS'], 'a').write(f'{os.getpid()}\\n')\n" + extra + "        return None\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    return allranks.folder / "imports", {"PYTHONPATH": str(site), "IMPORTS": str(allranks.folder / "imports")}
+
+
+def test_torch_is_imported_once_for_all_ranks(allranks, watch):
+    imports, env = _count_imports(allranks)
+    allranks.script("import os, torch\nprint(os.getpid(), torch.ones(1).item())\n")
+    assert allranks("run", "train.py", "--nproc-per-node", "4", **env).rc == 0
+    assert imports.read_text() == f"{watch.agent()}\n"
+    assert watch.event("agent-started")["plain"] is None
+    assert len({(watch.node / f"rank-{rank}.out").read_text() for rank in range(4)}) == 4
+
+
+def test_plain_ranks_import_torch_themselves(allranks, watch):
+    imports, env = _count_imports(allranks)
+    allranks.script("import torch")
+    assert allranks("run", "train.py", "--nproc-per-node", "2", "--no-warm", **env).rc == 0
+    assert len(set(imports.read_text().split())) == 3
+    assert watch.event("agent-started")["plain"] == "launch.warm is false"
+
+
+def test_an_import_that_leaves_a_thread_makes_ranks_plain(allranks, watch):
+    thread = "            import threading, time\n            threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+    _, env = _count_imports(allranks, thread)
+    allranks.script("import os, sys\nprint(os.environ.get('ALLRANKS_PLAIN_BECAUSE'), 'torch' in sys.modules)\n")
+    done = allranks("run", "train.py", "--nproc-per-node", "2", **env)
+    assert (done.rc, done.stdout) == (0, "[0-1] None False\n")
+    started = watch.event("agent-started")
+    assert started["plain"] == "importing torch left 1 threads running"
+    assert started["pid"] == watch.agent()
+
+
+def test_a_script_that_sets_threads_before_torch_gets_its_way(allranks, watch):
+    text = "import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport torch\nprint(torch.get_num_threads())\n"
+    allranks.script(text)
+    assert allranks("run", "train.py", "--nproc-per-node", "2").stdout == "[0-1] 3\n"
+    why = "train.py sets OMP_NUM_THREADS, which is read while torch is imported"
+    assert watch.event("agent-started")["plain"] == why
+
+
+def test_interpreter_options_reach_the_ranks(allranks, watch):
+    allranks.script("import sys\nprint(sys.flags.optimize, sys.argv[1:])\nassert False\n")
+    done = allranks("run", "train.py", "--python", f"{sys.executable} -O", "--", "--optimize")
+    assert (done.rc, done.stdout) == (0, "[0] 1 ['--optimize']\n")
+    assert watch.event("agent-started")["plain"] == "the interpreter has options: -O"
+
+
+def test_a_program_runs_too(allranks, watch):
+    script = allranks.script('#!/bin/sh\necho "$RANK of $WORLD_SIZE: $1"\nexit 4\n', "job.sh")
+    script.chmod(0o755)
+    done = allranks("run", "--binary", "./job.sh", "--", "a b")
+    assert (done.rc, done.stdout) == (4, "[0] 0 of 1: a b\n")
+    assert watch.event("agent-started")["plain"] == "the job runs a program, not Python"
+
+
+LOADER = """\
+import os, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.tensor(index ** 2)
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    torch.ones(600, 600) @ torch.ones(600, 600)  # A parallel region, before workers are forked.
+    for method in ("fork", "spawn"):
+        total = sum(b.sum() for b in DataLoader(Squares(), 2, num_workers=2, multiprocessing_context=method))
+        dist.all_reduce(total)
+        print(method, int(total), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_data_loader_workers_start_by_fork_and_by_spawn(allranks, watch):
+    allranks.script(LOADER)
+    done = allranks("run", "train.py", "--nproc-per-node", "2", OMP_NUM_THREADS="2")
+    assert (done.rc, done.stdout) == (0, "[0-1] fork 280\n[0-1] spawn 280\n"), done.stderr
+    watch.nothing_left(2)
+
+
+def _shape(event):
+    return {name: value for name, value in event.items() if name not in ("time", "host", "pid", "ended", "ranks")}
+
+
+def test_the_events_of_a_run(allranks, watch):
+    allranks.script("import os, time\ntime.sleep(.2 * int(os.environ['RANK']))\n")
+    assert allranks("run", "train.py", "--nproc-per-node", "2").rc == 0
+    started, ranks, *exits, ended = watch.events()
+    assert set(started) == {"time", "host", "kind", "pid", "began", "python", "torch", "plain"}
+    assert started["host"] == os.uname().nodename
+    assert started["python"] == sys.executable
+    assert _shape(ranks) == {
+        "kind": "ranks-started",
+        "restart": 0,
+        "world_size": 2,
+        "master_addr": "127.0.0.1",
+        "master_port": ranks["master_port"],
+    }
+    assert [(rank["rank"], rank["local_rank"]) for rank in ranks["ranks"]] == [(0, 0), (1, 1)]
+    assert [_shape(event) for event in exits] == [{"kind": "rank-exited", "rank": n, "code": 0} for n in (0, 1)]
+    assert [event["pid"] for event in exits] == [rank["pid"] for rank in ranks["ranks"]]
+    assert exits[0]["ended"] <= exits[1]["ended"]
+    assert _shape(ended) == {
+        "kind": "ended",
+        "state": "SUCCEEDED",
+        "exit_code": 0,
+        "reason": None,
+        "because_of_rank": None,
+    }
+    assert (watch.node / "lines.idx").exists()
+    names = {path.name for path in watch.node.iterdir()}
+    assert names >= {"agent.jsonl", "agent.log", "heartbeat", "rank-0.out", "rank-0.err", "rank-1.out", "rank-1.err"}
+    assert {path.stat().st_mode & 0o777 for path in watch.node.iterdir()} == {0o600}
+
+
+def test_the_events_of_a_run_that_failed(allranks, watch):
+    allranks.script("import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 37)\ntime.sleep(60)\n")
+    done = allranks("run", "train.py", "--nproc-per-node", "2")
+    assert done.rc == 128 + 37
+    _, _, first, second, ended = watch.events()
+    assert _shape(first) == {"kind": "rank-exited", "rank": 1, "code": -37}
+    assert _shape(second) == {"kind": "rank-exited", "rank": 0, "code": -15}
+    reason = "rank 1 was killed by signal 37"
+    assert _shape(ended) == {
+        "kind": "ended",
+        "state": "FAILED",
+        "exit_code": 165,
+        "reason": reason,
+        "because_of_rank": 1,
+    }
+
+
+def test_the_heart_beats(allranks, watch):
+    allranks.script("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    process = allranks.popen("run", "train.py")
+    watch.line(0, "up")
+    first = (watch.node / "heartbeat").read_text()
+    assert re.fullmatch(r"\d{10}\.\d{6}\n", first)
+    deadline = time.monotonic() + 10
+    while (second := (watch.node / "heartbeat").read_text()) == first and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert 4.5 < float(second) - float(first) < 7
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+
+
+def test_ten_jobs_at_once(allranks, finish):
+    allranks.script("import os\nprint(os.environ['MASTER_PORT'], os.environ['ALLRANKS_RUN_ID'])\n")
+    started = [allranks.popen("run", "train.py", "--nproc-per-node", "2") for _ in range(10)]
+    results = [finish(process, 120) for process in started]
+    assert [code for code, _, _ in results] == [0] * 10, results
+    said = [out.split() for _, out, _ in results]
+    assert len({words[1] for words in said}) == 10
+    assert {words[2] for words in said} == {run.name for run in allranks.runs()}
+    assert len(allranks.runs()) == 10
+
+
+SECONDS = 0.35  # A tenth of a second is what it takes; a busy machine of two cores takes longer.
+
+
+def test_the_command_returns_soon_after_the_last_rank(allranks, watch, finish):
+    allranks.script("import os, time\nopen('end', 'w').write(repr(time.time()))\nos._exit(0)\n")
+    took = []
+    for _ in range(3):
+        process = allranks.popen("run", "train.py")
+        assert finish(process)[0] == 0
+        took.append(time.time() - float((allranks.folder / "end").read_text()))
+    assert min(took) < SECONDS

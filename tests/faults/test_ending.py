@@ -1,0 +1,219 @@
+"""However a run ends, nothing of it is left, and the record says what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+SLEEPER = """\
+import os, time
+print("up", os.getpid(), flush=True)
+time.sleep(300)
+"""
+#: Leaves a child in its own group, and another in a session of its own; neither cares for signals.
+FAMILY = """\
+import os, signal, sys, time
+def leave(name, setsid):
+    if os.fork():
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if setsid:
+        os.setsid()
+    rank = os.environ["RANK"]
+    with open(f"{name}-{rank}.tmp", "w") as file:
+        print(os.getpid(), file=file)
+    os.rename(f"{name}-{rank}.tmp", f"{name}-{rank}")
+    time.sleep(300)
+    os._exit(0)
+leave("group", False)
+leave("session", True)
+print("up", os.getpid(), flush=True)
+time.sleep(300)
+"""
+STUBBORN = "import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n" + SLEEPER
+
+
+def _start(allranks, watch, text, *options):
+    allranks.script(text)
+    process = allranks.popen("run", "train.py", "--nproc-per-node", "2", *options)
+    for rank in (0, 1):
+        watch.line(rank, "up")
+    if text is FAMILY:
+        for name in ("group-0", "group-1", "session-0", "session-1"):
+            watch.pid_file(name)
+    return process
+
+
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY], ids=["sleeper", "family"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name, text):
+    number = getattr(signal, name)
+    process = _start(allranks, watch, text)
+    process.send_signal(number)
+    code, _, err = finish(process)
+    assert code == 128 + number
+    assert f"allranks: {name}: the ranks have 30 s to leave; " in err
+    watch.nothing_left(0.5)
+    status = watch.status()
+    assert (status["state"], status["reason"], status["exit_code"]) == ("CANCELLED", f"got {name}", 128 + number)
+    assert [event["code"] for event in watch.events("rank-exited")] == [-number] * 2
+    (asked,) = watch.events("stop-requested")
+    assert (asked["signal"], asked["by"]) == (name, f"got {name}")
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_in_the_script(allranks, watch, finish):
+    text = SLEEPER.replace(
+        "time.sleep(300)", "try:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('saved')\n"
+    )
+    process = _start(allranks, watch, text)
+    process.send_signal(signal.SIGINT)
+    code, out, _ = finish(process)
+    assert code == 130
+    assert "saved" in out
+    assert [event["code"] for event in watch.events("rank-exited")] == [0, 0]
+    assert watch.status()["state"] == "CANCELLED"
+
+
+def test_the_second_ctrl_c_kills(allranks, watch, finish):
+    process = _start(allranks, watch, STUBBORN)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # A second one at once would count as the same.
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert time.monotonic() - began < 2
+    assert [event["code"] for event in watch.events("rank-exited")] == [-9, -9]
+    watch.nothing_left(0.5)
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_stop_timeout(allranks, watch, finish):
+    process = _start(allranks, watch, STUBBORN, "--stop-timeout", "1")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 143
+    assert 0.9 < time.monotonic() - began < 4
+    assert [event["code"] for event in watch.events("rank-exited")] == [-9, -9]
+    watch.nothing_left(0.5)
+
+
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY], ids=["sleeper", "family"])
+def test_a_killed_launcher_ends_the_run(allranks, watch, text):
+    process = _start(allranks, watch, text)
+    process.kill()
+    process.wait()
+    watch.nothing_left(12)
+    assert watch.event("stop-requested")["by"] == "the launcher is gone"
+    status = watch.status()
+    assert (status["state"], status["reason"], status["exit_code"]) == ("CANCELLED", "the launcher is gone", 143)
+
+
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY, STUBBORN], ids=["sleeper", "family", "stubborn"])
+def test_a_killed_agent_ends_the_run(allranks, watch, finish, text):
+    process = _start(allranks, watch, text, "--stop-timeout", "1")
+    os.kill(watch.agent(), signal.SIGKILL)
+    code, _, err = finish(process)
+    watch.nothing_left(0.5)
+    status = watch.status()
+    why = "the agent is gone without a word: it was killed, or the machine went down"
+    assert (code, status["state"], status["reason"]) == (1, "FAILED", why)
+    assert why in err
+
+
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY, STUBBORN], ids=["sleeper", "family", "stubborn"])
+def test_a_killed_starter_ends_the_run(allranks, watch, finish, text):
+    process = _start(allranks, watch, text, "--stop-timeout", "1")
+    os.kill(watch.starter(), signal.SIGKILL)
+    code, _, _ = finish(process)
+    watch.nothing_left(0.5)
+    status = watch.status()
+    why = "the process that starts ranks has ended; its ranks were killed with it"
+    assert (code, status["state"], status["reason"]) == (1, "FAILED", why)
+
+
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY, STUBBORN], ids=["sleeper", "family", "stubborn"])
+def test_launcher_and_agent_killed_at_once(allranks, watch, text):
+    process = _start(allranks, watch, text, "--stop-timeout", "1")
+    agent = watch.agent()
+    process.kill()
+    os.kill(agent, signal.SIGKILL)
+    process.wait()
+    watch.nothing_left(12)
+    status = watch.status()
+    assert (status["state"], status["native"]) == ("FAILED", "agent gone")
+
+
+def test_cancel_ends_what_a_killed_agent_and_starter_have_left(allranks, watch):
+    process = _start(allranks, watch, FAMILY, "--stop-timeout", "1")
+    victims = [process.pid, watch.agent(), watch.starter()]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert allranks("cancel").rc == 0
+    watch.nothing_left(0.5)
+    assert watch.status()["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
+def test_signals_at_every_moment_of_the_start_end_the_run(allranks, watch, finish, warm):
+    """From the launcher's own first steps over the import of torch to the first ranks."""
+    allranks.script(SLEEPER)
+    codes = []
+    for number in range(12):
+        process = allranks.popen("run", "train.py", "--nproc-per-node", "2", warm)
+        seen = len(allranks.runs())
+        deadline = time.monotonic() + 20
+        while len(allranks.runs()) == seen and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(0.12 * number)
+        process.send_signal(signal.SIGTERM)
+        code, _, err = finish(process)
+        codes.append(code)
+        run = allranks.runs()[-1]
+        from allranks.agent.system import marked
+
+        assert not marked("ALLRANKS_RUN_DIR", str(run)), err
+        if code == 143:
+            assert allranks.record(run)["status"]["state"] == "CANCELLED"
+            assert allranks.record(run)["status"]["reason"] == "got SIGTERM"
+    assert codes[2:] == [143] * 10
+    assert set(codes[:2]) <= {143, -15}  # The launcher itself may not have come far enough to answer.
+
+
+def test_a_signal_during_the_nodes_setup_ends_what_it_runs(allranks, watch, finish):
+    allranks.script(SLEEPER)
+    allranks.job("script: train.py\nenvironment:\n  node_setup: |\n    echo $$ > shell\n    sleep 301\n")
+    process = allranks.popen("run", "job.yaml")
+    watch.pid_file("shell")
+    process.send_signal(signal.SIGINT)
+    code, _, _ = finish(process, 10)
+    watch.nothing_left(0.5)
+    status = watch.status()
+    assert (code, status["state"], status["reason"]) == (130, "CANCELLED", "got SIGINT")
+
+
+def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
+    allranks.script("print('never')")
+    allranks.job("script: train.py\nenvironment:\n  node_setup: |\n    false\n")
+    done = allranks("run", "job.yaml")
+    assert done.rc == 1
+    assert "node-000.sh failed with exit code 1" in done.stderr
+    assert watch.status()["state"] == "FAILED"
+
+
+def test_a_reader_that_leaves_does_not_hurt_the_run(allranks, watch):
+    allranks.script("for n in range(20000):\n    print('line', n)\nopen('done', 'w')\n")
+    process = allranks.popen("run", "train.py", "--nproc-per-node", "2")
+    assert process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    err = process.stderr.read().decode()
+    assert process.wait(30) == 0
+    assert "nobody reads stdout any more; the run goes on" in err
+    assert (allranks.folder / "done").exists()
+    assert (watch.node / "rank-1.out").read_text().count("\n") == 20000
+    assert watch.status()["state"] == "SUCCEEDED"

@@ -1,0 +1,56 @@
+"""A disk that fills up costs what could not be written to it, not the run and not its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Give a folder on a file system of its own of a few megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "allranks-test", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs to be allowed to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+FILL = """\
+import os, sys
+with open(os.environ["DISK"] + "/fill", "wb", buffering=0) as file:
+    for size in (4096, 1):
+        try:
+            while True:
+                file.write(b"x" * size)
+        except OSError:
+            pass
+print("full", file=open("full", "w"))
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state"),
+    [("sys.exit(0)", 0, "SUCCEEDED"), ("os._exit(9)", 9, "FAILED"), ("os.kill(os.getpid(), 9)", 137, "FAILED")],
+)
+def test_the_exit_code_is_not_lost(allranks, small_disk, end, code, state):
+    allranks.script(FILL.format(end=end))
+    done = allranks("run", "train.py", "--runs-folder", small_disk, DISK=str(small_disk))
+    assert (allranks.folder / "full").exists()
+    assert done.rc == code, done.stderr
+
+
+def test_the_run_can_still_be_ended(allranks, small_disk, finish):
+    allranks.script(FILL.format(end="import time; time.sleep(300)"))
+    process = allranks.popen("run", "train.py", "--runs-folder", small_disk, DISK=str(small_disk))
+    from conftest import wait_for  # type: ignore[attr-defined]
+
+    wait_for("a full disk", (allranks.folder / "full").exists)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130

@@ -1,0 +1,122 @@
+"""The files of a plan, as they have been read and found good.
+
+``ALLRANKS_UPDATE_GOLDEN=1 pytest tests/golden`` writes them anew; read the difference before it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import allranks
+from allranks.clusters.launch import Launch, dry_run
+from allranks.clusters.registry import load_kind
+from allranks.job.load import load_job
+
+SCRIPTS = Path(__file__).with_name("scripts")
+JOBS = {
+    "plain": "script: train.py\n",
+    "arguments": "script: train.py\nargs: [--epochs, 3, --name, 'a b', --expr, '$(touch pwned) `x` \"y\" it''s']\n",
+    "module": "module: my.package\nargs: --lr 0.1\n",
+    "binary": "binary: ./program\nargs: [--fast]\n",
+    "variables": """\
+script: train.py
+environment:
+  variables:
+    NCCL_IB_TIMEOUT: 22
+    EMPTY: ""
+    NASTY: "$(touch pwned)\\n'; touch pwned; \\"`touch pwned`"
+    OMP_NUM_THREADS: 3
+""",
+    "secrets": """\
+script: train.py
+environment:
+  variables: {WANDB_API_KEY: 0123456789abcdef, HF_TOKEN: hf_secret_of_mine, WANDB_PROJECT: mnist}
+""",
+    "modules": "script: train.py\nenvironment:\n  modules: [cuda/12.4, 'gcc 13']\n",
+    "conda": "script: train.py\nenvironment:\n  conda: my env\n",
+    "venv": "script: train.py\nenvironment:\n  venv: .venv/\n",
+    "setup": """\
+script: train.py
+environment:
+  setup: |
+    ulimit -n 65536
+    export DATA=/scratch/$USER
+  node_setup:
+    - nvidia-smi || true
+""",
+    "container": "script: train.py\nenvironment:\n  container: apptainer exec --nv 'my image.sif'\n",
+    "python": "script: train.py\nenvironment:\n  python: [python3.12, -O, -X, 'dev']\n",
+    "debug": "script: train.py\ndebug: true\n",
+    "network": """\
+script: train.py
+launch: {interface: 'eth0;reboot', master_addr: node01, master_port: 29400, nproc_per_node: 2, backend: gloo}
+""",
+    "restarts": """\
+script: train.py
+launch: {max_restarts: 3, restart_delay: 2.5, stop_timeout: 10, warm: false}
+runs: {group_readable: true}
+""",
+    "no_gpus": "script: train.py\nresources: {gpus_per_node: 0}\n",
+}
+
+
+def plan_of(folder: Path, text: str) -> dict[str, str]:
+    """Return the files of the plan for a job in ``folder``, with what differs from place to place replaced."""
+    (folder / "train.py").write_text("")
+    (folder / "program").write_text("#!/bin/sh\n")
+    (folder / "program").chmod(0o755)
+    (folder / "job.yaml").write_text(f"{text}name: demo\n")
+    # The number of CPUs is this machine's own; the reasons then say that of the job.
+    flags = {"resources.cpus_per_node": "8"}
+    loaded = load_job(folder / "job.yaml", flags=flags, environ={}, cwd=folder)
+    launch = Launch(loaded.job, "", loaded.folder, folder / "runs", {"PATH": os.environ["PATH"]})
+    plan = dry_run(launch, load_kind("local"))
+    places = {
+        plan.run_id: "RUN",
+        str(folder): "/project",
+        shlex.quote(sys.executable): "PYTHON",
+        allranks.__version__: "VERSION",
+    }
+    return {file.path: _replaced(file.text, places) for file in plan.files}
+
+
+def _replaced(text: str, places: dict[str, str]) -> str:
+    for here, name in places.items():
+        text = text.replace(here, name)
+    return text
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the golden files are those of a machine without GPUs")
+@pytest.mark.skipif(sys.platform != "linux", reason="the golden files are those of Linux, whose loopback is lo")
+@pytest.mark.parametrize("name", JOBS)
+def test_files_of_a_plan(tmp_path: Path, name: str):
+    files = plan_of(tmp_path, JOBS[name])
+    assert list(files) == ["node-000.sh", "node-000.json"]
+    for path, text in files.items():
+        golden = SCRIPTS / f"{name}{Path(path).suffix}"
+        if os.environ.get("ALLRANKS_UPDATE_GOLDEN"):
+            golden.write_text(text)
+        assert text == golden.read_text()
+
+
+def test_each_golden_file_has_its_job():
+    assert {path.stem for path in SCRIPTS.iterdir()} == set(JOBS)
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.stem)
+def test_golden_script_is_bash(path: Path):
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_secret_is_in_a_golden_file():
+    for path in SCRIPTS.iterdir():
+        text = path.read_text()
+        assert "0123456789abcdef" not in text
+        assert "hf_secret_of_mine" not in text

@@ -1,0 +1,65 @@
+"""Start ranks through the real starter, without torch: orders as JSON on stdin, exits as JSON on stdout."""
+
+import json
+import resource
+import signal
+import sys
+import time
+from importlib import import_module
+
+from allranks.agent.main import _fork_starter
+from allranks.agent.rank import RankOrder
+from allranks.agent.ranks import Ranks
+from allranks.contract import NodeSpec
+from allranks.errors import AllranksError
+
+NODE = NodeSpec(
+    run_id="harness",
+    run_dir="/nowhere",
+    attempt=0,
+    node=0,
+    nnodes=1,
+    nproc_per_node=1,
+    kind="script",
+    target="",
+    args=(),
+    python_options=(),
+    warm=True,
+    max_restarts=0,
+    restart_delay=0.0,
+    stop_timeout=2.0,
+    master_addr="127.0.0.1",
+    master_port=None,
+    file_mode=0o600,
+)
+
+
+def start_all(ranks, raw):
+    orders = {number: RankOrder(**order) for number, order in enumerate(raw["orders"])}
+    try:
+        ranks.start(orders)
+    except AllranksError as error:
+        return {"error": [error.what, error.why]}
+    finally:
+        if raw["signal"]:
+            ranks.signal(getattr(signal, raw["signal"]))
+        deadline = time.monotonic() + 60
+        while ranks.pids and time.monotonic() < deadline:
+            ranks.wait(1.0)
+    return {"codes": {ended.local_rank: ended.code for ended in ranks.exits}}
+
+
+def main():
+    raw = json.load(sys.stdin)
+    for name in raw["preload"]:
+        import_module(name)
+    if raw["open_files"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raw["open_files"], raw["open_files"]))
+    ranks = Ranks(_fork_starter(NODE), lambda: None, lambda: None)
+    result = start_all(ranks, raw)
+    began = time.monotonic()
+    ranks.quit(clean=raw["clean"])
+    print(json.dumps({**result, "quit": time.monotonic() - began}))
+
+
+main()

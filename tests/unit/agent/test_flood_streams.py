@@ -1,0 +1,98 @@
+"""A rank's stdout: lines are in the file at once; a flood is flushed together, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from allranks.agent.streams import FloodBuffer, RankStream
+
+FLOOD = "".join(f"line {number}\n" for number in range(5000))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "rank-0.out"
+
+
+@pytest.fixture
+def stream(log: Path) -> Iterator[RankStream]:
+    stream = RankStream(FloodBuffer(FileIO(log, "w")), encoding="utf-8", line_buffering=True)
+    yield stream
+    stream.close()
+    await_calm()
+
+
+def await_calm() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "allranks-flush":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def flood(stream: RankStream) -> None:
+    for number in range(5000):
+        print(f"line {number}", file=stream)
+
+
+def test_a_line_is_in_the_file_as_soon_as_it_is_printed(stream: RankStream, log: Path) -> None:
+    for number in range(5):
+        print("step", number, file=stream)
+        assert log.read_text() == "".join(f"step {done}\n" for done in range(number + 1))
+    assert [thread.name for thread in threading.enumerate() if thread.name == "allranks-flush"] == []
+
+
+def test_the_end_of_a_flood_is_in_the_file_without_another_line_or_flush(stream: RankStream, log: Path) -> None:
+    flood(stream)
+    deadline = time.monotonic() + 10
+    while log.read_text() != FLOOD:
+        assert time.monotonic() < deadline, log.read_text()[-100:]
+    await_calm()
+
+
+def test_a_flush_that_the_script_asks_for_is_done_at_once_in_a_flood(stream: RankStream, log: Path) -> None:
+    for number in range(200):
+        print(f"line {number}", file=stream)
+        stream.flush()
+        assert log.read_text().endswith(f"line {number}\n")
+
+
+def test_closing_in_a_flood_loses_nothing(stream: RankStream, log: Path) -> None:
+    flood(stream)
+    stream.close()
+    assert log.read_text() == FLOOD
+
+
+def test_a_fork_in_a_flood_writes_nothing_twice_and_the_child_goes_on(stream: RankStream, log: Path) -> None:
+    flood(stream)
+    child = os.fork()
+    if child == 0:
+        flood(stream)
+        stream.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    stream.flush()
+    assert log.read_text() == FLOOD + FLOOD
+
+
+def test_a_flood_takes_few_writes(log: Path) -> None:
+    class Counting(FileIO):
+        writes = 0
+
+        def write(self, data: object) -> int:
+            self.writes += 1
+            return super().write(data)  # type: ignore[arg-type]
+
+    raw = Counting(log, "w")
+    stream = RankStream(FloodBuffer(raw), encoding="utf-8", line_buffering=True)
+    flood(stream)
+    stream.close()
+    await_calm()
+    assert log.read_text() == FLOOD
+    assert raw.writes < 500

@@ -1,0 +1,88 @@
+"""A foreground run ends with the script's own code, and says how it ended."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+ENDS = {
+    "pass": (0, None, None),
+    "import sys; sys.exit(3)": (3, "rank 0 ended with exit code 3", None),
+    "import sys; sys.exit('no data here')": (1, "rank 0 ended with exit code 1", "no data here"),
+    "import os; os._exit(250)": (250, "rank 0 ended with exit code 250", None),
+    "1 / 0": (1, "rank 0 ended with exit code 1", "ZeroDivisionError: division by zero"),
+    "import os; os.kill(os.getpid(), 9)": (137, "rank 0 was killed by SIGKILL", None),
+    "import os; os.kill(os.getpid(), 15)": (143, "rank 0 was killed by SIGTERM", None),
+    "import ctypes; ctypes.string_at(0)": (139, "rank 0 was killed by SIGSEGV", None),
+}
+
+
+@pytest.mark.parametrize("script", ENDS)
+def test_code_of_the_script(allranks, assert_nothing_left, script: str):
+    allranks.script(f"{script}\n")
+    code, what, why = ENDS[script]
+    result = allranks("run", "train.py")
+    run = allranks.run()
+    assert result.rc == code
+    first, *_ = result.stderr.splitlines()
+    assert first.startswith(f"allranks: {run.name}: 1 rank on this machine, backend ")
+    if what is None:
+        assert result.stderr.splitlines()[-1].startswith(f"allranks: {run.name} succeeded in ")
+        assert "error" not in result.stderr
+    else:
+        said = f"  why: {why}\n" if why else ""
+        assert result.stderr[result.stderr.index("error: ") :] == (
+            f"error: {what}\n{said}"
+            f"  fix: allranks logs {run.name} --rank 0\n"
+            f"  see: runs/{run.name}/attempts/000/node-000/rank-0.err\n"
+        )
+    status = allranks.record()["status"]
+    assert (status["exit_code"], status["state"]) == (code, "FAILED" if code else "SUCCEEDED")
+    assert_nothing_left(run)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
+    allranks.script("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = allranks.popen("run", "train.py")
+    assert process.stdout.readline() == b"[0] ready\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    run = allranks.run()
+    name = signal.Signals(number).name
+    assert process.returncode == code
+    assert f"allranks: {name}: the ranks have 30 s to leave".encode() in err
+    assert f"error: {run.name} was cancelled\n".encode() in err
+    assert allranks.record()["status"]["state"] == "CANCELLED"
+    assert_nothing_left(run)
+
+
+def test_reader_that_goes_away_does_not_end_the_run(allranks):
+    """``allranks run ... | head -1``: the training goes on, and its logs are whole."""
+    text = "import time\nfor i in range(3000):\n    print(i, 'x' * 100, flush=True)\nopen('done', 'w')\n"
+    allranks.script(text)
+    process = allranks.popen("run", "train.py")
+    assert process.stdout.readline().startswith(b"[0] 0 x")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(60) == 0
+    assert b"allranks: nobody reads stdout any more; the run goes on, its logs are in its folder\n" in err
+    assert (allranks.folder / "done").exists()
+    assert len(allranks("logs").stdout.splitlines()) == 3000
+
+
+def test_detached_run(allranks, assert_nothing_left):
+    allranks.script("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    result = allranks("run", "train.py", "--detach")
+    run = allranks.run()
+    assert (result.rc, result.stdout) == (0, f"{run.name}\n")
+    assert result.stderr.endswith(f"next: allranks logs -f {run.name}\n")
+    follower = allranks.popen("logs", "-f")
+    assert follower.stdout.readline() == b"[0] ready\n"
+    assert "RUNNING" in allranks("status").stdout
+    cancelled = allranks("cancel")
+    assert (cancelled.rc, cancelled.stderr) == (0, f"{run.name} cancelled\n")
+    assert follower.wait(30) == 0
+    assert "CANCELLED" in allranks("ps").stdout
+    assert_nothing_left(run)

@@ -1,0 +1,60 @@
+"""A login node without torch can plan, follow and cancel; and every verb's help is quick."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.cli.main import VERBS
+
+PROGRAM = """\
+import json, sys
+from allranks.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print(json.dumps([end.code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def modules_after(env: dict[str, str], *args: str) -> tuple[int, set[str]]:
+    """Return the exit code of a command, and the top-level names of all modules that it imported."""
+    command = [sys.executable, "-c", PROGRAM, *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    code, names = json.loads(done.stderr.splitlines()[-1])
+    return code, {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("verb", [*VERBS, None])
+def test_help_imports_nothing_heavy(allranks_env, verb: str | None):
+    code, modules = modules_after(allranks_env, *([verb] if verb else []), "--help")
+    assert code == 0
+    assert not modules & {"torch", "numpy", "pydantic", "ruamel", "rich", "psutil", "asyncio", "importlib_metadata"}
+
+
+@pytest.mark.parametrize(
+    "args", [["status"], ["status", "--json"], ["ps"], ["logs"], ["logs", "-f"], ["cancel"]], ids=" ".join
+)
+def test_reading_a_run_imports_nothing_heavy(allranks_env, failed_run: Path, args: list[str]):
+    code, modules = modules_after(allranks_env, *args, "--runs-folder", str(failed_run.parent))
+    assert code == 0
+    assert not modules & {"torch", "numpy", "pydantic", "ruamel", "rich"}
+
+
+def test_plan_and_schema_need_no_torch(allranks_env, tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    for args in (["plan", str(tmp_path / "train.py")], ["schema"]):
+        code, modules = modules_after(allranks_env, *args)
+        assert code == 0
+        assert not modules & {"torch", "numpy"}
+
+
+def test_every_verb_has_a_help(allranks):
+    for verb in VERBS:
+        result = allranks(verb, "-h")
+        assert (result.rc, result.stderr) == (0, "")
+        assert result.stdout.startswith(f"Usage: allranks {verb} ")

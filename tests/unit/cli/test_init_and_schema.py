@@ -1,0 +1,121 @@
+"""init writes what runs as it is, schema describes it, and shells complete our words."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_what_init_writes_runs(allranks):
+    result = allranks("init")
+    assert (result.rc, result.stdout) == (0, "")
+    assert result.stderr == "wrote job.yaml\nwrote train.py\nnext: allranks run\n"
+    ran = allranks("run", "--nproc-per-node", "2")
+    lines = ran.stdout.splitlines()
+    assert (ran.rc, [line[:13] for line in lines]) == (0, [f"[0] epoch {number}: " for number in (1, 2, 3)])
+    losses = [float(line.rpartition(" ")[2]) for line in lines]
+    assert losses[2] < losses[0]
+    once = allranks("run", "job.yaml", "--", "--epochs", "1")
+    assert (once.rc, len(once.stdout.splitlines())) == (0, 1)
+
+
+def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):
+    result = allranks("init", weird_tmp_path / "new" / "project")
+    assert result.rc == 0
+    assert sorted(path.name for path in (weird_tmp_path / "new" / "project").iterdir()) == ["job.yaml", "train.py"]
+    named = allranks("init", "a b")
+    assert named.stderr.endswith("next: allranks run 'a b/job.yaml'\n")
+
+
+def test_init_overwrites_nothing(allranks):
+    allranks.script("mine")
+    result = allranks("init")
+    assert (result.rc, result.stderr) == (2, "error: train.py exists already\n  fix: --force overwrites\n")
+    assert (allranks.folder / "train.py").read_text() == "mine"
+    assert not (allranks.folder / "job.yaml").exists()
+    allranks.job("mine")
+    assert allranks("init").stderr == "error: job.yaml and train.py exist already\n  fix: --force overwrites\n"
+    assert allranks("init", "--force").rc == 0
+    assert (allranks.folder / "train.py").read_text() != "mine"
+
+
+def test_init_where_nothing_can_be_written(allranks):
+    allranks.script("")
+    result = allranks("init", "train.py/x")
+    assert (result.rc, result.stderr) == (2, "error: cannot write into train.py/x\n  why: Not a directory\n")
+
+
+def test_schema(allranks):
+    result = allranks("schema")
+    schema = json.loads(result.stdout)
+    assert (result.rc, result.stderr) == (0, "")
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert set(schema["properties"]) >= {"script", "module", "binary", "args", "resources", "launch", "environment"}
+    assert set(schema["$defs"]) >= {"Resources", "Launch", "Environment", "Scheduler", "Retry", "Runs"}
+    assert schema["additionalProperties"] is False
+    assert "nproc_per_node" in schema["$defs"]["Launch"]["properties"]
+    assert all(entry["description"] for entry in schema["$defs"]["Launch"]["properties"].values())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(allranks, shell: str):
+    result = allranks("completion", shell)
+    assert result.rc == 0
+    assert "_ALLRANKS_COMPLETE" in result.stdout
+    assert result.stderr.startswith("next: ")
+    if shutil.which(shell):
+        check = subprocess.run([shell, "-n"], input=result.out, capture_output=True, check=False)
+        assert (check.returncode, check.stderr) == (0, b"")
+
+
+def test_completion_of_another_shell(allranks):
+    result = allranks("completion", "tcsh")
+    assert (result.rc, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error: invalid value for 'bash|zsh|fish': 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"
+        "  fix: allranks completion --help\n"
+    )
+
+
+COMPLETE = """\
+eval "$(allranks completion bash 2>/dev/null)"
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+function_of=$(complete -p allranks)
+function_of=${function_of#*-F }
+${function_of%% *} allranks
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["allranks", "st"], ["status"]),
+        (["allranks", "c"], ["cancel", "completion"]),
+        (["allranks", "run", "--max-"], ["--max-restarts"]),
+        (["allranks", "completion", "z"], ["zsh"]),
+        (["allranks", "status", "de"], ["demo"]),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes(allranks, tmp_path: Path, words: list[str], found: list[str]):
+    (allranks.folder / "runs" / "demo").mkdir(parents=True)
+    (allranks.folder / "runs" / "demo" / "record.json").write_text("{}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", COMPLETE, "bash", *words],
+        env={**allranks.env, "PATH": path},
+        cwd=allranks.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == found

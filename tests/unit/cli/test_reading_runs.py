@@ -1,0 +1,149 @@
+"""ps, status, logs and cancel of a run that has ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def at(allranks, failed_run: Path):
+    """Give a function that calls a verb in the folder of the failed run."""
+    return lambda *args, **env: allranks(*args, cwd=failed_run.parent.parent, **env)
+
+
+def test_status(at, failed_run: Path):
+    result = at("status")
+    rows = {line[:9].strip(): line[9:].strip() for line in result.stdout.splitlines()}
+    assert result.rc == 0
+    assert rows["run"] == failed_run.name
+    assert rows["state"].split() == ["FAILED", "ended"]
+    assert rows["reason"] == "rank 1 ended with exit code 3"
+    assert rows["exit code"] == "3"
+    assert rows["ranks"] == "2 on 1 node"
+    assert rows["cluster"] == "local (local)"
+    assert rows["folder"] == f"runs/{failed_run.name}"
+    assert result.stderr == f"next: allranks logs {failed_run.name} --rank 1\n"
+
+
+def test_status_by_every_name_of_a_run(at, failed_run: Path):
+    wanted = at("status").stdout
+    for name in (failed_run.name, "demo", "latest", f"runs/{failed_run.name}", "./runs/latest", str(failed_run)):
+        assert at("status", name).stdout == wanted
+
+
+def test_status_as_json(at, failed_run: Path):
+    found = json.loads(at("status", "--json").stdout)
+    assert found["id"] == failed_run.name
+    assert found["folder"] == str(failed_run)
+    assert found["status"]["state"] == "FAILED"
+    assert (found["status"]["exit_code"], found["status"]["rank"]) == (3, 1)
+    assert found == {**json.loads((failed_run / "record.json").read_text()), "folder": str(failed_run)}
+
+
+def test_ps(at, failed_run: Path):
+    header, row = at("ps").stdout.splitlines()
+    assert header.split() == ["RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT"]
+    assert row.split()[:4] == [failed_run.name, "FAILED", "2", "local"]
+    assert row.split()[-1] == "3"
+    (found,) = json.loads(at("ps", "--json").stdout)
+    assert found == json.loads(at("status", "--json").stdout)
+
+
+def test_ps_without_runs(allranks):
+    result = allranks("ps")
+    assert (result.rc, result.stdout, result.stderr) == (0, "", "no runs in runs\nnext: allranks run train.py\n")
+    assert json.loads(allranks("ps", "--json").stdout) == []
+    assert list(allranks.folder.iterdir()) == []
+
+
+def test_runs_folder_by_flag_and_variable(allranks, failed_run: Path):
+    folder = str(failed_run.parent)
+    assert allranks("status", "--runs-folder", folder).stdout.splitlines()[0].split()[1] == failed_run.name
+    assert allranks("status", ALLRANKS_RUNS_FOLDER=folder).stdout.splitlines()[0].split()[1] == failed_run.name
+    assert allranks("status", "--runs-folder", "none", ALLRANKS_RUNS_FOLDER=folder).rc == 2
+    allranks.script("")
+    elsewhere = allranks.folder / "else where"
+    assert allranks("run", "train.py", ALLRANKS_RUNS_FOLDER="else where").rc == 0
+    assert allranks("status", ALLRANKS_RUNS_FOLDER="else where").rc == 0
+    assert (elsewhere / "latest" / "record.json").is_file()
+    assert allranks.runs() == []
+
+
+def test_logs(at):
+    result = at("logs")
+    assert (result.rc, result.stderr) == (0, "[1] oops\n")
+    assert sorted(result.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    assert at("logs", "-f").stdout == result.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "out"),
+    [
+        (["--rank", "0"], "[0] hello from 0\n"),
+        (["--rank", "1", "--node", "0"], "[1] hello from 1\n"),
+        (["-r", "1", "-f"], "[1] hello from 1\n"),
+        (["--rank", "0", "--tail", "0"], ""),
+        (["--rank", "0", "--tail", "5"], "[0] hello from 0\n"),
+    ],
+)
+def test_logs_of_some_ranks(at, flags: list[str], out: str):
+    result = at("logs", *flags)
+    assert (result.rc, result.stdout) == (0, out)
+
+
+def test_logs_of_several_ranks(at):
+    for flags in (["-r", "0", "-r", "1"], ["--rank", "0,1"], ["--rank", "0-1"]):
+        assert len(at("logs", *flags).stdout.splitlines()) == 2
+
+
+def test_tail_counts_lines_of_both_streams(at):
+    result = at("logs", "--tail", "1")
+    assert len((result.stdout + result.stderr).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--rank", "2"], "--rank: the run has no rank 2\n  why: it has 2, counted from 0\n"),
+        (["--rank", "0-999999999"], "--rank: the run has no rank 2\n  why: it has 2, counted from 0\n"),
+        (["--node", "1"], "--node: the run has no node 1\n  why: it has 1, counted from 0\n"),
+        (["--rank", "one"], "--rank: 'one' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", "1-0"], "--rank: '1-0' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", "0-"], "--rank: '0-' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", ""], "--rank: '' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+    ],
+)
+def test_ranks_that_there_are_not(at, flags: list[str], error: str):
+    result = at("logs", *flags)
+    assert (result.rc, result.stdout, result.stderr) == (2, "", f"error: {error}")
+
+
+def test_cancel_of_a_run_that_has_ended(at, failed_run: Path):
+    result = at("cancel")
+    assert (result.rc, result.stdout, result.stderr) == (0, "", f"{failed_run.name} had ended before: FAILED\n")
+
+
+def test_no_escape_codes_in_a_pipe(at):
+    for args in (["status"], ["ps"], ["logs"], ["status", "nope"], ["--help"], ["run", "--help"]):
+        result = at(*args, TERM="xterm-256color")
+        assert b"\x1b" not in result.out + result.err
+
+
+def test_next_command_names_a_run_elsewhere_by_its_folder(allranks, failed_run: Path):
+    result = allranks("status", "--runs-folder", failed_run.parent)
+    (line,) = result.stderr.splitlines()
+    assert line == f"next: allranks logs '{failed_run}' --rank 1"
+    inside = allranks("status", "--runs-folder", ".", cwd=failed_run.parent)
+    assert inside.stderr == f"next: allranks logs ./{failed_run.name} --rank 1\n"
+    by_variable = allranks("status", ALLRANKS_RUNS_FOLDER=str(failed_run.parent))
+    assert by_variable.stderr == f"next: allranks logs {failed_run.name} --rank 1\n"
+
+
+def test_run_elsewhere_is_explained_with_its_folder(allranks):
+    allranks.script("raise SystemExit(3)\n")
+    result = allranks("run", "train.py", "--runs-folder", "my runs")
+    (run,) = (path for path in (allranks.folder / "my runs").iterdir() if path.name != "latest")
+    assert f"\n  fix: allranks logs 'my runs/{run.name}' --rank 0\n" in result.stderr
