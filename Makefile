@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?=
+# Two at a time: most of a test is waiting for processes to start. With more, tests of time would become unsure.
+PYTEST_ARGS ?= -n 2
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt

@@ -30,7 +30,9 @@ def workplace(**files: str) -> Iterator[Path]:
         yield folder
 
 
-def call(command: list[str], folder: Path, *, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def call(
+    command: list[str], folder: Path, *, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end, its output kept out of the way."""
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_USUAL} | variables
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=timeout, check=False)

@@ -77,7 +77,9 @@ def end_to_end(ranks: int, rounds: int) -> None:
                 seconds[launcher].append(timed(command, folder, ranks))
     for which, (label, bar) in enumerate((("from the first line", f"bar {BAR:.0f}"), ("whole command", "no bar"))):
         ours, theirs = (statistics.median(each[which] for each in seconds[name]) for name in ("allranks", "torchrun"))
-        print(f"merging end to end, {ranks:2d} ranks, {label}: ours {ours:.2f} s, torchrun --tee {theirs:.2f} s,", end=" ")
+        print(
+            f"merging end to end, {ranks:2d} ranks, {label}: ours {ours:.2f} s, torchrun --tee {theirs:.2f} s,", end=" "
+        )
         print(f"peer / ours = {theirs / ours:.2f} ({bar})", flush=True)
 
 

@@ -13,6 +13,7 @@ Importing this module imports neither torch nor numpy; the first use of a name d
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ __all__ = [
     "__version__",
     "init",
 ]
+
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "cli")):  # noqa: PTH112, PTH118, PTH120 - quick
+    # The copy that a run carries for its ranks: what it lacks, such as the command, is in the installation.
+    from pkgutil import extend_path
+
+    __path__ = extend_path(__path__, __name__)
 
 #: Public name -> the module that holds it.
 _HOMES = {

@@ -97,7 +97,7 @@ class NodeSpec:
 
     def to_json(self) -> str:
         """Return the orders as indented JSON."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> NodeSpec:

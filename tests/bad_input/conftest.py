@@ -58,15 +58,20 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill(folder: Path) -> None:
-    """Write until the disk of ``folder`` is full."""
-    descriptor = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)
-    try:
-        for size in (1 << 16, 1 << 12):
-            try:
-                while True:
-                    os.write(descriptor, b"x" * size)
-            except OSError:
-                continue
-    finally:
-        os.close(descriptor)
+@pytest.fixture
+def fill() -> Callable[[Path], None]:
+    """Give a function that writes until the disk of a folder is full."""
+
+    def until_full(folder: Path) -> None:
+        descriptor = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)
+        try:
+            for size in (1 << 16, 1 << 12):
+                try:
+                    while True:
+                        os.write(descriptor, b"x" * size)
+                except OSError:
+                    continue
+        finally:
+            os.close(descriptor)
+
+    return until_full

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
-from pathlib import Path
 
 import pytest
-
-fill = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["fill"]
 
 RESTARTED = """\
 import os, sys
@@ -105,7 +101,7 @@ def test_a_refused_job_leaves_no_folder(allranks):
     assert [entry.name for entry in allranks.folder.iterdir()] == []
 
 
-def test_disk_that_is_full(allranks, small_disk):
+def test_disk_that_is_full(allranks, small_disk, fill):
     allranks.script("print('ran')")
     disk = small_disk("64k")
     fill(disk)

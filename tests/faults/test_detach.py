@@ -23,6 +23,11 @@ print("done", os.environ["RANK"], flush=True)
 """
 
 
+def _told(allranks):
+    told = json.loads(allranks("status", "--json").stdout)
+    return {**told, **told["status"]}
+
+
 def _detach(allranks, watch, text, *options):
     allranks.script(text)
     done = allranks("run", "train.py", "--nproc-per-node", "2", "--detach", *options)
@@ -33,7 +38,7 @@ def _detach(allranks, watch, text, *options):
 
 def test_other_commands_find_a_detached_run(allranks, watch, finish):
     _detach(allranks, watch, COUNT)
-    told = json.loads(allranks("status", "--json").stdout)
+    told = _told(allranks)
     assert (told["state"], told["id"]) == ("RUNNING", watch.run.name)
     follower = allranks.popen("logs", "-f")
     (allranks.folder / "go").touch()
@@ -60,7 +65,7 @@ def test_cancel_leaves_nothing(allranks, watch, text):
 def test_cancel_of_a_run_whose_agent_was_killed(allranks, watch):
     _detach(allranks, watch, "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + SLEEPER, "--stop-timeout", "2")
     os.kill(watch.agent(), signal.SIGKILL)
-    told = json.loads(allranks("status", "--json").stdout)
+    told = _told(allranks)
     assert (told["state"], told["native"]) == ("RUNNING", "agent gone")  # Its ranks are still being ended.
     assert allranks("cancel").rc == 0
     watch.nothing_left(0.5)
@@ -135,13 +140,13 @@ def test_from_another_host_the_heartbeat_tells(allranks, watch):
     _detach(allranks, watch, SLEEPER)
     agent = watch.agent()
     _as_if_on_another_host(watch, time.time() - 20)
-    assert json.loads(allranks("status", "--json").stdout)["state"] == "RUNNING"
+    assert _told(allranks)["state"] == "RUNNING"
     refused = allranks("cancel")
     assert (refused.rc, refused.stderr.splitlines()[0]) == (1, f"error: {watch.run.name} runs on elsewhere")
     os.kill(agent, signal.SIGSTOP)
     try:
         _as_if_on_another_host(watch, time.time() - 40)
-        told = json.loads(allranks("status", "--json").stdout)
+        told = _told(allranks)
         assert (told["state"], told["native"]) == ("UNKNOWN", "no heartbeat")
         assert told["reason"].startswith("it was started on elsewhere, and its agent's last heartbeat is 4")
     finally:

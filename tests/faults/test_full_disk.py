@@ -7,6 +7,7 @@ import signal
 import subprocess
 
 import pytest
+from fault_tools import wait_for
 
 
 @pytest.fixture
@@ -49,8 +50,6 @@ def test_the_exit_code_is_not_lost(allranks, small_disk, end, code, state):
 def test_the_run_can_still_be_ended(allranks, small_disk, finish):
     allranks.script(FILL.format(end="import time; time.sleep(300)"))
     process = allranks.popen("run", "train.py", "--runs-folder", small_disk, DISK=str(small_disk))
-    from conftest import wait_for  # type: ignore[attr-defined]
-
     wait_for("a full disk", (allranks.folder / "full").exists)
     process.send_signal(signal.SIGINT)
     assert finish(process)[0] == 130

@@ -28,8 +28,8 @@ from allranks import contract
 from allranks.agent.rank import RankOrder
 from allranks.agent.ranks import RankExit, Ranks
 from allranks.agent.stop import Stop
-from allranks.agent.telling import Journal
 from allranks.contract import NodeSpec
+from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
 #: torch's agent sleeps this long before each look at the ranks; ours waits inside the look instead.
@@ -64,7 +64,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         folder: Path,
         ranks: Ranks,
         python: tuple[str, ...] | None,
-        events: Journal,
+        events: EventWriter,
         index: LogIndexWriter,
         stop: Stop,
     ) -> None:

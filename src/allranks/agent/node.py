@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,9 +14,10 @@ from allranks import contract
 from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop
 from allranks.agent.system import marked, signal_process
-from allranks.agent.telling import Heartbeat, Journal, complain
+from allranks.agent.telling import Heartbeat, complain
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError, LaunchError
+from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
 if TYPE_CHECKING:
@@ -53,8 +55,9 @@ class Start:
 
 def run_node(node: NodeSpec, start: Start) -> Outcome:
     """Run the node's ranks to their end, tell how it went, and leave no process behind."""
+    os.umask(0o666 & ~node.file_mode)  # For the agent's own files: the starter, and so the ranks, have the user's.
     folder = _folder(node)
-    events = Journal(folder / contract.AGENT_EVENTS, node.file_mode)
+    events = EventWriter(folder / contract.AGENT_EVENTS, node.file_mode)
     index = LogIndexWriter(folder, node.file_mode)
     heart = Heartbeat(folder / contract.HEARTBEAT, index, node.file_mode)
     heart.tick()
@@ -69,7 +72,7 @@ def run_node(node: NodeSpec, start: Start) -> Outcome:
 def leave_early(node: NodeSpec, stop: Stop) -> None:
     """End at once, before there is any rank, and tell why."""
     assert stop.signal is not None
-    events = Journal(_folder(node) / contract.AGENT_EVENTS, node.file_mode)
+    events = EventWriter(_folder(node) / contract.AGENT_EVENTS, node.file_mode)
     events.write(contract.STOP_REQUESTED, signal=stop.signal.name, by=stop.why)
     _tell_end(events, Outcome("CANCELLED", 128 + stop.signal, stop.why))
     os._exit(128 + stop.signal)
@@ -79,7 +82,7 @@ def _folder(node: NodeSpec) -> Path:
     return Path(node.run_dir, contract.node_dir(node.attempt, node.node))
 
 
-def _tell_end(events: Journal, outcome: Outcome) -> None:
+def _tell_end(events: EventWriter, outcome: Outcome) -> None:
     events.write(
         contract.ENDED,
         state=outcome.state,
@@ -89,7 +92,7 @@ def _tell_end(events: Journal, outcome: Outcome) -> None:
     )
 
 
-def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: Journal, index: LogIndexWriter) -> Outcome:
+def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, index: LogIndexWriter) -> Outcome:
     """Run the ranks; whatever goes wrong becomes an outcome."""
     try:
         agent = _make_agent(node, start, ranks, events, index)
@@ -105,7 +108,9 @@ def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: Journal, index: L
         return Outcome("FAILED", 1, f"the agent failed: {type(error).__name__}: {error}")
 
 
-def _make_agent(node: NodeSpec, start: Start, ranks: Ranks, events: Journal, index: LogIndexWriter) -> WarmElasticAgent:
+def _make_agent(
+    node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, index: LogIndexWriter
+) -> WarmElasticAgent:
     # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
     try:
         from allranks.agent.elastic import WarmElasticAgent, describe
@@ -126,9 +131,11 @@ def _make_agent(node: NodeSpec, start: Start, ranks: Ranks, events: Journal, ind
     return WarmElasticAgent(describe(node, rendezvous), node, _folder(node), ranks, python, events, index, start.stop)
 
 
-def _run(agent: WarmElasticAgent, stop: Stop, events: Journal) -> Outcome:
+def _run(agent: WarmElasticAgent, stop: Stop, events: EventWriter) -> Outcome:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
+    gc.freeze()
+    gc.enable()
     stop.ready()
     try:
         result = agent.run()

@@ -7,6 +7,7 @@ before any rank starts, so that no rank dials too early, and nobody can take the
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from datetime import timedelta
 from functools import partial
@@ -101,9 +102,13 @@ def _serve(address: str, port: int, descriptor: int) -> TCPStore:
 def _listen(address: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(target)
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(target)
+            listener.listen(_BACKLOG)
+            undo.pop_all()
+            return listener
     except OSError as error:
         raise LaunchError(
             f"cannot listen on {address}:{port}",
@@ -112,5 +117,3 @@ def _listen(address: str, port: int) -> socket.socket:
             if port
             else "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
         ) from error
-    listener.listen(_BACKLOG)
-    return listener

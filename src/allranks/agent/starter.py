@@ -61,6 +61,7 @@ class Starter:
             order = self._loop(selector)
         if order is None:
             self._end_all()
+            self._channel.close()  # The agent need not wait for the rest: to unload torch takes its time.
         return order
 
     def forget(self) -> None:

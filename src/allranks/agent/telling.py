@@ -1,4 +1,4 @@
-"""What the agent tells of itself and its ranks. A full disk costs what it would have told, not the run."""
+"""What the agent tells of itself beside its events. A full disk costs what it would have told, not the run."""
 
 from __future__ import annotations
 
@@ -6,26 +6,10 @@ import os
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
-from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
 _HEARTBEAT_SECONDS = 5.0
-
-
-class Journal:
-    """The node's events."""
-
-    def __init__(self, path: Path, mode: int) -> None:
-        self._writer = EventWriter(path, mode)
-
-    def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
-        """Tell of an event."""
-        try:
-            self._writer.write(kind, rank, **fields)
-        except OSError as error:
-            complain(f"allranks: cannot tell of {kind}: {error}")
 
 
 class Heartbeat:

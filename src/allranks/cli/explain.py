@@ -63,4 +63,4 @@ def _last_line(path: Path) -> str | None:
     except OSError:
         return None
     said = [text for line in lines if (text := _TORCH_RANK.sub("", line).strip()) and not _TORCH_LOG.match(text)]
-    return said[-1][:500] if said else None
+    return said[-1].removeprefix("allranks: ")[:500] if said else None

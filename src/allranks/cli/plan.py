@@ -9,6 +9,7 @@ import click
 from allranks.cli import render
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import json_option
+from allranks.job.units import format_count
 
 if TYPE_CHECKING:
     from allranks.job.load import LoadedJob
@@ -66,7 +67,7 @@ def _value_at(values: dict[str, Any], path: str) -> Any:
 
 def _text(plan: Plan) -> str:
     rows = [(reason.subject, render.printable(reason.value) or "(empty)", reason.why) for reason in plan.reasons]
-    parts = [f"plan for {plan.name} on {plan.cluster}: {plan.world_size} ranks, run {plan.run_id}"]
+    parts = [f"plan for {plan.name} on {plan.cluster}: {format_count(plan.world_size, 'rank')}, run {plan.run_id}"]
     parts.append(render.table(("WHAT", "VALUE", "WHY"), rows))
     parts += [f"note: {note}" for note in plan.notes]
     parts += [_file(plan, file) for file in plan.files]

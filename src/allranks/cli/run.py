@@ -16,6 +16,7 @@ from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type
 from allranks.errors import RunFolderError
+from allranks.job.units import format_count
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
     """Run a job and follow all its ranks.
 
     TARGET is a job file (job.yaml) or a script (train.py); default: job.yaml here. The script's own
-    arguments follow --:  allranks run train.py --nproc-per-node 2 -- --epochs 3
+    arguments follow --:
+
+    \b
+    allranks run train.py --nproc-per-node 2 -- --epochs 3
 
     Ends with the script's exit code; 2 if the job file or a flag is wrong, 3 if it cannot work here, 130
     after Ctrl-C.
@@ -57,7 +61,7 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
 
 def _introduce(plan: Plan, run: Run) -> None:
     why = {reason.subject: reason.why for reason in plan.reasons}
-    ranks = f"{plan.world_size} rank{'s' * (plan.world_size > 1)}"
+    ranks = format_count(plan.world_size, "rank")
     where = "this machine" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
     render.talk(f"allranks: {run.record.id}: {ranks} on {where}, backend {plan.backend} ({why['backend']})")
     for reason in plan.reasons:

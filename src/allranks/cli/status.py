@@ -9,6 +9,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, run_arguments, runs_folder
+from allranks.job.units import format_count
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
 
@@ -39,7 +40,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "reason", status.reason
     if status.exit_code is not None:
         yield "exit code", str(status.exit_code)
-    yield "ranks", f"{record.world_size} on {record.nnodes} node{'s' * (record.nnodes > 1)}"
+    yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"
     yield "cluster", f"{record.cluster} ({record.kind})"
     if record.handle.pid:
         yield "agent", f"process {record.handle.pid} on {record.handle.host}"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from allranks import contract
+from allranks.agent import system
 from allranks.clusters import process
 from allranks.runs.status import Handle, State, Status
 
@@ -52,6 +53,7 @@ class ChildAgent:
     ) -> None:
         lifeline = {contract.LIFELINE: "1"} if attached else {}
         with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "wb") as sink, _none_ignored():
+            os.fchmod(sink.fileno(), mode)  # Whatever the umask is.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
@@ -66,18 +68,31 @@ class ChildAgent:
 
     def wait(self, seconds: float) -> bool:
         """Wait until the agent ends, at most so long; tell whether it has ended."""
-        if self._pidfd is None:
-            time.sleep(min(seconds, 0.02))
-        else:
-            select.select([self._pidfd], [], [], seconds)
-        return self._process.poll() is not None
+        if self._process.poll() is None:
+            if self._pidfd is None:
+                time.sleep(min(seconds, 0.02))
+            else:
+                select.select([self._pidfd], [], [], seconds)
+        if self._process.poll() is None:
+            return False
+        self._close()
+        return True
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the agent, which ends the ranks; while it is being set up, to whatever does that."""
         if self._process.poll() is None:
             self._sent.add(number)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+            system.signal_group(self._process.pid, number)
+
+    def _close(self) -> None:
+        if -self._process.returncode in self._sent:
+            # Ended by our signal itself: it was being set up still, and what did that may have missed the signal.
+            system.signal_group(self._process.pid, signal.SIGKILL)
+        if self._process.stdin:
+            self._process.stdin.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def understand(self, told: Status) -> Status | None:
         """Tell from its exit code how an agent ended that has told of no end; None if the code says nothing."""

@@ -61,10 +61,11 @@ def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
     Raises:
         AllranksError: the plan cannot be made or the folder cannot be written; nothing is left behind.
     """
-    group_readable = launch.job.runs.group_readable
-    run_dir = record.reserve(launch.runs_folder, name_of(launch.job), group_readable=group_readable)
+    plan = dry_run(launch, kind)  # What cannot work is refused before anything is created.
+    run_dir = record.reserve(launch.runs_folder, name_of(launch.job), group_readable=plan.group_readable)
     with _removed_on_failure(run_dir):
-        plan = kind.plan(launch.request(run_dir))
+        if plan.run_dir != str(run_dir):  # Another command took that id in between.
+            plan = kind.plan(launch.request(run_dir))
         return _write(run_dir, plan, launch.job_text), plan
 
 
@@ -105,10 +106,8 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> Run:
     try:
         for node in plan.commands:
             (run_dir / contract.node_dir(0, node.node)).mkdir(parents=True)
-        if plan.group_readable:
-            for folder in (run_dir, *run_dir.rglob("*/")):
-                folder.chmod(0o750)
         copy_node_code(run_dir / contract.CODE_DIR)
+        _set_modes(run_dir, mode)
     except OSError as error:
         raise unwritable(run_dir, error) from error
     write_whole(run_dir / contract.JOB_FILE, job_text, mode)
@@ -128,6 +127,12 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> Run:
     )
     write_json(run_dir / contract.RECORD_FILE, first.to_json(), mode)
     return Run(run_dir, first)
+
+
+def _set_modes(run_dir: Path, mode: int) -> None:
+    """Give all that is in a run's folder the permissions of the run, whatever the umask and the sources have."""
+    for path in (run_dir, *run_dir.rglob("*")):
+        path.chmod(mode | (mode & 0o444) >> 2 if path.is_dir() else mode)
 
 
 def copy_node_code(target: Path) -> None:

@@ -119,9 +119,11 @@ class LocalCluster:
             if not process.await_end(handle, patience):
                 process.send(handle, signal.SIGKILL)
                 process.await_end(handle, _KILL_PATIENCE)
+            if agents.told_by(run.node_folder(0)).started is None:
+                process.kill_group(handle)  # It was being set up still.
         if agents.told_by(run.node_folder(0)).state.is_final:
             return  # The agent has seen to its ranks.
-        if not process.end_marked(contract.RUN_DIR, str(run.folder), patience):
+        if not process.end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
             raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
 
     def _gone(self, run: Run) -> Status:
@@ -256,17 +258,18 @@ def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> 
 
 def _notes(job: Job) -> tuple[str, ...]:
     """Say what the job asks for and this machine does not do: nothing is left out in silence."""
-    notes = []
-    if job.resources.time:
-        notes.append("resources.time is not enforced on this machine")
-    if job.resources.memory:
-        notes.append("resources.memory is not enforced on this machine")
-    used = [name for name in type(job.scheduler).model_fields if getattr(job.scheduler, name)]
-    if used:
-        notes.append(f"there is no scheduler here: {', '.join(f'scheduler.{name}' for name in used)} not used")
-    if job.launch.launcher == "direct":
-        notes.append("no scheduler starts ranks here: the agent does, not launcher direct")
-    return tuple(notes)
+    resources, retry = job.resources, job.retry
+    asked = {
+        "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1,
+        "resources.gpu_type is not looked at on this machine": resources.gpu_type,
+        "resources.time is not enforced on this machine": resources.time,
+        "resources.memory is not enforced on this machine": resources.memory,
+        "retry: there is no queue here to go back into": retry != type(retry)(),
+        "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.launcher == "direct",
+    }
+    used = [f"scheduler.{name}" for name in type(job.scheduler).model_fields if getattr(job.scheduler, name)]
+    scheduler = (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
+    return tuple(note for note, is_asked in asked.items() if is_asked) + scheduler
 
 
 def _never_started(run: Run) -> Status:

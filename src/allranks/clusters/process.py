@@ -47,6 +47,12 @@ def send(handle: Handle, number: int) -> None:
         system.signal_group(handle.pid, number)
 
 
+def kill_group(handle: Handle) -> None:
+    """Kill what is left of the process group that the handle's process led until just now."""
+    if handle.pid is not None and not is_alive(handle):
+        system.signal_group(handle.pid, signal.SIGKILL)
+
+
 def any_marked(name: str, value: str) -> bool:
     """Tell whether a process that was started with a variable of that value is alive."""
     return bool(system.marked(name, value))

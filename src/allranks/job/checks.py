@@ -19,6 +19,12 @@ Model = TypeVar("Model", bound=BaseModel)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _MOST_TEXT = 200
 
+#: Variables of bash's own: it refuses a value for them, or gives them another one (man 1 bash, Shell Variables).
+_SHELL_NAMES = frozenset(
+    "BASHOPTS BASHPID BASH_VERSINFO COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS "
+    "HISTCMD LINENO PPID RANDOM SECONDS SHELLOPTS SRANDOM UID".split()
+)
+
 #: Lines and words that end up in scripts; a secret in them would be written.
 _WRITTEN = (
     "environment.setup",
@@ -123,6 +129,9 @@ def text_problems(layer: Layer) -> Iterator[Problem]:
         if name != path and not _NAME.fullmatch(name):
             why = "a name is letters, digits and '_', and does not begin with a digit"
             yield Problem(setting.source.where, f"{quoted(name)} is no name of an environment variable", why=why)
+        if name in _SHELL_NAMES:
+            what = f"{quoted(name)} cannot be set: the shell keeps that name for itself"
+            yield Problem(setting.source.where, what, fix="another name")
         if any("\0" in text for text in _texts(setting.value)):
             why = "neither arguments nor environment variables can hold one"
             yield Problem(setting.source.where, f"{path} holds a NUL character", why=why, fix="remove it")
@@ -140,6 +149,7 @@ def _texts(value: object) -> Iterator[str]:
 
 def secret_problems(layer: Layer) -> Iterator[Problem]:
     """Yield the places where a secret stands in what will be written into a script."""
+    yield from _argument_problems(layer)
     for path in _WRITTEN:
         if path not in layer:
             continue
@@ -150,6 +160,23 @@ def secret_problems(layer: Layer) -> Iterator[Problem]:
                 f"{path} gives {name} a secret in plain text",
                 why="these lines are written into scripts and records",
                 fix=f"put {name} into environment.variables, or export it before you start allranks",
+            )
+
+
+def _argument_problems(layer: Layer) -> Iterator[Problem]:
+    """Yield the secrets whose text stands in the script's arguments."""
+    variables = variables_of(layer)
+    if "args" not in layer:
+        return
+    args = "\n".join(_texts(layer["args"].value))
+    for name, value in variables.items():
+        text = (value,) if isinstance(value, str) and is_secret(name) else ()
+        if scrub(args, text) != args:
+            yield Problem(
+                layer["args"].source.where,
+                f"args hold the value of {name}",
+                why="arguments are written into scripts and records, and everybody on the machine can see them",
+                fix=f"let the script read {name} from its environment",
             )
 
 

@@ -264,7 +264,7 @@ class Environment(Section):
     """Interpreter of the ranks, with options if need be. Default: python of the conda or virtual
     environment, else the interpreter that runs allranks."""
     setup: Lines = ()
-    """Shell lines that run once, before the nodes are started."""
+    """Shell lines that run once, before the nodes are started; on one machine, before modules and conda."""
     node_setup: Lines = ()
     """Shell lines that run on each node, before its ranks start."""
     container: Words = ()
@@ -286,7 +286,7 @@ class Runs(Section):
     """Where and how the record of the run is kept."""
 
     folder: Text = "runs"
-    """Folder that holds a folder for each run; relative to the working directory."""
+    """Folder that holds a folder for each run; relative to where the command is typed."""
     group_readable: bool = False
     """Let the group read the run's folder; otherwise only its owner can."""
 

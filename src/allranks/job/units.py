@@ -109,3 +109,8 @@ def parse_nodes(text: str) -> tuple[int, int]:
     if not 1 <= least <= most <= _MOST_NODES:
         raise ValueError(f"{text!r} is no number of nodes: it must be at least 1, and MIN:MAX in that order")
     return least, most
+
+
+def format_count(number: int, noun: str) -> str:
+    """Write a number of things: ``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'s' * (number != 1)}"

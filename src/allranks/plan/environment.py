@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.job.secrets import scrub, secret_values
+from allranks.job.units import format_count
 from allranks.plan.layout import Layout
 from allranks.plan.plan import Reason
 
@@ -49,7 +50,7 @@ def secrets(job: Job) -> tuple[str, ...]:
 
 def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
     cpus, ranks = layout.cpus, layout.nproc_per_node
-    why = f"{cpus} CPU{'s' * (cpus != 1)} for {ranks} rank{'s' * (ranks != 1)}"
+    why = f"{format_count(cpus, 'CPU')} for {format_count(ranks, 'rank')}"
     yield Reason("OMP_NUM_THREADS", str(max(1, cpus // ranks)), why)
     if job.launch.interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allranks.errors import PreflightError
+from allranks.job.units import format_count
 from allranks.plan.machine import Machine
 from allranks.plan.plan import Reason
 
@@ -34,7 +35,7 @@ def lay_out(job: Job, machine: Machine) -> Layout:
     backend, backend_why = _backend(job, gpus, gpus_why)
     if backend == "nccl" and nproc > gpus:
         raise PreflightError(
-            f"{nproc} rank{'s' * (nproc != 1)} on {gpus} GPU{'s' * (gpus != 1)} with backend nccl",
+            f"{format_count(nproc, 'rank')} on {format_count(gpus, 'GPU')} with backend nccl",
             why=f"nccl takes one GPU for each rank; GPUs: {gpus_why}",
             fix=(f"--nproc-per-node {gpus}, or " if gpus else "") + "--backend gloo to run on the CPU",
         )
@@ -48,7 +49,7 @@ def _gpus(job: Job, machine: Machine) -> tuple[int, str]:
         return machine.gpus, machine.gpus_from
     if asked > machine.gpus:
         raise PreflightError(
-            f"{asked} GPU{'s' * (asked != 1)} asked for, {machine.gpus} can be used",
+            f"{format_count(asked, 'GPU')} asked for, {machine.gpus} can be used",
             why=machine.gpus_from,
             fix=f"--gpus-per-node {machine.gpus}",
         )

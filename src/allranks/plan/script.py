@@ -52,7 +52,7 @@ def node_script(
 
 
 # A step that fails must say which one it was: the ranks' own logs do not exist yet.
-_TRAP = """trap 'echo "allranks: line $LINENO of ${BASH_SOURCE[0]} failed with exit code $?" >&2' ERR"""
+_TRAP = """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR"""
 
 
 def comment(text: str) -> str:

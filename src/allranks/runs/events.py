@@ -41,8 +41,7 @@ class EventWriter:
         record = {"time": round(time.time(), 6), "host": self._host, "kind": kind}
         if rank is not None:
             record["rank"] = rank
-        line = json.dumps({**record, **fields}, ensure_ascii=False) + "\n"
-        self._unwritten += line.encode("utf-8", "surrogateescape")
+        self._unwritten += json.dumps({**record, **fields}).encode() + b"\n"
         try:
             # A write may stop in the middle of a line; the next one goes on there.
             while self._unwritten:
@@ -69,5 +68,5 @@ def read_events(path: Path) -> Iterator[Event]:
         try:
             raw = json.loads(line)
             yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             continue

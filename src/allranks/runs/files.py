@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -22,7 +23,7 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(descriptor, "w", encoding="utf-8") as stream:
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
             os.fchmod(descriptor, mode)
             stream.write(text)
             stream.flush()
@@ -37,13 +38,14 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     """Write ``value`` as indented JSON, whole or not at all."""
-    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", mode)
+    write_whole(path, json.dumps(value, indent=2) + "\n", mode)
 
 
 def unwritable(path: Path, error: OSError) -> RunFolderError:
     """Make the error for a file or folder of a run that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return RunFolderError(
         f"cannot write {path}",
         why=error.strerror or str(error),
-        fix="free some space or give another folder with --runs-folder",
+        fix="free some space, or give another folder with --runs-folder" if full else "another folder: --runs-folder",
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # allranks VERSION: node 0 of run RUN; to start it by hand: bash node-000.sh
 set -e
-trap 'echo "allranks: line $LINENO of ${BASH_SOURCE[0]} failed with exit code $?" >&2' ERR
+trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR
 
 # the ranks' working directory
 cd -- /project

@@ -105,6 +105,7 @@ def rank(tmp_path: Path, allranks_env: dict[str, str]) -> RankRunner:
     """Give a runner of ranks in an empty folder."""
     folder = tmp_path / "work"
     folder.mkdir()
+    allranks_env.pop("PYTHONUNBUFFERED", None)
     return RankRunner(folder, allranks_env)
 
 

@@ -17,7 +17,7 @@ from allranks.job.secrets import literal_secret, redacted
 from allranks.job.spec import Environment, Job
 from allranks.job.yaml import parse_yaml
 
-NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)
+NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in ("UID", "EUID", "PPID"))
 SECRET_NAMES = st.builds(str.__add__, NAMES, st.sampled_from(["_KEY", "_TOKEN", "_SECRET", "PASSWORD", "_token"]))
 SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=8, max_size=20).filter(
     lambda text: text not in "<secret>" and "\\x" not in repr(text)
@@ -34,13 +34,13 @@ def load_text(text: str, **environ: str) -> Job:
 @settings(max_examples=60, deadline=None)
 @given(name=SECRET_NAMES, secret=SECRETS)
 def test_a_secret_is_in_no_dump_and_no_source(name: str, secret: str) -> None:
-    flags = {"script": "t", "args": ("--x", f"a{secret}b"), "environment.variables": (f"{name}={secret}",)}
+    flags = {"script": "t", "scheduler.account": f"a{secret}b", "environment.variables": (f"{name}={secret}",)}
     with tempfile.TemporaryDirectory() as folder:
         loaded = load_job(None, flags=flags, environ={}, cwd=Path(folder))
     assert loaded.job.environment.variables == {name: secret}
     data = redacted(loaded.job)
     assert data["environment"]["variables"] == {name: "<secret>"}
-    assert data["args"] == ["--x", "a<secret>b"]
+    assert data["scheduler"]["account"] == "a<secret>b"
     sources = [str(source) for source in loaded.sources.values()]
     assert not any(secret in text for text in [json.dumps(data, ensure_ascii=False), *sources])
 
@@ -138,3 +138,22 @@ def test_yaml_is_written_to_be_read() -> None:
 )
 def test_secrets_in_shell_lines(line: str, name: str | None) -> None:
     assert literal_secret(line) == name
+
+
+def test_a_secret_in_the_arguments_is_refused() -> None:
+    text = "script: train.py\nargs: [--token, s3cret-value]\nenvironment: {variables: {HF_TOKEN: s3cret-value}}\n"
+    with pytest.raises(JobError) as caught:
+        load_text(text)
+    assert str(caught.value) == (
+        "job.yaml:2: args hold the value of HF_TOKEN\n"
+        "  why: arguments are written into scripts and records, and everybody on the machine can see them\n"
+        "  fix: let the script read HF_TOKEN from its environment"
+    )
+
+
+def test_names_that_bash_keeps_for_itself_are_refused() -> None:
+    with pytest.raises(JobError) as caught:
+        load_text("script: train.py\nenvironment:\n  variables:\n    UID: 5\n")
+    assert str(caught.value) == (
+        "job.yaml:4: 'UID' cannot be set: the shell keeps that name for itself\n  fix: another name"
+    )

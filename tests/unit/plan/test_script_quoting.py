@@ -145,7 +145,7 @@ def test_failing_setup_line_is_named(tmp_path: Path):
     path.write_text(script(environment=Environment(setup=["true", "false"]), command=("touch", "reached")))
     done = subprocess.run(["bash", str(path)], cwd=tmp_path, capture_output=True, text=True, check=False)
     line = path.read_text().splitlines().index("false") + 1
-    assert (done.returncode, done.stderr) == (1, f"allranks: line {line} of {path} failed with exit code 1\n")
+    assert (done.returncode, done.stderr) == (1, f"allranks: false failed with exit code 1 ({path}, line {line})\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["node.sh"]
 
 

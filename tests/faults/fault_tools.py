@@ -1,0 +1,100 @@
+"""Runs that are hurt on purpose: wait for what they tell, hurt them, and see that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from allranks.agent.system import marked
+
+T = TypeVar("T")
+
+
+def wait_for(what: str, look: Callable[[], T], seconds: float = 30.0) -> T:
+    """Return what ``look`` gives as soon as it gives something; fail if it never does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is alive; a zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@dataclass
+class Watch:
+    """Looks at the only run of a folder while it goes on."""
+
+    allranks: Any
+    others: list[int] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        """The run's folder, as soon as there is one with an agent."""
+        folders = self.allranks.runs
+        return wait_for("a run", lambda: folders() and (folders()[0] / "record.json").exists() and folders()[0])
+
+    @property
+    def node(self) -> Path:
+        return self.run / "attempts" / "000" / "node-000"
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return the events told so far, all or of one kind."""
+        path = self.node / "agent.jsonl"
+        text = path.read_text() if path.exists() else ""
+        told = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [event for event in told if kind in (None, event["kind"])]
+
+    def event(self, kind: str, number: int = 1) -> dict[str, Any]:
+        """Wait for an event of a kind, or for so many of them, and return the last."""
+        return wait_for(f"event {kind}", lambda: len(self.events(kind)) >= number and self.events(kind)[number - 1])
+
+    def line(self, rank: int, text: str, stream: str = "out") -> str:
+        """Wait until a rank has written a line that begins with ``text``; return the rest of it."""
+        path = self.node / f"rank-{rank}.{stream}"
+
+        def look() -> str | None:
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            found = [line for line in lines if line.startswith(text) and line.endswith("\n")]
+            return found[0] if found else None
+
+        return wait_for(f"rank {rank} to say {text!r}", look)[len(text) :].strip()
+
+    def pid_file(self, name: str) -> int:
+        """Wait for a file that a process wrote its id into."""
+        path = self.allranks.folder / name
+        pid = int(wait_for(name, lambda: path.exists() and path.read_text().endswith("\n") and path.read_text()))
+        self.others.append(pid)
+        return pid
+
+    def agent(self) -> int:
+        """Return the agent's process id as soon as the record has it."""
+        return int(wait_for("the agent", lambda: self.allranks.record(self.run)["handle"]["pid"]))
+
+    def starter(self) -> int:
+        """Return the process id of the starter: the parent of the ranks."""
+        rank = self.event("ranks-started")["ranks"][0]["pid"]
+        return int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def nothing_left(self, seconds: float = 10.0) -> None:
+        """Wait until no process of the run is left."""
+        run = str(self.run)
+        wait_for("nothing left", lambda: not marked("ALLRANKS_RUN_DIR", run), seconds)
+        wait_for("nothing left", lambda: not any(map(is_alive, self.others)), seconds)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `allranks status` tells, as it is in the record then."""
+        assert self.allranks("status").rc in (0, 1)
+        told: dict[str, Any] = self.allranks.record(self.run)["status"]
+        return told

@@ -1,0 +1,103 @@
+"""When ranks may be forked from a process that has imported torch, and why not."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from allranks.agent import warmth
+from allranks.contract import NodeSpec
+
+NODE = NodeSpec(
+    run_id="r",
+    run_dir="/r",
+    attempt=0,
+    node=0,
+    nnodes=1,
+    nproc_per_node=1,
+    kind="script",
+    target="/nowhere/train.py",
+    args=(),
+    python_options=(),
+    warm=True,
+    max_restarts=0,
+    restart_delay=1.0,
+    stop_timeout=30.0,
+    master_addr="127.0.0.1",
+    master_port=None,
+    file_mode=0o600,
+)
+SETS = {
+    "os.environ['OMP_NUM_THREADS'] = '2'": "OMP_NUM_THREADS",
+    'os.environ[ "MKL_NUM_THREADS" ]= str(n)': "MKL_NUM_THREADS",
+    "environ.setdefault('TORCH_LOGS', '+dynamo')": "TORCH_LOGS",
+    "os.putenv('LD_PRELOAD', x)": "LD_PRELOAD",
+    "os.environ.update({'A': '1', 'KMP_AFFINITY': 'x'})": "KMP_AFFINITY",
+    "os.environ.update(\n    OMP_NUM_THREADS='1',\n)": "OMP_NUM_THREADS",
+    "os.environ |= {'PYTORCH_CUDA_ALLOC_CONF': 'x'}": "PYTORCH_CUDA_ALLOC_CONF",
+    "os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'": "TORCH_DISTRIBUTED_DEBUG",
+    "os.environ['PYTHONHASHSEED'] = '0'": "PYTHONHASHSEED",
+}
+HARMLESS = [
+    "n = os.environ['OMP_NUM_THREADS']",
+    "if os.environ['OMP_NUM_THREADS'] == '1': pass",
+    "os.environ.get('OMP_NUM_THREADS', '1')",
+    "os.environ['NCCL_DEBUG'] = 'INFO'",
+    "os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = '1'",
+    "os.environ['CUDA_VISIBLE_DEVICES'] = '0'",
+    "os.environ['MY_OMP_NUM_THREADS'] = '0'",
+    "os.environ.update({'A': '1'})\nPYTHON = {'LD_PRELOAD': 1}",
+]
+
+
+def _why(tmp_path, source, name="train.py"):
+    path = tmp_path / name
+    path.write_bytes(source if isinstance(source, bytes) else source.encode())
+    return warmth.why_plain(replace(NODE, target=str(path)))
+
+
+@pytest.mark.parametrize("source", SETS)
+def test_a_script_that_sets_what_torch_reads_early_starts_plainly(tmp_path, source):
+    why = f"train.py sets {SETS[source]}, which is read while torch is imported"
+    assert _why(tmp_path, f"import os\n{source}\nimport torch\n") == why
+
+
+@pytest.mark.parametrize("source", HARMLESS)
+def test_other_scripts_are_forked(tmp_path, source):
+    assert _why(tmp_path, f"import os\n{source}\nimport torch\n") is None
+
+
+@pytest.mark.parametrize("source", [b"\xff\xfe", b"# coding: nonsense\n", b"x = '\0'\n"])
+def test_what_python_would_not_read_is_left_to_python(tmp_path, source):
+    assert _why(tmp_path, source) == "train.py cannot be read as Python source"
+
+
+def test_archives_are_left_to_python(tmp_path):
+    assert _why(tmp_path, b"PK", "train.pyz") == "train.pyz is no plain source file"
+    assert warmth.why_plain(replace(NODE, target=str(tmp_path))) == f"{tmp_path.name} is no plain source file"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kind": "binary"}, "the job runs a program, not Python"),
+        ({"warm": False}, "launch.warm is false"),
+        ({"python_options": ("-O", "-X", "dev")}, "the interpreter has options: -O -X dev"),
+        ({"kind": "module", "target": "pkg.train"}, None),
+    ],
+)
+def test_the_job_says_how_ranks_start(changes, why):
+    assert warmth.why_plain(replace(NODE, **changes)) == why
+
+
+@pytest.mark.parametrize("name", ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"])
+def test_coverage_starts_with_the_interpreter(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, ".coveragerc")
+    assert _why(tmp_path, "") == f"{name} is set: coverage starts with the interpreter"
+
+
+def test_only_linux_forks(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert _why(tmp_path, "") == "forking a process with torch loaded is not safe on darwin"

@@ -1,0 +1,81 @@
+"""Processes are told apart for good, and ended by what they were started with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allranks.clusters import process
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def begin(code="import time; time.sleep(60)", **env):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True)\n" + code],
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert child.stdout is not None and child.stdout.readline() == b"\n"
+        started.append(child)
+        return child
+
+    yield begin
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_process_is_alive_until_it_ends_even_as_a_zombie(start):
+    child = start()
+    handle = process.identify(child.pid)
+    assert process.is_here(handle)
+    assert process.is_alive(handle)
+    child.kill()
+    assert process.await_end(handle, 5)  # Nobody has waited for it yet: it is a zombie.
+    assert not process.is_alive(handle)
+
+
+def test_another_process_of_the_same_id_is_another(start):
+    child = start()
+    handle = process.identify(child.pid)
+    assert not process.is_alive(replace(handle, started=handle.started - 1))
+    assert not process.is_alive(replace(handle, extra={"boot": "of another day"}))
+    process.send(replace(handle, started=handle.started - 1), signal.SIGKILL)
+    assert child.poll() is None
+    assert not process.is_alive(replace(handle, pid=None))
+
+
+def test_waiting_for_an_end_is_bounded(start):
+    began = time.monotonic()
+    assert not process.await_end(process.identify(start().pid), 0.1)
+    assert 0.1 <= time.monotonic() - began < 2
+
+
+def test_marked_processes_are_ended_and_no_others(start):
+    mine, deaf = start(MARK="a/b"), start("import signal, time; signal.signal(15, 1); time.sleep(60)", MARK="a/b")
+    others = [start(MARK="a/b2"), start(MARK="xa/b"), start(XMARK="a/b")]
+    time.sleep(0.1)  # So that the deaf one is deaf.
+    assert process.any_marked("MARK", "a/b")
+    assert process.end_marked("MARK", "a/b", 0.5)
+    assert (mine.wait(5), deaf.wait(5)) == (-15, -9)
+    assert [other.poll() for other in others] == [None] * 3
+    assert not process.any_marked("MARK", "a/b")
+
+
+def test_who_ends_marked_processes_spares_itself_and_its_parents():
+    ours = next(line for line in Path("/proc/self/environ").read_text().split("\0") if "=" in line)
+    name, _, value = ours.partition("=")
+    assert os.getpid() not in process.system.marked(name, value)
+    assert os.getppid() not in process.system.marked(name, value)
