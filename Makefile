@@ -21,7 +21,8 @@ help:  ## List what can be made
 
 demo: $(FOR_DEMO)  ## Install, then train the MNIST recipe: on all GPUs, or with 2 ranks on the CPU
 	@ranks=gpu; \
-	$(BIN)/allranks plan recipes/mnist/job.yaml --nproc-per-node gpu >/dev/null 2>&1 || ranks=2; \
+	$(BIN)/allranks plan recipes/mnist/job.yaml --nproc-per-node gpu >/dev/null 2>&1; \
+	if [ $$? = 3 ]; then ranks=2; fi; \
 	echo "allranks run recipes/mnist/job.yaml --nproc-per-node $$ranks"; \
 	$(BIN)/allranks run recipes/mnist/job.yaml --nproc-per-node $$ranks
 

@@ -3,8 +3,10 @@
 Run it with ``python benchmarks/merge_lines.py``; ``--only merge`` needs no torch. Both launchers write to a
 pipe that is drained as fast as it fills, alternate, and are compared by the ratio of their medians.
 
-End to end is from the first line that a rank prints to the last line that comes out of the command. The start
-before it, which is mostly the import of torch, has its own benchmark (start.py); the whole command is printed too.
+End to end is from the first line that a rank writes to the last line that comes out of the command. What is before
+and after it (mostly the import and the unloading of torch) is in start.py and leave.py; the whole command is
+printed too. The ranks write blocks of 100 lines, so that merging is what is measured; a million calls of print()
+cost the ranks more than a second by themselves, whoever merges, and are measured beside it.
 """
 
 from __future__ import annotations
@@ -20,19 +22,33 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from harness import report
+
 from allranks.runs.logindex import LogIndexWriter
 from allranks.runs.merge import MergedLogs
 
 LINES = 1_000_000
-SCRIPT = """\
-import os, time
-
-began = time.time()
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-for number in range({lines} // size):
-    print(f"rank {{rank:5d}} line {{number:9d}} " + "x" * 73)
-open(f"began-{{rank}}", "w").write(repr(began))
+SCRIPT = (
+    f"""\
+LINES = {LINES}
 """
+    """\
+import os, sys, time
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+open(f"began-{rank}", "w").write(repr(time.time()))
+def lines():
+    for number in range(LINES // size):
+        yield f"rank {rank:5d} line {number:9d} " + "x" * 73
+if sys.argv[1] == "print":
+    for line in lines():
+        print(line)
+else:
+    line = "\\n".join(line for line, _ in zip(lines(), range(100)))
+    for block in range(LINES // size // 100):
+        sys.stdout.write(line + "\\n")
+"""
+)
 BAR = 3.0
 #: Set on some machines, and then each line is a system call of its own and nothing else is measured.
 UNSET = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
@@ -45,42 +61,51 @@ def drain(descriptor: int) -> None:
 
 
 def timed(command: list[str], folder: Path, ranks: int) -> tuple[float, float]:
-    """Run a command with its output in a pipe; return its seconds since the first line, and in all."""
+    """Run a command with its output in a pipe; return the seconds from first line to last line, and in all."""
     environment = {name: value for name, value in os.environ.items() if name not in UNSET}
     start = time.time()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=environment)
     assert process.stdout is not None
     with process.stdout as pipe:
-        drain(pipe.fileno())
-    if process.wait():
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    end = time.time()
+        lines, last = count_lines(pipe.fileno())
+    # torchrun breaks lines that a rank is in the middle of: it may show a few more or fewer.
+    wrong = abs(lines - LINES // ranks * ranks)
+    if process.wait() or wrong > (0 if "allranks" in command else LINES // 100):
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode} after {lines} lines")
     first = min(float((folder / f"began-{rank}").read_text()) for rank in range(ranks))
-    return end - first, end - start
+    return last - first, time.time() - start
 
 
-def commands(script: Path, ranks: int, logs: Path) -> dict[str, list[str]]:
-    allranks = [sys.executable, "-m", "allranks", "run", str(script), "--nproc-per-node", str(ranks)]
+def count_lines(descriptor: int) -> tuple[int, float]:
+    """Read to the end; return how many lines there were, and when the last one came."""
+    lines, last = 0, 0.0
+    while block := os.read(descriptor, 1 << 20):
+        lines, last = lines + block.count(b"\n"), time.time()
+    return lines, last
+
+
+def commands(script: Path, ranks: int, logs: Path, how: str) -> dict[str, list[str]]:
+    allranks = [sys.executable, "-m", "allranks", "run", str(script), "--nproc-per-node", str(ranks), "--", how]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--tee", "3"]
-    torchrun += ["--log-dir", str(logs), "--nproc-per-node", str(ranks), str(script)]
+    torchrun += ["--log-dir", str(logs), "--nproc-per-node", str(ranks), str(script), how]
     return {"allranks": allranks, "torchrun": torchrun}
 
 
-def end_to_end(ranks: int, rounds: int) -> None:
+def end_to_end(ranks: int, rounds: int, how: str) -> None:
     seconds: dict[str, list[tuple[float, float]]] = {"allranks": [], "torchrun": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         script = folder / "train.py"
-        script.write_text(SCRIPT.format(lines=LINES))
+        script.write_text(SCRIPT)
         for number in range(rounds):
-            for launcher, command in commands(script, ranks, folder / f"logs-{number}").items():
+            for launcher, command in commands(script, ranks, folder / f"logs-{number}", how).items():
                 seconds[launcher].append(timed(command, folder, ranks))
-    for which, (label, bar) in enumerate((("from the first line", f"bar {BAR:.0f}"), ("whole command", "no bar"))):
-        ours, theirs = (statistics.median(each[which] for each in seconds[name]) for name in ("allranks", "torchrun"))
-        print(
-            f"merging end to end, {ranks:2d} ranks, {label}: ours {ours:.2f} s, torchrun --tee {theirs:.2f} s,", end=" "
-        )
-        print(f"peer / ours = {theirs / ours:.2f} ({bar})", flush=True)
+    merging, whole = (
+        [statistics.median(each[which] for each in seconds[launcher]) for launcher in seconds] for which in (0, 1)
+    )
+    label = f"merging end to end, {ranks} ranks, lines from {'print()' if how == 'print' else 'blocks'}"
+    report(label, *merging, "s", "no bar" if how == "print" else f">= {BAR:.0f}", inverse=True)
+    print(f"  the whole command: ours {whole[0]:.2f} s, peer {whole[1]:.2f} s", flush=True)
 
 
 def own(rank: int, ranks: int) -> Iterator[bytes]:
@@ -179,7 +204,8 @@ def main() -> None:
             merge_alone("every other line shared", knotted, ranks, options.rounds)
     if options.only != "merge":
         for ranks in (2, 16):
-            end_to_end(ranks, options.rounds)
+            for how in ("blocks", "print"):
+                end_to_end(ranks, options.rounds, how)
 
 
 if __name__ == "__main__":

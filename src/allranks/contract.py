@@ -1,6 +1,6 @@
 """What launcher, agent and runtime agree on: environment variables, files of a run, a node's orders.
 
-Nothing here does anything; it is one place to look up a spelling.
+One place to look up a spelling.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ TERMINAL: Final = "ALLRANKS_TERMINAL"
 #: Set for an agent whose standard input is held open by its launcher: when it closes, the launcher is gone.
 LIFELINE: Final = "ALLRANKS_LIFELINE"
 
+#: What belongs to one run: a command that runs inside a rank must not hand it on.
+OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE)
+
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
 CODE_DIR: Final = "code"
 #: Folders and files of the package that a run carries for its nodes: they need only Python and torch.
-NODE_CODE: Final = ("__init__.py", "contract.py", "errors.py", "agent", "runtime", "runs")
+NODE_CODE: Final = ("__init__.py", "contract.py", "errors.py", "processes.py", "agent", "runtime", "runs")
 ATTEMPTS_DIR: Final = "attempts"
 LATEST: Final = "latest"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fault_tools import Watch
 
-from allranks.agent.system import marked
+from allranks.processes import marked
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from allranks.agent.system import marked
+from allranks.processes import marked
 
 T = TypeVar("T")
 

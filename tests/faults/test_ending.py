@@ -9,7 +9,7 @@ import time
 import pytest
 from fault_tools import wait_for
 
-from allranks.agent.system import marked
+from allranks.processes import marked
 
 SLEEPER = """\
 import os, time

@@ -103,7 +103,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if not self._ranks.exits or self._ranks.pids:
+        if self._told == len(self._ranks.exits) and self._ranks.pids:
             self._ranks.wait(_LOOK_SECONDS)
         self._tell_exits(worker_group)
         failed = [ended for ended in self._ranks.exits if ended.code]
@@ -231,7 +231,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._quick_failures = self._quick_failures + 1 if quick else 1
         if self._quick_failures < 2:
             return 0.0
-        delay = self._node.restart_delay * 2.0 ** (self._quick_failures - 2)
+        delay = self._node.restart_delay * 2.0 ** min(self._quick_failures - 2, 32)
         return float(min(_LONGEST_DELAY, delay))
 
 

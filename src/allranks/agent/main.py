@@ -48,7 +48,7 @@ def _warm_up(argv: list[str]) -> str | None:
     """Import torch; where forking turns out to be unsafe, begin again in an interpreter without it."""
     try:
         import torch  # noqa: F401
-    except ImportError:
+    except Exception:  # noqa: BLE001 - a library of torch's that is missing or broken raises anything
         return "torch cannot be imported"  # The agent says more: it needs torch itself.
     unsafe = warmth.why_unsafe_to_fork()
     if unsafe:

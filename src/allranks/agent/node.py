@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop
-from allranks.agent.system import marked, signal_process
 from allranks.agent.telling import Heartbeat, complain
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError, LaunchError
+from allranks.processes import marked, signal_process
 from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
@@ -115,7 +115,7 @@ def _make_agent(
     try:
         from allranks.agent.elastic import WarmElasticAgent, describe
         from allranks.agent.rendezvous import OneNodeRendezvous
-    except ImportError as error:
+    except Exception as error:
         complain()
         raise _no_torch(error) from error
     events.write(
@@ -141,9 +141,14 @@ def _run(agent: WarmElasticAgent, stop: Stop, events: EventWriter) -> Outcome:
         result = agent.run()
     except SignalException as error:
         events.write(contract.STOP_REQUESTED, signal=error.sigval.name, by=str(error))
-        return Outcome("CANCELLED", 128 + error.sigval, str(error))
-    if not result.is_failed():
-        return Outcome("SUCCEEDED", 0)
+        if agent.first_failure is None:
+            return Outcome("CANCELLED", 128 + error.sigval, str(error))
+        # A rank had failed before, and the others were being ended for that.
+        return _failed(agent)
+    return _failed(agent) if result.is_failed() else Outcome("SUCCEEDED", 0)
+
+
+def _failed(agent: WarmElasticAgent) -> Outcome:
     assert agent.first_failure is not None
     rank, ended = agent.first_failure
     code = ended.code if ended.code > 0 else 128 - ended.code
@@ -166,7 +171,7 @@ def _kill_all(node: NodeSpec) -> None:
         signal_process(pid, signal.SIGKILL)
 
 
-def _no_torch(error: ImportError) -> LaunchError:
+def _no_torch(error: Exception) -> LaunchError:
     return LaunchError(
         f"{sys.executable} cannot import torch",
         why=str(error),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
 from allranks.agent.script import run_as_main
-from allranks.agent.streams import FloodBuffer, RankStream
+from allranks.agent.streams import RankStream
 from allranks.agent.system import die_with_parent
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
@@ -94,24 +94,13 @@ def _stream(descriptor: int, old: TextIO) -> io.TextIOWrapper:
     mode, unbuffered = ("w" if descriptor else "r"), bool(os.environ.get("PYTHONUNBUFFERED"))
     file = io.FileIO(descriptor, mode, closefd=False)
     file.name = old.name
-    kind = RankStream if descriptor == 1 and not unbuffered else io.TextIOWrapper
-    stream = kind(
-        _buffer(file, unbuffered),
-        encoding=old.encoding,
-        errors=old.errors,
-        line_buffering=bool(descriptor),
-        write_through=unbuffered,
-    )
+    if descriptor == 1 and not unbuffered:
+        stream: io.TextIOWrapper = RankStream(file, old.encoding, old.errors)
+    else:
+        buffer = io.BufferedReader(file) if not descriptor else file if unbuffered else io.BufferedWriter(file)
+        stream = io.TextIOWrapper(buffer, old.encoding, old.errors, None, bool(descriptor), unbuffered)
     stream.mode = mode  # type: ignore[misc]
     return stream
-
-
-def _buffer(file: io.FileIO, unbuffered: bool) -> io.FileIO | io.BufferedReader | io.BufferedWriter:
-    if file.fileno() == 0:
-        return io.BufferedReader(file)
-    if unbuffered:
-        return file
-    return FloodBuffer(file) if file.fileno() == 1 else io.BufferedWriter(file)
 
 
 def _replace_process(order: RankOrder) -> NoReturn:

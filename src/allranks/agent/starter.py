@@ -20,7 +20,8 @@ from typing import Any
 
 from allranks.agent.rank import RankOrder, leave_starter
 from allranks.agent.stop import SIGNALS
-from allranks.agent.system import adopt_orphans, children, signal_group, signal_process
+from allranks.agent.system import adopt_orphans, children
+from allranks.processes import signal_group, signal_process
 
 _KILL_PATIENCE = 5.0
 

@@ -11,6 +11,7 @@ import io
 import os
 import threading
 import time
+from collections.abc import Callable
 
 _BUFFER = 1 << 16
 #: At least _MANY lines within _WINDOW seconds are a flood, and are flushed every _INTERVAL seconds.
@@ -19,77 +20,71 @@ _MANY = 20
 _INTERVAL = 0.02
 
 
-class FloodBuffer(io.BufferedWriter):
-    """Flushes at once, except in a flood."""
+class _CountingBuffer(io.BufferedWriter):
+    """Counts writes, and tells when flushes come in floods."""
 
-    def __init__(self, raw: io.RawIOBase) -> None:
+    def __init__(self, raw: io.RawIOBase, on_flood: Callable[[], None]) -> None:
         super().__init__(raw, _BUFFER)
-        self._window_ends = 0.0
+        self.writes = 0
+        self._on_flood = on_flood
         self._flushes = 0
-        self._more = False
-        self._flusher: threading.Thread | None = None
-        os.register_at_fork(before=self.flush_now, after_in_child=self._forget_flusher)
+        self._window_ends = 0.0
+
+    def write(self, data: object, /) -> int:
+        self.writes += 1
+        return super().write(data)  # type: ignore[arg-type]
 
     def flush(self) -> None:
-        """Flush, or in a flood leave it to the flusher; the text layer calls this after each line."""
-        if self._flusher:
-            self._more = True
-            return
+        super().flush()
         self._flushes += 1
-        if self._flushes < _MANY or not self._is_flood() or not self._start_flusher():
-            super().flush()
-
-    def flush_now(self) -> None:
-        """Flush whatever there is."""
-        if not self.closed:
-            super().flush()
-
-    def close(self) -> None:
-        """Flush and close."""
-        self.flush_now()
-        super().close()
-
-    def _is_flood(self) -> bool:
-        now = time.monotonic()
-        if now < self._window_ends:
-            return True
-        self._window_ends = now + _WINDOW
-        self._flushes = 0
-        return False
-
-    def _start_flusher(self) -> bool:
-        if not threading.main_thread().is_alive():
-            return False  # The interpreter is ending: it would not wait for a new thread.
-        flusher = threading.Thread(target=self._flush_until_calm, name="allranks-flush")
-        self._more, self._flusher = True, flusher
-        flusher.start()
-        return True
-
-    def _flush_until_calm(self) -> None:
-        while self._more:
-            self._more = False
-            time.sleep(_INTERVAL)
-            self._flush_if_open()
-        # In this order: a line that comes in between finds no flusher and is flushed by itself.
-        self._flusher = None
-        self._flush_if_open()
-
-    def _flush_if_open(self) -> None:
-        try:
-            super().flush()
-        except (ValueError, OSError):
-            pass  # Closed by the script; or a full disk, which the script's own next line runs into.
-
-    def _forget_flusher(self) -> None:
-        self._flusher = None
+        if self._flushes >= _MANY:
+            now = time.monotonic()
+            is_flood = now < self._window_ends
+            self._flushes, self._window_ends = 0, now + _WINDOW
+            if is_flood:
+                self._on_flood()
 
 
 class RankStream(io.TextIOWrapper):
-    """Text over a FloodBuffer. A flush that the script asks for is done at once, flood or not."""
+    """Text that is flushed line by line, or in a flood by a thread. An explicit flush is always done at once."""
 
-    def flush(self) -> None:
-        """Flush to the file."""
-        super().flush()
-        flush_now = getattr(self.buffer, "flush_now", None)
-        if flush_now:
-            flush_now()
+    def __init__(self, raw: io.RawIOBase, encoding: str, errors: str | None) -> None:
+        buffer = _CountingBuffer(raw, self._begin_flood)
+        super().__init__(buffer, encoding=encoding, errors=errors, line_buffering=True)
+        self._counter = buffer
+        self._flusher: threading.Thread | None = None
+        self._stop = threading.Event()
+        os.register_at_fork(before=self._end_flood)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._end_flood()
+        super().close()
+
+    def _begin_flood(self) -> None:
+        # An interpreter that is ending would not wait for a new thread.
+        if self._flusher is None and threading.main_thread().is_alive():
+            self._stop.clear()
+            self._flusher = threading.Thread(target=self._flush_until_calm, name="allranks-flush")
+            self.reconfigure(line_buffering=False)
+            self._flusher.start()
+
+    def _end_flood(self) -> None:
+        """Stop the flusher: a fork must not happen while it holds the buffer, nor find text in it."""
+        flusher = self._flusher
+        if flusher and flusher is not threading.current_thread():
+            self._stop.set()
+            flusher.join()
+
+    def _flush_until_calm(self) -> None:
+        seen = -1
+        try:
+            while not self._stop.is_set() and seen != self._counter.writes:
+                seen = self._counter.writes
+                self._stop.wait(_INTERVAL)
+                self.flush()
+            self.reconfigure(line_buffering=True)
+            self.flush()
+        except (OSError, ValueError):
+            pass  # A full disk, which the script's own next line runs into; or closed by the script.
+        self._flusher = None

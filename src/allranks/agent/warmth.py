@@ -27,8 +27,6 @@ def why_plain(node: NodeSpec) -> str | None:
         return "the job runs a program, not Python"
     if not node.warm:
         return "launch.warm is false"
-    if sys.platform != "linux":
-        return f"forking a process with torch loaded is not safe on {sys.platform}"
     if node.python_options:
         return f"the interpreter has options: {' '.join(node.python_options)}"
     for variable in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):

@@ -25,7 +25,9 @@ def explain(run: Run) -> AllranksError:
     folder = run.node_folder(0)
     if told := told_error(folder):
         fields = told.fields
-        return LaunchError(fields["what"], why=fields["why"], fix=fields["fix"], see=fields["see"])
+        return LaunchError(
+            fields.get("what", "the agent failed"), why=fields.get("why"), fix=fields.get("fix"), see=fields.get("see")
+        )
     if status.rank is not None:
         return _of_rank(run, folder, status.rank)
     if status.state is State.CANCELLED:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import shutil
 import sys
 from collections.abc import Callable
 
 from allranks.cli import render
+from allranks.errors import AllranksError
 from allranks.runs.follow import Tail
 from allranks.runs.merge import MergedLogs
 from allranks.runs.record import Run
@@ -33,7 +35,7 @@ class Outlet:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:
-                continue
+                select.select([], [self._descriptor], [])
             except OSError as error:
                 self.failure = error  # A closed pipe, a terminal that is gone, a full disk.
         return len(text)
@@ -62,7 +64,7 @@ class Live:
         record = run.record
         self._tail = None if tail is None else Tail(tail)
         out, err = (self._tail.out, self._tail.err) if self._tail else self._sinks
-        colour = render.has_colour(sys.stdout)
+        colour = render.has_colour(sys.stdout) and render.has_colour(sys.stderr)
         return MergedLogs(
             run.attempt_folder,
             out,
@@ -77,12 +79,23 @@ class Live:
     def step(self, merged: MergedLogs, action: Callable[[], None]) -> None:
         """Take one step of following, then draw the bar of the rank that has one."""
         action()
-        if self._lively:
-            self._draw(merged.transient() or b"")
+        self.draw(merged)
         if (failure := self._outlets[0].failure) and not self._told:
             self._told = True
             what = "nobody reads stdout any more" if failure.errno == errno.EPIPE else f"stdout: {failure.strerror}"
             render.talk(f"allranks: {what}; the run goes on, its logs are in its folder")
+
+    def check(self) -> None:
+        """Make sure that what was shown has arrived.
+
+        Raises:
+            BrokenPipeError: nobody reads stdout any more.
+            AllranksError: it cannot be written: the disk behind it is full, say.
+        """
+        if failure := self._outlets[0].failure:
+            if isinstance(failure, BrokenPipeError):
+                raise failure
+            raise AllranksError("cannot write to stdout", why=failure.strerror)
 
     def end_tail(self, merged: MergedLogs) -> None:
         """Write the last lines of what there is; from now on every line is written."""
@@ -95,6 +108,11 @@ class Live:
         if self._drawn:
             self._drawn = b""
             _to_terminal(b"\r\x1b[K")
+
+    def draw(self, merged: MergedLogs) -> None:
+        """Draw the bar of the rank that has one, where there is a terminal."""
+        if self._lively:
+            self._draw(merged.transient() or b"")
 
     def _draw(self, text: bytes) -> None:
         plain = _ESCAPE.sub("", text.decode(errors="replace"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 
 import click
 
 from allranks.cli.live import Live
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
+from allranks.runs.merge import MergedLogs
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
@@ -45,15 +47,26 @@ def command(
     if not follow:
         merged.finish()
         live.end_tail(merged)
-        return 0
-    from allranks.runs.follow import follow as go_on
+    else:
+        _follow(found, live, merged)
+    live.check()
+    return 0
+
+
+def _follow(run: Run, live: Live, merged: MergedLogs) -> None:
+    from allranks.runs.follow import follow
+
+    def step(action: Callable[[], None]) -> None:
+        action()
+        live.draw(merged)
+        live.check()
 
     merged.pump()
     live.end_tail(merged)
-    ended = _Ended(found)
-    go_on(merged, ended, time.sleep, around=lambda action: live.step(merged, action))
-    live.wipe()
-    return 0
+    try:
+        follow(merged, _Ended(run), time.sleep, around=step)
+    finally:
+        live.wipe()
 
 
 def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:

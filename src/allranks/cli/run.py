@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +51,7 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
     run, plan = launching.prepare(launch, kind)
     watched = not detach and render.is_lively(sys.stderr)
     run, started = launching.start(run, plan, kind, launch, detach=detach, watched=watched)
+    _point_latest(run)
     _introduce(plan, run)
     if detach:
         return _leave_it(run)
@@ -71,6 +71,15 @@ def _introduce(plan: Plan, run: Run) -> None:
         render.talk(f"allranks: note: {note}")
 
 
+def _point_latest(run: Run) -> None:
+    from allranks.runs.record import point_latest
+
+    try:
+        point_latest(run.folder)
+    except RunFolderError as error:
+        render.talk(f"allranks: note: {error.what}: {error.why}")  # The run goes on, and has its own name.
+
+
 def _leave_it(run: Run) -> int:
     render.data(run.record.id)
     render.talk(f"next: allranks logs -f {name_to_type(run)}")
@@ -85,7 +94,9 @@ class _Relay:
         self._patience = patience
         self._count = 0
         for number in _SIGNALS:
-            signal.signal(number, self)
+            # nohup has had SIGHUP ignored: the run shall outlive the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self)
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         self._started.signal(number)
@@ -104,18 +115,19 @@ def _follow(run: Run, started: Started, kind: ClusterKind, plan: Plan) -> None:
     merged = live.merge(run)
     follow(merged, lambda: started.wait(0), started.wait, around=lambda action: live.step(merged, action))
     live.wipe()
-    if not kind.status(run).state.is_final or kind.status(run).native == "agent gone":
+    if not kind.status(run).state.is_final:
         kind.cancel(run)  # Its agent was killed: see to it that no rank stays behind.
 
 
 def _settle(run: Run, kind: ClusterKind) -> Run:
-    from allranks.clusters.settle import settled
+    from allranks.clusters.settle import observed
 
+    run = observed(run, kind)
     try:
-        return settled(run, kind)
+        return run.with_status(run.record.status)
     except RunFolderError as error:
         render.error(error)  # The disk is full, say: the outcome is known all the same.
-        return replace(run, record=replace(run.record, status=kind.status(run)))
+        return run
 
 
 def _conclude(run: Run) -> int:

@@ -38,7 +38,7 @@ def _after(status: Status, event: Event) -> Status:
             return _with(status, State.RUNNING, "restarting", restarts=int(fields.get("restart", 0)))
         case contract.ENDED:
             return Status(
-                State(fields["state"]),
+                _state(fields.get("state")),
                 "ended",
                 reason=fields.get("reason"),
                 exit_code=fields.get("exit_code"),
@@ -48,6 +48,10 @@ def _after(status: Status, event: Event) -> Status:
                 restarts=status.restarts,
             )
     return status
+
+
+def _state(word: object) -> State:
+    return State(word) if word in State.__members__ else State.UNKNOWN
 
 
 def _with(status: Status, state: State, native: str, *, restarts: int) -> Status:

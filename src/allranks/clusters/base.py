@@ -48,9 +48,6 @@ class ClusterKind(Protocol):
 
     name: str
 
-    def detect(self, environ: Mapping[str, str]) -> bool:
-        """Tell whether this process runs inside a cluster of this kind."""
-
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed."""
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from allranks import contract
-from allranks.agent import system
+from allranks import contract, processes
 from allranks.clusters import process
 from allranks.runs.status import Handle, State, Status
 
@@ -34,6 +33,14 @@ def _none_ignored() -> Iterator[None]:
     finally:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that tells of a process's end, where the kernel has and allows that."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):  # An interpreter may have been built without it.
+        return None
 
 
 class ChildAgent:
@@ -63,43 +70,55 @@ class ChildAgent:
                 start_new_session=True,
             )
         self._sent: set[int] = set()
-        self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
+        self._code: int | None = None
+        self._pidfd = _pidfd(self._process.pid)
         self.handle: Handle = process.identify(self._process.pid)
 
     def wait(self, seconds: float) -> bool:
         """Wait until the agent ends, at most so long; tell whether it has ended."""
-        if self._process.poll() is None:
+        if not self._has_ended():
             if self._pidfd is None:
                 time.sleep(min(seconds, 0.02))
             else:
                 select.select([self._pidfd], [], [], seconds)
-        if self._process.poll() is None:
-            return False
-        self._close()
-        return True
+        return self._has_ended()
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the agent, which ends the ranks; while it is being set up, to whatever does that."""
-        if self._process.poll() is None:
+        if not self._has_ended():
             self._sent.add(number)
-            system.signal_group(self._process.pid, number)
+            processes.signal_group(self._process.pid, number)
 
-    def _close(self) -> None:
-        if -self._process.returncode in self._sent:
-            # Ended by our signal itself: it was being set up still, and what did that may have missed the signal.
-            system.signal_group(self._process.pid, signal.SIGKILL)
+    def _has_ended(self) -> bool:
+        if self._code is None:
+            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return False
+            self._code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            self._bury()
+        return True
+
+    def _bury(self) -> None:
+        """Reap the agent. While it is a zombie its group's id belongs to nobody else."""
+        if self._fatal_signal():
+            # It may have been in its setup still, and what did that may have missed the signal.
+            processes.signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-            self._pidfd = None
+
+    def _fatal_signal(self) -> int | None:
+        """Return the signal of ours that ended the agent; a shell that sets it up may give it as an exit code."""
+        return next((number for number in self._sent if self._code in (-number, 128 + number)), None)
 
     def understand(self, told: Status) -> Status | None:
         """Tell from its exit code how an agent ended that has told of no end; None if the code says nothing."""
-        code = self._process.poll()
-        if code is not None and -code in self._sent:
-            why = f"got {signal.Signals(-code).name}"
-            return replace(told, state=State.CANCELLED, native="ended", reason=why, exit_code=128 - code)
+        code = self._code if self._has_ended() else None
+        if number := self._fatal_signal():
+            why = f"got {signal.Signals(number).name}"
+            return replace(told, state=State.CANCELLED, native="ended", reason=why, exit_code=128 + number)
         if told.started is None or code is None or code < 0:
             return None
         if code == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import py_compile
 import shutil
+import signal
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import allranks
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Request, Started
+from allranks.errors import RunFolderError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
 from allranks.runs import record
@@ -83,13 +85,18 @@ def start(
         watched: whether somebody watches on a terminal, so that progress bars make sense.
     """
     variables = launch.job.environment.variables
-    extra = {name: variables[name] for name in plan.secrets}
+    environ = {name: value for name, value in launch.environ.items() if name not in contract.OF_A_RUN}
+    environ |= {name: variables[name] for name in plan.secrets}
     if watched:
-        extra[contract.TERMINAL] = "1"
-    started = kind.start(plan, {**launch.environ, **extra}, detach=detach)
-    run = run.with_handle(started.handle, Status(State.PENDING, "starting"))
-    record.point_latest(run.folder)
-    return run, started
+        environ[contract.TERMINAL] = "1"
+    started = kind.start(plan, environ, detach=detach)
+    try:
+        return run.with_handle(started.handle, Status(State.PENDING, "starting")), started
+    except RunFolderError:
+        # Nobody could find it again.
+        started.signal(signal.SIGTERM)
+        started.wait(plan.stop_timeout)
+        raise
 
 
 @contextlib.contextmanager
@@ -154,6 +161,6 @@ def _copy(source: Path, target: Path) -> None:
         with contextlib.suppress(OSError):  # An installation that we may not write to: it works without, slower.
             py_compile.compile(str(source))
     if compiled.is_file():
-        cached = Path(cache_from_source(str(target)))
+        cached = target.parent / "__pycache__" / compiled.name  # Not where PYTHONPYCACHEPREFIX may point to.
         cached.parent.mkdir(exist_ok=True)
         shutil.copyfile(compiled, cached)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
-from allranks.agent import system
+from allranks import processes
 from allranks.runs.status import Handle
 
 _KILL_PATIENCE = 10.0
@@ -44,18 +43,18 @@ def await_end(handle: Handle, seconds: float) -> bool:
 def send(handle: Handle, number: int) -> None:
     """Send a signal to the process group that the handle's process leads, if it is alive."""
     if is_alive(handle) and handle.pid is not None:
-        system.signal_group(handle.pid, number)
+        processes.signal_group(handle.pid, number)
 
 
 def kill_group(handle: Handle) -> None:
     """Kill what is left of the process group that the handle's process led until just now."""
     if handle.pid is not None and not is_alive(handle):
-        system.signal_group(handle.pid, signal.SIGKILL)
+        processes.signal_group(handle.pid, signal.SIGKILL)
 
 
 def any_marked(name: str, value: str) -> bool:
     """Tell whether a process that was started with a variable of that value is alive."""
-    return bool(system.marked(name, value))
+    return bool(processes.marked(name, value))
 
 
 def end_marked(name: str, value: str, patience: float) -> bool:
@@ -64,10 +63,10 @@ def end_marked(name: str, value: str, patience: float) -> bool:
     Tells whether none is left.
     """
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _KILL_PATIENCE)):
-        for pid in system.marked(name, value):
-            system.signal_process(pid, number)
+        for pid in processes.marked(name, value):
+            processes.signal_process(pid, number)
         deadline = time.monotonic() + seconds
-        while system.marked(name, value):
+        while processes.marked(name, value):
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.02)
@@ -78,23 +77,8 @@ def end_marked(name: str, value: str, patience: float) -> bool:
 
 def _started(pid: int) -> float | None:
     """Return the start time of a living process in the kernel's clock ticks (man 5 proc); None for a dead one."""
-    if sys.platform != "linux":
-        return _started_elsewhere(pid)
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else float(fields[19])
-
-
-def _started_elsewhere(pid: int) -> float | None:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.Error:
-        return None
+    fields = processes.stat_fields(pid)
+    return float(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def _boot() -> str:

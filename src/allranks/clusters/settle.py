@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from allranks.clusters.base import ClusterKind
 from allranks.clusters.registry import load_kind
-from allranks.runs.record import Run
+from allranks.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from allranks.clusters.base import ClusterKind
+    from allranks.runs.record import Run
 
 
-def settled(run: Run, kind: ClusterKind | None = None) -> Run:
+def observed(run: Run, kind: ClusterKind | None = None) -> Run:
     """Return the run with its status as it is now."""
     if run.record.status.state.is_final:
         return run
     status = (kind or load_kind(run.record.kind)).status(run)
-    if status.state.is_final:
-        return run.with_status(status)
     return replace(run, record=replace(run.record, status=status))
+
+
+def settled(run: Run, kind: ClusterKind | None = None) -> Run:
+    """Return the run with its status as it is now, and write down an end."""
+    now = observed(run, kind)
+    if now.record.status.state.is_final and not run.record.status.state.is_final:
+        # Who only reads, or reads from a full disk, sees the end all the same; the next one writes it down.
+        with contextlib.suppress(RunFolderError):
+            return now.with_status(now.record.status)
+    return now

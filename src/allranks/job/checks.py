@@ -21,8 +21,26 @@ _MOST_TEXT = 200
 
 #: Variables of bash's own: it refuses a value for them, or gives them another one (man 1 bash, Shell Variables).
 _SHELL_NAMES = frozenset(
-    "BASHOPTS BASHPID BASH_VERSINFO COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS "
-    "HISTCMD LINENO PPID RANDOM SECONDS SHELLOPTS SRANDOM UID".split()
+    [
+        "BASHOPTS",
+        "BASHPID",
+        "BASH_VERSINFO",
+        "COMP_WORDBREAKS",
+        "DIRSTACK",
+        "EPOCHREALTIME",
+        "EPOCHSECONDS",
+        "EUID",
+        "FUNCNAME",
+        "GROUPS",
+        "HISTCMD",
+        "LINENO",
+        "PPID",
+        "RANDOM",
+        "SECONDS",
+        "SHELLOPTS",
+        "SRANDOM",
+        "UID",
+    ]
 )
 
 #: Lines and words that end up in scripts; a secret in them would be written.

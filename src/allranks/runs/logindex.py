@@ -12,6 +12,7 @@ This runs on the node: the standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -109,7 +110,7 @@ class LogIndexWriter:
         written = os.write(self._descriptor, data)
         self._torn = written < len(data) if written else self._torn
         if written < len(data):
-            raise OSError(28, "No space left on device", os.fspath(self._folder / contract.LOG_INDEX))
+            raise OSError(errno.ENOSPC, "No space left on device", os.fspath(self._folder / contract.LOG_INDEX))
 
     def _open(self) -> int:
         path = self._folder / contract.LOG_INDEX

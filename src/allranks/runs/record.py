@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class Record:
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Record:
         """Read what :meth:`to_json` returned."""
-        return cls(**{**raw, "handle": Handle(**raw["handle"]), "status": Status.from_json(raw["status"])})
+        known = {field.name: raw[field.name] for field in fields(cls)}
+        return cls(**{**known, "handle": Handle(**raw["handle"]), "status": Status.from_json(raw["status"])})
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
         while True:
             run_folder = folder / new_run_id(folder, name)
             try:
-                run_folder.mkdir()
+                run_folder.mkdir(mode=0o700)
             except FileExistsError:
                 continue  # Another command was quicker; the next free id is ours, or the one after it.
             run_folder.chmod(mode)

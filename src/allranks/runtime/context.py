@@ -41,8 +41,9 @@ class Context:
     """One rank of a running job. Made by :func:`allranks.init`; use it with ``with``.
 
     Ranks, local ranks and node ranks count from 0. ``seed`` is the same on all ranks and ``rank_seed`` what
-    this rank's generators were given; both are None if ``init`` was told not to seed. ``restart`` counts the
-    generations of ranks before this one in the same allocation.
+    this rank's generators were given; both are None if ``init`` was told not to seed. ``environment`` names what
+    told the rank who it is: torchrun (also for ``allranks run``), Slurm, PBS, Open MPI, MPICH or single process.
+    ``restart`` counts the generations of ranks before this one in the same allocation.
     """
 
     rank: int
@@ -52,7 +53,7 @@ class Context:
     node_rank: int
     device: torch.device
     backend: str
-    launcher: str
+    environment: str
     master_addr: str
     restart: int = 0
     seed: int | None = None

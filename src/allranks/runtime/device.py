@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from allranks import contract
@@ -94,10 +95,24 @@ def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) 
 
 
 def gpu_identity(device: torch.device) -> str | None:
-    """Give the GPU's UUID, which tells two GPUs apart whatever numbers they go by; None for a CPU."""
+    """Give what tells two GPUs of a host apart whatever numbers they go by; None for a CPU."""
     import torch
 
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    return str(getattr(properties, "uuid", f"{properties.name} number {device.index}"))
+    uuid = getattr(properties, "uuid", None)  # Older versions of torch do not have it.
+    return str(uuid) if uuid else f"{properties.name} {physical_number(device.index or 0, os.environ)}"
+
+
+def physical_number(index: int, variables: Mapping[str, str]) -> str:
+    """Follow a GPU's number among those that this process sees to what other processes know it by.
+
+    CUDA_VISIBLE_DEVICES lists numbers or UUIDs, and the process counts along that list. AMD's variables narrow
+    the list down further, so that they stand beside the number as they are.
+    """
+    entries = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    entry = entries[index].strip() if index < len(entries) else ""
+    amd = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    narrowed = [f"{name}={variables[name]} index {index}" for name in amd if variables.get(name)]
+    return " ".join([f"number {entry or index}", *narrowed])

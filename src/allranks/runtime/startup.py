@@ -1,4 +1,4 @@
-"""``allranks.init()``: from the launcher's variables to a process group that works."""
+"""``allranks.init()``: from the variables that a rank finds to a process group that works."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from allranks.runtime.rendezvous import Arrival, Place
 from allranks.runtime.seed import seed_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.environment import RankEnvironment
 
-#: The context that is open in this process, by process id: a forked child has none.
-_open: dict[int, Context] = {}
+#: What to call when the open context closes, by process id: a forked child has none open.
+_open: dict[int, Callable[[], None]] = {}
 #: The stores of this process, which a second init() after a close() uses again, under another prefix.
 _stores: dict[tuple[int, str, int], Store] = {}
 _generation = itertools.count()
@@ -38,8 +40,9 @@ def init(
     """Find out who this rank is, bind its device, seed the generators and start the process group.
 
     It works the same under ``allranks run``, torchrun, srun, mpirun, pbsdsh, and for a script started alone,
-    which gets a world of one. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are
-    set for code that reads them. A process group that the script has started itself before is used as it is.
+    which gets a world of one. RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are set for code that reads them,
+    in a world of several also MASTER_ADDR and MASTER_PORT; a world of one takes them away when it is closed. A
+    process group that the script has started itself before is used as it is.
 
     Args:
         backend: of the process group. Default: ALLRANKS_BACKEND, else nccl where there are GPUs, else gloo.
@@ -50,7 +53,7 @@ def init(
         timeout: seconds that ranks wait for each other, now and in each collective operation.
 
     Raises:
-        RankEnvironmentError: the launcher's variables are half set or contradict each other.
+        RankEnvironmentError: the variables that say who a rank is are half set or contradict each other.
         DeviceError: this rank's GPU does not exist, or two ranks have the same one.
         RankError: ranks are missing after ``timeout``, or ``init`` was called before and not closed.
     """
@@ -62,26 +65,25 @@ def init(
         )
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     rank = environment.detect()
-    chosen, place_of_work = devices.choose(backend or _started_backend(), device, rank)
-    devices.bind(place_of_work, rank)
-    place, membership = _join(rank, chosen, place_of_work, limit)
-    environment.export(rank, place.local_world_size)
+    chosen, rank_device = devices.choose(backend or _started_backend(), device, rank)
+    devices.bind(rank_device, rank)
+    place, membership = _join(rank, chosen, rank_device, limit)
     context = Context(
         rank=rank.rank,
         local_rank=rank.local_rank,
         world_size=rank.world_size,
         local_world_size=place.local_world_size,
         node_rank=place.node_rank,
-        device=place_of_work,
+        device=rank_device,
         backend=chosen,
-        launcher=rank.launcher,
+        environment=rank.kind,
         master_addr=rank.master_addr,
         restart=rank.restart,
         seed=seed,
         rank_seed=None if seed is None else seed_all(seed, rank.rank),
         _membership=membership,
     )
-    _open[os.getpid()] = context
+    _open[os.getpid()] = environment.export(rank, place.local_world_size)
     return context
 
 
@@ -112,7 +114,7 @@ def _store(rank: RankEnvironment, timeout: timedelta) -> Store:
 
 
 def _place(rank: RankEnvironment, met: Place) -> Place:
-    """Take the launcher's word on hosts where it says something, else what the ranks counted."""
+    """Take the word on hosts of what started the ranks, where it says something, else what the ranks counted."""
     return Place(
         rank.local_world_size or met.local_world_size,
         met.node_rank if rank.node_rank is None else rank.node_rank,
@@ -120,7 +122,7 @@ def _place(rank: RankEnvironment, met: Place) -> Place:
 
 
 def _adopt(rank: RankEnvironment) -> Place:
-    """Check that the script's own process group is the one that the launcher speaks of.
+    """Check that the script's own process group is the one that the environment speaks of.
 
     Raises:
         RankError: it is not.
@@ -131,7 +133,7 @@ def _adopt(rank: RankEnvironment) -> Place:
     if group != (rank.rank, rank.world_size):
         raise RankError(
             f"the script's own process group is rank {group[0]} of {group[1]}, "
-            f"but {rank.launcher} says rank {rank.rank} of {rank.world_size}",
+            f"but {rank.kind} says rank {rank.rank} of {rank.world_size}",
             why="allranks.init() uses a process group that is there already, and these two do not agree",
             fix="call allranks.init() instead of torch.distributed.init_process_group()",
         )
@@ -146,4 +148,6 @@ def _started_backend() -> str | None:
 
 
 def _forget() -> None:
-    _open.pop(os.getpid(), None)
+    closing = _open.pop(os.getpid(), None)
+    if closing is not None:
+        closing()

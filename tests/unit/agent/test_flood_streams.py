@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.agent.streams import FloodBuffer, RankStream
+from allranks.agent.streams import RankStream
 
 FLOOD = "".join(f"line {number}\n" for number in range(5000))
 
@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stream(log: Path) -> Iterator[RankStream]:
-    stream = RankStream(FloodBuffer(FileIO(log, "w")), encoding="utf-8", line_buffering=True)
+    stream = RankStream(FileIO(log, "w"), "utf-8", "strict")
     yield stream
     stream.close()
     await_calm()
@@ -90,7 +90,7 @@ def test_a_flood_takes_few_writes(log: Path) -> None:
             return super().write(data)  # type: ignore[arg-type]
 
     raw = Counting(log, "w")
-    stream = RankStream(FloodBuffer(raw), encoding="utf-8", line_buffering=True)
+    stream = RankStream(raw, "utf-8", "strict")
     flood(stream)
     stream.close()
     await_calm()

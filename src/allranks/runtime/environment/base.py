@@ -21,11 +21,12 @@ FIRST_PORT, PORTS = 16384, 16000
 class RankEnvironment:
     """Who a rank is.
 
-    ``local_world_size`` and ``node_rank`` are None where the launcher does not say; the ranks count their
-    hosts when they meet. ``master_port`` is 0 in a world of one that needs none.
+    ``kind`` is the name of the way it was started. ``local_world_size`` and ``node_rank`` are None where that
+    does not say; the ranks count their hosts when they meet. ``master_port`` is 0 in a world of one that was
+    given none.
     """
 
-    launcher: str
+    kind: str
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -36,7 +37,7 @@ class RankEnvironment:
     restart: int = 0
 
 
-class Launcher:
+class EnvironmentKind:
     """A way to start ranks: for each property the variables that hold it, the first one set wins."""
 
     name: ClassVar[str]
@@ -48,7 +49,7 @@ class Launcher:
     restart: ClassVar[tuple[str, ...]] = ()
 
     def present(self, env: Variables) -> bool:
-        """Tell whether this launcher started the process as a rank."""
+        """Tell whether the process was started as a rank this way."""
         return self.get(env, self.rank + self.world_size) is not None
 
     def read(self, env: Variables) -> RankEnvironment:
@@ -65,7 +66,7 @@ class Launcher:
         several_hosts = local_world is None or local_world < world
         addr, port = (LOOPBACK, 0) if world == 1 else self.master(env, several_hosts)
         return RankEnvironment(
-            launcher=self.name,
+            kind=self.name,
             rank=rank,
             world_size=world,
             local_rank=self._local_rank(env, world, local_world),
@@ -76,7 +77,7 @@ class Launcher:
             restart=self.number(env, self.restart) or 0,
         )
 
-    # --- what a launcher may find in its own way ---
+    # --- what a kind may find in its own way ---
 
     def find_rank(self, env: Variables) -> int | None:
         """Find the rank."""

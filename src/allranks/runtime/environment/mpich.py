@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from allranks.runtime.environment.base import Launcher, Variables
+from allranks.runtime.environment.base import EnvironmentKind, Variables
 
 
-class Mpich(Launcher):
+class Mpich(EnvironmentKind):
     """PMI_RANK and its companions. PMI_LOCAL_RANK and PMI_LOCAL_SIZE are Cray's spelling."""
 
     name = "MPICH"

@@ -5,10 +5,10 @@ Source: "Environment variables set by mpirun" in Open MPI's manual; seen with 4.
 
 from __future__ import annotations
 
-from allranks.runtime.environment.base import Launcher, Variables
+from allranks.runtime.environment.base import EnvironmentKind, Variables
 
 
-class OpenMpi(Launcher):
+class OpenMpi(EnvironmentKind):
     """OMPI_COMM_WORLD_RANK and its companions.
 
     OMPI_COMM_WORLD_NODE_RANK is no node rank: it is a rank among those on this host, of all jobs there.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from allranks.errors import RankEnvironmentError
-from allranks.runtime.environment.base import Launcher, Variables
+from allranks.runtime.environment.base import EnvironmentKind, Variables
 
 _NODEFILE = ("PBS_NODEFILE",)
 _LINE = ("PBS_VNODENUM",)
 
 
-class Pbs(Launcher):
+class Pbs(EnvironmentKind):
     """PBS_NODENUM, which is the host's number, and the hosts in PBS_NODEFILE.
 
     A host has as many lines in the file as it has tasks. Torque also tells the line, in PBS_VNODENUM.

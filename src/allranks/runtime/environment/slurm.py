@@ -9,7 +9,7 @@ import os
 import re
 
 from allranks.errors import RankEnvironmentError
-from allranks.runtime.environment.base import Launcher, Variables
+from allranks.runtime.environment.base import EnvironmentKind, Variables
 from allranks.runtime.environment.hostlist import expand
 
 #: Step ids from here up are no steps of srun: 0xfffffffb is the batch script, 0xfffffffa the shell of salloc.
@@ -19,7 +19,7 @@ _TASKS = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 
 
-class Slurm(Launcher):
+class Slurm(EnvironmentKind):
     """SLURM_PROCID and its companions."""
 
     name = "Slurm"

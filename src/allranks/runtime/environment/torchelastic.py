@@ -5,10 +5,10 @@ Source: the section "Environment Variables" of torch.distributed.run.
 
 from __future__ import annotations
 
-from allranks.runtime.environment.base import Launcher, Variables
+from allranks.runtime.environment.base import EnvironmentKind, Variables
 
 
-class TorchElastic(Launcher):
+class TorchElastic(EnvironmentKind):
     """RANK and its companions."""
 
     name = "torchrun"
@@ -27,7 +27,7 @@ class TorchElastic(Launcher):
         return addr, port
 
     def advice(self, env: Variables, there: list[str], missing: list[str]) -> str:
-        """Name the launchers that set all of them."""
+        """Name the commands that set all of them."""
         return (
             f"set {' and '.join(missing)} too, or start the script with allranks run or torchrun, "
             f"which set all of them; for a single process unset {' and '.join(there)}"

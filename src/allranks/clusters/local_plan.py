@@ -1,0 +1,171 @@
+"""The plan for this machine: what runs, with how many ranks, and the script that starts it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import allranks
+from allranks import contract
+from allranks.contract import NodeSpec
+from allranks.errors import JobError, PreflightError
+from allranks.plan import environment
+from allranks.plan.entry import Entry, find_entry, name_of
+from allranks.plan.layout import Layout, lay_out
+from allranks.plan.machine import this_machine
+from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
+from allranks.plan.script import node_script
+
+if TYPE_CHECKING:
+    from allranks.clusters.base import Request
+    from allranks.job.spec import Environment, Job
+
+_MASTER = "127.0.0.1"
+_SCRIPT, _SPEC = "node-000.sh", "node-000.json"
+
+
+def make_plan(request: Request) -> Plan:
+    """Decide what will be executed on this machine.
+
+    Raises:
+        JobError: the job cannot run on one machine, or its script is not there.
+        PreflightError: the machine lacks what the job needs.
+    """
+    job = request.job
+    _refuse_platform()
+    _refuse(job)
+    workdir = Path(os.path.normpath(request.folder / job.workdir))
+    if not workdir.is_dir():
+        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a folder")
+    python = _python(job)
+    entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
+    layout = lay_out(job, this_machine(request.environ))
+    return _build(request, workdir, python, entry, layout)
+
+
+def _refuse_platform() -> None:
+    if sys.platform != "linux":
+        raise PreflightError(
+            f"jobs run on Linux, and this is {sys.platform}", why="the agent stands on pidfd, prctl and /proc"
+        )
+
+
+def _refuse(job: Job) -> None:
+    least, _ = job.resources.nodes
+    if least > 1:
+        raise JobError(
+            f"{least} nodes were asked for, and cluster local is this one machine",
+            fix="--nodes 1, or --on a cluster that has them",
+        )
+    if job.launch.launcher == "legacy":
+        raise JobError("launcher legacy does not exist on cluster local", fix="--launcher torchrun")
+    if job.launch.launcher_args:
+        raise JobError("launch.launcher_args: on cluster local the agent takes none", fix="leave them out")
+
+
+def _python(job: Job) -> tuple[str, ...]:
+    chosen = job.environment
+    if chosen.python:
+        return chosen.python
+    return ("python",) if chosen.conda or chosen.venv else (sys.executable,)
+
+
+def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entry, layout: Layout) -> Plan:
+    job, run_dir = request.job, request.run_dir
+    spec = _node_spec(request, python, entry, layout)
+    mode = spec.file_mode
+    script = _script(request, workdir, python, layout)
+    return Plan(
+        run_id=run_dir.name,
+        name=name_of(job),
+        cluster=job.cluster,
+        kind="local",
+        run_dir=str(run_dir),
+        workdir=str(workdir),
+        nnodes=1,
+        nproc_per_node=layout.nproc_per_node,
+        backend=layout.backend,
+        stop_timeout=job.launch.stop_timeout,
+        files=(PlanFile(_SCRIPT, script, mode | 0o100), PlanFile(_SPEC, spec.to_json(), mode)),
+        commands=(NodeCommand(0, socket.gethostname(), ("bash", str(run_dir / _SCRIPT))),),
+        secrets=environment.secrets(job),
+        reasons=_reasons(request, spec, entry, layout),
+        notes=_notes(job),
+        group_readable=job.runs.group_readable,
+    )
+
+
+def _node_spec(request: Request, python: tuple[str, ...], entry: Entry, layout: Layout) -> NodeSpec:
+    launch = request.job.launch
+    return NodeSpec(
+        run_id=request.run_dir.name,
+        run_dir=str(request.run_dir),
+        attempt=0,
+        node=0,
+        nnodes=1,
+        nproc_per_node=layout.nproc_per_node,
+        kind=entry.kind,
+        target=entry.target,
+        args=request.job.args,
+        python_options=python[1:],
+        warm=launch.warm,
+        max_restarts=launch.max_restarts,
+        restart_delay=launch.restart_delay,
+        stop_timeout=launch.stop_timeout,
+        master_addr=launch.master_addr or _MASTER,
+        master_port=launch.master_port,
+        file_mode=0o640 if request.job.runs.group_readable else 0o600,
+    )
+
+
+def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: Layout) -> str:
+    job, run_dir = request.job, request.run_dir
+    code = str(run_dir / contract.CODE_DIR)
+    return node_script(
+        title=f"allranks {allranks.__version__}: node 0 of run {run_dir.name}; to start it by hand: bash {_SCRIPT}",
+        workdir=str(workdir),
+        environment=_absolute(job, request.folder),
+        settings=environment.settings(job, layout, request.environ),
+        variables=((contract.BACKEND, layout.backend),),
+        secrets=environment.secrets(job),
+        command=(*python, code, str(run_dir / _SPEC)),
+        code=code,
+    )
+
+
+def _absolute(job: Job, folder: Path) -> Environment:
+    venv = job.environment.venv
+    return (
+        job.environment.model_copy(update={"venv": str(folder / Path(venv).expanduser())}) if venv else job.environment
+    )
+
+
+def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> tuple[Reason, ...]:
+    port = str(spec.master_port) if spec.master_port else "a free port"
+    why = "as asked" if request.job.launch.master_addr or spec.master_port else "all ranks are on this machine"
+    return (
+        Reason(entry.kind, entry.target, "what the ranks run"),
+        *layout.reasons,
+        Reason("master", f"{spec.master_addr}, {port}", why),
+        *environment.settings(request.job, layout, request.environ),
+        *environment.kept(request.job, layout, request.environ),
+    )
+
+
+def _notes(job: Job) -> tuple[str, ...]:
+    """Say what the job asks for and this machine does not do: nothing is left out in silence."""
+    resources, retry = job.resources, job.retry
+    asked = {
+        "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1,
+        "resources.gpu_type is not looked at on this machine": resources.gpu_type,
+        "resources.time is not enforced on this machine": resources.time,
+        "resources.memory is not enforced on this machine": resources.memory,
+        "retry: there is no queue here to go back into": retry != type(retry)(),
+        "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.launcher == "direct",
+    }
+    used = [f"scheduler.{name}" for name in type(job.scheduler).model_fields if getattr(job.scheduler, name)]
+    scheduler = (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
+    return tuple(note for note, is_asked in asked.items() if is_asked) + scheduler
