@@ -10,7 +10,7 @@ The tree::
     ├── RunFolderError           the run's folder cannot be written or read
     ├── LaunchError              the job could not be started
     └── RankError                raised inside a rank by the training runtime
-        ├── RankEnvironmentError the launcher's variables are half set or contradict each other
+        ├── RankEnvironmentError the variables that say who a rank is are half set or disagree
         └── DeviceError          the rank cannot have the device that it was given
 """
 

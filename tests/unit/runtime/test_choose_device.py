@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from allranks.errors import DeviceError
-from allranks.runtime.device import bind, choose, gpu_identity, no_gpu
+from allranks.runtime.device import bind, choose, gpu_identity, no_gpu, physical_number
 from allranks.runtime.environment import RankEnvironment
 from allranks.runtime.seed import rank_seed, seed_all
 
@@ -66,6 +68,36 @@ def test_binding_checks_the_number_of_gpus(monkeypatch):
         bind(torch.device("cuda", 1), RANK)
     bind(torch.device("cpu"), RANK)
     assert gpu_identity(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("index", "variables", "number"),
+    [
+        (1, {}, "number 1"),
+        (0, {"CUDA_VISIBLE_DEVICES": "3"}, "number 3"),
+        (1, {"CUDA_VISIBLE_DEVICES": "2, 5,7"}, "number 5"),
+        (0, {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, "number GPU-8932f937"),
+        (2, {"CUDA_VISIBLE_DEVICES": "0,1"}, "number 2"),
+        (1, {"CUDA_VISIBLE_DEVICES": ""}, "number 1"),
+        (0, {"ROCR_VISIBLE_DEVICES": "6"}, "number 0 ROCR_VISIBLE_DEVICES=6 index 0"),
+    ],
+)
+def test_the_number_that_other_processes_know_a_gpu_by(index, variables, number):
+    assert physical_number(index, variables) == number
+
+
+def test_a_torch_that_knows_no_uuid_tells_gpus_apart_by_what_each_rank_sees(monkeypatch):
+    properties = SimpleNamespace(name="H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    def identity(visible, index=0):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        return gpu_identity(torch.device("cuda", index))
+
+    assert identity("0") == "H200 number 0"
+    assert identity("1") == identity("0,1", index=1) == "H200 number 1"
+    properties.uuid = "11450b5b"
+    assert identity("0") == "11450b5b"
 
 
 def test_seeds_differ_between_ranks_and_neighbouring_seeds():

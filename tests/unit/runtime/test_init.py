@@ -17,7 +17,7 @@ import allranks
 with allranks.init(seed=7) as ctx:
     import numpy, torch
     facts = dict(
-        rank=ctx.rank, local_rank=ctx.local_rank, world_size=ctx.world_size, launcher=ctx.launcher,
+        rank=ctx.rank, local_rank=ctx.local_rank, world_size=ctx.world_size, environment=ctx.environment,
         local_world_size=ctx.local_world_size, node_rank=ctx.node_rank, device=str(ctx.device),
         backend=ctx.backend, main=ctx.is_main, sum=ctx.sum(1, ctx.rank), env=os.environ["LOCAL_WORLD_SIZE"],
         random=[random.random(), numpy.random.rand(), torch.rand(1).item()], terminal=ctx.terminal,
@@ -53,7 +53,7 @@ def test_alone(clean_env, tmp_path):
         [sys.executable, script], env=clean_env, capture_output=True, text=True, timeout=60, check=False
     )
     (facts,) = facts_of([(done.returncode, done.stdout, done.stderr)])
-    assert (facts["rank"], facts["world_size"], facts["launcher"]) == (0, 1, "single process")
+    assert (facts["rank"], facts["world_size"], facts["environment"]) == (0, 1, "single process")
     assert facts["sum"] == [1, 0]
     assert not facts["terminal"]
 
@@ -69,22 +69,22 @@ def test_under_torchrun(clean_env, tmp_path, free_port):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "name"), [("mpirun.openmpi --oversubscribe", "Open MPI"), ("mpiexec.hydra", "MPICH")]
+    ("mpirun", "name"), [("mpirun.openmpi --oversubscribe", "Open MPI"), ("mpiexec.hydra", "MPICH")]
 )
-def test_under_mpi(launcher, name, clean_env, tmp_path):
-    program, *options = launcher.split()
+def test_under_mpi(mpirun, name, clean_env, tmp_path):
+    program, *options = mpirun.split()
     if shutil.which(program) is None:
         pytest.skip(f"there is no {program}: apt-get install openmpi-bin mpich")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    wrapper = tmp_path / "wrapper.sh"  # stands between rank and launcher
+    wrapper = tmp_path / "wrapper.sh"  # stands between rank and mpirun
     wrapper.write_text(f"'{sys.executable}' '{script}'\ntrue\n")
     env = {**clean_env, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [program, *options, "-n", "2", "sh", str(wrapper)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     facts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert sorted((fact["launcher"], fact["rank"], fact["sum"]) for fact in facts) == [
+    assert sorted((fact["environment"], fact["rank"], fact["sum"]) for fact in facts) == [
         (name, 0, [2, 1]),
         (name, 1, [2, 1]),
     ]
