@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,13 +106,30 @@ class Allranks:
         return found
 
     def close(self) -> None:
-        """Kill what is left, and the ranks of every run here with it."""
+        """Kill what is left of the commands, and of every run in the test's folder, until nothing is."""
         for process in self._started:
             process.kill()
             process.wait()
             for stream in (process.stdout, process.stderr):
                 if stream:
                     stream.close()
+        deadline = time.monotonic() + 10
+        while left := _of_runs_in(self.folder.parent):
+            assert time.monotonic() < deadline, f"processes of runs do not end: {left}"
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _of_runs_in(folder: Path) -> list[int]:
+    """Return the living processes of all runs below a folder; each run marks its own in their environment."""
+    found, needle = [], b"\0ALLRANKS_RUN_DIR=" + os.fsencode(folder.resolve()) + b"/"
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # It ended while we looked; that of a zombie is empty.
+            if needle in b"\0" + (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def _clean_environment(home: Path) -> dict[str, str]:

@@ -57,6 +57,13 @@ class Verbs(click.Group):
             raise unknown_verb(word, list(VERBS))
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the verb; when nobody reads its results any more, end as a shell tells of SIGPIPE."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            ctx.exit(141)  # Here, for click itself would make it 1.
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
         with formatter.section("Commands"):
@@ -98,8 +105,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
         render.error(from_click(error))
         code = 2
-    except BrokenPipeError:
-        code = 141
     except Exception as error:  # noqa: BLE001 - the last resort: the traceback goes to a file, not to the user
         render.error(render.unexpected(error))
         code = 1

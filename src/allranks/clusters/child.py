@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +77,7 @@ class ChildAgent:
         """Wait until the agent ends, at most so long; tell whether it has ended."""
         if not self._has_ended():
             if self._pidfd is None:
-                time.sleep(min(seconds, 0.02))
+                process.await_end(self.handle, seconds)
             else:
                 select.select([self._pidfd], [], [], seconds)
         return self._has_ended()

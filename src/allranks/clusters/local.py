@@ -144,7 +144,7 @@ def _never_started(run: Run) -> Status:
 
 def _elsewhere(run: Run, told: Status) -> Status:
     age = agents.heartbeat_age(run.node_folder(0))
-    host = run.record.handle.host
+    host = run.record.host
     if age is not None and age < agents.HEARTBEAT_IS_OLD:
         return told
     seen = f"its agent's last heartbeat is {age:.0f} s old" if age is not None else "its agent was never heard of"

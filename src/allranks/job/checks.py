@@ -11,46 +11,12 @@ from pydantic import BaseModel, ValidationError
 from allranks.contract import is_secret
 from allranks.job.options import TARGETS
 from allranks.job.problems import Problem, did_you_mean, listed, quoted
-from allranks.job.secrets import literal_secret, scrub, secret_values
-from allranks.job.sources import DEFAULT, VARIABLES, Layer, Setting, nested, variables_of
+from allranks.job.secrets import holds, scrub
+from allranks.job.sources import DEFAULT, Layer, Setting, nested, texts_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _MOST_TEXT = 200
-
-#: Variables of bash's own: it refuses a value for them, or gives them another one (man 1 bash, Shell Variables).
-_SHELL_NAMES = frozenset(
-    [
-        "BASHOPTS",
-        "BASHPID",
-        "BASH_VERSINFO",
-        "COMP_WORDBREAKS",
-        "DIRSTACK",
-        "EPOCHREALTIME",
-        "EPOCHSECONDS",
-        "EUID",
-        "FUNCNAME",
-        "GROUPS",
-        "HISTCMD",
-        "LINENO",
-        "PPID",
-        "RANDOM",
-        "SECONDS",
-        "SHELLOPTS",
-        "SRANDOM",
-        "UID",
-    ]
-)
-
-#: Lines and words that end up in scripts; a secret in them would be written.
-_WRITTEN = (
-    "environment.setup",
-    "environment.node_setup",
-    "environment.container",
-    "launch.launcher_args",
-    "scheduler.directives",
-)
 
 _RULES = {
     "int": "it must be a whole number",
@@ -67,23 +33,22 @@ _RULES = {
 }
 
 
-def validated(model: type[Model], layer: Layer, problems: list[Problem]) -> Model | None:
-    """Return the settings as a typed object, or None when some are wrong."""
+def validated(model: type[Model], layer: Layer, secrets: tuple[str, ...], problems: list[Problem]) -> Model | None:
+    """Return the settings as a typed object, or None when some are wrong; no message shows a secret."""
     try:
         return model.model_validate(nested(layer))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-    problems += [_translated(dict(item), layer) for item in found]
+    problems += [_translated(dict(item), layer, secrets) for item in found]
     return None
 
 
-def _translated(item: dict[str, Any], layer: Layer) -> Problem:
+def _translated(item: dict[str, Any], layer: Layer, secrets: tuple[str, ...]) -> Problem:
     """Say in plain words what pydantic found."""
     path, setting, rest = _located(item["loc"], layer)
     value = setting.value
     for key in rest:
         value = value[key] if isinstance(value, list | tuple) and isinstance(key, int) else value
-    secrets = secret_values(variables_of(layer))
     why, fix = _rule(item, value, secrets)
     subject = "" if setting.source.kind in ("flag", "environment") else f"{path} "
     entry = f"entry {rest[0] + 1} " if rest and isinstance(rest[0], int) else ""
@@ -113,7 +78,7 @@ def _rule(item: dict[str, Any], value: object, secrets: tuple[str, ...]) -> tupl
 
 def _without(text: str, value: object, secrets: tuple[str, ...]) -> str:
     """Take a value out of a sentence that quotes it, if it holds a secret (escaping may change its look)."""
-    if isinstance(value, str) and scrub(value, secrets) != value:
+    if isinstance(value, str) and holds(value, secrets):
         return text.replace(repr(value), "this").replace(repr(value.strip()), "this")
     return text
 
@@ -141,61 +106,11 @@ def _shown(path: str, value: object, secrets: tuple[str, ...]) -> str:
 
 
 def text_problems(layer: Layer) -> Iterator[Problem]:
-    """Yield what is wrong with names and texts, whatever they are for."""
+    """Yield what is wrong with texts, whatever they are for."""
     for path, setting in layer.items():
-        name = path.removeprefix(f"{VARIABLES}.")
-        if name != path and not _NAME.fullmatch(name):
-            why = "a name is letters, digits and '_', and does not begin with a digit"
-            yield Problem(setting.source.where, f"{quoted(name)} is no name of an environment variable", why=why)
-        if name in _SHELL_NAMES:
-            what = f"{quoted(name)} cannot be set: the shell keeps that name for itself"
-            yield Problem(setting.source.where, what, fix="another name")
-        if any("\0" in text for text in _texts(setting.value)):
+        if any("\0" in text for text in texts_of(setting.value)):
             why = "neither arguments nor environment variables can hold one"
             yield Problem(setting.source.where, f"{path} holds a NUL character", why=why, fix="remove it")
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, dict):
-        yield from _texts([*value.keys(), *value.values()])
-
-
-def secret_problems(layer: Layer) -> Iterator[Problem]:
-    """Yield the places where a secret stands in what will be written into a script."""
-    yield from _argument_problems(layer)
-    for path in _WRITTEN:
-        if path not in layer:
-            continue
-        lines = [line for text in _texts(layer[path].value) for line in text.splitlines()]
-        for name in dict.fromkeys(filter(None, map(literal_secret, lines))):
-            yield Problem(
-                layer[path].source.where,
-                f"{path} gives {name} a secret in plain text",
-                why="these lines are written into scripts and records",
-                fix=f"put {name} into environment.variables, or export it before you start allranks",
-            )
-
-
-def _argument_problems(layer: Layer) -> Iterator[Problem]:
-    """Yield the secrets whose text stands in the script's arguments."""
-    variables = variables_of(layer)
-    if "args" not in layer:
-        return
-    args = "\n".join(_texts(layer["args"].value))
-    for name, value in variables.items():
-        text = (value,) if isinstance(value, str) and is_secret(name) else ()
-        if scrub(args, text) != args:
-            yield Problem(
-                layer["args"].source.where,
-                f"args hold the value of {name}",
-                why="arguments are written into scripts and records, and everybody on the machine can see them",
-                fix=f"let the script read {name} from its environment",
-            )
 
 
 def target_problems(layer: Layer) -> Iterator[Problem]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +12,16 @@ from typing import Any
 from allranks import contract
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS, TARGET_FLAGS
 from allranks.job.problems import Problem, did_you_mean, quoted
-from allranks.job.secrets import PLACEHOLDER
-from allranks.job.sources import VARIABLES, Layer, Setting, Source
+from allranks.job.secrets import PLACEHOLDER, secret_names
+from allranks.job.sources import VARIABLES, Layer, Setting, Source, texts_of, variables_of
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET", "TRACE", "OFF")
 
 #: Paths that are given on the command line are meant from where the command was typed.
 _PATHS = ("workdir", "runs.folder", "environment.venv")
+
+#: Values that begin with a path, which may be one of somebody's home.
+_HOME_PATHS = (*_PATHS, "script", "binary", "environment.conda", "environment.python")
 
 #: What a rank finds in its environment about its own run is no wish for a run that it starts.
 _OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND}
@@ -98,18 +103,26 @@ def resolved(layer: Layer, cwd: Path, environ: Mapping[str, str]) -> Layer:
     is made absolute where the command line or the environment sends the ranks to another folder.
     """
     home = environ.get("HOME", "")
-    found = {path: _at_home(path, setting, home) for path, setting in layer.items()}
+    found = {
+        path: replace(setting, value=_at_home(path, setting.value, home)) if path in _HOME_PATHS else setting
+        for path, setting in layer.items()
+    }
     script, workdir = found.get("script"), found.get("workdir")
     if script and workdir and script.source.kind == "flag" and workdir.value != str(cwd):
         found["script"] = replace(script, value=str(cwd / str(script.value)))
     return found
 
 
-def _at_home(path: str, setting: Setting, home: str) -> Setting:
-    value = setting.value
-    if path not in (*_PATHS, "script") or not home or not isinstance(value, str):
-        return setting
-    return replace(setting, value=home + value[1:]) if value == "~" or value.startswith("~/") else setting
+def _at_home(path: str, value: Any, home: str) -> Any:
+    """Expand ``~`` and ``~name`` as a shell does; of a command line, in its first word."""
+    if isinstance(value, list | tuple):
+        return [_at_home("", value[0], home), *value[1:]] if value else value
+    if not isinstance(value, str) or not value.startswith("~"):
+        return value
+    user, slash, rest = value.partition("/")
+    found = home if user == "~" and home else os.path.expanduser(user)  # noqa: PTH111 - may be no user's
+    # Text of a command line is split into words later: a home with a space stays one.
+    return (shlex.quote(found) if path == "environment.python" and found != user else found) + slash + rest
 
 
 def fill_secrets(layer: Layer, environ: Mapping[str, str], problems: list[Problem]) -> Layer:
@@ -117,11 +130,34 @@ def fill_secrets(layer: Layer, environ: Mapping[str, str], problems: list[Proble
     filled = dict(layer)
     for path, setting in layer.items():
         name = path.removeprefix(f"{VARIABLES}.")
-        if name == path or setting.value != PLACEHOLDER or not contract.is_secret(name):
-            continue
-        if name in environ:
-            filled[path] = Setting(environ[name], setting.source)
-        else:
-            why = f"{PLACEHOLDER} stands for the value in the calling environment"
-            problems.append(Problem(setting.source.where, f"{name} is not set here", why=why, fix=f"export {name}=..."))
+        if name != path and setting.value == PLACEHOLDER:
+            if name in environ:
+                filled[path] = replace(setting, value=environ[name])
+            else:
+                problems.append(_not_set(name, setting))
+        elif any(PLACEHOLDER in text for text in texts_of(setting.value)):
+            problems.append(_left_out(path, setting))
+    hidden = secret_names(variables_of(filled))
+    problems += [
+        _no_secret(name, setting)
+        for path, setting in layer.items()
+        if filled[path] is not setting and (name := path.removeprefix(f"{VARIABLES}.")) not in hidden
+    ]
     return filled
+
+
+def _not_set(name: str, setting: Setting) -> Problem:
+    why = f"{PLACEHOLDER} stands for the value in the calling environment"
+    return Problem(setting.source.where, f"{name} is not set here", why=why, fix=f"export {name}=...")
+
+
+def _left_out(path: str, setting: Setting) -> Problem:
+    why = "these words stand for the whole value of an environment variable, and for nothing else"
+    return Problem(setting.source.where, f"{path} holds {PLACEHOLDER}", why=why, fix="write what belongs there")
+
+
+def _no_secret(name: str, setting: Setting) -> Problem:
+    """Return the problem of a variable that would be written: neither its name nor its value is a secret's."""
+    why = "the value that it has here holds no secret of the job, and its name is not one of a secret"
+    fix = f"leave {name} out, the ranks have it from the environment; or write its value"
+    return Problem(setting.source.where, f"{name} cannot be {PLACEHOLDER}", why=why, fix=fix)

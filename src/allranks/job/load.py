@@ -7,13 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allranks.job.checks import (
-    secret_problems,
-    target_problems,
-    text_problems,
-    unknown_cluster,
-    validated,
-)
+from allranks.job.checks import target_problems, text_problems, unknown_cluster, validated
 from allranks.job.files import (
     Reading,
     cluster_files,
@@ -22,10 +16,12 @@ from allranks.job.files import (
     read_job_file,
 )
 from allranks.job.given import environment_layer, fill_secrets, flag_layer, resolved
+from allranks.job.leaks import secret_problems
 from allranks.job.problems import Problem, error_of, shown_path
 from allranks.job.secrets import scrub, secret_values
 from allranks.job.sources import Layer, Setting, Source, all_sources, merge, variables_of
 from allranks.job.spec import Cluster, Job
+from allranks.job.variables import variable_problems
 from allranks.job.yaml import Entry
 
 __all__ = ["LoadedJob", "load_job"]
@@ -83,9 +79,9 @@ def load_job(target: Path | None, *, flags: Mapping[str, object], environ: Mappi
     asked = merge([given, _file_layer(job_file, cwd, problems)])
     cluster, defaults = _cluster(asked, folder, cwd, environ, problems)
     merged = fill_secrets(resolved(merge([asked, defaults]), cwd, environ), environ, problems)
-    job = _checked(merged, problems)
+    job = _checked(merged, environ, problems)
     if problems or job is None or cluster is None:
-        raise error_of(_scrubbed(problems, merged))
+        raise error_of(_scrubbed(problems, secret_values(variables_of(merged), environ)))
     return LoadedJob(job, cluster, all_sources(job.model_dump(mode="json"), merged), folder, job_file)
 
 
@@ -102,17 +98,16 @@ def _file_layer(job_file: Path | None, cwd: Path, problems: list[Problem]) -> La
     return reading.layer(read_job_file(job_file, cwd))
 
 
-def _checked(merged: Layer, problems: list[Problem]) -> Job | None:
-    problems += [*text_problems(merged), *secret_problems(merged)]
-    job = validated(Job, merged, problems)
+def _checked(merged: Layer, environ: Mapping[str, str], problems: list[Problem]) -> Job | None:
+    problems += [*variable_problems(merged), *text_problems(merged), *secret_problems(merged, environ)]
+    job = validated(Job, merged, secret_values(variables_of(merged), environ), problems)
     if not problems or any(target in merged for target in ("script", "module", "binary")):
         problems += target_problems(merged)
     return job
 
 
-def _scrubbed(problems: list[Problem], merged: Layer) -> list[Problem]:
+def _scrubbed(problems: list[Problem], secrets: tuple[str, ...]) -> list[Problem]:
     """Keep secrets out of messages, wherever in the job their text stands."""
-    secrets = secret_values(variables_of(merged))
 
     def clean(text: str | None) -> str | None:
         return scrub(text, secrets) if text else text
@@ -130,9 +125,10 @@ def _cluster(
     name = str(setting.value)
     entries = _entries(folder, cwd, environ)
     if name in entries:
-        return _read_entry(name, entries[name], problems)
+        return _read_entry(name, entries[name], environ, problems)
     if name != _LOCAL:
-        problems.append(unknown_cluster(name, setting, {_LOCAL: None, **entries}))
+        shown = scrub(name, secret_values(variables_of(asked), environ))
+        problems.append(unknown_cluster(shown, setting, {_LOCAL: None, **entries}))
         return None, {}
     return Cluster(kind=_LOCAL), {}
 
@@ -147,7 +143,9 @@ def _entries(folder: Path, cwd: Path, environ: Mapping[str, str]) -> dict[str, _
     return found
 
 
-def _read_entry(name: str, found: _Entry, problems: list[Problem]) -> tuple[Cluster | None, Layer]:
+def _read_entry(
+    name: str, found: _Entry, environ: Mapping[str, str], problems: list[Problem]
+) -> tuple[Cluster | None, Layer]:
     entry, where = found.entry, f"{found.shown}:{found.entry.line}"
     if not isinstance(entry.value.data, dict):
         what = f"the cluster {name} must be a mapping, not {kind_of(entry.value.plain)}"
@@ -158,4 +156,4 @@ def _read_entry(name: str, found: _Entry, problems: list[Problem]) -> tuple[Clus
     if "kind" not in layer:
         problems.append(Problem(where, f"the cluster {name} has no kind", fix="write 'kind: local' below it"))
         return None, defaults
-    return validated(Cluster, layer, problems), defaults
+    return validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,10 @@ from allranks.errors import JobError
 
 _MOST_SHOWN = 10
 _LONGEST_VALUE = 60
+#: Fewer letters are the beginning of too much.
+_SHORTEST_START = 3
+#: A lower one finds likenesses that no person sees.
+_LIKENESS = 0.7
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is most like ``word``; cases and hyphens do not count."""
+    """Return the choice that begins with ``word``, or is most like it; cases and hyphens do not count."""
+    from difflib import get_close_matches  # Not at the top: only mistakes need it.
+
     normal = {choice.lower().replace("-", "_"): choice for choice in choices}
     key = word.lower().replace("-", "_")
-    found = difflib.get_close_matches(key, list(normal), n=1, cutoff=0.6)
-    begun = [name for name in normal if len(key) >= 3 and name.startswith(key)]
-    return normal[(found or begun)[0]] if found or begun else None
+    begun = [name for name in normal if len(key.strip("_")) >= _SHORTEST_START and name.startswith(key)]
+    found = begun or get_close_matches(key, normal, n=1, cutoff=_LIKENESS)
+    return normal[found[0]] if found else None
 
 
 def quoted(text: str) -> str:

@@ -6,7 +6,7 @@ the environment and nowhere else.
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,69 +15,56 @@ from allranks.contract import is_secret
 if TYPE_CHECKING:
     from allranks.job.spec import Job
 
-#: Stands in a record for the value of a secret. In a job file it means: take it from the calling environment.
+#: Stands in a record for the value of a variable. In a job file it means: take it from the calling environment.
 PLACEHOLDER = "<secret>"
 
 #: A shorter value is no good secret, and may well be a word that stands in other places by chance.
-_SHORTEST_SCRUBBED = 8
-
-# An assignment in a shell line: at its start, or after a character that ends a word or opens a list of them.
-_ASSIGNMENT = re.compile(r"""(?:^|[\s;&|(`"',=])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|)"']*)""", re.ASCII)
-_SETENV = re.compile(r"""\bsetenv\s+([A-Za-z_]\w*)\s+("[^"]*"|'[^']*'|[^\s;&|)"']+)""", re.ASCII)
+_SHORTEST = 8
 
 
 def redacted(job: Job) -> dict[str, Any]:
-    """Return the job as plain data for the record, with ``<secret>`` in place of every secret.
+    """Return the job as plain data for the record, with ``<secret>`` for every variable that holds a secret.
 
-    Where the text of a secret of eight characters or more stands in another value, it is replaced there too.
+    No other value holds one: such a job cannot be loaded (see ``leaks.py``).
     """
-    secrets = secret_values(job.environment.variables)
     data: dict[str, Any] = job.model_dump(mode="json")
-    variables = data["environment"].pop("variables")
-    data = _scrub_all(data, secrets)
-    data["environment"]["variables"] = {
-        name: PLACEHOLDER if is_secret(name) else scrub(value, secrets) for name, value in variables.items()
-    }
+    hidden = secret_names(job.environment.variables)
+    data["environment"]["variables"].update(dict.fromkeys(hidden, PLACEHOLDER))
     return data
 
 
-def secret_values(variables: Mapping[str, object]) -> tuple[str, ...]:
+def secret_names(variables: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the variables whose values are written nowhere.
+
+    A variable that holds the value of a secret among other text, such as a URL, is one of them.
+    """
+    values = secret_values(variables)
+    return tuple(name for name, value in variables.items() if is_secret(name) or holds(str(value), values))
+
+
+def secret_values(*variables: Mapping[str, object]) -> tuple[str, ...]:
     """Return the values of those variables that hold secrets, the longest first."""
-    values = {str(getattr(value, "written", value)) for name, value in variables.items() if is_secret(name)}
-    return tuple(sorted(values, key=len, reverse=True))
+    return tuple(sorted({value for given in variables for value in secrets_in(given)}, key=len, reverse=True))
+
+
+def secrets_in(variables: Mapping[str, object]) -> dict[str, str]:
+    """Return the names of the variables that hold secrets by their values, which must be seen nowhere."""
+    texts = {str(getattr(value, "written", value)): name for name, value in variables.items() if is_secret(name)}
+    return {text: name for text, name in texts.items() if _must_be_hidden(text)}
+
+
+def _must_be_hidden(text: str) -> bool:
+    """Tell whether a secret's text would give it away; the path of a file that holds the secret does not."""
+    return len(text) >= _SHORTEST and not os.path.exists(os.path.expanduser(text))  # noqa: PTH110, PTH111 - any text
+
+
+def holds(text: str, secrets: Iterable[str]) -> bool:
+    """Tell whether the value of a secret stands in ``text``."""
+    return any(secret in text for secret in secrets)
 
 
 def scrub(text: str, secrets: Iterable[str]) -> str:
     """Return ``text`` with ``<secret>`` wherever the value of a secret stands in it."""
     for secret in secrets:
-        if len(secret) >= _SHORTEST_SCRUBBED:
-            text = text.replace(secret, PLACEHOLDER)
+        text = text.replace(secret, PLACEHOLDER)
     return text
-
-
-def _scrub_all(value: Any, secrets: tuple[str, ...]) -> Any:
-    if isinstance(value, str):
-        return scrub(value, secrets)
-    if isinstance(value, dict):
-        return {key: _scrub_all(item, secrets) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_scrub_all(item, secrets) for item in value]
-    return value
-
-
-def literal_secret(line: str) -> str | None:
-    """Return the name of a variable to which a shell line gives a secret in plain text, if there is one.
-
-    A value that the shell expands, such as ``$(cat ~/.key)`` or ``$OTHER``, is no plain text.
-    """
-    for pattern in (_ASSIGNMENT, _SETENV):
-        for match in pattern.finditer(line):
-            if is_secret(match[1]) and _is_literal(match[2]):
-                return match[1]
-    return None
-
-
-def _is_literal(value: str) -> bool:
-    if value.startswith("'"):
-        return value != "''"
-    return bool(value.strip('"')) and "$" not in value and "`" not in value

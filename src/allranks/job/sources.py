@@ -85,6 +85,17 @@ def variables_of(layer: Layer) -> dict[str, Any]:
     return {path[len(prefix) :]: item.value for path, item in layer.items() if path.startswith(prefix)}
 
 
+def texts_of(value: object) -> Iterator[str]:
+    """Yield the texts in a setting's value, numbers as they were written among them."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        yield from texts_of([*value.keys(), *value.values()])
+    elif value is not None and not isinstance(value, bool):
+        yield str(getattr(value, "written", value))
+
+
 def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the path of every leaf of a dumped job; each variable is one, and a list is one as a whole."""
     for key, value in data.items():

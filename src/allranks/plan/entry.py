@@ -9,14 +9,14 @@ import shutil
 import sys
 import warnings
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from allranks.errors import JobError
+from allranks.job.problems import closest
 
 if TYPE_CHECKING:
-    from allranks.job.spec import Job
+    from allranks.job.spec import Environment, Job
 
 _ELF = b"\x7fELF"
 #: How a source names its encoding, in one of its first two lines (PEP 263).
@@ -25,10 +25,11 @@ _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Entry:
-    """What the ranks run: the kind, and the absolute path or the module's name."""
+    """What the ranks run: the kind, and the absolute path, or the name that is looked up on the node."""
 
     kind: Literal["script", "module", "binary"]
     target: str
+    why: str = "what the ranks run"
 
 
 def name_of(job: Job) -> str:
@@ -53,20 +54,29 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Entry:
     if job.module:
         return Entry("module", job.module)
     if job.binary:
-        return Entry("binary", _find_binary(job.binary, workdir))
+        return _find_binary(job.binary, workdir, job.environment)
     assert job.script is not None
     path = Path(os.path.normpath(workdir / job.script))
     _check_script(path, job.script, same_python)
     return Entry("script", str(path))
 
 
-def _find_binary(name: str, workdir: Path) -> str:
+def _find_binary(name: str, workdir: Path, environment: Environment) -> Entry:
     local = workdir / name
     found = shutil.which(str(local)) if os.sep in name else shutil.which(name) or shutil.which(str(local))
     if found:
-        return str(Path(found).absolute())
+        return Entry("binary", str(Path(found).absolute()))
+    if os.sep not in name and not local.is_file() and (givers := _givers_of_programs(environment)):
+        return Entry("binary", name, f"what the ranks run; not on PATH here: {' or '.join(givers)} must bring it")
     why = "it is not executable" if local.is_file() else "there is no such program here or on PATH"
     raise JobError(f"cannot run {name}", why=why, fix=f"chmod +x {name}" if local.is_file() else None)
+
+
+def _givers_of_programs(environment: Environment) -> list[str]:
+    """Return the settings of a job that can bring programs which this command does not see."""
+    keys = ("setup", "modules", "conda", "venv", "node_setup", "container")
+    path = ["environment.variables.PATH"] if "PATH" in environment.variables else []
+    return [f"environment.{key}" for key in keys if getattr(environment, key)] + path
 
 
 def _check_script(path: Path, name: str, same_python: bool) -> None:
@@ -141,5 +151,5 @@ def _check_encoding(source: bytes, name: str) -> None:
 
 def _did_you_mean(path: Path) -> str | None:
     names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
-    near = get_close_matches(path.stem, names, n=1)
-    return f"did you mean {names[near[0]]}?" if near else None
+    near = closest(path.stem, names)
+    return f"did you mean {names[near]}?" if near else None

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from allranks import contract
-from allranks.job.secrets import scrub, secret_values
+from allranks.job.secrets import secret_names
 from allranks.job.units import format_count
 from allranks.plan.layout import Layout
 from allranks.plan.plan import Reason
@@ -39,13 +38,8 @@ def kept(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, 
 
 
 def secrets(job: Job) -> tuple[str, ...]:
-    """Return the names of the job's variables whose values are written nowhere.
-
-    A variable that holds the value of a secret among other text, such as a URL, is one of them.
-    """
-    given = job.environment.variables
-    values = secret_values(given)
-    return tuple(name for name, value in given.items() if contract.is_secret(name) or scrub(value, values) != value)
+    """Return the names of the job's variables whose values are written nowhere."""
+    return secret_names(job.environment.variables)
 
 
 def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
@@ -61,7 +55,7 @@ def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
         yield Reason("CUDA_VISIBLE_DEVICES", "", "gpus_per_node is 0")
     if job.debug:
         for name, value in _DEBUG.items():
-            yield Reason(name, value, "debug is on")
+            yield Reason(name, value, "debug is on", is_debug=True)
 
 
 def _given(job: Job) -> tuple[Reason, ...]:

@@ -35,6 +35,8 @@ class Reason:
     subject: str
     value: str
     why: str
+    #: Whether it is a variable that debug turns on.
+    is_debug: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Plan:
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
         return self.nnodes * self.nproc_per_node
+
+    @property
+    def debug(self) -> tuple[Reason, ...]:
+        """The variables that debug turns on."""
+        return tuple(reason for reason in self.reasons if reason.is_debug)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON, ``world_size`` included."""

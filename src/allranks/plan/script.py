@@ -90,9 +90,23 @@ def _block(why: str, lines: Iterable[str]) -> list[str]:
 def _modules(modules: Sequence[str]) -> list[str]:
     if not modules:
         return []
-    # `module` is a shell function that only login shells are sure to have.
-    define = "type module >/dev/null 2>&1 || . /etc/profile.d/modules.sh 2>/dev/null || . /etc/profile.d/lmod.sh"
-    return [define, "module load " + shlex.join(modules)]
+    return [*_DEFINE_MODULE, "module load " + shlex.join(modules)]
+
+
+# `module` is a shell function that only login shells are sure to have. Files that define it are not written for
+# `set -e`, hence the `|| true`.
+_DEFINE_MODULE = (
+    'for file in ${LMOD_PKG:+"$LMOD_PKG/init/bash"} ${MODULESHOME:+"$MODULESHOME/init/bash"} \\',
+    "    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do",
+    "  type module >/dev/null 2>&1 && break",
+    '  [ ! -r "$file" ] || . "$file" || true',
+    "done",
+    "if ! type module >/dev/null 2>&1; then",
+    '  echo \'allranks: environment.modules: there is no command "module" here, and no file that defines it in'
+    " $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2",
+    "  exit 1",
+    "fi",
+)
 
 
 def _conda(name: str | None) -> list[str]:

@@ -7,7 +7,15 @@ trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]},
 cd -- /project
 
 # environment.modules
-type module >/dev/null 2>&1 || . /etc/profile.d/modules.sh 2>/dev/null || . /etc/profile.d/lmod.sh
+for file in ${LMOD_PKG:+"$LMOD_PKG/init/bash"} ${MODULESHOME:+"$MODULESHOME/init/bash"} \
+    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do
+  type module >/dev/null 2>&1 && break
+  [ ! -r "$file" ] || . "$file" || true
+done
+if ! type module >/dev/null 2>&1; then
+  echo 'allranks: environment.modules: there is no command "module" here, and no file that defines it in $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2
+  exit 1
+fi
 module load cuda/12.4 'gcc 13'
 
 # 8 CPUs for 1 rank

@@ -114,6 +114,31 @@ def test_paths_from_the_command_line_start_where_it_was_typed(tmp_path: Path) ->
     assert typed.job.script == str(here / "t.py")
 
 
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("~/bin/python -O", ("/home/a b/bin/python", "-O")),
+        ("[~/bin/python, ~/x]", ("/home/a b/bin/python", "~/x")),
+        ("python3 ~/x", ("python3", "~/x")),
+    ],
+)
+def test_the_interpreter_can_be_one_at_home(load: Load, python: str, words: tuple[str, ...]) -> None:
+    loaded = load(f"script: t\nenvironment: {{python: {python}}}\n", environ={"HOME": "/home/a b"})
+    assert loaded.job.environment.python == words
+
+
+def test_other_paths_at_home(load: Load) -> None:
+    environment = "environment: {venv: ~/v, conda: ~/c}\nruns: {folder: '~'}\nworkdir: ~/w\n"
+    job = load(f"script: ~/t.py\n{environment}", environ={"HOME": "/h"}).job
+    assert (job.script, job.workdir, job.runs.folder) == ("/h/t.py", "/h/w", "/h")
+    assert (job.environment.venv, job.environment.conda) == ("/h/v", "/h/c")
+    assert load("binary: ~/p", environ={"HOME": "/h"}).job.binary == "/h/p"
+    root = Path("~root").expanduser()
+    assert load("script: t\nenvironment: {venv: ~root/v}", environ={"HOME": "/h"}).job.environment.venv == f"{root}/v"
+    kept = load("script: '~no-such-user-here/t'", environ={"HOME": "/h"}).job
+    assert kept.script == "~no-such-user-here/t"
+
+
 def test_a_target_on_the_command_line_replaces_the_job_files(load: Load) -> None:
     loaded = load("script: t.py\n", flags={"module": "pkg.train"})
     assert (loaded.job.script, loaded.job.module) == (None, "pkg.train")

@@ -31,8 +31,28 @@ def test_every_option_is_a_field_and_every_spelling_is_its_own() -> None:
     paths = [option.path for option in OPTIONS]
     for words in (spellings, variables, paths):
         assert len(words) == len(set(words))
-    established = {"NPROC_PER_NODE", "BACKEND", "LOG_LEVEL", "CONDA_ENV", "MASTER_ADDR", "MASTER_PORT"}
-    assert established <= set(variables)
+
+
+ESTABLISHED = {
+    "NPROC_PER_NODE": ("launch.nproc_per_node", "3", 3),
+    "BACKEND": ("launch.backend", "gloo", "gloo"),
+    "LOG_LEVEL": ("debug", "DEBUG", True),
+    "CONDA_ENV": ("environment.conda", "my-env", "my-env"),
+    "MASTER_ADDR": ("launch.master_addr", "node01", "node01"),
+    "MASTER_PORT": ("launch.master_port", "29400", 29400),
+}
+
+
+@pytest.mark.parametrize("name", ESTABLISHED)
+def test_an_established_variable_gives_its_value(name: str, tmp_path: Path) -> None:
+    path, given, value = ESTABLISHED[name]
+    loaded = load_job(None, flags={"script": "t"}, environ={name: given}, cwd=tmp_path)
+    expected = Job(script="t").model_dump()
+    section, _, key = path.rpartition(".")
+    (expected[section] if section else expected)[key] = value
+    assert loaded.job.model_dump() == expected
+    sources = {where: source for where, source in loaded.sources.items() if source.kind == "environment"}
+    assert sources == {path: Source("environment", name)}
 
 
 def test_an_option_knows_its_variable() -> None:

@@ -84,5 +84,22 @@ def test_recorded_job_names_the_secrets_without_their_values(allranks):
     allranks.job(JOB)
     assert allranks("run", *FLAGS, FROM_CALLER_TOKEN=CALLER).rc == 0
     text = (allranks.run() / "job.yaml").read_text()
-    for name in (*SECRETS, "FROM_CALLER_TOKEN"):
+    for name in (*SECRETS, "FROM_CALLER_TOKEN", "URL"):
         assert f'{name}: "<secret>"' in text
+    again = {**SECRETS, "FROM_CALLER_TOKEN": CALLER, "URL": f"https://me:{SECRETS['WANDB_API_KEY']}@example.org"}
+    result = allranks("run", allranks.run() / "job.yaml", "--workdir", allranks.folder, **again)
+    assert (result.rc, result.stdout.splitlines()[-1]) == (0, f"[0] url {len(again['URL'])}"), result.stderr
+    refused = allranks("run", allranks.runs()[0] / "job.yaml", **{**again, "URL": None})
+    assert (refused.rc, "URL is not set here" in refused.stderr) == (2, True)
+
+
+def test_secret_in_a_text_of_the_job_starts_nothing_and_writes_nothing(allranks):
+    allranks.script(SCRIPT)
+    for text in ("environment: {setup: 'login 0123456789-mine'}", "args: [--key, 0123456789-mine]"):
+        allranks.job(f"script: train.py\n{text}\n")
+        for verb in (["run"], ["plan"], ["plan", "--sources"]):
+            said = allranks(*verb, WANDB_API_KEY="0123456789-mine")
+            assert (said.rc, said.stdout) == (2, "")
+            assert "the value of WANDB_API_KEY stands in" in said.stderr
+            assert "0123456789" not in said.stderr
+    assert allranks.runs() == []

@@ -1,0 +1,93 @@
+"""Names of environment variables that a job cannot give a value, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
+from allranks.job.problems import Problem, quoted
+from allranks.job.sources import VARIABLES, Layer
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+#: Variables of bash's own: it refuses a value for them, or gives them another one (man 1 bash, Shell Variables).
+_SHELL_NAMES = frozenset(
+    [
+        "BASHOPTS",
+        "BASHPID",
+        "BASH_VERSINFO",
+        "COMP_WORDBREAKS",
+        "DIRSTACK",
+        "EPOCHREALTIME",
+        "EPOCHSECONDS",
+        "EUID",
+        "FUNCNAME",
+        "GROUPS",
+        "HISTCMD",
+        "LINENO",
+        "PPID",
+        "RANDOM",
+        "SECONDS",
+        "SHELLOPTS",
+        "SRANDOM",
+        "UID",
+    ]
+)
+
+#: What every rank is told of its place, as torchrun does it.
+RANK_VARIABLES = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
+)
+_TORCHELASTIC, _OURS = "TORCHELASTIC_", "ALLRANKS_"
+
+#: What decides the values of such variables; for those that an option reads, see its table.
+_DECIDED_BY = {
+    "WORLD_SIZE": "resources.nodes (--nnodes) and launch.nproc_per_node (--nproc-per-node)",
+    "LOCAL_WORLD_SIZE": "launch.nproc_per_node (--nproc-per-node)",
+    "GROUP_WORLD_SIZE": "resources.nodes (--nnodes)",
+    "TORCHELASTIC_MAX_RESTARTS": "launch.max_restarts (--max-restarts)",
+} | {
+    name: f"{option.path.replace(LOG_LEVEL_PATH, 'debug')} ({option.flags[0]})"
+    for option in OPTIONS
+    for name in option.variables
+}
+
+
+def is_set_for_ranks(name: str) -> bool:
+    """Tell whether each rank gets a variable of this name from its agent."""
+    return name in RANK_VARIABLES or name.startswith(_TORCHELASTIC)
+
+
+def variable_problems(layer: Layer) -> Iterator[Problem]:
+    """Yield what is wrong with the names of the job's variables."""
+    for path, setting in layer.items():
+        name = path.removeprefix(f"{VARIABLES}.")
+        if name != path and (found := _problem(name, setting.source.where)):
+            yield found
+
+
+def _problem(name: str, where: str) -> Problem | None:
+    if not _NAME.fullmatch(name):
+        why = "a name is letters, digits and '_', and does not begin with a digit"
+        return Problem(where, f"{quoted(name)} is no name of an environment variable", why=why)
+    if name in _SHELL_NAMES:
+        return Problem(where, f"{quoted(name)} cannot be set: the shell keeps that name for itself", fix="another name")
+    if not name.startswith(_OURS) and not is_set_for_ranks(name):
+        return None
+    ours = name.startswith(_OURS)
+    why = f"names that begin with {_OURS} are those of allranks itself" if ours else "its agent sets it for each rank"
+    fix = f"write {_DECIDED_BY[name]}" if name in _DECIDED_BY else "take another name" if ours else "leave it out"
+    return Problem(where, f"{quoted(name)} cannot be set", why=why, fix=fix)

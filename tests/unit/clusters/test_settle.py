@@ -1,0 +1,110 @@
+"""An end is seen whatever can be written down of it, and however a child's end can be waited for."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.clusters.child import ChildAgent
+from allranks.clusters.settle import observed, settled
+from allranks.runs.record import Run, first_record, load
+from allranks.runs.status import State, Status
+
+EVENTS = [
+    {"kind": "agent-started", "pid": 1, "began": 5.0},
+    {"kind": "ranks-started", "restart": 0, "ranks": []},
+    {"kind": "ended", "state": "FAILED", "exit_code": 7, "reason": "why", "because_of_rank": 1},
+]
+END = Status(State.FAILED, "ended", reason="why", exit_code=7, rank=1, started=5.0, ended=9.0)
+
+
+@pytest.fixture
+def unsettled(tmp_path: Path) -> Run:
+    """Give a run that has ended, and nobody has written that down."""
+    run = tmp_path / "run"
+    node = run / "attempts" / "000" / "node-000"
+    node.mkdir(parents=True)
+    lines = [json.dumps({"time": 9.0, "host": "h", **event}) + "\n" for event in EVENTS]
+    (node / "agent.jsonl").write_text("".join(lines))
+    record = first_record(
+        "run",
+        name="n",
+        cluster="local",
+        kind="local",
+        world_size=2,
+        nnodes=1,
+        host=socket.gethostname(),
+        stop_timeout=1.0,
+        file_mode=0o600,
+    )
+    (run / "record.json").write_text(json.dumps(record.to_json()))
+    return load(run)
+
+
+def test_an_end_is_written_down(unsettled: Run) -> None:
+    assert unsettled.record.status.state is State.PENDING
+    assert observed(unsettled).record.status == END
+    assert load(unsettled.folder) == unsettled
+    now = settled(unsettled)
+    assert now.record.status == END
+    assert load(unsettled.folder) == now
+
+
+def test_an_end_that_cannot_be_written_down_is_seen_all_the_same(unsettled: Run) -> None:
+    record = unsettled.folder / "record.json"
+    record.unlink()
+    record.mkdir()
+    now = settled(unsettled)
+    assert (now.record.status, now.folder) == (END, unsettled.folder)
+    assert {path.name for path in unsettled.folder.iterdir()} == {"attempts", "record.json"}
+
+
+def _refuse(_: int, __: int = 0) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+@pytest.fixture(params=["there", "refused", "missing"])
+def pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pidfd_open as it is, refused by the kernel, or missing from the interpreter."""
+    if request.param == "refused":
+        monkeypatch.setattr(os, "pidfd_open", _refuse, raising=False)
+    elif request.param == "missing":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+
+
+RUNNING = Status(State.RUNNING, "ranks running", started=5.0)
+
+
+@pytest.mark.usefixtures("pidfd")
+def test_a_childs_end_is_waited_for_and_told(tmp_path: Path) -> None:
+    child = ChildAgent(["sh", "-c", "read line; exit 7"], {}, tmp_path / "log", 0o600, attached=True)
+    began = time.monotonic()
+    assert not child.wait(0)
+    assert time.monotonic() - began < 1
+    assert not child.wait(0.2)
+    assert time.monotonic() - began >= 0.2
+    assert child._process.stdin is not None
+    child._process.stdin.write(b"\n")
+    child._process.stdin.flush()
+    assert child.wait(20)
+    assert child.wait(0)
+    status = child.understand(RUNNING)
+    assert status is not None
+    assert (status.state, status.exit_code) == (State.FAILED, 7)
+
+
+@pytest.mark.usefixtures("pidfd")
+def test_a_child_that_was_told_to_end_was_cancelled(tmp_path: Path) -> None:
+    child = ChildAgent(["sleep", "300"], {}, tmp_path / "log", 0o600, attached=False)
+    child.signal(signal.SIGTERM)
+    assert child.wait(20)
+    status = child.understand(RUNNING)
+    assert status is not None
+    assert (status.state, status.reason, status.exit_code) == (State.CANCELLED, "got SIGTERM", 143)
