@@ -70,4 +70,4 @@ def test_unknown_kind_of_cluster(allranks):
     result = allranks("run", "train.py", "--on", "big")
     assert (result.rc, allranks.runs()) == (2, [])
     assert "there is no kind of cluster 'locl'" in result.stderr
-    assert "did you mean local?" in result.stderr
+    assert "did you mean 'local'?" in result.stderr

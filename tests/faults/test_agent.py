@@ -144,7 +144,7 @@ def test_data_loader_workers_start_by_fork_and_by_spawn(allranks, watch):
     allranks.script(LOADER)
     done = allranks("run", "train.py", "--nproc-per-node", "2", OMP_NUM_THREADS="2")
     assert (done.rc, done.stdout) == (0, "[0-1] fork 280\n[0-1] spawn 280\n"), done.stderr
-    watch.nothing_left(2)
+    watch.nothing_left(5)
 
 
 def _shape(event):

@@ -60,7 +60,7 @@ def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name, tex
     code, _, err = finish(process)
     assert code == 128 + number
     assert f"allranks: {name}: the ranks have 30 s to leave; " in err
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
     status = watch.status()
     assert (status["state"], status["reason"], status["exit_code"]) == ("CANCELLED", f"got {name}", 128 + number)
     assert [event["code"] for event in watch.events("rank-exited")] == [-number] * 2
@@ -91,7 +91,7 @@ def test_the_second_ctrl_c_kills(allranks, watch, finish):
     assert finish(process)[0] == 130
     assert time.monotonic() - began < 2
     assert [event["code"] for event in watch.events("rank-exited")] == [-9, -9]
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
 
 
 def test_ranks_that_ignore_sigterm_are_killed_after_the_stop_timeout(allranks, watch, finish):
@@ -101,7 +101,7 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_stop_timeout(allranks, w
     assert finish(process)[0] == 143
     assert 0.9 < time.monotonic() - began < 4
     assert [event["code"] for event in watch.events("rank-exited")] == [-9, -9]
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
 
 
 @pytest.mark.parametrize("text", [SLEEPER, FAMILY], ids=["sleeper", "family"])
@@ -120,7 +120,7 @@ def test_a_killed_agent_ends_the_run(allranks, watch, finish, text):
     process = _start(allranks, watch, text, "--stop-timeout", "1")
     os.kill(watch.agent(), signal.SIGKILL)
     code, _, err = finish(process)
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
     status = watch.status()
     why = "the agent is gone without a word: it was killed, or the machine went down"
     assert (code, status["state"], status["reason"]) == (1, "FAILED", why)
@@ -132,7 +132,7 @@ def test_a_killed_starter_ends_the_run(allranks, watch, finish, text):
     process = _start(allranks, watch, text, "--stop-timeout", "1")
     os.kill(watch.starter(), signal.SIGKILL)
     code, _, _ = finish(process)
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
     status = watch.status()
     why = "the process that starts ranks has ended; its ranks were killed with it"
     assert (code, status["state"], status["reason"]) == (1, "FAILED", why)
@@ -157,7 +157,7 @@ def test_cancel_ends_what_a_killed_agent_and_starter_have_left(allranks, watch):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     assert allranks("cancel").rc == 0
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
     assert watch.status()["state"] == "FAILED"
 
 
@@ -192,7 +192,7 @@ def test_a_signal_during_the_nodes_setup_ends_what_it_runs(allranks, watch, fini
     watch.pid_file("shell")
     process.send_signal(signal.SIGINT)
     code, _, _ = finish(process, 10)
-    watch.nothing_left(0.5)
+    watch.nothing_left(5)
     status = watch.status()
     assert (code, status["state"], status["reason"]) == (130, "CANCELLED", "got SIGINT")
 

@@ -17,4 +17,4 @@ def test_an_unmodified_script_runs(allranks, watch, name, steps):
     assert sorted(line for line in done.stdout.splitlines() if f"{name}: rank" in line) == [
         f"[{rank}] {name}: rank {rank} of 2 steps {steps}" for rank in (0, 1)
     ]
-    watch.nothing_left(2)
+    watch.nothing_left(5)

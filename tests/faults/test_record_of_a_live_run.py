@@ -40,8 +40,8 @@ def _lose_handle(run):
     path.write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize("stage", ["ranks", "setup"])
-def test_a_live_run_that_lost_its_handle_is_found_and_ended(allranks, watch, stage):
+@pytest.mark.parametrize(("stage", "native"), [("ranks", "ranks running"), ("setup", "agent gone")])
+def test_a_live_run_that_lost_its_handle_is_found_and_ended(allranks, watch, stage, native):
     allranks.script(SLEEPER)
     setup = "environment:\n  node_setup: |\n    echo $$ > shell\n    sleep 303\n"
     allranks.job("script: train.py\nlaunch:\n  nproc_per_node: 2\n" + (setup if stage == "setup" else ""))
@@ -53,11 +53,11 @@ def test_a_live_run_that_lost_its_handle_is_found_and_ended(allranks, watch, sta
             watch.line(rank, "up")
     _lose_handle(watch.run)
     told = json.loads(allranks("status", "--json").stdout)
-    assert (told["status"]["state"], told["status"]["native"]) == ("RUNNING", "agent gone")
+    assert (told["status"]["state"], told["status"]["native"]) == ("RUNNING", native)
     assert allranks.record(watch.run)["status"]["state"] == "PENDING"  # Nothing of that is for good.
     assert allranks("cancel").rc == 0
-    watch.nothing_left(0.5)
-    assert watch.status()["state"] in ("CANCELLED", "FAILED")
+    watch.nothing_left(5)
+    assert watch.status()["state"] == "CANCELLED"
 
 
 def test_a_run_that_cannot_be_written_down_is_ended_again(allranks, watch):
@@ -90,7 +90,6 @@ def test_a_folder_of_the_name_latest_does_not_stop_a_run(allranks):
     assert keep.is_dir()
 
 
-@pytest.mark.xfail(strict=True, reason="point_latest leaves its temporary link, and ps takes it for a run")
 def test_a_folder_of_the_name_latest_leaves_no_second_name_behind(allranks):
     (allranks.folder / "runs" / "latest").mkdir(parents=True)
     allranks.script("")

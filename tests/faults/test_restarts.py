@@ -51,7 +51,7 @@ def test_a_generation_that_lost_a_rank_is_followed_by_a_whole_one(allranks, watc
     assert sorted(exits[2:]) == [(0, 0), (1, 0)]
     (restart,) = watch.events("restart")
     assert (restart["restart"], restart["delay"], restart["because_of_rank"]) == (1, 0.0, 1)
-    watch.nothing_left(2)
+    watch.nothing_left(5)
 
 
 @pytest.mark.parametrize(("failure", "code"), [("sys.exit(5)", 5), ("raise ValueError", 1), ("sys.exit('x')", 1)])
@@ -154,4 +154,4 @@ def test_what_a_rank_left_behind_does_not_outlive_its_generation(allranks, watch
     assert not Path(f"/proc/{child}").exists()
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143
-    watch.nothing_left(2)
+    watch.nothing_left(5)

@@ -79,14 +79,14 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._quick_failures = 0
         self._started = 0.0
         self._stop = stop
-        self._stopping = False
+        self._blames = True
         self.first_failure: tuple[int, RankExit] | None = None
 
     # --- what torch's agent asks of a subclass ---
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._index.watch(worker.global_rank for worker in worker_group.workers)
-        self._told, self.first_failure = 0, None
+        self._told, self.first_failure, self._blames = 0, None, True
         pids = self._ranks.start({w.local_rank: self._order(worker_group, w) for w in worker_group.workers})
         self._started = time.monotonic()
         self._events.write(
@@ -117,13 +117,14 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._end_ranks(signal.SIGTERM)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
-        self._stopping = True
+        self._blames = False
         self._end_ranks(death_sig)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        # The job goes on: who asks for its end from now on cancels it.
+        failure, self.first_failure, self._blames = self.first_failure, None, False
         self._end_ranks(signal.SIGTERM)
         delay = self._restart_delay()
-        failure = self.first_failure
         self._events.write(
             contract.RESTART,
             restart=self._restart_count(),
@@ -196,7 +197,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         for ended in self._ranks.exits[self._told :]:
             rank = group.workers[ended.local_rank].global_rank
             self._events.write(contract.RANK_EXITED, rank=rank, pid=ended.pid, code=ended.code, ended=ended.time)
-            if ended.code and self.first_failure is None and not self._stopping:
+            if ended.code and self.first_failure is None and self._blames:
                 self.first_failure = (rank, ended)
         self._told = len(self._ranks.exits)
 

@@ -20,19 +20,14 @@ _MANY = 20
 _INTERVAL = 0.02
 
 
-class _CountingBuffer(io.BufferedWriter):
-    """Counts writes, and tells when flushes come in floods."""
+class _FloodGauge(io.BufferedWriter):
+    """Tells when flushes come in floods."""
 
     def __init__(self, raw: io.RawIOBase, on_flood: Callable[[], None]) -> None:
         super().__init__(raw, _BUFFER)
-        self.writes = 0
         self._on_flood = on_flood
         self._flushes = 0
         self._window_ends = 0.0
-
-    def write(self, data: object, /) -> int:
-        self.writes += 1
-        return super().write(data)  # type: ignore[arg-type]
 
     def flush(self) -> None:
         super().flush()
@@ -49,9 +44,9 @@ class RankStream(io.TextIOWrapper):
     """Text that is flushed line by line, or in a flood by a thread. An explicit flush is always done at once."""
 
     def __init__(self, raw: io.RawIOBase, encoding: str, errors: str | None) -> None:
-        buffer = _CountingBuffer(raw, self._begin_flood)
+        buffer = _FloodGauge(raw, self._begin_flood)
         super().__init__(buffer, encoding=encoding, errors=errors, line_buffering=True)
-        self._counter = buffer
+        self._raw = raw
         self._flusher: threading.Thread | None = None
         self._stop = threading.Event()
         os.register_at_fork(before=self._end_flood)
@@ -77,10 +72,12 @@ class RankStream(io.TextIOWrapper):
             flusher.join()
 
     def _flush_until_calm(self) -> None:
+        # Between taking text from this object and giving it to the buffer no Python code may run: the interpreter
+        # could go over to the thread that prints. So the buffer's write() is C's own.
         seen = -1
         try:
-            while not self._stop.is_set() and seen != self._counter.writes:
-                seen = self._counter.writes
+            while not self._stop.is_set() and seen != self._raw.tell():
+                seen = self._raw.tell()
                 self._stop.wait(_INTERVAL)
                 self.flush()
             self.reconfigure(line_buffering=True)

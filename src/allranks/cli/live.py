@@ -92,6 +92,8 @@ class Live:
             BrokenPipeError: nobody reads stdout any more.
             AllranksError: it cannot be written: the disk behind it is full, say.
         """
+        if _is_reader_gone(1):
+            raise BrokenPipeError
         if failure := self._outlets[0].failure:
             if isinstance(failure, BrokenPipeError):
                 raise failure
@@ -123,6 +125,13 @@ class Live:
         if shown:
             _to_terminal(shown)
         self._drawn = shown
+
+
+def _is_reader_gone(descriptor: int) -> bool:
+    """Tell whether nobody is at the other end of a pipe any more, without writing to it."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class _WipingSink:

@@ -87,7 +87,7 @@ def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
         return default if default.is_file() and not (values["module"] or values["binary"]) else None
     if target.endswith((".yaml", ".yml")):
         return Path(target)
-    flags["script"] = str(Path(target).absolute()) if "workdir" in flags else target
+    flags["script"] = target
     return None
 
 

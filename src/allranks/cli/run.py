@@ -64,9 +64,8 @@ def _introduce(plan: Plan, run: Run) -> None:
     ranks = format_count(plan.world_size, "rank")
     where = "this machine" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
     render.talk(f"allranks: {run.record.id}: {ranks} on {where}, backend {plan.backend} ({why['backend']})")
-    for reason in plan.reasons:
-        if reason.why == "debug is on":
-            render.talk(f"allranks: debug: {reason.subject}={reason.value}")
+    for reason in plan.debug:
+        render.talk(f"allranks: debug: {reason.subject}={reason.value}")
     for note in plan.notes:
         render.talk(f"allranks: note: {note}")
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from difflib import get_close_matches
 
 import click
 
 from allranks.cli.options import TYPED
 from allranks.errors import UsageError
+from allranks.job.problems import closest
 
 #: Verbs that take a job, and with it arguments of the script.
 _TAKES_A_JOB = ("run", "plan")
-#: A lower one finds likenesses that no person sees.
-_LIKENESS = 0.7
 
 
 def from_click(failure: click.ClickException) -> UsageError:
@@ -29,7 +27,7 @@ def unknown_verb(word: str, verbs: list[str]) -> UsageError:
     """Make the error for a verb that does not exist."""
     if word.endswith((".py", ".yaml", ".yml")):
         fix = f"allranks run {shlex.quote(word)}"
-    elif near := _closest(word, verbs):
+    elif near := closest(word, verbs):
         fix = f"did you mean allranks {near}?"
     else:
         fix = f"the commands are {', '.join(verbs)}; allranks --help says what they do"
@@ -56,14 +54,9 @@ def _as_typed(failure: click.NoSuchOption) -> str:
 
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
-    near = _closest(name.replace("_", "-"), [word for word in known if word.startswith("--")])
+    near = closest(name, [word for word in known if word.startswith("--")])
     meant = f"did you mean {near}?" if near else ""
     if not takes_a_job:
         return meant or f"{context.command_path} --help"
     moved = f"{name} is the script's, put it after --: {context.command_path} ... -- {name}"
     return f"{meant} If {moved}" if meant else f"if {moved}"
-
-
-def _closest(word: str, choices: list[str]) -> str | None:
-    begun = [choice for choice in choices if len(word.lstrip("-")) >= 3 and choice.startswith(word)]
-    return next(iter(begun or get_close_matches(word, choices, n=1, cutoff=_LIKENESS)), None)

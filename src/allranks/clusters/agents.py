@@ -58,6 +58,12 @@ def _with(status: Status, state: State, native: str, *, restarts: int) -> Status
     return Status(state, native, started=status.started, restarts=restarts)
 
 
+def agent_pid(folder: Path) -> int:
+    """Return the process id that a node's agent told; 0 if it has told none."""
+    events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.AGENT_STARTED]
+    return int(events[-1].fields.get("pid", 0)) if events else 0
+
+
 def heartbeat_age(folder: Path) -> float | None:
     """Return the seconds since a node's agent last showed that it is alive; None if it never did."""
     try:

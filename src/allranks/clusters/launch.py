@@ -7,6 +7,7 @@ import py_compile
 import shutil
 import signal
 import socket
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -149,7 +150,7 @@ def copy_node_code(target: Path) -> None:
         source = package / name
         for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             _copy(file, target / "allranks" / file.relative_to(package))
-    shutil.copyfile(package / "agent" / "__main__.py", target / "__main__.py")
+    _copy(package / "agent" / "__main__.py", target / "__main__.py")  # Compiled too: Python would do it, as it likes.
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -157,10 +158,22 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target)
     compiled = Path(cache_from_source(str(source)))
-    if not compiled.is_file():
+    if not _is_of(compiled, source):
         with contextlib.suppress(OSError):  # An installation that we may not write to: it works without, slower.
             py_compile.compile(str(source))
-    if compiled.is_file():
+    if _is_of(compiled, source):
         cached = target.parent / "__pycache__" / compiled.name  # Not where PYTHONPYCACHEPREFIX may point to.
         cached.parent.mkdir(exist_ok=True)
         shutil.copyfile(compiled, cached)
+
+
+def _is_of(compiled: Path, source: Path) -> bool:
+    """Tell whether a compiled file was made from the source as it is now (PEP 552: flags, time, size)."""
+    try:
+        with compiled.open("rb") as stream:
+            header = stream.read(16)
+    except OSError:
+        return False
+    found = source.stat()
+    wanted = (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+    return struct.unpack("<2I", header[8:16].ljust(8, b"\0")) == wanted and header[4:8] == bytes(4)

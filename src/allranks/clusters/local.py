@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks import contract
+from allranks import contract, processes
 from allranks.clusters import agents, process
 from allranks.clusters.base import Request, Started
 from allranks.clusters.child import ChildAgent
 from allranks.errors import LaunchError
+from allranks.job.variables import is_set_for_ranks
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 
@@ -25,20 +26,6 @@ if TYPE_CHECKING:
 _KILL_PATIENCE = 20.0
 #: A run without an agent after this long was left by a launcher that ended before it could start one.
 _STARTS_WITHIN = 60.0
-#: What torchrun and we set for ranks: a command that runs inside a rank must not hand it on.
-_RANK_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 class LocalCluster:
@@ -48,7 +35,7 @@ class LocalCluster:
 
     def __init__(self) -> None:
         self._child: ChildAgent | None = None
-        self._cancelled: list[Handle] = []
+        self._cancelled: set[str] = set()
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed on this machine.
@@ -75,11 +62,12 @@ class LocalCluster:
         told = agents.told_by(run.node_folder(0))
         if told.state.is_final:
             return told
-        if run.record.host != socket.gethostname():
+        if _host(run) != socket.gethostname():
             return _elsewhere(run, told)
-        if run.record.handle.pid is None and told.started is None and not _is_any_alive(run):
+        handle = _find_agent(run)
+        if handle.pid is None and not self._was_cancelled(run) and not _is_any_alive(run):
             return _never_started(run)
-        return told if process.is_alive(run.record.handle) else self._gone(run)
+        return told if process.is_alive(handle) else self._gone(run)
 
     def cancel(self, run: Run) -> None:
         """End a run and wait until nothing of it is left.
@@ -87,12 +75,13 @@ class LocalCluster:
         Raises:
             LaunchError: it runs on another machine, or something of it would not end.
         """
-        handle = run.record.handle
-        if handle.pid is not None and not process.is_here(handle):
-            raise LaunchError(f"{run.record.id} runs on {handle.host}", fix=f"ssh {handle.host}, and cancel it there")
+        host, handle = _host(run), _find_agent(run)
+        if host != socket.gethostname():
+            raise LaunchError(f"{run.record.id} runs on {host}", fix=f"ssh {host}, and cancel it there")
         patience = run.record.stop_timeout + _KILL_PATIENCE
+        if process.is_alive(handle) or (handle.pid is None and _is_any_alive(run)):
+            self._cancelled.add(run.record.id)
         if process.is_alive(handle):
-            self._cancelled.append(handle)
             process.send(handle, signal.SIGTERM)
             if not process.await_end(handle, patience):
                 process.send(handle, signal.SIGKILL)
@@ -103,6 +92,9 @@ class LocalCluster:
             return  # The agent has seen to its ranks.
         if not process.end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
             raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
+
+    def _was_cancelled(self, run: Run) -> bool:
+        return run.record.id in self._cancelled
 
     def _gone(self, run: Run) -> Status:
         """Make the status of a run whose agent is no more and has told of no end."""
@@ -116,7 +108,7 @@ class LocalCluster:
         mine = self._child is not None and self._child.handle == run.record.handle
         if self._child is not None and mine and (understood := self._child.understand(told)):
             return understood
-        if run.record.handle in self._cancelled:
+        if self._was_cancelled(run):
             return replace(told, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if told.started is None:
             return Status(State.FAILED, "agent gone", "the agent ended before it had started", 1)
@@ -125,11 +117,22 @@ class LocalCluster:
 
 
 def _clean(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in _RANK_VARIABLES and not name.startswith("TORCHELASTIC_")
-    }
+    """Leave out what is told to ranks: a command that runs inside a rank must not hand it on."""
+    return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
+
+
+def _host(run: Run) -> str:
+    return run.record.handle.host or run.record.host
+
+
+def _find_agent(run: Run) -> Handle:
+    """Return the handle on record or, where a launcher ended before it could write one, that of the agent we find."""
+    handle = run.record.handle
+    if handle.pid is None and _host(run) == socket.gethostname():
+        pid = agents.agent_pid(run.node_folder(0))
+        if pid in processes.marked(contract.RUN_DIR, str(run.folder)):
+            return process.identify(pid)
+    return handle
 
 
 def _is_any_alive(run: Run) -> bool:
@@ -144,7 +147,7 @@ def _never_started(run: Run) -> Status:
 
 def _elsewhere(run: Run, told: Status) -> Status:
     age = agents.heartbeat_age(run.node_folder(0))
-    host = run.record.host
+    host = _host(run)
     if age is not None and age < agents.HEARTBEAT_IS_OLD:
         return told
     seen = f"its agent's last heartbeat is {age:.0f} s old" if age is not None else "its agent was never heard of"

@@ -138,16 +138,14 @@ def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: La
 
 def _absolute(job: Job, folder: Path) -> Environment:
     venv = job.environment.venv
-    return (
-        job.environment.model_copy(update={"venv": str(folder / Path(venv).expanduser())}) if venv else job.environment
-    )
+    return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment
 
 
 def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> tuple[Reason, ...]:
     port = str(spec.master_port) if spec.master_port else "a free port"
     why = "as asked" if request.job.launch.master_addr or spec.master_port else "all ranks are on this machine"
     return (
-        Reason(entry.kind, entry.target, "what the ranks run"),
+        Reason(entry.kind, entry.target, entry.why),
         *layout.reasons,
         Reason("master", f"{spec.master_addr}, {port}", why),
         *environment.settings(request.job, layout, request.environ),

@@ -6,6 +6,7 @@ from importlib import import_module
 
 from allranks.clusters.base import ClusterKind
 from allranks.errors import JobError
+from allranks.job.problems import did_you_mean
 
 _BUILT_IN = {"local": "allranks.clusters.local:LocalCluster"}
 _GROUP = "allranks.clusters"
@@ -19,18 +20,16 @@ def load_kind(name: str) -> ClusterKind:
     """
     if name in _BUILT_IN:
         return _load(_BUILT_IN[name])
-    from difflib import get_close_matches
     from importlib.metadata import entry_points  # Not at the top: it reads what every package has installed.
 
     found = {point.name: point.value for point in entry_points(group=_GROUP)}
     if name in found:
         return _load(found[name])
     known = sorted({*_BUILT_IN, *found})
-    near = get_close_matches(name, known, n=1)
     raise JobError(
         f"there is no kind of cluster {name!r}",
         why=f"the kinds are: {', '.join(known)}",
-        fix=f"did you mean {near[0]}?" if near else None,
+        fix=did_you_mean(name, known),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 from allranks import contract
 from allranks.errors import RunFolderError, RunNotFoundError
+from allranks.job.problems import closest
 from allranks.runs.files import unwritable, write_json
 from allranks.runs.status import Handle, State, Status
 
@@ -110,6 +112,8 @@ def point_latest(run_folder: Path) -> None:
         temporary.symlink_to(run_folder.name)
         temporary.replace(run_folder.parent / contract.LATEST)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise unwritable(run_folder.parent / contract.LATEST, error) from error
 
 
@@ -186,12 +190,10 @@ def _by_path(path: Path) -> Run:
 
 
 def _not_found(folder: Path, name: str, ids: list[str]) -> RunNotFoundError:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, ids, n=1, cutoff=0.5)
+    near = closest(name, ids)
     why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
     return RunNotFoundError(
-        f"there is no run {name} in {folder}", why=why, fix=f"did you mean {near[0]}?" if near else None
+        f"there is no run {name} in {folder}", why=why, fix=f"did you mean {near}?" if near else None
     )
 
 

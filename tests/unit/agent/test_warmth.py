@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -96,8 +95,3 @@ def test_the_job_says_how_ranks_start(changes, why):
 def test_coverage_starts_with_the_interpreter(tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, ".coveragerc")
     assert _why(tmp_path, "") == f"{name} is set: coverage starts with the interpreter"
-
-
-def test_only_linux_forks(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert _why(tmp_path, "") == "forking a process with torch loaded is not safe on darwin"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks import processes
 from allranks.clusters import process
 
 
@@ -77,5 +78,5 @@ def test_marked_processes_are_ended_and_no_others(start):
 def test_who_ends_marked_processes_spares_itself_and_its_parents():
     ours = next(line for line in Path("/proc/self/environ").read_text().split("\0") if "=" in line)
     name, _, value = ours.partition("=")
-    assert os.getpid() not in process.system.marked(name, value)
-    assert os.getppid() not in process.system.marked(name, value)
+    assert os.getpid() not in processes.marked(name, value)
+    assert os.getppid() not in processes.marked(name, value)
