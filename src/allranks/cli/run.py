@@ -50,12 +50,14 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
     kind = load_kind(loaded.cluster.kind)
     run, plan = launching.prepare(launch, kind)
     watched = not detach and render.is_lively(sys.stderr)
+    relay = None if detach else _Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
     run, started = launching.start(run, plan, kind, launch, detach=detach, watched=watched)
     _point_latest(run)
     _introduce(plan, run)
-    if detach:
+    if relay is None:
         return _leave_it(run)
-    _follow(run, started, kind, plan)
+    relay.attach(started)
+    _follow(run, started, kind)
     return _conclude(_settle(run, kind))
 
 
@@ -88,8 +90,9 @@ def _leave_it(run: Run) -> int:
 class _Relay:
     """Passes the signals that this command gets on to the run, which ends and so ends this command."""
 
-    def __init__(self, started: Started, patience: float) -> None:
-        self._started = started
+    def __init__(self, patience: float) -> None:
+        self._started: Started | None = None
+        self._early: list[int] = []
         self._patience = patience
         self._count = 0
         for number in _SIGNALS:
@@ -97,7 +100,16 @@ class _Relay:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self)
 
+    def attach(self, started: Started) -> None:
+        """Name the run, once it has been started, and pass on what came before."""
+        self._started = started
+        for number in self._early:
+            self(number, None)
+
     def __call__(self, number: int, _: FrameType | None) -> None:
+        if self._started is None:
+            self._early.append(number)
+            return
         self._started.signal(number)
         self._count += 1
         name = signal.Signals(number).name
@@ -106,10 +118,9 @@ class _Relay:
             render.talk(f"allranks: {name}: the ranks have {self._patience:g} s to leave; {again}")
 
 
-def _follow(run: Run, started: Started, kind: ClusterKind, plan: Plan) -> None:
+def _follow(run: Run, started: Started, kind: ClusterKind) -> None:
     from allranks.runs.follow import follow
 
-    _Relay(started, plan.stop_timeout)
     live = Live()
     merged = live.merge(run)
     follow(merged, lambda: started.wait(0), started.wait, around=lambda action: live.step(merged, action))

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from allranks import contract, processes
 from allranks.clusters import process
 from allranks.runs.status import Handle, State, Status
 
+#: Longer than the time within which the agent takes two signals for one request.
+_INSIST_SECONDS = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -68,7 +71,9 @@ class ChildAgent:
                 env={**environ, **lifeline},
                 start_new_session=True,
             )
+        self._events = log.parent / contract.AGENT_EVENTS
         self._sent: set[int] = set()
+        self._insists_at = 0.0
         self._code: int | None = None
         self._pidfd = _pidfd(self._process.pid)
         self.handle: Handle = process.identify(self._process.pid)
@@ -76,6 +81,7 @@ class ChildAgent:
     def wait(self, seconds: float) -> bool:
         """Wait until the agent ends, at most so long; tell whether it has ended."""
         if not self._has_ended():
+            self._insist()
             if self._pidfd is None:
                 process.await_end(self.handle, seconds)
             else:
@@ -86,7 +92,18 @@ class ChildAgent:
         """Pass a signal on to the agent, which ends the ranks; while it is being set up, to whatever does that."""
         if not self._has_ended():
             self._sent.add(number)
+            self._insists_at = time.monotonic() + _INSIST_SECONDS
             processes.signal_group(self._process.pid, number)
+
+    def _insist(self) -> None:
+        """Repeat a signal that came during the setup: a process that was just being forked may have missed it.
+
+        Its shell then waits for it, as it does for a program that handles SIGINT itself.
+        """
+        if self._sent and time.monotonic() >= self._insists_at and not self._events.exists():
+            self._insists_at = time.monotonic() + _INSIST_SECONDS
+            for number in self._sent:
+                processes.signal_group(self._process.pid, number)
 
     def _has_ended(self) -> bool:
         if self._code is None:
