@@ -75,13 +75,23 @@ class RankStream(io.TextIOWrapper):
         # Between taking text from this object and giving it to the buffer no Python code may run: the interpreter
         # could go over to the thread that prints. So the buffer's write() is C's own.
         seen = -1
-        try:
-            while not self._stop.is_set() and seen != self._raw.tell():
-                seen = self._raw.tell()
-                self._stop.wait(_INTERVAL)
-                self.flush()
-            self.reconfigure(line_buffering=True)
-            self.flush()
-        except (OSError, ValueError):
-            pass  # A full disk, which the script's own next line runs into; or closed by the script.
+        while not self._stop.is_set() and seen != self._raw_end():
+            seen = self._raw_end()
+            self._stop.wait(_INTERVAL)
+            if not self._try(self.flush) and threading.main_thread().is_alive():
+                seen = -1  # A full disk, which the script's own lines run into: go on until there is room again.
+        self._try(lambda: self.reconfigure(line_buffering=True))
+        self._try(self.flush)
         self._flusher = None
+
+    def _raw_end(self) -> int:
+        return -1 if self._raw.closed else self._raw.tell()
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except OSError:
+            return False
+        except ValueError:
+            pass  # Closed by the script.
+        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ _DEBUG = {
     "TORCH_SHOW_CPP_STACKTRACES": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+_LOOPBACK = "lo"
 
 
 def settings(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, ...]:
@@ -49,8 +48,8 @@ def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
     if job.launch.interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             yield Reason(name, job.launch.interface, "launch.interface")
-    elif job.launch.master_addr is None and (loopback := _LOOPBACK.get(sys.platform)):
-        yield Reason("GLOO_SOCKET_IFNAME", loopback, "all ranks are on this machine")
+    elif job.launch.master_addr is None:
+        yield Reason("GLOO_SOCKET_IFNAME", _LOOPBACK, "all ranks are on this machine")
     if job.resources.gpus_per_node == 0:
         yield Reason("CUDA_VISIBLE_DEVICES", "", "gpus_per_node is 0")
     if job.debug:

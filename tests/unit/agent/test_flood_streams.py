@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.agent import streams
 from allranks.agent.streams import RankStream
 
 FLOOD = "".join(f"line {number}\n" for number in range(5000))
@@ -96,3 +97,32 @@ def test_a_flood_takes_few_writes(log: Path) -> None:
     await_calm()
     assert log.read_text() == FLOOD
     assert raw.writes < 500
+
+
+def test_a_disk_that_was_full_in_a_flood_costs_no_line_and_no_liveness(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_INTERVAL", 0.5)  # The flood lasts while its disk fills up.
+
+    class Full(FileIO):
+        full = False
+        refused = threading.Event()
+
+        def write(self, data: object) -> int:
+            if self.full:
+                self.refused.set()
+                raise OSError(28, "No space left on device")
+            return super().write(data)  # type: ignore[arg-type]
+
+    raw = Full(log, "w")
+    stream = RankStream(raw, "utf-8", "strict")
+    for number in range(100):
+        print(f"line {number}", file=stream)
+    raw.full = True
+    print("while it is full", file=stream)
+    assert raw.refused.wait(10)
+    raw.full = False
+    await_calm()
+    print("after", file=stream)
+    assert log.read_text() == "".join(f"line {number}\n" for number in range(100)) + "while it is full\nafter\n"
+    stream.close()
