@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Two at a time: most of a test is waiting for processes to start. With more, tests of time would become unsure.
-PYTEST_ARGS ?= -n 2
+# loadgroup keeps tests together that share a cluster.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -14,7 +15,7 @@ BENCHMARKS := $(filter-out %/harness.py %/__init__.py %/__main__.py,$(sort $(wil
 .DEFAULT_GOAL := help
 # Two installations into one environment at the same time would break it, so -j changes nothing here.
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format bench cluster docs clean
 
 help:  ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +47,9 @@ bench: $(FOR_TEST)  ## Measure against torchrun, side by side; some minutes on a
 	@failed=; for benchmark in $(BENCHMARKS); do \
 		echo "== $$benchmark"; $(BIN)/python $$benchmark || failed="$$failed $$benchmark"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+cluster: $(FOR_TEST)  ## A Slurm cluster on this machine, as root, until Ctrl-C; CLUSTER_ARGS=--help
+	@$(BIN)/python tests/cluster $(CLUSTER_ARGS)
 
 clean:  ## Remove the virtual environment, caches and what was built; runs stay
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,64 @@
+"""Real clusters for the tests of this folder; all of them run in one worker of pytest-xdist, one after another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import SlurmCluster
+from slurm_conf import Shape
+from slurm_daemons import why_no_slurm
+
+HERE = Path(__file__).parent
+SLURM_FIXTURES = {"slurm", "slurm_with_accounting"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of this folder together, so that one cluster serves them all (needs --dist loadgroup)."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+def _up(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[SlurmCluster]:
+    if why := why_no_slurm(shape):
+        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
+            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there is no Slurm cluster: {why}", pytrace=False)
+        pytest.skip(f"no Slurm cluster: {why}")
+    folder = tmp_path_factory.mktemp("slurm")
+    with SlurmCluster(folder, shape) as cluster:
+        yield cluster
+    shutil.rmtree(folder)  # After failures too: the failed test has shown what there is to see.
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Give a cluster of 4 nodes with 4 GPUs each, without accounting; idle when a test begins."""
+    yield from _up(tmp_path_factory, Shape())
+
+
+@pytest.fixture(scope="session")
+def slurm_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Give such a cluster with slurmdbd: account ``lab``, QOS ``normal``, ``urgent`` and ``brief``."""
+    yield from _up(tmp_path_factory, Shape(accounting=True))
+
+
+@pytest.fixture(autouse=True)
+def _idle_again(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave each cluster as the next test expects it: all nodes alive and idle, no jobs."""
+    used = [request.getfixturevalue(name) for name in sorted(SLURM_FIXTURES & {*request.fixturenames})]
+    yield
+    for cluster in used:
+        cluster.reset()
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Give an empty folder to submit from; all nodes see it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
