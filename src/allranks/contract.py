@@ -17,6 +17,12 @@ BACKEND: Final = "ALLRANKS_BACKEND"
 #: "1" when somebody watches all ranks on a terminal: progress bars make sense although stdout is a file.
 TERMINAL: Final = "ALLRANKS_TERMINAL"
 
+#: When the job will be ended, in seconds since 1970: ranks save and leave before.
+END_TIME: Final = "ALLRANKS_END_TIME"
+#: Exit code of a rank that was asked to stop, has saved and wants to be started again. It is EX_TEMPFAIL of
+#: sysexits.h: a temporary failure, the user is invited to try again.
+CONTINUE_LATER: Final = 75
+
 #: Set for an agent whose standard input is held open by its launcher: when it closes, the launcher is gone.
 LIFELINE: Final = "ALLRANKS_LIFELINE"
 
@@ -32,6 +38,8 @@ CODE_DIR: Final = "code"
 NODE_CODE: Final = ("__init__.py", "contract.py", "errors.py", "processes.py", "agent", "runtime", "runs")
 ATTEMPTS_DIR: Final = "attempts"
 LATEST: Final = "latest"
+#: What rank 0 writes of the training: one line of JSON for each record.
+METRICS_FILE: Final = "metrics.jsonl"
 
 # --- files of a node, relative to runs/<id>/attempts/000/node-000/ ---
 AGENT_EVENTS: Final = "agent.jsonl"
@@ -45,6 +53,7 @@ RANKS_STARTED: Final = "ranks-started"
 RANK_EXITED: Final = "rank-exited"
 RESTART: Final = "restart"
 STOP_REQUESTED: Final = "stop-requested"
+WARNED: Final = "warned"
 ERROR: Final = "error"
 ENDED: Final = "ended"
 

@@ -32,6 +32,24 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def count_imports(allranks: Any, extra: str = "") -> tuple[Path, dict[str, str]]:
+    """Let every interpreter note its process id when it imports torch; return the file, and the environment.
+
+    ``extra`` is run then too, in lines that are indented by twelve spaces.
+    """
+    site = allranks.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            open(os.environ['IMPORTS'], 'a').write(f'{os.getpid()}\\n')\n" + extra + "        return None\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    return allranks.folder / "imports", {"PYTHONPATH": str(site), "IMPORTS": str(allranks.folder / "imports")}
+
+
 @dataclass
 class Watch:
     """Looks at the only run of a folder while it goes on."""

@@ -11,12 +11,12 @@ import sys
 import time
 
 import pytest
+from fault_tools import count_imports
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
 #: Ours, and not the same for two runs.
 OURS = {"ALLRANKS_RUN_ID", "ALLRANKS_RUN_DIR", "ALLRANKS_ATTEMPT", "ALLRANKS_BACKEND", "GLOO_SOCKET_IFNAME"}
 DIFFERS = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PYTHONPATH", "OMP_NUM_THREADS"}
-SITE = "import os\nopen(os.environ['IMPORTS'], 'a').write(f'{os.getpid()}\\n')\n"
 
 
 def _environments(folder):
@@ -26,9 +26,13 @@ def _environments(folder):
     return found
 
 
-@pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
-def test_the_environment_is_that_of_torchrun(allranks, watch, warm):
-    allranks.script(ENVIRONMENT)
+@pytest.mark.parametrize(
+    ("warm", "text"),
+    [("--warm", ENVIRONMENT), ("--no-warm", ENVIRONMENT), ("--warm", f"import torch\n{ENVIRONMENT}")],
+    ids=["forked", "plain", "warm"],
+)
+def test_the_environment_is_that_of_torchrun(allranks, watch, warm, text):
+    allranks.script(text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
     env = {**allranks.env, "OMP_NUM_THREADS": "1"}
     subprocess.run(
@@ -52,23 +56,8 @@ def test_the_environment_is_that_of_torchrun(allranks, watch, warm):
     assert ("PYTHONUNBUFFERED" in ours[0]) == (warm == "--no-warm")
 
 
-def _count_imports(allranks, extra=""):
-    """Let every interpreter note its process id when it imports torch; return the file, and the environment."""
-    site = allranks.folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'torch':\n"
-        "            open(os.environ['IMPORTS'], 'a').write(f'{os.getpid()}\\n')\n" + extra + "        return None\n"
-        "sys.meta_path.insert(0, Finder())\n"
-    )
-    return allranks.folder / "imports", {"PYTHONPATH": str(site), "IMPORTS": str(allranks.folder / "imports")}
-
-
 def test_torch_is_imported_once_for_all_ranks(allranks, watch):
-    imports, env = _count_imports(allranks)
+    imports, env = count_imports(allranks)
     allranks.script("import os, torch\nprint(os.getpid(), torch.ones(1).item())\n")
     assert allranks("run", "train.py", "--nproc-per-node", "4", **env).rc == 0
     assert imports.read_text() == f"{watch.agent()}\n"
@@ -77,7 +66,7 @@ def test_torch_is_imported_once_for_all_ranks(allranks, watch):
 
 
 def test_plain_ranks_import_torch_themselves(allranks, watch):
-    imports, env = _count_imports(allranks)
+    imports, env = count_imports(allranks)
     allranks.script("import torch")
     assert allranks("run", "train.py", "--nproc-per-node", "2", "--no-warm", **env).rc == 0
     assert len(set(imports.read_text().split())) == 3
@@ -87,7 +76,7 @@ def test_plain_ranks_import_torch_themselves(allranks, watch):
 def test_an_import_that_leaves_a_thread_makes_ranks_plain(allranks, watch):
     start = "threading.Thread(target=time.sleep, args=(300,), daemon=True).start()"
     thread = f"            import threading, time\n            {start}\n"
-    _, env = _count_imports(allranks, thread)
+    _, env = count_imports(allranks, thread)
     allranks.script("import os, sys\nprint(os.environ.get('ALLRANKS_PLAIN_BECAUSE'), 'torch' in sys.modules)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2", **env)
     assert (done.rc, done.stdout) == (0, "[0-1] None False\n")
@@ -227,8 +216,9 @@ def test_ten_jobs_at_once(allranks, finish):
 SECONDS = 0.25  # 0.05 is what it takes; a busy machine of two cores takes longer.
 
 
-def test_the_command_returns_soon_after_the_last_rank(allranks, watch, finish):
-    allranks.script("import os, time\nopen('end', 'w').write(repr(time.time()))\nos._exit(0)\n")
+@pytest.mark.parametrize("first", ["", "import torch\n"], ids=["no torch", "warm"])
+def test_the_command_returns_soon_after_the_last_rank(allranks, watch, finish, first):
+    allranks.script(f"{first}import os, time\nopen('end', 'w').write(repr(time.time()))\nos._exit(0)\n")
     took = []
     for _ in range(3):
         process = allranks.popen("run", "train.py")

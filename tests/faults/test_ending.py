@@ -37,6 +37,8 @@ leave("session", True)
 print("up", os.getpid(), flush=True)
 time.sleep(300)
 """
+#: Ranks that are forked from a process that has torch; the others are not.
+WARM_FAMILY = f"import torch\n{FAMILY}"
 STUBBORN = "import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n" + SLEEPER
 
 
@@ -45,13 +47,13 @@ def _start(allranks, watch, text, *options):
     process = allranks.popen("run", "train.py", "--nproc-per-node", "2", *options)
     for rank in (0, 1):
         watch.line(rank, "up")
-    if text is FAMILY:
+    if "leave(" in text:
         for name in ("group-0", "group-1", "session-0", "session-1"):
             watch.pid_file(name)
     return process
 
 
-@pytest.mark.parametrize("text", [SLEEPER, FAMILY], ids=["sleeper", "family"])
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY, WARM_FAMILY], ids=["sleeper", "family", "warm"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name, text):
     number = getattr(signal, name)
@@ -104,7 +106,7 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_stop_timeout(allranks, w
     watch.nothing_left(5)
 
 
-@pytest.mark.parametrize("text", [SLEEPER, FAMILY], ids=["sleeper", "family"])
+@pytest.mark.parametrize("text", [SLEEPER, FAMILY, WARM_FAMILY], ids=["sleeper", "family", "warm"])
 def test_a_killed_launcher_ends_the_run(allranks, watch, text):
     process = _start(allranks, watch, text)
     process.kill()
@@ -115,7 +117,9 @@ def test_a_killed_launcher_ends_the_run(allranks, watch, text):
     assert (status["state"], status["reason"], status["exit_code"]) == ("CANCELLED", "the launcher is gone", 143)
 
 
-@pytest.mark.parametrize("text", [SLEEPER, FAMILY, STUBBORN], ids=["sleeper", "family", "stubborn"])
+@pytest.mark.parametrize(
+    "text", [SLEEPER, FAMILY, WARM_FAMILY, STUBBORN], ids=["sleeper", "family", "warm", "stubborn"]
+)
 def test_a_killed_agent_ends_the_run(allranks, watch, finish, text):
     process = _start(allranks, watch, text, "--stop-timeout", "1")
     os.kill(watch.agent(), signal.SIGKILL)
@@ -127,7 +131,9 @@ def test_a_killed_agent_ends_the_run(allranks, watch, finish, text):
     assert why in err
 
 
-@pytest.mark.parametrize("text", [SLEEPER, FAMILY, STUBBORN], ids=["sleeper", "family", "stubborn"])
+@pytest.mark.parametrize(
+    "text", [SLEEPER, FAMILY, WARM_FAMILY, STUBBORN], ids=["sleeper", "family", "warm", "stubborn"]
+)
 def test_a_killed_starter_ends_the_run(allranks, watch, finish, text):
     process = _start(allranks, watch, text, "--stop-timeout", "1")
     os.kill(watch.starter(), signal.SIGKILL)
@@ -138,7 +144,9 @@ def test_a_killed_starter_ends_the_run(allranks, watch, finish, text):
     assert (code, status["state"], status["reason"]) == (1, "FAILED", why)
 
 
-@pytest.mark.parametrize("text", [SLEEPER, FAMILY, STUBBORN], ids=["sleeper", "family", "stubborn"])
+@pytest.mark.parametrize(
+    "text", [SLEEPER, FAMILY, WARM_FAMILY, STUBBORN], ids=["sleeper", "family", "warm", "stubborn"]
+)
 def test_launcher_and_agent_killed_at_once(allranks, watch, text):
     process = _start(allranks, watch, text, "--stop-timeout", "1")
     agent = watch.agent()
@@ -161,10 +169,14 @@ def test_cancel_ends_what_a_killed_agent_and_starter_have_left(allranks, watch):
     assert watch.status()["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
-def test_signals_at_every_moment_of_the_start_end_the_run(allranks, watch, finish, warm):
+@pytest.mark.parametrize(
+    ("warm", "text"),
+    [("--warm", SLEEPER), ("--warm", f"import torch\n{SLEEPER}"), ("--no-warm", f"import torch\n{SLEEPER}")],
+    ids=["no torch", "warm", "plain"],
+)
+def test_signals_at_every_moment_of_the_start_end_the_run(allranks, watch, finish, warm, text):
     """From the launcher's own first steps over the import of torch to the first ranks."""
-    allranks.script(SLEEPER)
+    allranks.script(text)
     codes = []
     for number in range(12):
         process = allranks.popen("run", "train.py", "--nproc-per-node", "2", warm)

@@ -78,7 +78,7 @@ def test_a_broken_torch_is_named(allranks, watch, warm, kind):
     torch.mkdir(parents=True)
     why = "libcudart.so.12: cannot open shared object file"
     (torch / "__init__.py").write_text(f"raise {kind}({why!r})\n")
-    allranks.script("print('never')")
+    allranks.script("print('never', flush=True)\nimport torch\n")
     done = allranks("run", "train.py", warm, PYTHONPATH=str(torch.parent))
     fix = "install torch there, or name the environment that has it: environment.venv, .conda or .python"
     assert (done.rc, done.stdout) == (1, "")

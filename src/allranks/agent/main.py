@@ -1,7 +1,7 @@
 """A node's agent, from its orders to its exit code.
 
-``python <run>/code <run>/node-000.json`` starts it. First torch is imported, then the starter is forked: it
-stays as it is, and everything that makes threads or connections happens on this side of the fork.
+``python <run>/code <run>/node-000.json`` starts it. First torch is imported, if the ranks need it, then the starter
+is forked: it stays as it is, and everything that makes threads or connections happens on this side of the fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from allranks.agent import warmth
 from allranks.agent.node import Start, leave_early, run_node
 from allranks.agent.rank import become
 from allranks.agent.starter import Starter
-from allranks.agent.stop import SIGNALS, Stop
+from allranks.agent.stop import SIGNALS, WARNINGS, Stop
 from allranks.agent.telling import complain
 from allranks.contract import NodeSpec
 
@@ -36,10 +36,11 @@ def main(argv: list[str]) -> NoReturn:
     stop = Stop(lambda stop: leave_early(node, stop))
     stop.listen()
     plain = os.environ.pop(_PLAIN, None) or warmth.why_plain(node)
-    if plain is None:
+    needs_torch = warmth.needs_torch(node)
+    if plain is None and needs_torch:
         plain = _warm_up(argv)
     channel = _fork_starter(node)
-    outcome = run_node(node, Start(channel, plain, began, stop))
+    outcome = run_node(node, Start(channel, plain, needs_torch, began, stop))
     # At once: an interpreter with torch in it takes a tenth of a second to take itself apart.
     os._exit(outcome.exit_code)
 
@@ -53,7 +54,7 @@ def _warm_up(argv: list[str]) -> str | None:
     unsafe = warmth.why_unsafe_to_fork()
     if unsafe:
         os.environ[_PLAIN] = unsafe
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until they are listened for again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until they are listened for again.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:-1], argv[1]])
     return None
 
@@ -61,11 +62,11 @@ def _warm_up(argv: list[str]) -> str | None:
 def _fork_starter(node: NodeSpec) -> socket.socket:
     """Fork the process that starts ranks and return our end of the socket to it."""
     ours, theirs = socket.socketpair()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until the starter ignores them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until the starter ignores them.
     if os.fork() == 0:
         ours.close()
         _be_starter(theirs, node)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
     theirs.close()
     return ours
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.agent.ranks import Ranks, StarterGoneError
-from allranks.agent.stop import Stop
+from allranks.agent.group import RankGroup
+from allranks.agent.listener import listen
+from allranks.agent.ranks import RankExit, Ranks, StarterGoneError
+from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.telling import Heartbeat, complain
+from allranks.agent.torch_import import TorchImport
+from allranks.agent.torchless import run_without_torch
 from allranks.contract import NodeSpec
-from allranks.errors import AllranksError, LaunchError
+from allranks.errors import AllranksError
 from allranks.processes import marked, signal_process
 from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
-if TYPE_CHECKING:
-    import socket
-
-    from allranks.agent.elastic import WarmElasticAgent
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the node's part ended: SUCCEEDED, FAILED or CANCELLED, and the code to leave with."""
+    """How the node's part ended: SUCCEEDED, FAILED, CANCELLED or PREEMPTED, and the code to leave with."""
 
     state: str
     exit_code: int
@@ -43,12 +41,14 @@ class Start:
     Attributes:
         channel: the socket to the starter.
         plain: why ranks start as plain interpreters, or None when they are forked.
+        needs_torch: whether the ranks can be expected to need torch.
         began: when this process began, in seconds since 1970.
         stop: requests to end.
     """
 
     channel: socket.socket
     plain: str | None
+    needs_torch: bool
     began: float
     stop: Stop
 
@@ -94,9 +94,10 @@ def _tell_end(events: EventWriter, outcome: Outcome) -> None:
 
 def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, index: LogIndexWriter) -> Outcome:
     """Run the ranks; whatever goes wrong becomes an outcome."""
+    python = None if start.plain is None else (sys.executable, *node.python_options)
+    group = RankGroup(node, _folder(node), ranks, python, events, index, start.stop)
     try:
-        agent = _make_agent(node, start, ranks, events, index)
-        return _run(agent, start.stop, events)
+        return _outcome(node, start, group, events)
     except AllranksError as error:
         events.write(contract.ERROR, what=error.what, why=error.why, fix=error.fix, see=error.see)
         return Outcome("FAILED", error.exit_code, error.what)
@@ -108,49 +109,63 @@ def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, inde
         return Outcome("FAILED", 1, f"the agent failed: {type(error).__name__}: {error}")
 
 
-def _make_agent(
-    node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, index: LogIndexWriter
-) -> WarmElasticAgent:
-    # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
+def _outcome(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome:
     try:
-        from allranks.agent.elastic import WarmElasticAgent, describe
-        from allranks.agent.rendezvous import OneNodeRendezvous
-    except Exception as error:
-        complain()
-        raise _no_torch(error) from error
+        _see_to_the_end(node, start, group, events)
+    except StopRequestedError as error:
+        number = start.stop.signal or signal.SIGTERM
+        events.write(contract.STOP_REQUESTED, signal=number.name, by=str(error))
+        if group.first_failure is None:
+            return Outcome("CANCELLED", 128 + number, str(error))
+        # A rank had failed before, and the others were being ended for that.
+    if group.first_failure:
+        return _failed(*group.first_failure)
+    if group.wants_to_continue:
+        return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+    return Outcome("SUCCEEDED", 0)
+
+
+def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> None:
+    """Run the ranks, with all their restarts; none is left when this returns or raises."""
+    torch = TorchImport()
+    if start.needs_torch:
+        torch.finish()
+    _tell_start(start, events)
+    start.stop.ready()
+    try:
+        if start.needs_torch:
+            _run_elastic(node, group, events, None)
+            return
+        listener = listen(node.master_addr, node.master_port)
+        if not run_without_torch(node, group, listener, torch):
+            torch.finish()
+            _run_elastic(node, group, events, listener)
+    except BaseException:
+        group.give_up()
+        raise
+
+
+def _tell_start(start: Start, events: EventWriter) -> None:
     events.write(
         contract.AGENT_STARTED,
         pid=os.getpid(),
         began=start.began,
         python=sys.executable,
-        torch=sys.modules["torch"].__version__,
+        torch=sys.modules["torch"].__version__ if start.needs_torch else None,
         plain=start.plain,
     )
-    python = None if start.plain is None else (sys.executable, *node.python_options)
-    rendezvous = OneNodeRendezvous(node.run_id, node.master_addr, node.master_port)
-    return WarmElasticAgent(describe(node, rendezvous), node, _folder(node), ranks, python, events, index, start.stop)
 
 
-def _run(agent: WarmElasticAgent, stop: Stop, events: EventWriter) -> Outcome:
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+def _run_elastic(node: NodeSpec, group: RankGroup, events: EventWriter, listener: socket.socket | None) -> None:
+    # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
+    from allranks.agent.elastic import WarmElasticAgent, describe
+    from allranks.agent.rendezvous import OneNodeRendezvous
 
-    gc.freeze()
-    gc.enable()
-    stop.ready()
-    try:
-        result = agent.run()
-    except SignalException as error:
-        events.write(contract.STOP_REQUESTED, signal=error.sigval.name, by=str(error))
-        if agent.first_failure is None:
-            return Outcome("CANCELLED", 128 + error.sigval, str(error))
-        # A rank had failed before, and the others were being ended for that.
-        return _failed(agent)
-    return _failed(agent) if result.is_failed() else Outcome("SUCCEEDED", 0)
+    rendezvous = OneNodeRendezvous(node.run_id, node.master_addr, node.master_port, listener)
+    WarmElasticAgent(describe(node, rendezvous), node, group, events).run()
 
 
-def _failed(agent: WarmElasticAgent) -> Outcome:
-    assert agent.first_failure is not None
-    rank, ended = agent.first_failure
+def _failed(rank: int, ended: RankExit) -> Outcome:
     code = ended.code if ended.code > 0 else 128 - ended.code
     return Outcome("FAILED", code, describe_exit(rank, ended.code), rank)
 
@@ -169,11 +184,3 @@ def _kill_all(node: NodeSpec) -> None:
     """Kill what the ranks had started: without the starter nobody else knows of it."""
     for pid in marked(contract.RUN_DIR, node.run_dir):
         signal_process(pid, signal.SIGKILL)
-
-
-def _no_torch(error: Exception) -> LaunchError:
-    return LaunchError(
-        f"{sys.executable} cannot import torch",
-        why=str(error),
-        fix="install torch there, or name the environment that has it: environment.venv, .conda or .python",
-    )

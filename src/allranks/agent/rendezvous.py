@@ -1,13 +1,11 @@
 """Rendezvous of the agents, and a store of its own for each generation of ranks.
 
 torchrun lets all generations share one store: keys of the generation that died can then block or mislead the
-next one. Here every generation gets a new store, so there is no key it could find. The agent opens the socket
-before any rank starts, so that no rank dials too early, and nobody can take the port in between.
+next one. Here every generation gets a new store, so there is no key it could find.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from datetime import timedelta
 from functools import partial
@@ -15,9 +13,7 @@ from functools import partial
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from allranks.errors import LaunchError
-
-_BACKLOG = 4096
+from allranks.agent.listener import listen, port_of
 
 
 class OneNodeRendezvous(RendezvousHandler):
@@ -27,12 +23,16 @@ class OneNodeRendezvous(RendezvousHandler):
         run_id: prefix of the keys.
         master_addr: address that the store listens on and that the ranks get as MASTER_ADDR.
         master_port: port, or None for a free one in each generation.
+        listener: the socket of the first generation, if it is open already.
     """
 
-    def __init__(self, run_id: str, master_addr: str, master_port: int | None) -> None:
+    def __init__(
+        self, run_id: str, master_addr: str, master_port: int | None, listener: socket.socket | None = None
+    ) -> None:
         self._run_id = run_id
         self._address = master_addr
         self._port = master_port
+        self._listener = listener
         self._generation = -1
         self._store: TCPStore | None = None
 
@@ -53,8 +53,8 @@ class OneNodeRendezvous(RendezvousHandler):
         """
         self._generation += 1
         self._store = None  # Closes the last one, so that a fixed port is free again.
-        listener = _listen(self._address, self._port or 0)
-        port = listener.getsockname()[1]
+        listener, self._listener = self._listener or listen(self._address, self._port), None
+        port = port_of(listener)
         self._store = _serve(self._address, port, listener.detach())
         store = PrefixStore(f"{self._run_id}/agents/{self._generation}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, port))
@@ -97,23 +97,3 @@ def _serve(address: str, port: int, descriptor: int) -> TCPStore:
     except NotImplementedError:
         # The libuv server, the default since torch 2.4, takes an open socket only since a later version.
         return serve(use_libuv=False)
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        with contextlib.ExitStack() as undo:
-            listener = undo.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(target)
-            listener.listen(_BACKLOG)
-            undo.pop_all()
-            return listener
-    except OSError as error:
-        raise LaunchError(
-            f"cannot listen on {address}:{port}",
-            why=error.strerror or str(error),
-            fix="leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
-            if port
-            else "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
-        ) from error

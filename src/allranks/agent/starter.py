@@ -1,4 +1,4 @@
-"""The process that starts ranks: it has imported torch (if it is warm) and done nothing else.
+"""The process that starts ranks: it has imported torch (if they need it) and done nothing else.
 
 It has one thread and touches neither CUDA nor a tensor, so forking it is safe. It talks to the agent, its
 parent, through one socket, in lines of JSON; when that socket closes the agent is gone, and it ends all ranks.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from allranks.agent.rank import RankOrder, leave_starter
-from allranks.agent.stop import SIGNALS
+from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.agent.system import adopt_orphans, children
 from allranks.processes import signal_group, signal_process
 
@@ -51,9 +51,9 @@ class Starter:
         gc.disable()
         gc.freeze()  # Pages that the ranks share stay shared when their collectors run.
         adopt_orphans()
-        for number in SIGNALS:
+        for number in (*SIGNALS, *WARNINGS):
             signal.signal(number, signal.SIG_IGN)  # The agent decides, and its end is ours.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:

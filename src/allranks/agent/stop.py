@@ -16,8 +16,14 @@ from types import FrameType
 from allranks import contract
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: What schedulers send ahead of the end. It ends nothing here: the ranks get it, save, and leave by themselves.
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 #: A signal that comes twice within this time is one request: a group and its leader may each have got it.
 _ONE_REQUEST_SECONDS = 0.3
+
+
+class StopRequestedError(Exception):
+    """Somebody asked for the end of the run, and nobody has taken that up yet. The text says who or what."""
 
 
 class Stop:
@@ -40,12 +46,15 @@ class Stop:
         self._lifeline = 0 if os.environ.get(contract.LIFELINE) else None
         self._since = 0.0
         self._is_taken_up = False
+        self._warnings: list[signal.Signals] = []
 
     def listen(self) -> None:
         """Take note of signals from now on."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        for number in WARNINGS:
+            signal.signal(number, self._on_warning)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
 
     def ready(self) -> None:
         """From now on a request is taken up by :meth:`check`."""
@@ -55,16 +64,22 @@ class Stop:
         """Take up a request.
 
         Raises:
-            SignalException: (of torch) there is one, and it has not been taken up before.
+            StopRequestedError: there is one, and it has not been taken up before.
         """
         if self.signal is None and self._launcher_is_gone():
             self._note(signal.SIGTERM, "the launcher is gone")
         if self.signal is None or self._is_taken_up:
             return
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-
         self._is_taken_up = True
-        raise SignalException(self.why, self.signal)
+        raise StopRequestedError(self.why)
+
+    def take_warnings(self) -> list[signal.Signals]:
+        """Give the warnings that came since the last call, each once, to be handed on to the ranks."""
+        taken = [self._warnings.pop(0) for _ in range(len(self._warnings))]
+        return list(dict.fromkeys(taken))
+
+    def _on_warning(self, number: int, _: FrameType | None) -> None:
+        self._warnings.append(signal.Signals(number))
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is None:

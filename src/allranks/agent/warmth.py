@@ -1,11 +1,13 @@
-"""Whether the ranks of a job may be forked from a process that has imported torch, and if not, why."""
+"""How the ranks of a job start: whether they need torch, and if so, whether a process that has it may fork them."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
 import tokenize
+import warnings
 from pathlib import Path
 
 from allranks.agent.system import thread_count
@@ -19,6 +21,43 @@ _SETS_EARLY_VARIABLE = re.compile(
        | environ (?: \.update \( | \s* \|= ) [^)}}]*? \b (?P<update>{_EARLY}) ['"]? \s* [:=] (?!=)""",
     re.VERBOSE,
 )
+#: A script with one of these names in it may run any other code.
+_RUNS_ANYTHING = frozenset({"importlib", "imp", "pkgutil", "runpy", "zipimport", "__import__", "exec", "eval"})
+
+
+def needs_torch(node: NodeSpec) -> bool:
+    """Tell whether the job's ranks can be expected to import torch.
+
+    A guess: ranks that import it all the same do so each for itself, and the agent still does its part.
+    """
+    if node.nnodes > 1:
+        return True  # The agents meet through a store of torch's.
+    if node.kind != "script":
+        return node.kind != "binary"
+    source = _read(Path(node.target))
+    return source is None or "torch" in source or not _uses_standard_library_only(source)
+
+
+def _uses_standard_library_only(source: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The rank itself says them.
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return not any(_leads_elsewhere(part) for part in ast.walk(tree))
+
+
+def _leads_elsewhere(part: ast.AST) -> bool:
+    """Tell whether a part of a script may run code that is neither in it nor in the standard library."""
+    if isinstance(part, ast.Import):
+        modules = [name.name for name in part.names]
+    elif isinstance(part, ast.ImportFrom):
+        modules = ["." * part.level + (part.module or "")]
+    else:
+        return isinstance(part, ast.Name) and part.id in _RUNS_ANYTHING
+    tops = {module.partition(".")[0] for module in modules}
+    return not tops <= sys.stdlib_module_names - _RUNS_ANYTHING
 
 
 def why_plain(node: NodeSpec) -> str | None:

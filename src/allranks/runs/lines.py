@@ -20,7 +20,7 @@ class LineCutter:
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             return self._hold(self._rest + chunk)
-        block = _shorten_first(_tidy(self._rest + chunk[:cut]))
+        block = _shorten_first(_tidy(b"".join((self._rest, memoryview(chunk)[:cut]))))
         self._rest = b""
         return block + self._hold(chunk[cut:])
 

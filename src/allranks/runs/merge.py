@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
-from allranks.runs.fold import Fold, Run
+from allranks.runs.fold import Fold
 from allranks.runs.logindex import KINDS, Growth
+from allranks.runs.pending import Run
 from allranks.runs.prefix import Prefixes
 from allranks.runs.streams import AttemptLogs, LogStream
 
@@ -27,6 +28,8 @@ FLOOD = 4 << 20
 #: What is read of each stream in turn in a flood, at least.
 _LEAST_SHARE = 1 << 16
 _MOST_SHARE = 1 << 20
+#: What is written at once, at least: more costs memory anew each time, less a call each.
+_LEAST_WRITE = 1 << 18
 #: Arrival of what no index told of: last.
 _LAST = 1 << 62
 
@@ -159,11 +162,10 @@ class MergedLogs:
             return
         if self._fold:
             self._pending_bytes += len(block)
-            self._folds[stream.kind].add(stream.source, arrival, block[:-1].split(b"\n"))
+            self._folds[stream.kind].add(stream.source, arrival, block)
         else:
             prefix = self._prefix((stream.source,))
-            data = b"".join((prefix, block[:-1].replace(b"\n", b"\n" + prefix), b"\n"))
-            (self.out if stream.kind == "o" else self.err).write(data)
+            (self.out if stream.kind == "o" else self.err).write(b"".join(_prefixed(prefix, block)))
 
     def _drain_flood(self, began: int) -> None:
         # What waited from before the flood goes first: stdout and stderr of one time stay together.
@@ -187,20 +189,39 @@ class MergedLogs:
             self._write({kind: fold.common(self._everyone) for kind, fold in self._folds.items()})
 
     def _write(self, runs: dict[str, list[Run]]) -> None:
-        """Write what the two folds emitted in one order, in as few writes as that order allows."""
+        """Write what the two folds emitted in one order, and what is short together."""
         sinks: dict[str, Sink] = {"o": self.out, "e": self.err}
         tagged = ([(run.arrival, kind, run) for run in emitted] for kind, emitted in runs.items())
         # At one time stdout comes first: merge() is stable, and "o" is the first of KINDS.
         merged = heapq.merge(*tagged, key=lambda entry: entry[0])
         for kind, entries in groupby(merged, key=lambda entry: entry[1]):
-            sinks[kind].write(b"".join(self._format(run) for _, _, run in entries))
+            for data in _gathered(part for _, _, run in entries for part in self._format(run)):
+                sinks[kind].write(data)
 
-    def _format(self, run: Run) -> bytes:
-        prefix = self._prefix(run.sources)
-        text = b"".join((prefix, (b"\n" + prefix).join(run.lines), b"\n"))
-        self._pending_bytes -= (len(text) - len(prefix) * len(run.lines)) * len(run.sources)
-        return text
+    def _format(self, run: Run) -> Iterator[bytes | memoryview]:
+        self._pending_bytes -= len(run.text) * len(run.sources)
+        return _prefixed(self._prefix(run.sources), run.text)
 
     def _flush_sinks(self) -> None:
         self.out.flush()
         self.err.flush()
+
+
+def _prefixed(prefix: bytes, text: bytes) -> Iterator[bytes | memoryview]:
+    """Put a prefix before each line; in parts, so that the text is copied but once before it is written."""
+    yield prefix
+    yield memoryview(text.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
+
+
+def _gathered(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Join parts until they are worth a write."""
+    batch: list[bytes | memoryview] = []
+    size = 0
+    for part in parts:
+        batch.append(part)
+        size += len(part)
+        if size >= _LEAST_WRITE:
+            yield b"".join(batch)
+            batch, size = [], 0
+    if batch:
+        yield b"".join(batch)

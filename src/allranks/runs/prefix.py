@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from allranks.runs.fold import Source
+from allranks.runs.pending import Source
 
 #: Codes of colours that can be read on light and on dark terminals; ranks take turns.
 _COLOURS = (36, 33, 35, 32, 34, 31)

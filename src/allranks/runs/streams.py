@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from allranks import contract
-from allranks.runs.fold import Source
 from allranks.runs.lines import LineCutter
 from allranks.runs.logindex import KINDS, Growth, LogIndexReader
+from allranks.runs.pending import Source
 
 _NODE = re.compile(r"node-(\d+)")
 _LOG = re.compile(r"rank-(\d+)\.(out|err)")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
+from allranks.agent.listener import has_caller, listen, port_of
 from allranks.agent.rendezvous import OneNodeRendezvous
 from allranks.errors import LaunchError
 
@@ -29,6 +32,19 @@ def test_each_generation_has_a_store_of_its_own():
     assert not _client(_port(second)).check(["key"])
     assert (second.rank, second.world_size, second.bootstrap_store_info.master_addr) == (0, 1, "127.0.0.1")
     assert rendezvous.shutdown()
+
+
+def test_who_dialled_before_there_was_a_store_is_answered():
+    listener = listen("127.0.0.1", None)
+    assert not has_caller(listener)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_client, port_of(listener))
+        select.select([listener], [], [], 10)
+        assert has_caller(listener)
+        rendezvous = OneNodeRendezvous("run", "127.0.0.1", None, listener)
+        info = rendezvous.next_rendezvous()
+        assert not waiting.result(10).check(["key"])
+    assert _port(rendezvous.next_rendezvous()) != _port(info)
 
 
 def test_a_fixed_port_is_free_for_the_next_generation():

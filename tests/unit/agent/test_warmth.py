@@ -95,3 +95,58 @@ def test_the_job_says_how_ranks_start(changes, why):
 def test_coverage_starts_with_the_interpreter(tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, ".coveragerc")
     assert _why(tmp_path, "") == f"{name} is set: coverage starts with the interpreter"
+
+
+def _needs_torch(tmp_path, source, **changes):
+    path = tmp_path / "train.py"
+    path.write_bytes(source if isinstance(source, bytes) else source.encode())
+    return warmth.needs_torch(replace(NODE, target=str(path), **changes))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "import os, sys, xml.etree.ElementTree as tree\nfrom concurrent.futures import wait",
+        "from __future__ import annotations\ndef f():\n    import json",
+        "pattern = '\\d'  # A warning of the interpreter's is not ours to give.",
+    ],
+)
+def test_a_script_of_the_standard_library_alone_needs_no_torch(tmp_path, source):
+    assert not _needs_torch(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch",
+        "def f():\n    from torch.nn import Module",
+        "import os, numpy",
+        "import allranks",
+        "from . import model",
+        "from .os import model",
+        "import model",
+        "import importlib\nimportlib.import_module(name)",
+        "from runpy import run_path",
+        "__import__(name)",
+        "exec(open('other.py').read())",
+        "os.execvp('torchrun', ['torchrun', 'train.py'])",
+        "this is no Python",
+        b"\xff\xfe",
+        "-" * 100_000 + "1",
+    ],
+)
+def test_any_other_script_may_need_it(tmp_path, source):
+    assert _needs_torch(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [({"kind": "binary"}, False), ({"kind": "module", "target": "json.tool"}, True), ({"target": "/nowhere"}, True)],
+)
+def test_what_is_no_script(changes, needs):
+    assert warmth.needs_torch(replace(NODE, **changes)) == needs
+
+
+def test_several_nodes_meet_through_torch(tmp_path):
+    assert _needs_torch(tmp_path, "import os", nnodes=2)

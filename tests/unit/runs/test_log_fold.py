@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.runs.fold import Fold, Run, Source
+from allranks.runs.fold import Fold
+from allranks.runs.pending import Run, Source
 from allranks.runs.prefix import Prefixes, ranges
+
+
+def block(lines: Iterable[str | bytes]) -> bytes:
+    return b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+
+
+def letters(text: bytes) -> str:
+    return text.replace(b"\n", b"").decode()
 
 
 def fold(*texts: str, everyone: int | None = None) -> str:
@@ -15,9 +25,9 @@ def fold(*texts: str, everyone: int | None = None) -> str:
     folded = Fold()
     for rank, text in enumerate(texts):
         if text:
-            folded.add(Source(rank, 0), 0, [letter.encode() for letter in text])
+            folded.add(Source(rank, 0), 0, block(text))
     runs = folded.flush(0) if everyone is None else folded.common(everyone)
-    return " ".join(f"{ranges(s.rank for s in run.sources)}:{b''.join(run.lines).decode()}" for run in runs)
+    return " ".join(f"{ranges(s.rank for s in run.sources)}:{letters(run.text)}" for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -58,44 +68,95 @@ def test_what_all_have_need_not_wait(texts: list[str], shown: str) -> None:
 
 def test_lines_that_are_not_due_wait() -> None:
     folded = Fold()
-    folded.add(Source(0, 0), 10, [b"A"])
-    folded.add(Source(1, 0), 20, [b"B"])
+    folded.add(Source(0, 0), 10, block([b"A"]))
+    folded.add(Source(1, 0), 20, block([b"B"]))
     assert folded.flush(9) == []
-    assert folded.flush(10) == [Run(10, (Source(0, 0),), [b"A"])]
+    assert folded.flush(10) == [Run(10, (Source(0, 0),), b"A\n")]
     assert folded.oldest() == 20
-    assert folded.flush(20) == [Run(20, (Source(1, 0),), [b"B"])]
+    assert folded.flush(20) == [Run(20, (Source(1, 0),), b"B\n")]
     assert folded.oldest() is None
 
 
 def test_a_due_line_pulls_what_stands_before_it_on_others_and_nothing_else() -> None:
     folded = Fold()
     zero, one, two = (Source(rank, 0) for rank in range(3))
-    folded.add(zero, 10, [b"X"])
-    folded.add(one, 20, [b"A", b"X", b"B"])
-    folded.add(two, 15, [b"C", b"A", b"D"])
+    folded.add(zero, 10, block([b"X"]))
+    folded.add(one, 20, block([b"A", b"X", b"B"]))
+    folded.add(two, 15, block([b"C", b"A", b"D"]))
     assert folded.flush(10) == [
-        Run(15, (two,), [b"C"]),
-        Run(20, (one, two), [b"A"]),
-        Run(20, (zero, one), [b"X"]),
+        Run(15, (two,), b"C\n"),
+        Run(20, (one, two), b"A\n"),
+        Run(20, (zero, one), b"X\n"),
     ]
-    assert folded.flush(99) == [Run(15, (two,), [b"D"]), Run(20, (one,), [b"B"])]
+    assert folded.flush(99) == [Run(15, (two,), b"D\n"), Run(20, (one,), b"B\n")]
 
 
 def test_order_follows_arrival() -> None:
     folded = Fold()
-    folded.add(Source(1, 0), 10, [b"A"])
-    folded.add(Source(0, 0), 20, [b"B"])
-    folded.add(Source(1, 0), 30, [b"C"])
-    assert [run.lines for run in folded.flush(30)] == [[b"A"], [b"B"], [b"C"]]
+    folded.add(Source(1, 0), 10, block([b"A"]))
+    folded.add(Source(0, 0), 20, block([b"B"]))
+    folded.add(Source(1, 0), 30, block([b"C"]))
+    assert [run.text for run in folded.flush(30)] == [b"A\n", b"B\n", b"C\n"]
 
 
 def test_a_long_skewed_run_is_emitted_together() -> None:
     common = [b"%d" % number for number in range(1000)]
     folded = Fold()
-    folded.add(Source(0, 0), 0, [b"A", *common])
-    folded.add(Source(1, 0), 0, common)
+    folded.add(Source(0, 0), 0, block([b"A", *common]))
+    folded.add(Source(1, 0), 0, block(common))
     both = (Source(0, 0), Source(1, 0))
-    assert folded.flush(0) == [Run(0, both[:1], [b"A"]), Run(0, both, common)]
+    assert folded.flush(0) == [Run(0, both[:1], b"A\n"), Run(0, both, block(common))]
+
+
+def flood(begin: int, rank: object) -> bytes:
+    return block(f"rank {rank} line {number} {'x' * 80}" for number in range(begin, begin + 5000))
+
+
+def test_ranks_that_share_nothing_for_floods_are_compared_by_samples_until_they_share_one() -> None:
+    folded = Fold()
+    zero, one = Source(0, 0), Source(1, 0)
+    for number in range(4):
+        folded.add(zero, number, flood(number, 0))
+        folded.add(one, number, flood(number, 1))
+        assert folded.flush(number) == [
+            Run(number, (zero,), flood(number, 0)),
+            Run(number, (one,), flood(number, 1)),
+        ]
+    folded.add(zero, 8, flood(8, 0) + b"late\n")
+    folded.add(one, 8, flood(8, 1) + b"late\n")
+    assert [run.sources for run in folded.flush(8)] == [(zero,), (one,)]  # The price of a flood.
+    folded.add(zero, 9, flood(9, "any"))
+    folded.add(one, 9, b"early\n" + flood(9, "any"))
+    assert folded.flush(9) == [Run(9, (one,), b"early\n"), Run(9, (zero, one), flood(9, "any"))]
+    folded.add(zero, 10, flood(10, 0) + b"late\n")
+    folded.add(one, 10, flood(10, 1) + b"late\n")
+    assert folded.flush(10)[-1] == Run(10, (zero, one), b"late\n")
+
+
+def test_little_is_compared_whole_even_between_ranks_that_share_nothing_in_floods() -> None:
+    folded = Fold()
+    zero, one = Source(0, 0), Source(1, 0)
+    for number in range(5):
+        folded.add(zero, number, flood(number, 0))
+        folded.add(one, number, flood(number, 1))
+        folded.flush(number)
+    few = block(str(number) * 50 for number in range(1000, 2000))
+    folded.add(zero, 9, few + b"late\n")
+    folded.add(one, 9, b"late\n")
+    assert folded.flush(9) == [Run(9, (zero,), few), Run(9, (zero, one), b"late\n")]
+
+
+def test_what_is_not_due_stays_in_order_behind_what_was_looked_at() -> None:
+    folded = Fold()
+    zero, one = Source(0, 0), Source(1, 0)
+    folded.add(zero, 1, b"A\nX\n")
+    folded.add(zero, 2, b"B\n")
+    folded.add(one, 2, b"X\nC\n")
+    assert folded.flush(1) == [Run(1, (zero,), b"A\n"), Run(2, (zero, one), b"X\n")]
+    folded.add(one, 3, b"D\n")
+    folded.add(zero, 3, b"E\n")
+    texts = [(run.sources, run.text) for run in folded.flush(3)]
+    assert texts == [((zero,), b"B\n"), ((one,), b"C\n"), ((zero,), b"E\n"), ((one,), b"D\n")]
 
 
 texts = st.lists(st.tuples(st.integers(0, 3), st.text("ABCDE", max_size=4), st.integers(0, 3)), max_size=20)
@@ -111,7 +172,7 @@ def test_each_rank_keeps_its_lines_and_their_order(adds: list[tuple[int, str, in
         now += later
         if text:
             wrote[rank] += text
-            folded.add(Source(rank, 0), now, [letter.encode() for letter in text])
+            folded.add(Source(rank, 0), now, block(text))
         runs += folded.flush(now - 4)
         if early:
             runs += folded.common(4)
@@ -119,7 +180,7 @@ def test_each_rank_keeps_its_lines_and_their_order(adds: list[tuple[int, str, in
     for run in runs:
         assert len(set(run.sources)) == len(run.sources)
         for source in run.sources:
-            got[source.rank] += b"".join(run.lines).decode()
+            got[source.rank] += letters(run.text)
     assert got == wrote
 
 

@@ -1,0 +1,180 @@
+"""The ranks of this node, one generation after the other: started, watched, ended, and told of."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from allranks import contract
+from allranks.agent.generation import Generation, variables
+from allranks.agent.rank import RankOrder
+from allranks.agent.ranks import RankExit, Ranks
+from allranks.agent.stop import Stop
+from allranks.contract import NodeSpec
+from allranks.runs.events import EventWriter
+from allranks.runs.logindex import LogIndexWriter
+
+_KILL_PATIENCE = 5.0
+#: How soon a user in a hurry is noticed.
+_HURRY_SECONDS = 0.1
+
+
+class RankGroup:
+    """The ranks of this node. It knows nothing of torch, and decides nothing: its callers do.
+
+    Args:
+        node: the node's orders.
+        folder: the node's folder in the run's record.
+        ranks: the ranks, as the starter tells of them.
+        python: command line of the interpreter up to the script, or None to run it in the forked one.
+        events: where to tell what happens.
+        index: told which logs to watch.
+        stop: requests to end; a hurried one cuts the patience with the ranks short.
+
+    Attributes:
+        generation: the newest generation, once there is one.
+        pids: the process ids of its ranks by local rank, of those too that have ended.
+        started: when the generation was started, in monotonic seconds.
+        first_failure: the global rank that failed first, and its end, if it is to blame for what follows.
+    """
+
+    def __init__(
+        self,
+        node: NodeSpec,
+        folder: Path,
+        ranks: Ranks,
+        python: tuple[str, ...] | None,
+        events: EventWriter,
+        index: LogIndexWriter,
+        stop: Stop,
+    ) -> None:
+        self.generation: Generation | None = None
+        self.pids: dict[int, int] = {}
+        self.started = 0.0
+        self.first_failure: tuple[int, RankExit] | None = None
+        self._node = node
+        self._folder = folder
+        self._ranks = ranks
+        self._python = python
+        self._events = events
+        self._index = index
+        self._stop = stop
+        self._told = 0
+        self._blames = True
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a rank is alive."""
+        return bool(self._ranks.pids)
+
+    @property
+    def failed(self) -> list[RankExit]:
+        """Return the ends of this generation's ranks that failed or were killed, in order."""
+        return [ended for ended in self._ranks.exits if _is_failure(ended)]
+
+    @property
+    def wants_to_continue(self) -> bool:
+        """Tell whether a rank was asked to stop, has saved, and is to be started again by whoever asked."""
+        return any(ended.code == contract.CONTINUE_LATER for ended in self._ranks.exits)
+
+    def start(self, generation: Generation) -> dict[int, int]:
+        """Start a generation; return process ids by local rank.
+
+        Raises:
+            LaunchError: the system allows no further process.
+        """
+        self.generation = generation
+        self._index.watch(generation.ranks)
+        self._told, self.first_failure, self._blames = 0, None, True
+        self.pids = self._ranks.start({local: self._order(generation, local) for local in self._locals()})
+        self.started = time.monotonic()
+        self._tell_start(generation)
+        return self.pids
+
+    def look(self, seconds: float) -> None:
+        """Tell of the ranks that have ended; if there are none, wait so long for one."""
+        if self._told == len(self._ranks.exits):
+            self._ranks.wait(seconds)
+        for number in self._stop.take_warnings():
+            self._events.write(contract.WARNED, signal=number.name)
+            self._ranks.signal(number)
+        self._tell_exits()
+
+    def end(self, number: signal.Signals) -> None:
+        """End all ranks: ``number``, patience, then SIGKILL; at once when the user is in a hurry."""
+        for current, patience in ((number, self._node.stop_timeout), (signal.SIGKILL, _KILL_PATIENCE)):
+            if not self._ranks.pids:
+                break
+            self._ranks.signal(current)
+            deadline = time.monotonic() + patience
+            while self._ranks.pids and (left := deadline - time.monotonic()) > 0:
+                if self._stop.hurry and current != signal.SIGKILL:
+                    break
+                self._ranks.wait(min(left, _HURRY_SECONDS))
+        self._tell_exits()
+
+    def give_up(self) -> None:
+        """End all ranks, as the request to stop asks for if there is one; who fails from now on is not to blame."""
+        self._blames = False
+        self.end(self._stop.signal or signal.SIGTERM)
+
+    def forgive(self) -> None:
+        """Blame nobody for what follows: the job goes on, and who asks for its end from now on cancels it."""
+        self.first_failure, self._blames = None, False
+
+    def pause(self, seconds: float) -> None:
+        """Wait between two generations."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._ranks.wait(left)
+
+    def error_file(self, local_rank: int) -> str:
+        """Return where a rank's own account of its failure goes."""
+        assert self.generation is not None
+        rank, restart = self.generation.ranks[local_rank], self.generation.restart
+        return str(self._folder / f"rank-{rank}.error-{restart}.json")
+
+    def _locals(self) -> range:
+        return range(self._node.nproc_per_node)
+
+    def _order(self, generation: Generation, local_rank: int) -> RankOrder:
+        def log(stream: str) -> str:
+            return str(self._folder / contract.rank_log(generation.ranks[local_rank], stream))
+
+        return RankOrder(
+            kind=self._node.kind,
+            target=self._node.target,
+            args=self._node.args,
+            python=self._python,
+            variables=variables(self._node, generation, local_rank, self.error_file(local_rank)),
+            out=log("out"),
+            err=log("err"),
+            file_mode=self._node.file_mode,
+        )
+
+    def _tell_start(self, generation: Generation) -> None:
+        self._events.write(
+            contract.RANKS_STARTED,
+            restart=generation.restart,
+            world_size=generation.world_size,
+            master_addr=generation.master_addr,
+            master_port=generation.master_port,
+            ranks=[
+                {"rank": generation.ranks[local], "local_rank": local, "pid": self.pids[local]}
+                for local in self._locals()
+            ],
+        )
+
+    def _tell_exits(self) -> None:
+        for ended in self._ranks.exits[self._told :]:
+            assert self.generation is not None
+            rank = self.generation.ranks[ended.local_rank]
+            self._events.write(contract.RANK_EXITED, rank=rank, pid=ended.pid, code=ended.code, ended=ended.time)
+            if _is_failure(ended) and self.first_failure is None and self._blames:
+                self.first_failure = (rank, ended)
+        self._told = len(self._ranks.exits)
+
+
+def _is_failure(ended: RankExit) -> bool:
+    return ended.code not in (0, contract.CONTINUE_LATER)

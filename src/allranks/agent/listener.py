@@ -1,0 +1,51 @@
+"""The socket at which the ranks meet: open before any rank starts.
+
+So no rank dials too early, and nobody can take the port in between. Who dials before the store is served there
+waits in the queue of the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+
+from allranks.errors import LaunchError
+
+_BACKLOG = 4096
+
+
+def listen(address: str, port: int | None) -> socket.socket:
+    """Listen on a port, a free one if None.
+
+    Raises:
+        LaunchError: the port is in use, or the address is not of this machine.
+    """
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(address, port or 0, type=socket.SOCK_STREAM)[0]
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(target)
+            listener.listen(_BACKLOG)
+            undo.pop_all()
+            return listener
+    except OSError as error:
+        raise LaunchError(
+            f"cannot listen on {address}:{port or 0}",
+            why=error.strerror or str(error),
+            fix="leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
+            if port
+            else "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
+        ) from error
+
+
+def has_caller(listener: socket.socket) -> bool:
+    """Tell whether somebody has dialled and waits for an answer."""
+    return bool(select.select([listener], [], [], 0)[0])
+
+
+def port_of(listener: socket.socket) -> int:
+    """Return the port that a socket listens on."""
+    port: int = listener.getsockname()[1]
+    return port
