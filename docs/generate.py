@@ -91,6 +91,9 @@ def command_line() -> str:
         assert command is not None
         context = command.make_context(verb, [], parent=top, resilient_parsing=True)
         parts += [f"## allranks {verb}", _block(command.get_help(context))]
+        for name, inner in getattr(command, "commands", {}).items():
+            below = inner.make_context(name, [], parent=context, resilient_parsing=True)
+            parts += [f"### allranks {verb} {name}", _block(inner.get_help(below))]
     return "\n\n".join(parts)
 
 

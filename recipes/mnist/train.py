@@ -6,14 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from data import load
-from torch import distributed, nn
+from torch import nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import allranks
 
@@ -46,99 +44,65 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of Adam")
     parser.add_argument("--data-dir", type=Path, help="folder with MNIST's files; default: small digits")
     parser.add_argument("--checkpoint-dir", type=Path, default=checkpoints, help="default: %(default)s")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the forward pass")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of samples")
     return parser.parse_args()
 
 
-def train(ctx: allranks.Context, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
-    """Train for one epoch; return the mean loss over the samples of all ranks."""
-    model.train()
-    total = torch.zeros((), device=ctx.device)
-    samples = 0
-    for step, (images, labels) in enumerate(loader, 1):
-        images, labels = images.to(ctx.device), labels.to(ctx.device)
-        loss = functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.detach() * len(labels)
-        samples += len(labels)
-        show_progress(ctx, step, len(loader))
-    loss_sum, count = ctx.sum(total.item(), samples)
-    return loss_sum / count
-
-
 @torch.no_grad()
 def evaluate(ctx: allranks.Context, model: nn.Module, data: TensorDataset) -> float:
-    """Return the share of right answers; the ranks take turns, so that each sample counts exactly once."""
+    """Return the share of right answers; the ranks share the samples, and each counts exactly once."""
     model.eval()
-    mine = Subset(data, range(ctx.rank, len(data), ctx.world_size))
-    right = 0
-    for images, labels in DataLoader(mine, batch_size=256):
-        answers = model(images.to(ctx.device)).argmax(dim=1)
-        right += int((answers == labels.to(ctx.device)).sum())
-    right_everywhere, count = ctx.sum(right, len(mine))
-    return right_everywhere / count
+    right = sum(
+        int((model(images).argmax(dim=1) == labels).sum())
+        for images, labels in ctx.evaluation_loader(data, batch_size=256)
+    )
+    model.train()
+    return ctx.sum(right)[0] / len(data)
 
 
-def show_progress(ctx: allranks.Context, step: int, steps: int) -> None:
+def show_progress(ctx: allranks.Context, left: int, steps: int) -> None:
     if ctx.is_main and ctx.terminal:
-        end = "\r\033[K" if step == steps else ""
-        print(f"\r[{'#' * (30 * step // steps):30}] {step}/{steps}", end=end, file=sys.stderr, flush=True)
-
-
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint such that its name never stands for half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def restore(ctx: allranks.Context, path: Path) -> dict[str, Any] | None:
-    """Load the checkpoint on rank 0 and hand it to all, which may not see the same folder."""
-    box = [torch.load(path, map_location="cpu", weights_only=True) if ctx.is_main and path.exists() else None]
-    distributed.broadcast_object_list(box, src=0, device=ctx.device)
-    return box[0]
+        end = "" if left else "\r\033[K"
+        print(
+            f"\r[{'#' * (30 * (steps - left) // steps):30}] {steps - left}/{steps}",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def main() -> None:
     args = parse_args()
-    with allranks.init(seed=args.seed) as ctx:
-        ranks = ctx.world_size
-        ctx.print(f"Processes: {ranks} on {ctx.device.type} ({ctx.backend}), master node: {ctx.master_addr}")
-        if args.batch_size % ranks:
-            raise SystemExit(f"error: --batch-size {args.batch_size} does not divide among {ranks} ranks")
+    with allranks.init(seed=args.seed, precision=args.precision) as ctx:
+        ctx.print(f"Processes: {ctx.world_size} on {ctx.device.type} ({ctx.backend}), master node: {ctx.master_addr}")
         training, held_out = load(args.data_dir)
-
-        torch.manual_seed(args.seed)  # the same weights to start from on any number of ranks
-        net = Net().to(ctx.device)
-        model = DistributedDataParallel(net)
-        optimizer = torch.optim.Adam(net.parameters(), lr=args.lr)
-        sampler = DistributedSampler(training, ranks, ctx.rank, seed=args.seed)
-        loader = DataLoader(training, args.batch_size // ranks, sampler=sampler)
-
-        checkpoint, done = args.checkpoint_dir / "checkpoint.pt", 0
-        if state := restore(ctx, checkpoint):
-            net.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            done = state["epoch"]
-            ctx.print(f"Continuing after epoch {done} from {checkpoint}")
-
-        for epoch in range(done + 1, args.epochs + 1):
-            sampler.set_epoch(epoch)  # another order in each epoch
-            for group in optimizer.param_groups:
-                group["lr"] = args.lr * 0.8 ** (epoch - 1)  # known from the epoch alone, also after a resume
-            loss = train(ctx, model, optimizer, loader)
-            accuracy = evaluate(ctx, net, held_out)
-            ctx.print(f"Epoch {epoch} - Avg Loss: {loss:.4f}, Accuracy: {accuracy:.2%}")
-            if ctx.is_main:
-                state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-                save(checkpoint, state)
-        ctx.print(f"Trained for {max(done, args.epochs)} epochs; the checkpoint is {checkpoint}")
+        model = ctx.prepare(Net())
+        optimizer = ctx.optimizer(torch.optim.Adam, model, lr=args.lr)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        loader = ctx.loader(training, global_batch_size=args.batch_size)
+        checkpoints = ctx.checkpoints(
+            args.checkpoint_dir, every="10min", model=model, optimizer=optimizer, schedule=schedule, loader=loader
+        )
+        for epoch in loader.epochs(args.epochs):
+            for images, labels in loader:
+                with ctx.autocast():
+                    loss = functional.cross_entropy(model(images), labels)
+                ctx.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                ctx.metrics.log(loss=loss)
+                show_progress(ctx, ctx.progress.left, len(loader))
+                if checkpoints.step():  # saves when it is time to, and when the job is asked to stop
+                    break
+            else:
+                schedule.step()
+                loss, accuracy = ctx.metrics.means()["loss"], evaluate(ctx, model, held_out)
+                ctx.metrics.record(loss=loss, accuracy=accuracy)
+                ctx.print(f"Epoch {epoch + 1} - Avg Loss: {loss:.4f}, Accuracy: {accuracy:.2%}")
+                checkpoints.save()
+        if not ctx.stopping:
+            ctx.print(f"Trained for {args.epochs} epochs; the checkpoints are in {args.checkpoint_dir}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL", "MASTER_", "TORCHELASTIC", "SLURM_"
 
 
 def train(*args, ranks=1):
+    folder = args[args.index("--checkpoint-dir") + 1].parent
     env = {name: value for name, value in os.environ.items() if not name.startswith(STARTED_BY)}
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     launcher = [sys.executable]
@@ -29,7 +30,8 @@ def train(*args, ranks=1):
             port = probe.getsockname()[1]
         launcher += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
     command = [*launcher, str(RECIPE), *map(str, args)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+    options = {"env": env, "cwd": folder, "capture_output": True, "text": True, "timeout": 150, "check": False}
+    return subprocess.run(command, **options)
 
 
 def test_two_ranks_reach_97_percent(tmp_path):
@@ -40,7 +42,8 @@ def test_two_ranks_reach_97_percent(tmp_path):
     assert [int(epoch) for epoch, _, _ in epochs] == list(range(1, 9))
     assert float(epochs[-1][2]) >= 97
     assert float(epochs[-1][1]) < float(epochs[0][1])
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    saved = ["latest", "step-000000138", "step-000000161", "step-000000184"]
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.endswith(".jsonl")) == saved
     assert "\r" not in done.stderr
 
 
@@ -51,12 +54,10 @@ def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path):
     undisturbed = train(*common, "--epochs", 2, "--checkpoint-dir", whole, ranks=2)
     train(*common, "--epochs", 1, "--checkpoint-dir", parts, ranks=2)
     continued = train(*common, "--epochs", 2, "--checkpoint-dir", parts, ranks=2)
-    assert f"Continuing after epoch 1 from {parts}/checkpoint.pt" in continued.stdout
+    assert f"continuing from {parts}/step-000000004 (epoch 1, step 4)" in continued.stderr
     assert EPOCH.findall(continued.stdout) == EPOCH.findall(undisturbed.stdout)[1:]
-    expected = torch.load(whole / "checkpoint.pt", weights_only=True)
-    found = torch.load(parts / "checkpoint.pt", weights_only=True)
-    assert found["epoch"] == expected["epoch"] == 2
-    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+    assert (parts / "latest").readlink() == (whole / "latest").readlink() == Path("step-000000008")
+    assert (parts / "latest" / "rank-0.data").read_bytes() == (whole / "latest" / "rank-0.data").read_bytes()
     again = train(*common, "--epochs", 2, "--checkpoint-dir", parts)
     assert "Trained for 2 epochs" in again.stdout
     assert not EPOCH.findall(again.stdout)
@@ -145,7 +146,8 @@ def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, data):
 def test_a_batch_that_does_not_divide_is_refused(tmp_path):
     done = train("--batch-size", 33, "--checkpoint-dir", tmp_path, ranks=2)
     assert done.returncode == 1
-    assert "error: --batch-size 33 does not divide among 2 ranks" in done.stderr
+    assert "global_batch_size=33 does not divide by 2 ranks" in done.stderr
+    assert "fix: global_batch_size=32 or 34, or another number of ranks" in done.stderr
 
 
 def test_a_progress_bar_where_somebody_watches(tmp_path, monkeypatch):

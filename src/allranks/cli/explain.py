@@ -34,6 +34,12 @@ def explain(run: Run) -> AllranksError:
         return LaunchError(
             f"{run.record.id} was cancelled", why=status.reason, fix=f"allranks logs {name_to_type(run)}"
         )
+    if status.state is State.PREEMPTED:
+        return LaunchError(
+            f"{run.record.id} is to be continued",
+            why=status.reason,
+            fix="start it again with the same folder of checkpoints",
+        )
     return _of_agent(run, folder)
 
 

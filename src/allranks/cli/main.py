@@ -20,6 +20,7 @@ VERBS = {
     "status": ("status", "Tell what became of a run."),
     "logs": ("logs", "Show or follow the output of a run's ranks."),
     "cancel": ("cancel", "End a run."),
+    "checkpoint": ("checkpoint", "List, check and export the checkpoints of a training."),
     "schema": ("schema", "Print the JSON Schema of the job file."),
     "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
 }

@@ -37,47 +37,52 @@ launch:
 """
 
 SCRIPT_TEMPLATE: Final = '''\
-"""A small training with DistributedDataParallel.
+"""A small training on any number of ranks, which continues where it was stopped.
 
 Start it with  allranks run job.yaml,  torchrun --nproc-per-node 2 train.py  or  python train.py.
 """
 
 import argparse
+import os
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import TensorDataset
 
 import allranks
 
 
 def main() -> None:
+    # A run of allranks has its checkpoints in its own folder; name one of your own to continue in another run.
+    checkpoints = os.path.join(os.environ.get("ALLRANKS_RUN_DIR", "."), "checkpoints")
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in a step on each rank")
+    parser.add_argument("--checkpoint-dir", default=checkpoints)
     options = parser.parse_args()
 
     with allranks.init() as ctx:
-        generator = torch.Generator().manual_seed(0)  # every rank makes the same data, and reads its share
+        generator = torch.Generator().manual_seed(0)  # every rank makes the same data, and gets its share of it
         inputs = torch.randn(512, 8, generator=generator)
         data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-        sampler = DistributedSampler(data, num_replicas=ctx.world_size, rank=ctx.rank)
-        loader = DataLoader(data, batch_size=options.batch_size, sampler=sampler)
 
-        model = torch.nn.Linear(8, 1).to(ctx.device)
-        if ctx.world_size > 1:
-            model = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        for epoch in range(options.epochs):
-            sampler.set_epoch(epoch)  # another order in each epoch
+        model = ctx.prepare(torch.nn.Linear(8, 1))
+        optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+        loader = ctx.loader(data, batch_size=options.batch_size)
+        checkpoints = ctx.checkpoints(
+            options.checkpoint_dir, every="10min", model=model, optimizer=optimizer, loader=loader
+        )
+        for epoch in loader.epochs(options.epochs):
             for batch, target in loader:
-                loss = torch.nn.functional.mse_loss(model(batch.to(ctx.device)), target.to(ctx.device))
-                optimizer.zero_grad()
-                loss.backward()
+                loss = torch.nn.functional.mse_loss(model(batch), target)
+                ctx.backward(loss)
                 optimizer.step()
-            if ctx.rank == 0:
-                print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
+                optimizer.zero_grad()
+                ctx.metrics.log(loss=loss)
+                if checkpoints.step():  # saves when it is time to, and when the job is asked to stop
+                    break
+            else:
+                ctx.print(f"epoch {epoch + 1}: loss {ctx.metrics.means()['loss']:.4f}")
+                checkpoints.save()
 
 
 if __name__ == "__main__":

@@ -1,181 +1,507 @@
-"""What a training script holds: who it is, its device, and the way to close everything properly."""
+"""What a training script holds: the rank, and the pieces of a training loop."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
+from allranks.errors import RankError
+from allranks.runtime.control import Control
+from allranks.runtime.main_rank import MainRank
+from allranks.runtime.member import Member
+from allranks.runtime.progress import Progress
+from allranks.runtime.watch_steps import StepWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import torch
+    from torch import nn
     from torch._C._distributed_c10d import Store
 
-#: Rank 0 serves the store and leaves last, but it does not wait longer than this for the others.
-LAST_LEAVE = timedelta(seconds=60)
+    from allranks.runtime.checkpoint import Checkpointer
+    from allranks.runtime.data import EvaluationLoader, Loader
+    from allranks.runtime.metrics import Metrics
+    from allranks.runtime.model import Training
+    from allranks.runtime.model.precision import Scaler
+    from allranks.runtime.trackers import Tracker, TrackerGroup
+
+    OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Membership:
-    """The process group's means: its store, whether this rank serves it, and whether we started the group.
+class Context(Member):
+    """One rank of a running job, and the pieces of a training loop. Made by :func:`allranks.init`, used with ``with``.
 
-    ``on_close`` is called once, when the context has been closed.
+    Each piece works by itself beside plain PyTorch. What a piece does is said where it is made.
     """
 
-    store: Store | None
-    serves: bool
-    ours: bool
-    on_close: Callable[[], None] = field(default=lambda: None)
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    deterministic: bool = False
+    log_every: int = 50
+    trackers: tuple[str | Tracker, ...] = field(default=(), repr=False)
 
+    @cached_property
+    def progress(self) -> Progress:
+        """How far the training is: the number of steps done, and what the current batch stands for."""
+        return Progress()
 
-@dataclass(frozen=True)
-class Context:
-    """One rank of a running job. Made by :func:`allranks.init`; use it with ``with``.
+    @cached_property
+    def control(self) -> Control:
+        """Small messages between ranks on the CPU; the first use of it is collective, as every use."""
+        return Control(self.world_size, self.timeout)
 
-    Ranks, local ranks and node ranks count from 0. ``seed`` is the same on all ranks and ``rank_seed`` what
-    this rank's generators were given; both are None if ``init`` was told not to seed. ``environment`` names what
-    told the rank who it is: torchrun (also for ``allranks run``), Slurm, PBS, Open MPI, MPICH or single process.
-    ``restart`` counts the generations of ranks before this one in the same allocation.
-    """
+    @cached_property
+    def metrics(self) -> Metrics:
+        """What the training logs: means over samples and ranks, and where rank 0 writes them."""
+        from allranks.runtime.metrics import Metrics
 
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int
-    device: torch.device
-    backend: str
-    environment: str
-    master_addr: str
-    restart: int = 0
-    seed: int | None = None
-    rank_seed: int | None = None
-    _membership: Membership | None = field(default=None, repr=False)
-    _closed: list[bool] = field(default_factory=list, repr=False)
+        made = Metrics(self, trackers=lambda: self._tracker_group, log_every=self.log_every, store=self._store)
+        # The last to be closed: what is closed before may still record something.
+        self.closing.insert(0, made.finish)
+        return made
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes what is needed once."""
-        return self.rank == 0
+    def on_main(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function on rank 0 only, while the others wait for it; all ranks call this, and get its value.
 
-    @property
-    def terminal(self) -> bool:
-        """Whether somebody watches on a terminal, so that a progress bar on stderr makes sense."""
-        watched = os.environ.get(contract.TERMINAL)
-        return watched == "1" if watched else sys.stderr.isatty()
+        The others wait without a collective operation, so that no timeout ends a long evaluation. In the function,
+        rank 0 is alone: no collective operation works there, so use the model without its data parallel wrapper.
 
-    def print(self, *values: object) -> None:
-        """Print on rank 0 only, at once, and in one piece also where output is not buffered."""
-        if self.is_main:
-            sys.stdout.write(" ".join(map(str, values)) + "\n")
-            sys.stdout.flush()
+        Args:
+            fn: what rank 0 runs.
+            args: of the function.
+            kwargs: of the function.
 
-    def barrier(self) -> None:
-        """Wait until all ranks have come here."""
-        from torch import distributed
+        Returns:
+            What it returned: on the other ranks a copy, whose tensors of rank 0's GPU are on this rank's.
 
-        distributed.barrier()
-
-    def sum(self, *values: float) -> list[float]:
-        """Add numbers up over all ranks, in double precision; all ranks must call it, and get the sums.
-
-        One message for all of them. A mean is a sum divided by a summed count, so that it stays right where
-        ranks hold different numbers of samples.
+        Raises:
+            RankError: on the other ranks: rank 0 failed in it, or is gone. On all: the value cannot be pickled.
         """
-        import torch
-        from torch import distributed
+        return self._main.on_main(fn, args, kwargs)
 
-        # Apple's GPUs have no double precision.
-        device = torch.device("cpu") if self.device.type == "mps" else self.device
-        total = torch.tensor(values, dtype=torch.float64, device=device)
-        distributed.all_reduce(total)
-        return [float(value) for value in total.tolist()]
+    @cached_property
+    def _tracker_group(self) -> TrackerGroup:
+        from allranks.runtime.trackers import open_trackers
+
+        return open_trackers(self.trackers)
+
+    @cached_property
+    def _main(self) -> MainRank:
+        return MainRank(self.rank, self.world_size, self._store, self.device, self._watch)
+
+    @cached_property
+    def _watch(self) -> StepWatch:
+        return StepWatch(self.rank, self.world_size, self.progress, self._store)
+
+    @property
+    def _store(self) -> Store | None:
+        return None if self._membership is None else self._membership.store
+
+    def _start_trackers(self) -> None:
+        """Open what the user chose, before the training begins; an error of rank 0 ends all ranks."""
+
+        def open_on_main() -> None:
+            assert self._tracker_group is not None
+
+        if self.trackers:
+            self._main.run("trackers", open_on_main, "allranks.init(trackers=...)")
+
+    @cached_property
+    def _training(self) -> Training:
+        from allranks.runtime.model import Training
+
+        return Training(self)
+
+    def prepare(
+        self,
+        module: nn.Module,
+        *,
+        strategy: Literal["auto", "ddp", "flat", "fsdp"] = "auto",
+        static_graph: bool = False,
+        find_unused_parameters: bool = False,
+        checkpoint_activations: Iterable[type[nn.Module]] = (),
+        compile: bool | str = False,
+        channels_last: bool = False,
+        compress: Literal["bf16", "fp16"] | None = None,
+        shard: Iterable[type[nn.Module]] = (),
+    ) -> nn.Module:
+        """Put a model on this rank's device and make it data parallel, with the weights of rank 0 on all ranks.
+
+        In a world of one the model itself comes back. ``loss.backward()`` averages the gradients over the ranks,
+        whichever strategy it is.
+
+        Args:
+            module: the model, made alike on all ranks.
+            strategy: ``"flat"`` keeps all gradients in one buffer and averages them in one message at the end of the
+                backward pass; ``"ddp"`` is torch's DistributedDataParallel with gradients as views of its buckets;
+                ``"fsdp"`` is torch's fully_shard, for models whose gradients and optimizer state do not fit beside
+                the parameters; those alone must fit on each device at the start. ``"auto"`` takes flat on CPUs up to
+                64 MiB of gradients, and where ``deterministic``, else ddp.
+            static_graph: for ddp: each step uses the same parameters in the same order.
+            find_unused_parameters: parameters may get no gradient in some steps, as in models with branches. What
+                no rank used keeps ``grad=None``. Otherwise that is an error, which names them.
+            checkpoint_activations: classes of modules whose activations are not kept but computed again in the
+                backward pass: less memory, about a third more computing.
+            compile: with ``torch.compile``, in place, or its mode, as ``"max-autotune"``.
+            channels_last: the memory format that convolutions of four-dimensional inputs like best.
+            compress: send gradients in this type. It halves the traffic and rounds the gradients.
+            shard: for fsdp: classes of modules that are gathered and freed one by one, as a transformer's block.
+
+        Raises:
+            RankError: the model has nothing to train, differs between ranks, or is wrapped already; a class that is
+                named here does not occur in it.
+        """
+        from allranks.runtime.model.preparing import Options
+
+        options = Options(
+            strategy=strategy,
+            static_graph=static_graph,
+            find_unused_parameters=find_unused_parameters,
+            checkpoint_activations=tuple(checkpoint_activations),
+            compile=compile,
+            channels_last=channels_last,
+            compress=compress,
+            shard=tuple(shard),
+        )
+        self._watch.start()
+        return self._training.prepare(module, options)
+
+    @staticmethod
+    def unwrap(model: nn.Module) -> nn.Module:
+        """Give the model inside of what :meth:`prepare` gave; in a world of one it is the model itself.
+
+        Its forward pass needs no other rank, for :meth:`on_main`; a sharded model stays sharded, and does.
+
+        Args:
+            model: what :meth:`prepare` gave.
+        """
+        from allranks.runtime.model import unwrap
+
+        return unwrap(model)
+
+    def optimizer(
+        self,
+        cls: type[OptimizerT],
+        model: nn.Module | Iterable[Any],
+        *,
+        clip_norm: float | None = None,
+        scale_lr: Literal["linear", "sqrt"] | None = None,
+        **options: Any,
+    ) -> OptimizerT:
+        """Make an optimizer whose step is fused where torch can, and comes once per effective batch.
+
+        The object is a ``cls``, for schedulers and everything else. ``step()`` and ``zero_grad()`` do nothing
+        between the micro-batches of :meth:`accumulate`; ``ctx.progress.stepped`` says whether the last ``step()``
+        was one, for a scheduler that counts steps. With fp16, a step whose gradients overflowed changes nothing, and
+        counts. The first optimizer of a context counts ``ctx.progress.step``.
+
+        Args:
+            cls: the class of the optimizer, as ``torch.optim.AdamW``.
+            model: what :meth:`prepare` gave, whose parameters are trained, or parameters or groups of them.
+            clip_norm: the greatest norm that all gradients together may have; longer ones are scaled down, as
+                ``torch.nn.utils.clip_grad_norm_`` does. The norm before is ``optimizer.grad_norm``.
+            scale_lr: ``lr`` is meant for one rank, and multiplied with the number of ranks (``"linear"``, Goyal et
+                al. 2017, arXiv:1706.02677) or its square root (``"sqrt"``, Krizhevsky 2014, arXiv:1404.5997).
+            options: of the class: ``lr``, ``weight_decay``, ... ``fused`` and ``foreach`` are left as given.
+
+        Raises:
+            RankError: there are no parameters.
+        """
+        from allranks.runtime.model.optimizing import Asked
+
+        made: OptimizerT = self._training.optimizer(cls, model, Asked(clip_norm, scale_lr, options))
+        return made
+
+    @property
+    def scaler(self) -> Scaler:
+        """What scales gradients with ``precision="fp16"``, and does nothing otherwise; it has a ``state_dict``."""
+        return self._training.scaler
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Give a block in which torch computes in the context's precision; with fp32 it does nothing."""
+        return self._training.autocast()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients of a loss that is a mean over this rank's micro-batch.
+
+        The loss is weighted so that the gradients become the mean over all samples of the effective batch, over
+        ranks and micro-batches of whatever size, and scaled with fp16. Where batches are equally large, nothing is
+        accumulated and nothing scaled, ``loss.backward()`` does the same; elsewhere ``optimizer.step()`` says so.
+        """
+        self.metrics.begin_step()
+        self._training.backward(loss)
+
+    def accumulate(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
+        """Give the block around the forward and backward pass of one of ``steps`` micro-batches.
+
+        Ranks exchange gradients in the last one only. The last effective batch of an epoch ends with the epoch, and
+        may have fewer micro-batches.
+
+        Args:
+            model: what :meth:`prepare` gave.
+            steps: micro-batches in an effective batch.
+        """
+        self.metrics.begin_step()
+        return self._training.accumulate(model, steps)
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        workers: int | Literal["auto"] = "auto",
+        pin_memory: bool | None = None,
+        prefetch: int = 2,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        drop_last: bool = False,
+        fetch: Literal["auto", "item"] = "auto",
+        sharded: bool = False,
+        quiet: bool = False,
+    ) -> Loader:
+        """Give what the training loop iterates: this rank's part of each batch, on its device.
+
+        All ranks call it, each with the whole dataset. The order of samples depends on seed, epoch and the dataset's
+        length alone, and the position is kept in samples: no sample is dropped or seen twice in an epoch, whatever
+        the number of ranks and workers and however often the training is stopped and continued, also on another
+        number of ranks. If the last batch of an epoch has fewer samples than there are ranks, some get a filler of
+        one sample, with ``ctx.progress.samples`` 0, which ``ctx.backward`` and ``ctx.metrics`` leave out.
+
+        Random numbers that ``dataset[i]`` draws from ``random``, ``numpy.random`` or torch's default generator on
+        the CPU depend on seed, epoch and ``i`` alone, and none of the training's are used up. The first batch that
+        draws some is fetched twice.
+
+        A stream, a torch ``IterableDataset`` or anything with only ``__iter__``, is run through by each rank in full;
+        the same holds for it as long as it is the same each time. It is not shuffled.
+
+        Args:
+            dataset: anything with ``__getitem__`` and ``__len__``, or a stream.
+            batch_size: samples of a batch on each rank.
+            global_batch_size: samples of a batch over all ranks; one of the two must be given.
+            shuffle: False keeps the dataset's order.
+            seed: of order and augmentation; default: the context's, else 0.
+            workers: processes on each rank that fetch batches; 0: the rank itself does. ``"auto"``: the CPUs that
+                the rank has for itself, less one; one for a stream; none for a ``TensorDataset`` and for a dataset
+                that fetches lists of samples (``__getitems__``).
+            pin_memory: whether batches go to the GPU through pinned memory; default: if the device is one. It has
+                no effect where there is no GPU.
+            prefetch: batches that each worker has ready.
+            collate_fn: puts a list of samples together to a batch; default: torch's ``default_collate``.
+            worker_init_fn: called in each worker with its number.
+            drop_last: leave out the samples that do not fill a batch at the end of an epoch.
+            fetch: ``"item"`` calls ``dataset[i]`` for each sample also where the dataset could fetch lists of them,
+                whose random numbers are seeded once for a list.
+            sharded: for streams: the dataset gives each rank a part of its own. The epoch ends for all ranks when the
+                first has no more samples, the ranks agree on that in each step, and a resume skips as many batches.
+            quiet: do not print the size of the batch.
+
+        Raises:
+            RankError: the dataset is empty or has fewer samples than there are ranks, the global batch does not
+                divide by the number of ranks, the ranks disagree on any of this, or a value makes no sense.
+        """
+        from allranks.runtime.data import make_loader
+
+        return make_loader(
+            self,
+            dataset,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            workers=workers,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            drop_last=drop_last,
+            fetch=fetch,
+            sharded=sharded,
+            quiet=quiet,
+        )
+
+    def evaluation_loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        seed: int | None = None,
+        workers: int | Literal["auto"] = "auto",
+        pin_memory: bool | None = None,
+        prefetch: int = 2,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        fetch: Literal["auto", "item"] = "auto",
+        same_steps: bool = True,
+        whole: bool = False,
+    ) -> EvaluationLoader:
+        """Give what an evaluation iterates: every sample exactly once over all ranks, in the dataset's order.
+
+        Nothing is padded, and all ranks have the same number of batches, so that models that communicate in their
+        forward pass can be evaluated too: batches at the end may be smaller, or greater by one sample. While it is
+        iterated, ``ctx.progress`` speaks of its batches, and afterwards again of the training's. Random numbers are
+        the same in each evaluation.
+
+        Args:
+            dataset: as for :meth:`loader`.
+            batch_size: samples of a batch on each rank.
+            seed: of random numbers that the dataset draws; default: the context's, else 0.
+            workers: as for :meth:`loader`.
+            pin_memory: as for :meth:`loader`.
+            prefetch: as for :meth:`loader`.
+            collate_fn: as for :meth:`loader`.
+            worker_init_fn: as for :meth:`loader`.
+            fetch: as for :meth:`loader`.
+            same_steps: False: ranks may have one batch less than others. It is needed where there are fewer samples
+                than ranks.
+            whole: this rank gets all samples, for an evaluation on one rank alone.
+
+        Raises:
+            RankError: the dataset is empty, or has fewer samples than there are ranks.
+        """
+        from allranks.runtime.data import make_evaluation_loader
+
+        return make_evaluation_loader(
+            self,
+            dataset,
+            batch_size=batch_size,
+            seed=seed,
+            workers=workers,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            fetch=fetch,
+            same_steps=same_steps,
+            whole=whole,
+        )
+
+    @staticmethod
+    def scaled_lr(
+        lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear"
+    ) -> float:
+        """Give the learning rate for a batch size, from one that was found to be good for another batch size.
+
+        ``"linear"`` multiplies with ``batch_size / base_batch_size`` (Goyal et al. 2017, arXiv:1706.02677, with some
+        epochs of warm-up), ``"sqrt"`` with its square root (Krizhevsky 2014, arXiv:1404.5997).
+
+        Args:
+            lr: the learning rate that is good for ``base_batch_size``.
+            batch_size: samples of one optimizer step: ``loader.global_batch_size`` times the accumulated micro-batches.
+            base_batch_size: samples of one step for which ``lr`` was found.
+            rule: ``"linear"`` or ``"sqrt"``.
+
+        Raises:
+            RankError: a value makes no sense.
+        """
+        from allranks.runtime.batch import scaled_lr
+
+        return scaled_lr(lr, batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
 
     def close(self) -> None:
-        """Leave the process group. Calling it again does nothing.
+        """Leave the process group, after waiting for the other ranks. Calling it again does nothing.
 
         A group that the script had started itself before ``init`` stays as it is. Call it on all ranks and
         at a point that all of them reach; after an error in one rank, leave by the exception instead.
-        """
-        membership = self._leave()
-        if membership is None:
-            return
-        from torch import distributed
+        What goes on in the background, such as writing a checkpoint or metrics, is completed before.
 
-        if membership.ours and distributed.is_initialized():
-            distributed.destroy_process_group()
-        if membership.store is not None:
-            _leave_last(membership.store, membership.serves, self.world_size)
+        Raises:
+            RankError: another rank goes on with its steps.
+            SystemExit: 75, "continue me later": the job was asked to stop, and has saved.
+        """
+        if self._closed:
+            return
+        if "metrics" in vars(self) or (self.is_main and self.world_size > 1):
+            self.metrics.hand_over()
+        try:
+            self._watch.leave(self.timeout)
+        except RankError:
+            self.abandon()
+            raise
+        super().close()
+        if self.stopping:
+            raise SystemExit(contract.CONTINUE_LATER)
+
+    def _release(self) -> None:
+        if "control" in vars(self):
+            self.control.release()
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody, because this rank has failed.
+        """Leave without waiting for anybody, because this rank has failed; see :meth:`Member.abandon`."""
+        self._watch.stop()
+        super().abandon()
 
-        Destroying a group waits for what is in flight, which never ends when this rank was part of it and the
-        others wait for this one. NCCL can abort. Gloo cannot (seen with torch 2.13: abort, destroy and the
-        destructor at exit all wait until the other side gives up), so the group is kept alive until the
-        process is gone, which closes its connections.
+    def checkpoints(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 3,
+        best: str | None = None,
+        every: int | str | None = None,
+        resume: bool = True,
+        config: dict[str, Any] | None = None,
+        background: bool = True,
+        leave_before: str = "1min",
+        **parts: Any,
+    ) -> Checkpointer:
+        """Continue from the newest whole checkpoint in a folder, and save there from now on.
+
+        Call it when everything that is to be saved is made, on all ranks, and ``step()`` of what it gives at the end
+        of each step of the loop. Saved are the parts, the number of steps, the scale of fp16 gradients, metrics, the
+        random states of all ranks and ``config``. A checkpoint is written aside in the background, checked by
+        checksums, and counts once all of it is on disk; only the copying of the state into memory stops the loop,
+        which takes as much memory again. Loading verifies it: a damaged one is named and skipped. Another number of
+        ranks can continue from it, also with sharded models.
+
+        SIGTERM, SIGUSR1, SIGUSR2 and the end of the job's time are requests to stop from here on: see
+        :meth:`Checkpointer.step`. A context has one of these at a time.
+
+        Args:
+            folder: of the checkpoints, made if it is not there. It is one job's own.
+            keep: how many of the newest stay.
+            best: keep also the one with the best metric: ``"loss:min"``, ``"accuracy:max"``. The metric is given to
+                ``save(metric)`` or ``step(metric)``.
+            every: save after so many steps (``500``, ``"500 steps"``) or so much time (``"10min"``, ``"1h"``). None:
+                only by ``save()`` and when the job is asked to stop.
+            resume: continue from what is there; False begins anew, beside it: what is there is neither removed nor
+                replaced, and not counted by ``keep`` and ``best``.
+            config: plain values that are to be found in the checkpoint, as hyperparameters.
+            background: False makes each save wait until it is durable.
+            leave_before: how long before the end of the job's time to save and leave, as ``"90 s"``. The end is in
+                ``ALLRANKS_END_TIME`` or ``SLURM_JOB_END_TIME``, in seconds since 1970.
+            parts: what to save, by name: models, optimizers, loaders, schedulers, or anything with ``state_dict`` and
+                ``load_state_dict``. What is no tensor in them is taken from rank 0.
+
+        Raises:
+            RankError: the folder cannot be written; an argument makes no sense; it was called before; the newest
+                whole checkpoint is of another model: it names the keys, and nothing was loaded.
         """
-        membership = self._leave()
-        if membership is None or not membership.ours:
-            return
-        from torch import distributed
+        from allranks.runtime.checkpoint import make_checkpointer
 
-        if distributed.is_initialized():
-            _abort(self.backend)
-        if membership.store is not None:
-            with suppress(distributed.DistError):
-                membership.store.set("all-left", "1")
+        return make_checkpointer(
+            self,
+            folder,
+            keep=keep,
+            best=best,
+            every=every,
+            resume=resume,
+            config=config,
+            background=background,
+            leave_before=leave_before,
+            parts=parts,
+        )
 
-    def __enter__(self) -> Context:
-        """Give the context itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close; after an error, which goes on its way, leave without waiting for the other ranks."""
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self.close()
-        else:
-            self.abandon()
-
-    def _leave(self) -> Membership | None:
-        """Mark the context as closed; give its membership the first time only."""
-        if self._closed:
-            return None
-        self._closed.append(True)
-        if self._membership is not None:
-            self._membership.on_close()
-        return self._membership
-
-
-def _abort(backend: str) -> None:
-    """Give the process group up without waiting."""
-    from torch import distributed
-
-    abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
-    if "nccl" in backend and abort is not None:
-        abort()
-    else:
-        group = distributed.group.WORLD
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
-def _leave_last(store: Store, serves: bool, world_size: int) -> None:
-    """Let the rank that serves the store be the last one: the others may still use it."""
-    from torch import distributed
-
-    # A store that is gone went with a rank that failed; that rank's own error is the one to see.
-    with suppress(distributed.DistError):
-        if store.add("left", 1) == world_size:
-            store.set("all-left", "1")
-        elif serves:
-            store.wait(["all-left"], LAST_LEAVE)
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was asked to stop and has saved; loops of the script's own look at it and end."""
+        return self.progress.stopping

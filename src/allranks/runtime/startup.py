@@ -6,25 +6,28 @@ import itertools
 import os
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from allranks.errors import RankError
 from allranks.runtime import device as devices
-from allranks.runtime import environment, rendezvous
-from allranks.runtime.context import Context, Membership
+from allranks.runtime import environment, rendezvous, stop
+from allranks.runtime.context import Context
+from allranks.runtime.deterministic import make_deterministic
+from allranks.runtime.membership import Membership
 from allranks.runtime.rendezvous import Arrival, Place
 from allranks.runtime.seed import seed_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.environment import RankEnvironment
+    from allranks.runtime.trackers import Tracker
 
 #: What to call when the open context closes, by process id: a forked child has none open.
-_open: dict[int, Callable[[], None]] = {}
+_open: dict[int, list[Callable[[], None]]] = {}
 #: The stores of this process, which a second init() after a close() uses again, under another prefix.
 _stores: dict[tuple[int, str, int], Store] = {}
 _generation = itertools.count()
@@ -36,6 +39,10 @@ def init(
     seed: int | None = 0,
     device: str | None = None,
     timeout: float | timedelta = 600.0,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    deterministic: bool = False,
+    log_every: int = 50,
+    trackers: Sequence[str | Tracker] = (),
 ) -> Context:
     """Find out who this rank is, bind its device, seed the generators and start the process group.
 
@@ -51,12 +58,21 @@ def init(
         device: ``"cpu"``, ``"cuda"`` (the one numbered by the local rank) or ``"cuda:1"``. Default: a GPU
             with nccl, the CPU with gloo.
         timeout: seconds that ranks wait for each other, now and in each collective operation.
+        precision: of the operations under ``ctx.autocast()``: bf16 and fp16 are mixed precision as torch's
+            autocast defines it, with gradients scaled for fp16.
+        deterministic: use deterministic algorithms only, until the context is closed. Rank 0 says on stderr what
+            that does not guarantee.
+        log_every: optimizer steps from one record of ``ctx.metrics`` to the next; 0: none but those of the script.
+        trackers: where rank 0 writes metrics beside ``metrics.jsonl``: ``"tensorboard"``, ``"wandb"``,
+            ``"mlflow"``, or objects with methods ``write(step, values)`` and ``close()``.
 
     Raises:
         RankEnvironmentError: the variables that say who a rank is are half set or contradict each other.
         DeviceError: this rank's GPU does not exist, or two ranks have the same one.
-        RankError: ranks are missing after ``timeout``, or ``init`` was called before and not closed.
+        RankError: ranks are missing after ``timeout``, or ``init`` was called before and not closed; a tracker
+            cannot start, for example because its package is missing.
     """
+    _check(log_every, trackers)
     if os.getpid() in _open:
         raise RankError(
             "allranks.init() was called a second time",
@@ -81,10 +97,39 @@ def init(
         restart=rank.restart,
         seed=seed,
         rank_seed=None if seed is None else seed_all(seed, rank.rank),
+        timeout=limit,
+        precision=precision,
+        deterministic=deterministic,
+        log_every=log_every,
+        trackers=tuple(trackers),
         _membership=membership,
     )
-    _open[os.getpid()] = environment.export(rank, place.local_world_size)
+    undo = [environment.export(rank, place.local_world_size)]
+    _open[os.getpid()] = undo
+    if deterministic:
+        undo.append(make_deterministic(tell=rank.rank == 0, seeded=seed is not None))
+    try:
+        context._start_trackers()
+    except BaseException:
+        context.abandon()
+        raise
     return context
+
+
+def _check(log_every: int, trackers: Sequence[str | Tracker]) -> None:
+    """Look at what the user asked for.
+
+    Raises:
+        RankError: it makes no sense.
+    """
+    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
+        raise RankError(
+            f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"
+        )
+    if isinstance(trackers, str):
+        raise RankError(
+            f"trackers={trackers!r} is a text", why="it is a sequence of trackers", fix=f'trackers=["{trackers}"]'
+        )
 
 
 def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: timedelta) -> tuple[Place, Membership]:
@@ -93,7 +138,7 @@ def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: ti
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     if distributed.is_initialized():
-        return _adopt(rank), Membership(None, serves=False, ours=False, on_close=_forget)
+        return _adopt(rank), Membership(_default_store(), serves=False, ours=False, on_close=_forget)
     store = PrefixStore(f"allranks/{rank.restart}/{next(_generation)}", _store(rank, timeout))
     arrival = Arrival(rank.rank, socket.gethostname(), devices.gpu_identity(device))
     met = rendezvous.meet(store, arrival, rank.world_size, timeout)
@@ -104,6 +149,14 @@ def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: ti
     )
     serves = rank.world_size > 1 and rendezvous.hosts_store(rank)
     return _place(rank, met), Membership(store, serves, ours=True, on_close=_forget)
+
+
+def _default_store() -> Store | None:
+    """Give the store of the group that the script has started, for keys of ours; None where torch hides it."""
+    from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
+
+    get = getattr(distributed_c10d, "_get_default_store", None)
+    return PrefixStore(f"allranks/adopted/{next(_generation)}", get()) if get is not None else None
 
 
 def _store(rank: RankEnvironment, timeout: timedelta) -> Store:
@@ -148,6 +201,7 @@ def _started_backend() -> str | None:
 
 
 def _forget() -> None:
-    closing = _open.pop(os.getpid(), None)
-    if closing is not None:
-        closing()
+    stop.close()
+    closing = _open.pop(os.getpid(), [])
+    while closing:
+        closing.pop()()

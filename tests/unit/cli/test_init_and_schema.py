@@ -17,12 +17,13 @@ def test_what_init_writes_runs(allranks):
     assert (result.rc, result.stdout) == (0, "")
     assert result.stderr == "wrote job.yaml\nwrote train.py\nnext: allranks run\n"
     ran = allranks("run", "--nproc-per-node", "2")
-    lines = ran.stdout.splitlines()
+    batch, *lines = ran.stdout.splitlines()
+    assert batch.startswith("[0] batch: 64 samples")
     assert (ran.rc, [line[:13] for line in lines]) == (0, [f"[0] epoch {number}: " for number in (1, 2, 3)])
     losses = [float(line.rpartition(" ")[2]) for line in lines]
     assert losses[2] < losses[0]
     once = allranks("run", "job.yaml", "--", "--epochs", "1")
-    assert (once.rc, len(once.stdout.splitlines())) == (0, 1)
+    assert (once.rc, len(once.stdout.splitlines())) == (0, 2)
 
 
 def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):
@@ -98,7 +99,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("words", "found"),
     [
         (["allranks", "st"], ["status"]),
-        (["allranks", "c"], ["cancel", "completion"]),
+        (["allranks", "c"], ["cancel", "checkpoint", "completion"]),
         (["allranks", "run", "--max-"], ["--max-restarts"]),
         (["allranks", "completion", "z"], ["zsh"]),
         (["allranks", "status", "de"], ["demo"]),

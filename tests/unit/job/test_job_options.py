@@ -143,5 +143,5 @@ def test_the_schema_takes_the_forms_that_a_job_file_takes(
 
 def test_the_script_template_is_python_that_reads_the_context() -> None:
     compile(SCRIPT_TEMPLATE, "train.py", "exec")
-    for name in ("ctx.rank", "ctx.world_size", "ctx.device", "with allranks.init() as ctx:"):
+    for name in ("ctx.prepare", "ctx.loader", "ctx.checkpoints", "with allranks.init() as ctx:"):
         assert name in SCRIPT_TEMPLATE

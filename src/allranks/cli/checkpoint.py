@@ -1,0 +1,217 @@
+"""``allranks checkpoint``: what is in a folder of checkpoints, whether it is whole, and one file of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from allranks.cli import render
+from allranks.cli.runs import json_option
+from allranks.errors import AllranksError, UsageError
+from allranks.job.units import format_count
+from allranks.runs import checkpoints
+from allranks.runs.checkpoints import Entry
+
+_HEADER = ("STEP", "AGE", "SIZE", "RANKS", "METRIC", "STATE", "")
+#: Processes that verify a checkpoint, and bytes below which one is enough.
+_PROCESSES = 16
+_FOR_ONE = 64 << 20
+_folder = click.argument("folder", type=click.Path(path_type=Path))
+
+
+@click.group("checkpoint", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """List, check and export the checkpoints that ctx.checkpoints() has written."""
+    if ctx.invoked_subcommand is None:
+        render.talk(ctx.get_help())
+        ctx.exit(UsageError.exit_code)
+
+
+@command.command("ls")
+@_folder
+@json_option
+def ls(folder: Path, as_json: bool) -> int:
+    """List the checkpoints in FOLDER, the newest last. Sizes are checked; verify reads everything."""
+    found = checkpoints.entries(_existing(folder))[::-1]
+    latest = (folder / checkpoints.LATEST).resolve().name
+    left = checkpoints.unfinished(folder)
+    if as_json:
+        render.as_json([_as_json(entry, latest) for entry in found])
+    elif found:
+        render.data(render.table(_HEADER, [_row(entry, latest) for entry in found]))
+    else:
+        render.talk(f"no checkpoints in {render.path(folder)}")
+    for path, step, kind, _ in left:
+        if kind == "tmp":
+            render.talk(f"{path.name}: step {step} is being written, or was cut off")
+    return 0
+
+
+@command.command("verify")
+@_folder
+@json_option
+def verify(folder: Path, as_json: bool) -> int:
+    """Read all bytes of the checkpoint in FOLDER, or of all in it, and compare the checksums; 1 if one is damaged."""
+    paths = [folder] if _is_checkpoint(folder) else [entry.path for entry in checkpoints.entries(_existing(folder))]
+    if not paths:
+        raise UsageError(f"there is no checkpoint in {folder}")
+    results = {path: _problems(path) for path in paths[::-1]}
+    if as_json:
+        render.as_json([{"path": str(path), "problems": found} for path, found in results.items()])
+    else:
+        for path, found in results.items():
+            render.data(f"{render.path(path)}: " + ("; ".join(found) or "whole"))
+    return int(any(results.values()))
+
+
+@command.command("export")
+@_folder
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--part", metavar="NAME", help="Which part to export; the model by default.")
+@click.option("--all", "everything", is_flag=True, help="Export all parts and the config; to a .pt file only.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+def export(folder: Path, target: Path, part: str | None, everything: bool, force: bool) -> int:
+    """Write the model of a checkpoint into one file: TARGET ends in .safetensors, or in .pt, which needs torch.
+
+    FOLDER is a checkpoint, or a folder of them, of which the newest whole one is taken.
+    """
+    if target.suffix not in (".pt", ".safetensors"):
+        raise UsageError(f"{target} ends neither in .safetensors nor in .pt")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already", fix="--force overwrites")
+    if everything and (part or target.suffix != ".pt"):
+        raise UsageError("--all exports everything to a .pt file", fix="leave out --part, and name a .pt file")
+    path = _chosen(folder)
+    manifest = checkpoints.read_manifest(path)
+    name = None if everything else _part(manifest, part)
+    if target.suffix == ".pt":
+        _export_with_torch(path, target, name)
+    else:
+        _export_safetensors(path, target, manifest, str(name))
+    size = format_size(target.stat().st_size)
+    render.talk(f"wrote {render.path(target)}: {name or 'everything'} of step {manifest.step}, {size}")
+    return 0
+
+
+def format_size(size: int) -> str:
+    """Write a number of bytes: 3.2 MB."""
+    amount = float(size)
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    return folder
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / checkpoints.MANIFEST).is_file()
+
+
+def _problems(path: Path) -> list[str]:
+    """Read a checkpoint; a large one with several processes, since Python alone takes seconds for each GB."""
+    data = [file.stat().st_size for file in path.glob("rank-*.data")]
+    processes = min(os.cpu_count() or 1, _PROCESSES, sum(data) // _FOR_ONE)
+    if processes < 2:
+        return list(checkpoints.problems(path))
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(processes) as pool:
+        shares = [pool.submit(_share, path, number, processes) for number in range(processes)]
+        return sorted({problem for share in shares for problem in share.result()})
+
+
+def _share(path: Path, share: int, shares: int) -> list[str]:
+    return list(checkpoints.problems(path, share=share, shares=shares))
+
+
+def _row(entry: Entry, latest: str) -> tuple[str, ...]:
+    manifest = entry.manifest
+    mark = "latest" if entry.path.name == latest else ""
+    if manifest is None:
+        return (str(entry.step), "-", "-", "-", "-", f"damaged: {entry.problem}", mark)
+    metric = "-" if manifest.metric is None else f"{manifest.metric_name or 'metric'} {manifest.metric:.6g}"
+    state = f"damaged: {entry.problem}" if entry.problem else "whole"
+    age = render.seconds(max(0.0, time.time() - manifest.time))
+    return (str(entry.step), age, format_size(manifest.size), str(manifest.world_size), metric, state, mark)
+
+
+def _as_json(entry: Entry, latest: str) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "path": str(entry.path),
+        "step": entry.step,
+        "latest": entry.path.name == latest,
+        "problem": entry.problem,
+        "time": manifest and manifest.time,
+        "size": manifest and manifest.size,
+        "world_size": manifest and manifest.world_size,
+        "epoch": manifest and manifest.epoch,
+        "metric": manifest and manifest.metric,
+        "metric_name": manifest and manifest.metric_name,
+        "parts": manifest and manifest.parts,
+    }
+
+
+def _chosen(folder: Path) -> Path:
+    """Return the checkpoint to export, read and found whole."""
+    single = _is_checkpoint(folder)
+    for path in [folder] if single else [entry.path for entry in checkpoints.entries(_existing(folder))]:
+        found = _problems(path)
+        if not found:
+            return path
+        if single:
+            raise AllranksError(f"{path} is damaged", why=found[0], fix=f"allranks checkpoint ls {path.parent}")
+        render.talk(f"{path} is damaged and is skipped: {found[0]}")
+    raise UsageError(f"there is no whole checkpoint in {folder}")
+
+
+def _part(manifest: checkpoints.Manifest, wanted: str | None) -> str:
+    models = [name for name, kind in manifest.parts.items() if kind == "module"]
+    if wanted is not None:
+        if wanted not in manifest.parts:
+            raise UsageError(f"the checkpoint has no part {wanted}", why=f"it has {', '.join(manifest.parts)}")
+        return wanted
+    if len(models) != 1:
+        raise UsageError(
+            f"the checkpoint has {format_count(len(models), 'model')}", fix=f"--part {models[0] if models else 'NAME'}"
+        )
+    return models[0]
+
+
+def _export_safetensors(path: Path, target: Path, manifest: checkpoints.Manifest, part: str) -> None:
+    from allranks.runs import safetensors
+
+    prefix = f"{part}/"
+    tensors = checkpoints.read_tensors(path, manifest)
+    chosen = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not chosen:
+        raise UsageError(f"{part} holds no tensors")
+    safetensors.write(target, path, chosen, {"format": "pt", "step": str(manifest.step)})
+
+
+def _export_with_torch(path: Path, target: Path, part: str | None) -> None:
+    """Have a Python with torch do it: this command itself runs on login nodes that have none."""
+    command = [sys.executable, "-m", "allranks.runtime.checkpoint.export", str(path), str(target), part or ""]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    if done.returncode == 0:
+        return
+    told = done.stderr.decode(errors="replace").strip()
+    if "No module named 'torch'" in told:
+        raise AllranksError(
+            f"{target} needs torch, and {sys.executable} has none",
+            fix="run this where torch is installed, or export to a .safetensors file",
+        )
+    raise AllranksError(f"cannot write {target}", why=told.splitlines()[-1] if told else f"exit code {done.returncode}")

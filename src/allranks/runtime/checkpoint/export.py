@@ -1,0 +1,60 @@
+"""One ``.pt`` file of a checkpoint: ``python -m allranks.runtime.checkpoint.export CHECKPOINT TARGET [PART]``.
+
+Without a part it holds all of them by name, and ``config`` and ``step`` beside them. ``torch.load`` reads it with
+``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allranks.runs.checkpoints import OBJECTS, read_file, read_manifest, read_tensors
+from allranks.runtime.checkpoint.reading import read_whole
+from allranks.runtime.checkpoint.state import put_together
+
+
+def load(path: Path, part: str | None = None) -> dict[str, Any]:
+    """Read a checkpoint into plain dicts and tensors on the CPU, without any process group.
+
+    Args:
+        path: folder of the checkpoint.
+        part: name of the part whose state is wanted; all of them if None.
+
+    Raises:
+        DamagedError: it is not whole.
+    """
+    manifest = read_manifest(path)
+    tensors = read_tensors(path, manifest)
+    objects = torch.load(io.BytesIO(read_file(path, OBJECTS, manifest)), map_location="cpu", weights_only=True)
+    names = [part] if part else [name for name in objects["parts"] if not name.startswith("ctx.")]
+    made = {
+        name: put_together(objects["parts"][name], lambda tensor: read_whole(path, tensors[tensor])) for name in names
+    }
+    state: dict[str, Any] = made[part] if part else {**made, "config": objects["config"], "step": manifest.step}
+    return state
+
+
+def main(arguments: list[str]) -> None:
+    """Write the file, whole or not at all."""
+    path, target, part = Path(arguments[0]), Path(arguments[1]), arguments[2] if len(arguments) > 2 else ""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as stream:
+            torch.save(load(path, part or None), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,87 @@
+"""Small messages between ranks on the CPU, apart from the gradients.
+
+All calls are collective: every rank makes them at the same point of the loop.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+
+class Control:
+    """A way for ranks to agree.
+
+    Args:
+        world_size: number of ranks.
+        timeout: how long ranks wait for each other.
+    """
+
+    def __init__(self, world_size: int, timeout: timedelta) -> None:
+        self._world_size = world_size
+        self._group = _cpu_group(timeout) if world_size > 1 else None
+
+    def agree(self, *values: int) -> list[int]:
+        """Return the greatest of each value over all ranks."""
+        if self._group is None:
+            return list(values)
+        import torch
+        from torch import distributed
+
+        box = torch.tensor(values, dtype=torch.int64)
+        distributed.all_reduce(box, distributed.ReduceOp.MAX, group=self._group)
+        return [int(value) for value in box.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, in the order of ranks, on all ranks."""
+        if self._group is None:
+            return [value]
+        from torch import distributed
+
+        box: list[T | None] = [None] * self._world_size
+        distributed.all_gather_object(box, value, group=self._group)
+        return box  # type: ignore[return-value]
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on all ranks."""
+        if self._group is None:
+            return value
+        from torch import distributed
+
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        if self._group is not None:
+            self.agree(0)
+
+    def release(self) -> None:
+        """Let go of the group, so that it is gone, with its threads, when torch destroys it.
+
+        A thread of gloo's that puts a tensor down needs the interpreter; if that is ending just then, the process
+        aborts (seen with torch 2.13, as "terminate called without an active exception").
+        """
+        self._group = None
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The gloo group underneath, for tensors on the CPU; None in a world of one."""
+        return self._group
+
+
+def _cpu_group(timeout: timedelta) -> ProcessGroup:
+    """Give a group of all ranks that works on the CPU: the default one, if it does, else one of our own."""
+    from torch import distributed
+
+    if distributed.get_backend() == "gloo":
+        assert distributed.group.WORLD is not None
+        return distributed.group.WORLD
+    group: ProcessGroup = distributed.new_group(backend="gloo", timeout=timeout)
+    return group

@@ -1,0 +1,224 @@
+"""What a training loop iterates: batches of this rank, with a position that can be saved and continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from allranks.errors import RankError
+from allranks.runtime.batch import BatchSize
+from allranks.runtime.data.mapped import Source
+from allranks.runtime.progress import Progress
+
+#: What two loaders must have in common for the position of one to mean something to the other, and how it is said.
+_SAME = {
+    "kind": ("{0} and not {1}", "ctx.loader() gets the same kind of dataset"),
+    "length": ("{0} samples and not {1}", "it gets the same dataset"),
+    "seed": ("seed {0} and not {1}", "ctx.loader() or allranks.init() gets seed={0}"),
+    "shuffle": ("shuffle={0} and not shuffle={1}", "ctx.loader() gets shuffle={0}"),
+}
+
+
+class Loader:
+    """Batches of this rank, on its device. Made by ``ctx.loader()``.
+
+    It stands at a position in an epoch, and hands out each batch of it once: a loop that was left by ``break``
+    is continued by the next one. A loop ends at the end of the epoch, and also when ``ctx.stopping`` is set.
+
+    Attributes:
+        dataset: where the samples are from.
+        batch_size: samples of a full batch on this rank.
+        global_batch_size: samples of a full batch over all ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        source: Source,
+        size: BatchSize,
+        progress: Progress,
+        identity: dict[str, Any],
+        *,
+        world_size: int,
+        count: Callable[[], int] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = size.rank
+        self.global_batch_size = size.total
+        self._source = source
+        self._progress = progress
+        self._identity = identity
+        self._world_size = world_size
+        self._count = count
+        self._say = say
+        self._epoch = 0
+        self._position = 0
+        #: Where epochs() begins, until it has begun.
+        self._start: tuple[int, int] | None = (0, 0)
+        self._in_epochs = False
+        self._passed = False
+        self._turn = 0
+        self._loads = 0
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current epoch, from 0."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Give the number of batches in a whole epoch, the same on all ranks.
+
+        Raises:
+            TypeError: the dataset is a stream, whose length nobody knows.
+        """
+        if self._count is None:
+            raise TypeError("a loader of a stream has no length")
+        return self._count()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Give the numbers of the epochs that are to be done, up to ``count``; each stands for one pass.
+
+        After a resume it begins with the epoch in which the checkpoint was taken, of which the loop over the loader
+        gives what is left: nothing, if that was in the last step, so that what follows the loop is done. If it was
+        taken after the loop, it begins with the next epoch. It ends early when ``ctx.stopping`` is set. Batches that
+        were taken before the first call do not count.
+
+        Args:
+            count: number of epochs from the beginning of the training, over all its attempts.
+
+        Raises:
+            RankError: ``count`` is negative or no whole number.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise RankError(f"epochs({count!r}): no number of epochs", fix="give a whole number from 0 on")
+        return self._epochs(count)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        if self._start is not None:
+            (self._epoch, self._position), self._start = self._start, None
+        self._in_epochs = True
+        try:
+            while self._epoch < count and not self._progress.stopping:
+                loads, self._passed = self._loads, False
+                yield self._epoch
+                if self._progress.stopping:
+                    return
+                if loads == self._loads:
+                    self._advance()
+        finally:
+            self._in_epochs = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the batches that are left of the epoch. Outside of :meth:`epochs` the next epoch follows at its end.
+
+        Raises:
+            RankError: all of this epoch was handed out already, or another loop is at work.
+        """
+        if self._in_epochs and self._passed:
+            raise RankError(
+                f"a second pass over the loader in epoch {self._epoch}",
+                why="loader.epochs() hands each sample out once in an epoch",
+                fix="take ctx.evaluation_loader() for a pass that is no training, or one more epoch",
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        progress = self._progress
+        if progress.stopping:
+            return
+        self._turn += 1
+        turn = self._turn
+        try:
+            for batch, samples, total, position, left, last in self._source.batches(self._epoch, self._position):
+                progress.samples = samples
+                progress.total = total
+                progress.full = self.global_batch_size
+                progress.last = last
+                progress.left = left
+                # The batch that the script works on counts as done: a checkpoint is taken at the end of the step.
+                self._position = position
+                yield batch
+                if turn != self._turn:
+                    raise _overtaken()
+                if progress.stopping:
+                    return
+            self._end()
+        finally:
+            if turn == self._turn:
+                progress.samples = progress.total = progress.full = progress.last = progress.left = None
+
+    def _end(self) -> None:
+        """Note that the epoch's last batch is done."""
+        if self._in_epochs:
+            self._passed = True
+        else:
+            self._advance()
+
+    def _advance(self) -> None:
+        self._epoch += 1
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the position, in samples over all ranks that were handed out, and what it depends on.
+
+        In the loop, the batch that the script works on counts as done. After the loop the epoch does, with what the
+        script does at its end: the next one follows.
+        """
+        epoch, position = (self._epoch + 1, 0) if self._in_epochs and self._passed else (self._epoch, self._position)
+        return {
+            "epoch": epoch,
+            "position": position,
+            **self._identity,
+            "global_batch_size": self.global_batch_size,
+            "world_size": self._world_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken, also on another number of ranks or with other batches.
+
+        Raises:
+            RankError: the state is of another dataset, seed or order, or it is no loader's.
+        """
+        epoch, position = self._place_in(state)
+        self._epoch, self._position = epoch, position
+        self._start = None if self._in_epochs else (epoch, position)
+        self._passed = False
+        self._turn += 1
+        self._loads += 1
+        before = state.get("global_batch_size", self.global_batch_size)
+        if before != self.global_batch_size:
+            self._say(f"batch: {before} samples a step before, {self.global_batch_size} from here on")
+
+    def _place_in(self, state: dict[str, Any]) -> tuple[int, int]:
+        try:
+            for name, (difference, fix) in _SAME.items():
+                if state[name] != self._identity[name]:
+                    raise _of_another(difference.format(state[name], self._identity[name]), fix.format(state[name]))
+            return int(state["epoch"]), int(state["position"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RankError(
+                "the checkpoint holds no state of a loader",
+                why=f"{type(error).__name__}: {error}",
+                fix="give ctx.checkpoints() the loader by the same name as when the checkpoint was written",
+            ) from error
+
+    def close(self) -> None:
+        """End the workers, if there are any. Iterating starts new ones."""
+        self._source.close()
+
+
+def _of_another(difference: str, fix: str) -> RankError:
+    return RankError(
+        f"the loader's position in the checkpoint is of {difference}",
+        why="the order of samples depends on it, so this loader cannot continue there",
+        fix=f"see that {fix}; to start afresh with the weights, load the checkpoint without the loader",
+    )
+
+
+def _overtaken() -> RankError:
+    return RankError(
+        "this loop over the loader cannot go on",
+        why="another loop over it was started, or a state was loaded into it, in the meantime",
+        fix="finish or leave one loop before the next; two passes at a time need two loaders",
+    )

@@ -1,0 +1,156 @@
+"""Work for rank 0 alone, while the others wait: however long it takes, no collective operation times out."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from allranks.errors import AllranksError, RankError
+from allranks.runtime.poll import poll
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from allranks.runtime.watch_steps import StepWatch
+
+T = TypeVar("T")
+
+#: After an error, rank 0 may take the store with it: it waits so long for the others to read what happened.
+_SECONDS_TO_READ = 5.0
+
+
+class MainRank:
+    """Runs functions on rank 0 and hands their values to all ranks through the store.
+
+    Args:
+        rank: of this process.
+        world_size: number of ranks.
+        store: what the ranks share.
+        device: where tensors of rank 0's GPU go to on this rank.
+        watch: numbers the calls, and knows when ranks disagree on the number of steps.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Store | None, device: torch.device, watch: StepWatch) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._store = store
+        self._device = device
+        self._watch = watch
+        self._inside = False
+
+    def on_main(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """Run ``fn`` on rank 0 and give its value on all ranks; inside such a function, just run it.
+
+        Raises:
+            RankError: on the other ranks: rank 0 failed in it, or is gone. On all: the value cannot be sent.
+        """
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        if self._inside:
+            return fn(*args, **kwargs)
+        place = self._watch.arrive(f"waits in ctx.on_main({name})" if self._rank else f"runs ctx.on_main({name})")
+        return self.run(f"main/{place}", lambda: fn(*args, **kwargs), f"ctx.on_main({name})")
+
+    def run(self, key: str, call: Callable[[], T], name: str) -> T:
+        """Run ``call`` on rank 0 and give its value on all ranks.
+
+        Args:
+            key: of this call in the store; the same on all ranks, and used once.
+            call: what rank 0 runs.
+            name: what it is, for messages.
+
+        Raises:
+            RankError: as :meth:`on_main`.
+        """
+        if self._world_size == 1:
+            return call()
+        if self._store is None:
+            raise RankError(
+                "ctx.on_main() cannot reach the other ranks",
+                why="the script has started the process group itself, and its store cannot be found",
+                fix="call allranks.init() instead of torch.distributed.init_process_group()",
+            )
+        if self._rank == 0:
+            return self._lead(self._store, key, call, name)
+        value: T = self._follow(self._store, key, name)
+        return value
+
+    def _lead(self, store: Store, key: str, call: Callable[[], T], name: str) -> T:
+        self._inside = True
+        try:
+            value = call()
+            store.set(key, _pack(value, name))  # type: ignore[arg-type]
+        except BaseException as error:
+            with suppress(RuntimeError):  # The error counts, and not that the store is gone as well.
+                store.set(key, b"E" + pickle.dumps(_told(error, name)))  # type: ignore[arg-type]
+                poll(lambda: store.add(f"{key}/read", 0) >= self._world_size - 1 or None, _SECONDS_TO_READ)
+            raise
+        finally:
+            self._inside = False
+        return value
+
+    def _follow(self, store: Store, key: str, name: str) -> Any:
+        def look() -> bool | None:
+            self._watch.raise_verdict()
+            return store.check([key]) or None
+
+        try:
+            poll(look)
+            answer = store.get(key)
+            if store.add(f"{key}/read", 1) == self._world_size - 1 and answer[:1] != b"E":
+                store.delete_key(key)
+        except RuntimeError as error:
+            raise RankError(
+                f"rank 0 ended while rank {self._rank} waited for it in {name}",
+                why=str(error).strip().split("\n")[0],
+                fix="look at the log of rank 0: allranks logs --rank 0",
+            ) from error
+        if answer[:1] == b"E":
+            raise RankError(**pickle.loads(answer[1:]))
+        return _unpack(answer[1:], self._device)
+
+
+def _pack(value: object, name: str) -> bytes:
+    """Write a value with torch's own pickling, which keeps tensors that share memory together.
+
+    Raises:
+        RankError: it cannot be pickled.
+    """
+    import torch
+
+    stream = io.BytesIO()
+    try:
+        torch.save(value, stream)
+    except Exception as error:
+        raise RankError(
+            f"what {name} returned on rank 0 cannot be sent to the other ranks: {type(value).__name__}",
+            why=f"{type(error).__name__}: {error}",
+            fix="return numbers, texts, tensors, or lists and dicts of them; or nothing",
+        ) from error
+    return b"V" + stream.getvalue()
+
+
+def _unpack(data: bytes, device: torch.device) -> Any:
+    """Read what :func:`_pack` wrote on rank 0 of this very job; what lay on its GPU comes onto ours."""
+    import torch
+
+    def place(storage: Any, location: str) -> Any:
+        if location == "cpu":
+            return storage
+        return torch.serialization.default_restore_location(storage, str(device))  # type: ignore[no-untyped-call]
+
+    return torch.load(io.BytesIO(data), map_location=place, weights_only=False)
+
+
+def _told(error: BaseException, name: str) -> dict[str, str | None]:
+    """Give the parts of the error that the other ranks raise."""
+    if isinstance(error, AllranksError):
+        return {"what": f"rank 0: {error.what}", "why": error.why, "fix": error.fix}
+    return {
+        "what": f"rank 0 failed in {name}: {type(error).__name__}: {error}",
+        "why": "the other ranks waited for what it returns",
+        "fix": "look at the traceback of rank 0: allranks logs --rank 0",
+    }

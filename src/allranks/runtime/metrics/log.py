@@ -1,0 +1,238 @@
+"""Metrics: logged without waiting, added up over all ranks when they are read, written by rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, float32
+
+from allranks.errors import RankError
+from allranks.runtime.metrics.records import Records, named
+from allranks.runtime.metrics.sums import Sums, means, merge
+from allranks.runtime.metrics.totals import Totals
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from allranks.runtime.context import Context
+    from allranks.runtime.trackers import TrackerGroup
+
+#: Written by us in each record.
+_RESERVED = frozenset({"step", "time", "steps_per_second", "samples_per_second"})
+
+
+class Metrics:
+    """Means of what a training logs, over samples and over all ranks. Use it as ``ctx.metrics``.
+
+    Args:
+        ctx: the rank, its progress, and the ways to the other ranks.
+        trackers: gives what rank 0 writes to, when the first record is there.
+        log_every: optimizer steps from one record to the next; 0 for none.
+        store: what the ranks share.
+    """
+
+    def __init__(
+        self, ctx: Context, trackers: Callable[[], TrackerGroup], log_every: int = 50, store: Store | None = None
+    ) -> None:
+        self._rank = ctx.rank
+        self._progress = ctx.progress
+        self._open_trackers = trackers
+        self._trackers: TrackerGroup | None = None
+        self._totals = Totals(ctx)
+        self._records = Records(ctx, self._totals, log_every, store, self._write)
+        self._fresh: dict[str, Sums] = {}
+        self._since_means: dict[str, Sums] = {}
+
+    def log(self, *, weight: float | Tensor | None = None, **values: float | Tensor) -> None:
+        """Take values of this rank's current batch into the means. Nothing is sent, and no GPU is waited for.
+
+        A tensor on a GPU is read later: do not write into it afterwards.
+
+        Args:
+            weight: how much they count. Default: the samples of the batch that the loader gave, 0 for a
+                filler; 1 without a loader. With 0 nothing is taken, not even NaN.
+            values: numbers, or tensors of one number, with or without a gradient.
+
+        Raises:
+            RankError: a value is no number, or the weight is negative.
+        """
+        if weight is None:
+            weight = self._progress.samples
+            if weight is None:
+                weight = 1
+        elif isinstance(weight, Tensor):
+            if not weight.is_cpu:
+                self._log_weighted(weight, values)
+                return
+            weight = weight.item()
+        if not weight > 0:
+            _check_weight(weight)
+            return
+        fresh = self._fresh
+        name, value = "", None
+        try:
+            for name, value in values.items():
+                sums = fresh[name] if name in fresh else self._begin(name)
+                # By the type itself, since this is where the time goes; Parameters and the like come second.
+                if type(value) is Tensor and value.is_cpu:
+                    sums.total += value.item() * weight
+                elif isinstance(value, Tensor) and not value.is_cpu:
+                    _check_one(name, value)
+                    sums.hold(value, weight)
+                    continue
+                else:
+                    sums.total += (value if type(value) is float else _number(name, value)) * weight
+                sums.weight += weight
+        except (TypeError, RuntimeError) as error:
+            raise _no_number(name, value) from error
+
+    def means(self) -> dict[str, float]:
+        """Return the means of all that was logged since the last call, over samples and over all ranks.
+
+        All ranks call it at the same point, and get the same. It is one message, whatever the number of metrics,
+        and does not change what is written every ``log_every`` steps.
+        """
+        self._merge()
+        (rows,) = self._totals.reduce(self._since_means)
+        self._since_means = {}
+        return means(self._totals.names, rows)
+
+    def record(self, **values: float | Tensor) -> None:
+        """Write values at the current step as they are; rank 0 does, and on other ranks nothing happens.
+
+        Raises:
+            RankError: a value is no number, or a name is one that every record has.
+        """
+        if self._rank != 0:
+            return
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        for name in numbers:
+            _check_name(name)
+        self._writer.write(self._progress.step, numbers, time.time())
+
+    def config(self, values: Mapping[str, object]) -> None:
+        """Hand hyper-parameters to the trackers that show them; rank 0 does, and on other ranks nothing happens."""
+        if self._rank == 0:
+            self._writer.config(dict(values))
+
+    def begin_step(self) -> None:
+        """Write what was logged, if it is time; called before each forward pass, and by all ranks alike.
+
+        This is the work of ``ctx.accumulate``, ``ctx.backward`` and ``optimizer.step``.
+        """
+        records = self._records
+        if self._progress.step >= records.next:
+            self._merge()
+            records.start()
+        elif records.unwritten:
+            records.look()
+
+    def resume(self, step: int) -> None:
+        """Go on after ``step``: records beyond it are dropped, since the training makes them once more.
+
+        :meth:`load_state_dict` does it; a script that does not save the metrics calls it after loading.
+        """
+        self._records.go_on(step)
+        if self._rank == 0:
+            self._writer.resume(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step, and the sums over all ranks so far; all ranks call it at the same point.
+
+        With them, the means of an epoch are right after a resume in its middle, on any number of ranks.
+        """
+        self._records.land()
+        self._merge()
+        epoch, window = self._totals.reduce(self._since_means, self._records.window)
+        names = self._totals.names
+        return {"step": self._progress.step, "epoch": named(names, epoch), "window": named(names, window)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave, and :meth:`resume`; what was logged before is forgotten."""
+        # They are sums over all ranks: one rank takes them.
+        held = state if self._rank == 0 else {"epoch": {}, "window": {}}
+        self._fresh = {}
+        self.resume(state["step"])
+        self._since_means = {name: Sums(*sums) for name, sums in held["epoch"].items()}
+        self._records.window = {name: Sums(*sums) for name, sums in held["window"].items()}
+
+    def hand_over(self) -> None:
+        """Before the end, on all ranks: leave what is still to be written for rank 0."""
+        self._merge()
+        self._records.hand_over()
+
+    def finish(self) -> None:
+        """At the end, when all ranks have handed over: write what is left, and close the trackers."""
+        self._records.finish()
+        if self._trackers is not None:
+            self._trackers.close()
+
+    def _log_weighted(self, weight: Tensor, values: Mapping[str, float | Tensor]) -> None:
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                _check_one(name, value)
+            else:
+                value = weight.new_full((), _number(name, value), dtype=float32)
+            (self._fresh.get(name) or self._begin(name)).hold(value.to(weight.device, non_blocking=True), weight)
+
+    def _begin(self, name: str) -> Sums:
+        _check_name(name)
+        sums = self._fresh[name] = Sums()
+        return sums
+
+    def _merge(self) -> None:
+        fresh, self._fresh = self._fresh, {}
+        merge(self._since_means, fresh)
+        self._records.add(fresh)
+
+    def _write(self, step: int, values: dict[str, float], when: float) -> None:
+        self._writer.write(step, values, when)
+
+    @property
+    def _writer(self) -> TrackerGroup:
+        if self._trackers is None:
+            self._trackers = self._open_trackers()
+        return self._trackers
+
+
+def _number(name: str, value: Any) -> float:
+    """Read a value, also from a GPU.
+
+    Raises:
+        RankError: it is no number.
+    """
+    try:
+        if isinstance(value, Tensor):
+            return float(value.item())
+        return float(value + 0.0)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_number(name, value) from error
+
+
+def _check_one(name: str, value: Tensor) -> None:
+    if value.numel() != 1:
+        raise _no_number(name, value)
+
+
+def _check_weight(weight: float) -> None:
+    if weight != 0:
+        raise RankError(f"weight={weight} cannot be", why="a weight is 0 or more", fix="give the number of samples")
+
+
+def _check_name(name: str) -> None:
+    if name in _RESERVED:
+        raise RankError(
+            f"a metric cannot be named {name!r}", why="every record has a field of that name", fix="choose another name"
+        )
+
+
+def _no_number(name: str, value: object) -> RankError:
+    if isinstance(value, Tensor):
+        return RankError(
+            f"metric {name} is a tensor of shape {tuple(value.shape)} and type {value.dtype}",
+            why="a metric is one real number",
+            fix=f"ctx.metrics.log({name}={name}.mean())",
+        )
+    return RankError(f"metric {name} is a {type(value).__name__}: {str(value)[:80]!r}", why="a metric is one number")

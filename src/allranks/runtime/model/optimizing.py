@@ -1,0 +1,364 @@
+"""Optimizers of torch that know about micro-batches, ranks and scaled gradients."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW
+
+from allranks.errors import RankError
+from allranks.runtime.model.flat import Flat
+from allranks.runtime.model.sharding import is_sharded
+from allranks.runtime.model.weighing import Accumulation, weight
+from allranks.runtime.model.wrappers import trained, unused, unwrap
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
+    from allranks.runtime.model.precision import Scaler
+    from allranks.runtime.progress import Progress
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``ctx.optimizer`` was asked for; see there."""
+
+    clip_norm: float | None = None
+    scale_lr: Literal["linear", "sqrt"] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Around:
+    """What an optimizer has to know of the training around it."""
+
+    progress: Progress
+    world_size: int
+    rank: int
+    scaler: Scaler | None
+    model: nn.Module | None
+    flat: Flat | None
+    sharded: bool
+    clip_norm: float | None
+    counts: bool
+    #: Whether to look at the first step for parameters without gradients.
+    all_used: bool
+    #: Whether the model counts its backward passes in the progress.
+    counted: bool
+    #: Of the metrics: writes what was logged, if it is time to.
+    begin_step: Callable[[], None]
+    #: Blocks of accumulation in which the model may be, by model and number of micro-batches.
+    groups: Mapping[tuple[int, int], Accumulation]
+    #: Calls of ctx.backward, and backward passes of all ranks together, that were seen at the last step.
+    weighed: int = 0
+    backwards: int = 0
+    #: Blocks of accumulation, and backward passes outside of them, that were seen when a step was last asked for.
+    blocks: int = 0
+    plain: int = 0
+    #: Whether there was a step.
+    stepped: bool = False
+    #: Whether the gradients that there are went into a step.
+    consumed: bool = False
+    in_scaler: bool = False
+
+
+class Managed(torch.optim.Optimizer):
+    """The part of an optimizer that knows what surrounds a step; torch's own class does the step itself."""
+
+    _around: _Around
+    #: The norm of all gradients together before they were clipped, on the device; None without clipping.
+    grad_norm: Tensor | None = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make a step once the effective batch is complete; do nothing between its micro-batches.
+
+        Raises:
+            RankError: the gradients are not those of the effective batch.
+        """
+        around = self._around
+        if around.in_scaler:
+            return super().step(closure)
+        progress = around.progress
+        if _waits(around):
+            progress.stepped = False
+            return None
+        if progress.weighed == around.weighed and closure is None:
+            if around.stepped:
+                _check_new(around)
+            around.begin_step()  # What ctx.backward does otherwise.
+            _check_plain_backward(around)
+        around.weighed, around.backwards = progress.weighed, progress.backwards
+        if around.flat is not None:
+            _check_averaged(around.flat, closure)
+        if around.all_used:
+            _check_used(around)
+        result = self._step(closure) if around.scaler is None else self._scaled_step(around.scaler)
+        around.consumed = around.stepped = progress.stepped = True
+        if around.counts:
+            progress.step += 1
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined] # Hooks run around the step of torch's class, once.
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
+        if self._around.clip_norm is not None:
+            self.grad_norm = self._clip(self._around.clip_norm)
+        return super().step(closure)
+
+    def _scaled_step(self, scaler: Scaler) -> float | None:
+        """Make a step with gradients that were scaled, unless they overflowed."""
+        around = self._around
+        if around.sharded:
+            scaler.unscale_on_all_ranks(self)
+        elif around.clip_norm is not None:
+            scaler.unscale_(self)
+        if around.clip_norm is not None:
+            self.grad_norm = self._clip(around.clip_norm)
+        around.in_scaler = True
+        try:
+            result: float | None = scaler.step(self)
+        finally:
+            around.in_scaler = False
+        scaler.due = True
+        return result
+
+    def _clip(self, limit: float) -> Tensor:
+        """Scale all gradients down so that their norm is at most ``limit``; return the norm before."""
+        flat = self._around.flat
+        if flat is None or len(self.param_groups) > 1:  # Another group was added since.
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            norm: Tensor = nn.utils.clip_grad_norm_(parameters, limit)
+            return norm
+        norms = [torch.linalg.vector_norm(part) for part in flat.gradients]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
+        share = (limit / (norm + 1e-6)).clamp_(max=1.0)
+        for part in flat.gradients:
+            part.mul_(share)
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, unless they wait for the rest of an effective batch.
+
+        So it does not matter whether it is called before the backward pass or after the step.
+        """
+        around = self._around
+        if not around.consumed and (around.progress.accumulation > 1 or _own_unfinished(around)):
+            return
+        around.consumed = False
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def _own_unfinished(around: _Around) -> list[Accumulation]:
+    """Give the effective batches of the optimizer's own model that wait for further micro-batches."""
+    return [one for one in around.groups.values() if one.model is around.model and one.unfinished]
+
+
+def _waits(around: _Around) -> bool:
+    """Whether gradients wait for further micro-batches. One that was left, as by a break, is not waited for."""
+    progress = around.progress
+    own = _own_unfinished(around)
+    if not own and progress.is_boundary:
+        around.blocks, around.plain = progress.blocks, progress.plain
+        return False
+    left = around.blocks == progress.blocks and (around.plain != progress.plain or around.world_size == 1)
+    around.blocks, around.plain = progress.blocks, progress.plain
+    if not left:
+        return True
+    progress.accumulation, progress.micro = 1, 0
+    for one in own:
+        one.abandon()
+    return False
+
+
+def _check_new(around: _Around) -> None:
+    """Check that there was a backward pass since the last step; a script that is alone is not looked after.
+
+    Raises:
+        RankError: there was none.
+    """
+    # Parameters without their model may be averaged by the script itself; flat is looked at after this.
+    watched = around.world_size > 1 and around.model is not None and around.flat is None and around.counted
+    if watched and around.progress.backwards == around.backwards:
+        raise RankError(
+            "optimizer.step() without a backward pass since the last step",
+            why="the same gradients would be applied twice",
+            fix="call optimizer.step() once after each ctx.backward(loss)",
+        )
+
+
+def _check_plain_backward(around: _Around) -> None:
+    """Check that ``loss.backward()``, without the context, was right.
+
+    Raises:
+        RankError: it was not.
+    """
+    progress = around.progress
+    fix = "ctx.backward(loss), not loss.backward()"
+    if around.scaler is not None:
+        why = "with fp16 the loss has to be scaled, or small gradients become zero"
+    elif progress.accumulation > 1:
+        why = f"gradients of {progress.accumulation} micro-batches are added up, and have to be divided"
+    elif weight(progress, around.world_size) != 1.0:
+        why = f"this rank has {progress.samples} of {progress.total} samples of the batch, not its even share"
+    elif progress.last is not None and progress.last % around.world_size:
+        why = f"the last batch of the epoch has {progress.last} samples for {around.world_size} ranks, no even shares"
+        fix += ", or ctx.loader(..., drop_last=True)"
+    else:
+        return
+    raise RankError("optimizer.step() without ctx.backward(loss)", why=why, fix=fix)
+
+
+def _check_averaged(flat: Flat, closure: object) -> None:
+    """Check that the gradients are those of all ranks.
+
+    Raises:
+        RankError: they are this rank's own.
+    """
+    if not flat.averaged and closure is None:
+        raise RankError(
+            "optimizer.step() with gradients that were not averaged over the ranks",
+            why="no backward pass went through what the prepared model returned since the last step",
+            fix='call the object that ctx.prepare() gave, not the model inside; where that cannot be, strategy="ddp"',
+        )
+    flat.averaged = False
+
+
+def _check_used(around: _Around) -> None:
+    """Check in the first step that all parameters got gradients; torch's own check comes one step later.
+
+    Raises:
+        RankError: it names those that did not.
+    """
+    around.all_used = False
+    assert around.model is not None
+    missing = [name for name, parameter in trained(unwrap(around.model)).items() if parameter.grad is None]
+    if missing:
+        raise unused(missing, around.rank)
+
+
+def make_optimizer(
+    ctx: Context,
+    cls: type[torch.optim.Optimizer],
+    what: nn.Module | Iterable[Any],
+    asked: Asked,
+    *,
+    counts: bool,
+    accumulations: Mapping[tuple[int, int], Accumulation],
+) -> torch.optim.Optimizer:
+    """Make an optimizer of a class that is also a ``cls``."""
+    model = what if isinstance(what, nn.Module) else None
+    groups: list[Any] = list(trained(model).values()) if model is not None else list(what)  # type: ignore[arg-type]
+    if not groups:
+        raise RankError("the optimizer got no parameters", fix="ctx.optimizer(cls, model), or parameters that train")
+    made = _make(cls, groups, _scaled_lr(cls, groups, asked, ctx.world_size))
+    flat = model if isinstance(model, Flat) else None
+    made._around = _Around(
+        progress=ctx.progress,
+        world_size=ctx.world_size,
+        rank=ctx.rank,
+        scaler=ctx.scaler if ctx.precision == "fp16" else None,
+        model=model,
+        flat=flat,
+        sharded=model is not None and is_sharded(model),
+        clip_norm=asked.clip_norm,
+        counts=counts,
+        all_used=_looks_for_unused(model),
+        begin_step=ctx.metrics.begin_step,
+        groups=accumulations,
+        counted=_looks_counted(model),
+        weighed=ctx.progress.weighed,
+        backwards=ctx.progress.backwards,
+    )
+    return made
+
+
+def _looks_counted(model: nn.Module | None) -> bool:
+    from allranks.runtime.model.buckets import Buckets
+
+    return isinstance(model, (Buckets, Flat)) or (model is not None and is_sharded(model))
+
+
+def _looks_for_unused(model: nn.Module | None) -> bool:
+    from allranks.runtime.model.buckets import Buckets
+
+    return isinstance(model, Buckets) and model.all_used
+
+
+def _managed(cls: Any) -> type[Managed]:
+    """Make the class that is both ours and torch's; its name is that of torch's."""
+    if not getattr(cls.step, "hooked", False):
+        # What torch does when it makes the first object of a class: profiling, and hooks around the step.
+        cls.step = cls.profile_hook_step(cls.step)
+        cls.step.hooked = True
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (Managed, cls), names)
+
+
+def _make(cls: type[torch.optim.Optimizer], groups: list[Any], options: dict[str, Any]) -> Managed:
+    """Make the object, with the fused step if that is possible and nobody decided otherwise."""
+    managed: Any = _managed(cls)
+    made: Managed
+    if _may_fuse(cls, groups, options):
+        try:
+            made = managed(groups, **options, fused=True)
+            return made
+        except RuntimeError:
+            pass  # This class has no fused step for this device or type after all.
+    made = managed(groups, **options)
+    return made
+
+
+def _may_fuse(cls: type[torch.optim.Optimizer], groups: list[Any], options: dict[str, Any]) -> bool:
+    decided = {"fused", "foreach", "differentiable"} & options.keys()
+    if decided or isinstance(options.get("lr"), Tensor) or "fused" not in inspect.signature(cls).parameters:
+        return False
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    devices = _get_fused_kernels_supported_devices()
+    tensors = _tensors(groups)
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors) and not issubclass(cls, (Adam, AdamW)):
+        return False  # torch knows how to spread only their fused steps over ranks.
+    return all(tensor.is_floating_point() and tensor.device.type in devices for tensor in tensors)
+
+
+def _tensors(groups: list[Any]) -> list[Tensor]:
+    """Give the tensors of a list of parameters, of named parameters, or of groups of either."""
+    found: list[Tensor] = []
+    for entry in groups:
+        if isinstance(entry, dict):
+            inside = entry["params"]
+            entry["params"] = inside = [inside] if isinstance(inside, Tensor) else list(inside)
+            found += _tensors(inside)
+        else:
+            found.append(entry[1] if isinstance(entry, tuple) else entry)
+    return found
+
+
+def _scaled_lr(cls: type[torch.optim.Optimizer], groups: list[Any], asked: Asked, world_size: int) -> dict[str, Any]:
+    """Give the options with the learning rate multiplied, and do so in the groups, which are changed.
+
+    Raises:
+        RankError: for another word than linear and sqrt.
+    """
+    if asked.scale_lr is None:
+        return asked.options
+    if asked.scale_lr not in ("linear", "sqrt"):
+        raise RankError(f"scale_lr={asked.scale_lr!r}", fix='"linear", "sqrt" or None')
+    factor = world_size if asked.scale_lr == "linear" else math.sqrt(world_size)
+    for number, group in enumerate(groups):
+        if isinstance(group, dict) and "lr" in group:
+            groups[number] = {**group, "lr": group["lr"] * factor}
+    rate = asked.options.get("lr", inspect.signature(cls).parameters["lr"].default)
+    if rate is inspect.Parameter.empty:
+        raise RankError(f"scale_lr={asked.scale_lr!r} without lr=", fix=f"ctx.optimizer({cls.__name__}, ..., lr=...)")
+    return {**asked.options, "lr": rate * factor}

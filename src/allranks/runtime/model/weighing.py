@@ -1,0 +1,119 @@
+"""What a micro-batch counts for in its effective batch, and the block that says where it lies in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from allranks.runtime.model.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from torch import nn
+
+    from allranks.runtime.progress import Progress
+
+
+def weight(progress: Progress, world_size: int) -> float:
+    """Give the factor of a mean loss that makes the averaged gradient the mean over all samples of the effective batch.
+
+    Ranks average: the sum over ranks r and micro-batches m of w(r, m) g(r, m) / R has to be the sum of
+    n(r, m) g(r, m) / N, with n samples of N in all. So w = R n / N. It is 1 where all batches are equally large and
+    nothing is accumulated. Without a loader that says how large batches are, micro-batches count the same.
+    """
+    samples, total, steps = progress.samples, progress.total, progress.accumulation
+    if samples is None or total is None:
+        return 1.0 / steps
+    return world_size * samples / (total if steps == 1 else _samples_in_group(progress, total))
+
+
+def _samples_in_group(progress: Progress, total: int) -> int:
+    """Count the samples of the effective batch over all ranks; only the last batch of an epoch may be smaller."""
+    full = total if progress.full is None else progress.full
+    if progress.is_boundary:
+        return full * progress.micro + total
+    ends_epoch = progress.left is not None and progress.left == progress.accumulation - 1 - progress.micro
+    last = full if progress.last is None or not ends_epoch else progress.last
+    return full * (progress.accumulation - 1) + last
+
+
+class Accumulation:
+    """A block around the forward and backward pass of one micro-batch. One object serves the whole training.
+
+    Args:
+        progress: of the context.
+        model: as ``ctx.prepare`` gave it; its ranks average in the last micro-batch of an effective batch only.
+        steps: micro-batches in an effective batch. The last one of an epoch ends with the epoch.
+    """
+
+    __slots__ = ("_progress", "_quiet", "_sharded", "_size", "_steps", "_synchronises", "_turn", "model")
+
+    def __init__(self, progress: Progress, model: nn.Module, steps: int) -> None:
+        self._progress = progress
+        self.model: Any = model
+        self._steps = steps
+        self._size = 0
+        self._turn = 0
+        self._sharded = is_sharded(model)
+        self._synchronises = hasattr(model, "require_backward_grad_sync") or self._sharded
+        self._quiet = False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether gradients wait for further micro-batches."""
+        return self._turn + 1 < self._size
+
+    def abandon(self) -> None:
+        """Begin a new effective batch next time."""
+        self._turn = self._size = 0
+
+    def __enter__(self) -> None:
+        """Say which micro-batch this is, and keep ranks from averaging before the last."""
+        progress = self._progress
+        self._turn += 1
+        if self._turn >= self._size:
+            self._turn = 0
+            left = progress.left
+            self._size = self._steps if left is None or left >= self._steps else left + 1
+        elif progress.left == 0 and self.unfinished:
+            self._end_with_epoch()
+        progress.open += 1
+        progress.blocks += 1
+        progress.micro = self._turn
+        progress.accumulation = self._size
+        if self._synchronises and self._turn + 1 < self._size:
+            self._quiet = True
+            self._synchronise(False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let ranks average again."""
+        self._progress.open -= 1
+        if self._quiet:
+            self._quiet = False
+            self._synchronise(True)
+
+    def _end_with_epoch(self) -> None:
+        """End the effective batch of a stream here, where its end came sooner than its first micro-batch could know.
+
+        The gradients so far were weighted for more samples, and are weighted anew; no rank has sent them yet.
+        """
+        progress, assumed = self._progress, self._size
+        self._size = self._turn + 1
+        factor = assumed / self._size
+        if progress.total is not None:
+            full = progress.total if progress.full is None else progress.full
+            factor = full * assumed / (full * self._turn + progress.total)
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if gradients and not self._sharded:
+            torch._foreach_mul_(gradients, factor)
+
+    def _synchronise(self, wanted: bool) -> None:
+        if self._sharded:
+            self.model.set_requires_gradient_sync(wanted)
+        else:
+            self.model.require_backward_grad_sync = wanted

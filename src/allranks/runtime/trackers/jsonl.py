@@ -1,0 +1,115 @@
+"""Metrics as lines of JSON: the tracker that is always there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from allranks.errors import RunFolderError
+from allranks.runs.files import write_whole
+from allranks.runtime.say import say
+from allranks.runtime.trackers.base import Value
+
+#: What is kept for a disk that is full now and may have space again later.
+_MOST_UNWRITTEN = 1 << 20
+
+
+class JsonLines:
+    """Appends a line to a file for each record, at once and in one piece.
+
+    A line is ``{"step": 50, "time": 1731000000.5, "loss": 0.25}``; a number that is not finite is null. A file
+    that an earlier start has left is moved aside, unless the training goes on from a step of it
+    (:meth:`resume`). A disk that is full or gone is reported once; what could not be written comes later, if
+    there is space again.
+
+    Args:
+        path: of the file.
+        tell: whether to say once where it is.
+    """
+
+    def __init__(self, path: Path, *, tell: bool = False) -> None:
+        self._path = path
+        self._tell = tell
+        self._descriptor: int | None = None
+        self._unwritten = b""
+        self._reported = False
+        self._goes_on = False
+
+    def write(self, step: int, values: dict[str, Value]) -> None:
+        """Append a record, of now."""
+        import time
+
+        self.write_at(step, values, time.time())
+
+    def write_at(self, step: int, values: dict[str, Value], when: float) -> None:
+        """Append a record of a time, in seconds since 1970."""
+        record: dict[str, Value | None] = {"step": step, "time": round(when, 3)}
+        record.update({name: value if math.isfinite(value) else None for name, value in values.items()})
+        self._unwritten += json.dumps(record).encode() + b"\n"
+        try:
+            descriptor = self._open()
+            # A write may stop in the middle of a line; the next one goes on there.
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(descriptor, self._unwritten) :]
+            self._reported = False
+        except OSError as error:
+            self._report(error.strerror or str(error))
+            self._unwritten = self._unwritten[-_MOST_UNWRITTEN:]
+
+    def resume(self, step: int) -> None:
+        """Drop the records after ``step``, which the training makes once more; and a last line that was cut off."""
+        self.close()
+        self._goes_on = True
+        try:
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if _is_kept(line, step)]
+            if kept != lines:
+                write_whole(self._path, "".join(kept), self._path.stat().st_mode & 0o777)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._report(error.strerror or str(error))
+        except RunFolderError as error:
+            self._report(error.why or error.what)
+
+    def close(self) -> None:
+        """Close the file; a later record opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            if not self._goes_on:
+                self._move_aside()
+            self._goes_on = True
+            if self._tell:
+                say(f"metrics go to {self._path}")
+            self._tell = False
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o666)
+        return self._descriptor
+
+    def _move_aside(self) -> None:
+        """Give a file of an earlier start another name, ``metrics.1.jsonl``."""
+        if not self._path.exists() or self._path.stat().st_size == 0:
+            return
+        number = 1
+        while (aside := self._path.with_suffix(f".{number}{self._path.suffix}")).exists():
+            number += 1
+        self._path.rename(aside)
+        say(f"{self._path} was there from an earlier start; it is now {aside.name}")
+
+    def _report(self, why: str) -> None:
+        if not self._reported:
+            say(f"warning: cannot write {self._path}: {why}; the training goes on")
+        self._reported = True
+
+
+def _is_kept(line: str, step: int) -> bool:
+    try:
+        return bool(line.endswith("\n") and json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False

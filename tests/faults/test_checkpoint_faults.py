@@ -1,0 +1,167 @@
+"""Processes that are killed in the middle of saving, and disks that fill up: what was durable stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from allranks.runs.checkpoints import entries, problems, unfinished
+
+KILLED = """\
+import os, signal, sys
+import torch
+from torch import nn
+import allranks
+
+FOLDER = os.path.abspath("checkpoints")
+FILES = ("checkpoint.json", "config.json", "objects.pt", "rank-0.data", "rank-0.json")
+WATCHED = ("open", "os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "shutil.rmtree")
+torch.set_num_threads(1)
+left = None
+
+def count(event, args):
+    # Each time that a file of ours is about to be touched is a moment to die.
+    global left
+    if left is not None and event in WATCHED and (FOLDER in str(args[0]) or args[0] in FILES):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def live(moment, durable):
+    global left
+    sys.addaudithook(count)
+    with allranks.init() as ctx:
+        model = nn.Linear(300, 300)
+        checkpoints = ctx.checkpoints(FOLDER, keep=2, model=model)
+        step = checkpoints.resumed.step if checkpoints.resumed else 0
+        newest = int.from_bytes(os.pread(durable, 8, 0), "little")
+        assert step >= newest, f"step {step} after {newest} was durable"
+        assert step == 0 or bool((model.weight == step).all()), "another step's weights"
+        for number in range(3):
+            ctx.progress.step = step = step + 1
+            with torch.no_grad():
+                model.weight.fill_(step)
+            if number == 2:
+                left = moment
+            checkpoints.save()
+            assert checkpoints.wait()
+            os.pwrite(durable, step.to_bytes(8, "little"), 0)
+        left = None
+
+durable = os.open("durable", os.O_RDWR | os.O_CREAT)
+for moment in range(1, 200):
+    child = os.fork()
+    if child == 0:
+        try:
+            live(moment, durable)
+        except BaseException as error:
+            print(error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        print("moments", moment - 1)
+        break
+    assert code == -signal.SIGKILL, code
+"""
+
+
+def test_killed_at_any_moment_of_a_save_the_newest_whole_one_loads(tmp_path, allranks_env):
+    (tmp_path / "train.py").write_text(KILLED)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=allranks_env, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split("moments")[1]) > 20
+    assert "damaged" not in done.stderr
+    folder = tmp_path / "checkpoints"
+    assert not unfinished(folder)
+    found = entries(folder)
+    assert len(found) == 2
+    assert not [problem for entry in found for problem in problems(entry.path)]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Give a folder on a file system of its own of a few megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "allranks-test", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs to be allowed to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+FULL = """\
+import os, signal, sys
+import torch
+from torch import nn
+import allranks
+
+with allranks.init() as ctx:
+    model = nn.Linear(512, 512)
+    checkpoints = ctx.checkpoints(sys.argv[1] + "/checkpoints", keep=9, every=1, model=model)
+    for number in range(20):
+        stopping = checkpoints.step()
+        if stopping:
+            break
+        checkpoints.wait()
+        if checkpoints.last_error and number == 12:
+            print("failed", checkpoints.last.name, flush=True)
+            if sys.argv[2] == "free":
+                os.unlink(sys.argv[1] + "/filler")
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+    print("last", checkpoints.last.name, checkpoints.last_error is None)
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("free", 0), ("stop", 75)])
+def test_a_full_disk_costs_the_save_and_not_the_training(tmp_path, small_disk, allranks_env, then, code):
+    (tmp_path / "train.py").write_text(FULL)
+    (small_disk / "filler").write_bytes(bytes(2 << 20))
+    done = subprocess.run(
+        [sys.executable, "train.py", str(small_disk), then],
+        cwd=tmp_path,
+        env=allranks_env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == code, done.stderr
+    failed, last = (line.split() for line in done.stdout.splitlines())
+    folder = small_disk / "checkpoints"
+    assert failed[1] == "step-000000003"
+    assert "error: the checkpoint of step 4 could not be saved" in done.stderr
+    assert "why: rank 0: No space left on device" in done.stderr
+    found = entries(folder)
+    assert not [problem for entry in found for problem in problems(entry.path)]
+    assert not unfinished(folder)
+    assert (folder / "latest").resolve() == found[0].path
+    if then == "free":
+        assert int(last[1].removeprefix("step-")) > 12
+    else:
+        assert last == ["last", "step-000000003", "False"]
+        assert "got SIGTERM; nothing was saved" in done.stderr
+
+
+def test_a_signal_of_the_scheduler_ends_in_a_whole_checkpoint(tmp_path, allranks_env):
+    script = FULL.replace("every=1", "every=None").replace("if checkpoints.last_error and", "if")
+    (tmp_path / "train.py").write_text(script.replace('print("failed", checkpoints.last.name, flush=True)', "pass"))
+    done = subprocess.run(
+        [sys.executable, "train.py", str(tmp_path), "stop"],
+        cwd=tmp_path,
+        env=allranks_env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 75, done.stderr
+    assert done.stdout.split() == ["last", "step-000000014", "True"]
+    assert f"got {signal.SIGTERM.name}; saved" in done.stderr

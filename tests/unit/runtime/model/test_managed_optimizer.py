@@ -1,0 +1,459 @@
+"""``ctx.optimizer``, ``ctx.backward`` and ``ctx.accumulate`` in one process."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import allranks
+from allranks.errors import RankError
+from allranks.runtime.model.weighing import weight
+from allranks.runtime.progress import Progress
+
+
+@pytest.fixture
+def start(clean_env, monkeypatch):
+    """Give a function that opens a context in a world of one; it is closed at the end."""
+    opened = []
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def init(**options):
+        opened.append(allranks.init("gloo", **options))
+        return opened[-1]
+
+    yield init
+    for ctx in opened:
+        ctx.close()
+
+
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def batch(seed, n=4):
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_model_alone_comes_back_as_it_is(start):
+    model = net()
+    assert start().prepare(model) is model
+
+
+def test_a_model_without_parameters(start):
+    ctx = start()
+    with pytest.raises(RankError, match="the model, ReLU, has no parameters to train\n  why: it has none at all"):
+        ctx.prepare(nn.ReLU())
+    with pytest.raises(RankError, match="all its 2 parameters are frozen"):
+        ctx.prepare(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(RankError, match="the optimizer got no parameters"):
+        ctx.optimizer(torch.optim.SGD, [], lr=0.1)
+
+
+def test_classes_that_do_not_occur_are_named_with_those_that_do(start):
+    ctx = start()
+    with pytest.raises(RankError, match=r"shard: the model has no Conv2d inside(.|\n)*Linear, Tanh"):
+        ctx.prepare(net(), shard=[nn.Conv2d])
+    with pytest.raises(RankError, match="checkpoint_activations: the model has no Conv2d inside"):
+        ctx.prepare(net(), checkpoint_activations=[nn.Conv2d])
+
+
+@pytest.mark.parametrize(("name", "value"), [("strategy", "dp"), ("compress", "int8")])
+def test_words_that_mean_nothing(start, name, value):
+    with pytest.raises(RankError, match=repr(value)):
+        start().prepare(net(), **{name: value})
+
+
+def test_it_is_an_optimizer_of_its_class_with_schedulers_and_state(start):
+    ctx = start()
+    model = net()
+    optimizer = ctx.optimizer(torch.optim.AdamW, model, lr=0.1, weight_decay=0.5)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert repr(optimizer).startswith("AdamW (")
+    assert optimizer.param_groups[0]["fused"] is True
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    hooks = []
+    optimizer.register_step_post_hook(lambda *_: hooks.append(1))
+    reference = copy.deepcopy(model)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=0.1, weight_decay=0.5, fused=True)
+    their_schedule = torch.optim.lr_scheduler.StepLR(theirs, 1, 0.5)
+    for seed in range(3):
+        for one, its_optimizer, its_schedule in ((model, optimizer, schedule), (reference, theirs, their_schedule)):
+            its_optimizer.zero_grad()
+            one(batch(seed)).square().mean().backward()
+            its_optimizer.step()
+            its_schedule.step()
+        if seed == 0:  # Another object, with the state of the first.
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer = ctx.optimizer(torch.optim.AdamW, model, lr=9.0)
+            optimizer.load_state_dict(saved)
+            optimizer.register_step_post_hook(lambda *_: hooks.append(1))
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            schedule.load_state_dict({**their_schedule.state_dict()})
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), reference.parameters(), strict=True))
+    assert optimizer.state_dict()["param_groups"] == theirs.state_dict()["param_groups"]
+    assert hooks == [1, 1, 1]
+
+
+def test_the_first_optimizer_counts_steps(start):
+    ctx = start()
+    models = net(), net()
+    first, second = (ctx.optimizer(torch.optim.SGD, model, lr=0.1) for model in models)
+    for _ in range(2):
+        ctx.backward(sum(model(batch(0)).sum() for model in models))
+        first.step()
+        second.step()
+    assert ctx.progress.step == 2
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "fused"),
+    [
+        (torch.optim.SGD, {}, True),
+        (torch.optim.Adam, {"fused": False}, False),
+        (torch.optim.Adam, {"foreach": True}, None),
+        (torch.optim.Adagrad, {}, True),
+        (torch.optim.RMSprop, {}, "none"),
+        (torch.optim.LBFGS, {}, "none"),
+    ],
+)
+def test_fused_where_the_class_can_and_nobody_decided(start, cls, options, fused):
+    optimizer = start().optimizer(cls, net(), lr=0.01, **options)
+    assert optimizer.param_groups[0].get("fused", "none") == fused
+    for name, value in options.items():
+        assert optimizer.param_groups[0][name] == value
+
+
+def test_groups_of_parameters_and_frozen_ones(start):
+    ctx = start()
+    model = net()
+    model[0].weight.requires_grad_(False)
+    assert len(ctx.optimizer(torch.optim.SGD, model, lr=0.1).param_groups[0]["params"]) == 3
+    groups = [{"params": model[0].parameters(), "lr": 1.0}, {"params": model[2].parameters()}]
+    optimizer = ctx.optimizer(torch.optim.SGD, groups, lr=0.1, scale_lr="linear")
+    assert [(len(group["params"]), group["lr"]) for group in optimizer.param_groups] == [(2, 1.0), (2, 0.1)]
+
+
+def test_scaled_learning_rate(run_ranks):
+    script = """
+import torch, allranks
+with allranks.init() as ctx:
+    make = lambda how: ctx.optimizer(torch.optim.SGD, [torch.ones(1)], lr=0.5, scale_lr=how).param_groups[0]["lr"]
+    print(make("linear"), make("sqrt"), make(None))
+"""
+    assert [out for _, out, _ in run_ranks(script)] == [f"1.0 {0.5 * 2**0.5} 0.5\n"] * 2
+
+
+def test_lbfgs_with_a_closure(start):
+    ctx = start()
+    model = net()
+    optimizer = ctx.optimizer(torch.optim.LBFGS, model, lr=0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(batch(1)).square().mean()
+        ctx.backward(loss)
+        return loss.detach()
+
+    before = float(closure())
+    for _ in range(3):
+        optimizer.step(closure)
+    assert float(closure()) < before / 10
+    assert ctx.progress.step == 3
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_zero_grad_before_or_after_with_accumulation(start, order):
+    ctx = start()
+    model, reference = net(), net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    done = []
+    for number in range(4):
+        if order == "before":
+            optimizer.zero_grad()
+        with ctx.accumulate(model, steps=2):
+            ctx.backward(model(batch(number)).square().mean())
+        optimizer.step()
+        done.append(ctx.progress.stepped)
+        if order == "after":
+            optimizer.zero_grad()
+        if number % 2:
+            theirs.zero_grad()
+            reference(torch.cat([batch(number - 1), batch(number)])).square().mean().backward()
+            theirs.step()
+    assert done == [False, True, False, True]
+    assert (ctx.progress.step, ctx.progress.weighed) == (2, 2)
+    for mine, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_zero_grad_without_accumulation_always_forgets(start):
+    ctx = start()
+    model = net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    model(batch(0)).sum().backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert model[0].weight.grad.abs().sum() == 0
+    optimizer.zero_grad()
+    assert model[0].weight.grad is None
+
+
+def test_clipping_is_that_of_torch(start):
+    ctx = start()
+    model, reference = net(), net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=1.0, clip_norm=0.01)
+    for one in (model, reference):
+        one(batch(0)).square().mean().backward()
+    norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    torch.optim.SGD(reference.parameters(), lr=1.0).step()
+    optimizer.step()
+    assert optimizer.grad_norm == norm
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+def test_clipping_over_ranks(run_ranks):
+    script = """
+import torch, allranks
+from torch import nn
+torch.set_num_threads(1)
+with allranks.init() as ctx:
+    found = []
+    for strategy in ("flat", "ddp", "fsdp"):
+        torch.manual_seed(1)
+        model = ctx.prepare(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), strategy=strategy)
+        optimizer = ctx.optimizer(torch.optim.SGD, model, lr=1.0, clip_norm=0.1)
+        model(torch.full((2, 4), ctx.rank + 1.0)).square().sum().backward()
+        optimizer.step()
+        norm = optimizer.grad_norm
+        found.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
+        total = sum((p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad).square().sum()
+                    for p in model.parameters()).sqrt().item()
+        assert abs(total - 0.1) < 1e-5, total
+    assert max(found) - min(found) < 1e-4 * max(found), found
+    assert min(found) > 1
+"""
+    assert [(code, err) for code, _, err in run_ranks(script)] == [(0, "")] * 2
+
+
+def test_plain_backward_where_it_would_be_wrong(start):
+    ctx = start()
+    model = net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    model(batch(0)).sum().backward()
+    optimizer.step()  # Here it is right.
+    for _ in range(2):
+        with ctx.accumulate(model, steps=2):
+            model(batch(0)).sum().backward()
+    with pytest.raises(RankError, match="gradients of 2 micro-batches are added up"):
+        optimizer.step()
+
+
+def test_plain_backward_with_an_uneven_batch_or_fp16(start):
+    ctx = start(precision="fp16")
+    model = net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    model(batch(0)).sum().backward()
+    with pytest.raises(RankError, match="with fp16 the loss has to be scaled"):
+        optimizer.step()
+    ctx.close()
+    ctx = start()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    ctx.progress.samples, ctx.progress.total = 3, 8
+    with pytest.raises(RankError, match="this rank has 3 of 8 samples"):
+        optimizer.step()
+
+
+def test_accumulate_needs_a_number_and_is_one_object(start):
+    ctx = start()
+    model = net()
+    assert ctx.accumulate(model, 2) is ctx.accumulate(model, 2)
+    for steps in (0, -1, 1.5):
+        with pytest.raises(RankError, match="steps="):
+            ctx.accumulate(model, steps)
+
+
+def test_two_models_may_accumulate_side_by_side(start):
+    ctx = start()
+    first, second = net(), net()
+    turns = []
+    for _ in range(4):
+        for model in (first, second):
+            with ctx.accumulate(model, steps=2):
+                turns.append((ctx.progress.micro, ctx.progress.is_boundary))
+    assert turns == [(0, False)] * 2 + [(1, True)] * 2 + [(0, False)] * 2 + [(1, True)] * 2
+
+
+def test_an_epoch_ends_an_effective_batch(start):
+    ctx = start()
+    model = net()
+    sizes = []
+    for left in (4, 3, 2, 1, 0, 4, 3):
+        ctx.progress.left = left
+        with ctx.accumulate(model, steps=3):
+            sizes.append((ctx.progress.accumulation, ctx.progress.is_boundary))
+    assert sizes == [(3, False), (3, False), (3, True), (2, False), (2, True), (3, False), (3, False)]
+
+
+@pytest.mark.parametrize(
+    ("progress", "world_size", "expected"),
+    [
+        (Progress(), 4, 1.0),
+        (Progress(accumulation=4), 4, 0.25),
+        (Progress(samples=8, total=32, full=32, last=32, left=3), 4, 1.0),
+        (Progress(samples=3, total=7, full=8, last=7, left=0), 2, 6 / 7),
+        (Progress(samples=0, total=7, full=8, last=7, left=0), 2, 0.0),
+        (Progress(samples=4, total=8, full=8, last=7, left=1, accumulation=2, micro=0), 2, 8 / 15),
+        (Progress(samples=3, total=7, full=8, last=7, left=0, accumulation=2, micro=1), 2, 6 / 15),
+        (Progress(samples=4, total=8, full=8, last=7, left=2, accumulation=2, micro=0), 2, 0.5),
+        (Progress(samples=4, total=8, full=8, accumulation=2), 2, 0.5),
+    ],
+)
+def test_weight_of_a_micro_batch(progress, world_size, expected):
+    assert weight(progress, world_size) == expected
+
+
+def test_a_batch_after_accumulation_counts_in_full(start):
+    ctx = start()
+    model, reference = net(), net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    for number in range(2):
+        with ctx.accumulate(model, steps=2):
+            ctx.backward(model(batch(number)).sum())
+        optimizer.step()
+    optimizer.zero_grad()
+    reference.load_state_dict(model.state_dict())
+    ctx.backward(model(batch(2)).sum())
+    reference(batch(2)).sum().backward()
+    for mine, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine.grad, expected.grad)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_effective_batch_that_was_left_stops_no_later_step(start, plain):
+    ctx = start()
+    model = net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    with ctx.accumulate(model, steps=4):
+        ctx.backward(model(batch(0)).sum())
+    optimizer.step()
+    steps = []
+    for number in range(2):
+        loss = model(batch(number)).sum()
+        loss.backward() if plain else ctx.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(ctx.progress.step)
+    assert steps == [1, 2]
+    with ctx.accumulate(model, steps=4):
+        assert (ctx.progress.micro, ctx.progress.accumulation) == (0, 4)
+
+
+def test_another_model_steps_between_the_micro_batches_of_one(start):
+    ctx = start()
+    one, other = net(), net()
+    optimizers = [ctx.optimizer(torch.optim.SGD, model, lr=0.1) for model in (one, other)]
+    done = []
+    for number in range(4):
+        with ctx.accumulate(one, steps=2):
+            ctx.backward(one(batch(number)).sum())
+        ctx.backward(other(batch(number)).sum())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+            done.append(ctx.progress.stepped)
+    assert done == [False, True, True, True] * 2
+
+
+def test_a_stream_that_ends_within_an_effective_batch_gives_the_mean_over_its_samples(start):
+    ctx = start()
+    model, reference = net(), net()
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.0)
+    progress = ctx.progress
+    progress.full = 4
+    for number, size in enumerate((4, 4, 2)):
+        progress.samples = progress.total = size
+        progress.left = 0 if number == 2 else None
+        with ctx.accumulate(model, steps=8):
+            ctx.backward(model(batch(number, size)).square().mean())
+        optimizer.step()
+    assert (progress.step, progress.accumulation) == (1, 3)
+    everything = torch.cat([batch(0), batch(1), batch(2, 2)])
+    reference(everything).square().mean().backward()
+    for mine, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad)
+
+
+def test_an_optimizer_of_torch_may_step_after_the_last_micro_batch_only(start):
+    ctx = start()
+    model, other = net(), net()
+    plain, elsewhere = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other))
+    with ctx.accumulate(model, steps=2):
+        ctx.backward(model(batch(0)).sum())
+    elsewhere.step()
+    with pytest.raises(RankError, match=r"between the micro-batches(.|\n)*ctx.optimizer\(torch.optim.SGD"):
+        plain.step()
+    with ctx.accumulate(model, steps=2):
+        ctx.backward(model(batch(0)).sum())
+    plain.step()
+    with ctx.accumulate(model, steps=2):
+        ctx.backward(model(batch(0)).sum())
+    ctx.close()
+    plain.step()
+
+
+def test_the_effective_batch_is_told_once(start, capsys):
+    ctx = start()
+    model = net()
+    ctx.progress.full = 256
+    for steps in (1, 4, 4, 2):
+        with ctx.accumulate(model, steps=steps):
+            pass
+    assert capsys.readouterr().out == "effective batch: 1024 samples a step (4 micro-batches of 256)\n"
+
+
+def test_a_second_step_over_ranks(run_ranks):
+    script = """
+import torch, allranks
+from allranks import RankError
+with allranks.init() as ctx:
+    for strategy in ("flat", "ddp", "fsdp"):
+        model = ctx.prepare(torch.nn.Linear(2, 1), strategy=strategy)
+        optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        try:
+            optimizer.step()
+        except RankError as error:
+            ctx.print(strategy, error.what)
+"""
+    said = "optimizer.step() without a backward pass since the last step"
+    flat = "optimizer.step() with gradients that were not averaged over the ranks"
+    assert run_ranks(script) == [(0, f"flat {flat}\nddp {said}\nfsdp {said}\n", ""), (0, "", "")]
+
+
+def test_a_plain_backward_pass_is_refused_in_the_first_step_of_an_epoch_that_ends_uneven(run_ranks):
+    script = """
+import torch, allranks
+from allranks import RankError
+with allranks.init() as ctx:
+    model = ctx.prepare(torch.nn.Linear(2, 1))
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    ctx.progress.samples, ctx.progress.total, ctx.progress.full, ctx.progress.last = 4, 8, 8, 7
+    model(torch.ones(4, 2)).mean().backward()
+    try:
+        optimizer.step()
+    except RankError as error:
+        ctx.print(error.why, error.fix)
+"""
+    assert run_ranks(script)[0] == (
+        0,
+        "the last batch of the epoch has 7 samples for 2 ranks, no even shares "
+        "ctx.backward(loss), not loss.backward(), or ctx.loader(..., drop_last=True)\n",
+        "",
+    )

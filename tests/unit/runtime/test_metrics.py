@@ -1,0 +1,294 @@
+"""ctx.metrics: means over samples and ranks, records, resuming, and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from allranks import Context, RankError, contract
+
+
+def make_context(**fields):
+    return Context(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        local_world_size=1,
+        node_rank=0,
+        device=torch.device("cpu"),
+        backend="gloo",
+        environment="single process",
+        master_addr="127.0.0.1",
+        **fields,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+def lines_of(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert line.pop("time") > 1.7e9
+        line.pop("steps_per_second", None)
+    return lines
+
+
+def step(ctx, **values):
+    """Do what a training loop does in one step."""
+    ctx.metrics.begin_step()
+    ctx.progress.step += 1
+    ctx.metrics.log(**values)
+
+
+def test_a_mean_is_over_samples(folder):
+    ctx = make_context()
+    for samples, loss in ((256, 1.0), (256, torch.tensor(2.0)), (128, torch.tensor(3.0, requires_grad=True))):
+        ctx.progress.samples = samples
+        ctx.metrics.log(loss=loss)
+    ctx.progress.samples = 0
+    ctx.metrics.log(loss=math.nan)
+    assert ctx.metrics.means() == {"loss": (256 + 512 + 384) / 640}
+    assert ctx.metrics.means() == {}
+
+
+def test_without_a_loader_each_value_counts_once_and_a_weight_can_be_given(folder):
+    ctx = make_context()
+    ctx.metrics.log(a=1, b=True)
+    ctx.metrics.log(a=4, weight=2)
+    ctx.metrics.log(a=torch.tensor(7.0), weight=torch.tensor(3.0))
+    ctx.metrics.log(a=math.nan, weight=torch.tensor(0.0))
+    assert ctx.metrics.means() == {"a": (1 + 8 + 21) / 6, "b": 1.0}
+
+
+def test_bf16_and_float32_of_numpy_are_added_up_in_double_precision(folder):
+    import numpy
+
+    ctx = make_context()
+    for _ in range(1000):
+        ctx.metrics.log(half=torch.tensor(1.0, dtype=torch.bfloat16), single=numpy.float32(0.1))
+    assert ctx.metrics.means() == {"half": 1.0, "single": pytest.approx(float(numpy.float32(0.1)), rel=1e-12)}
+
+
+def test_a_record_every_few_steps_and_the_rest_at_the_end(folder):
+    with make_context(log_every=2) as ctx:
+        for number in range(1, 6):
+            step(ctx, loss=float(number))
+        assert ctx.metrics.means() == {"loss": 3.0}
+    assert lines_of(folder) == [
+        {"step": 2, "loss": 1.5},
+        {"step": 4, "loss": 3.5},
+        {"step": 5, "loss": 5.0},
+    ]
+
+
+def test_no_records_with_log_every_0_but_those_of_the_script(folder):
+    with make_context(log_every=0) as ctx:
+        for number in range(4):
+            step(ctx, loss=float(number))
+        ctx.metrics.record(accuracy=torch.tensor(0.5), epoch=3)
+    assert lines_of(folder) == [{"step": 4, "accuracy": 0.5, "epoch": 3.0}]
+
+
+def test_nothing_logged_makes_no_file(folder):
+    with make_context(log_every=1) as ctx:
+        for _ in range(3):
+            step(ctx)
+    assert not list(folder.iterdir())
+
+
+def test_a_number_that_is_not_finite_is_null(folder):
+    with make_context(log_every=1) as ctx:
+        step(ctx, loss=math.nan, other=-math.inf)
+    assert lines_of(folder) == [{"step": 1, "loss": None, "other": None}]
+
+
+def test_resume_drops_what_is_made_once_more(folder):
+    with make_context(log_every=2) as ctx:
+        for number in range(1, 9):
+            step(ctx, loss=float(number))
+            if number == 5:
+                state = ctx.metrics.state_dict()
+    undisturbed = lines_of(folder)
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 4, "lo')  # an attempt died while it wrote
+    with make_context(log_every=2) as ctx:
+        ctx.progress.step = 5
+        ctx.metrics.load_state_dict(state)
+        assert [line["step"] for line in lines_of(folder)] == [2, 4]
+        for number in range(6, 9):
+            step(ctx, loss=float(number))
+        assert ctx.metrics.means() == {"loss": 4.5}
+    assert lines_of(folder) == undisturbed
+
+
+def test_a_state_holds_plain_values(folder, tmp_path):
+    ctx = make_context()
+    ctx.metrics.log(loss=torch.tensor(2.0), weight=3)
+    state = ctx.metrics.state_dict()
+    assert state == {"step": 0, "epoch": {"loss": [6.0, 3.0]}, "window": {"loss": [6.0, 3.0]}}
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
+    assert ctx.metrics.means() == {"loss": 2.0}
+
+
+def test_a_job_that_was_asked_to_stop_leaves_the_rest_to_its_checkpoint(folder):
+    ctx = make_context(log_every=2)
+    for _ in range(3):
+        step(ctx, loss=1.0)
+    ctx.progress.stopping = True
+    with pytest.raises(SystemExit) as left:
+        ctx.close()
+    assert left.value.code == contract.CONTINUE_LATER
+    assert [line["step"] for line in lines_of(folder)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"loss": "low"}, r"metric loss is a str: 'low'"),
+        ({"loss": None}, r"metric loss is a NoneType"),
+        ({"loss": torch.ones(3)}, r"metric loss is a tensor of shape \(3,\)(.|\n)*fix: .*log\(loss=loss.mean\(\)\)"),
+        ({"loss": 1, "weight": -1}, r"weight=-1 cannot be"),
+        ({"loss": 1, "weight": math.nan}, r"weight=nan cannot be"),
+        ({"step": 1}, r"cannot be named 'step'"),
+        ({"loss": 1j}, r"metric loss is a complex"),
+    ],
+)
+def test_what_is_no_metric_is_an_error(values, what, folder):
+    ctx = make_context()
+    with pytest.raises(RankError, match=what):
+        ctx.metrics.log(**values)
+    if "weight" not in values:
+        with pytest.raises(RankError, match=what.split("(.")[0]):
+            ctx.metrics.record(**values)
+
+
+RANKS = """
+import json, torch, allranks
+with allranks.init(log_every=4) as ctx:
+    progress, metrics = ctx.progress, ctx.metrics
+    for number in range(1, 11):
+        metrics.begin_step()
+        progress.step += 1
+        if ctx.rank == 2:
+            progress.samples = 0  # a rank that has only fillers, and says NaN
+            metrics.log(loss=float("nan"))
+            continue
+        progress.samples = 2 - ctx.rank
+        metrics.log(loss=torch.tensor(float(number)))
+        if ctx.rank == 1 and number > 5:
+            metrics.log(late=7.0, weight=2)
+    means = [metrics.means(), metrics.means()]
+    metrics.log(loss=float(ctx.rank), weight=1)
+    means.append(metrics.means())
+print(json.dumps(means))
+"""
+
+
+def test_ranks_that_log_different_names_get_the_same_means(run_ranks, tmp_path):
+    results = run_ranks(RANKS, world_size=3, ALLRANKS_RUN_DIR=str(tmp_path))
+    assert [(code, err) for code, _, err in results] == [(0, "")] * 3
+    for _, out, _ in results:
+        assert json.loads(out) == [{"loss": 5.5, "late": 7.0}, {}, {"loss": 1.0}]
+    assert lines_of(tmp_path) == [
+        {"step": 4, "loss": 2.5},
+        {"step": 8, "loss": 6.5},  # "late" is new to the ranks, and comes with the next one
+        {"step": 10, "loss": (9.5 * 6 + 3) / 9, "late": 7.0},
+    ]
+
+
+ONE_RANK = """
+import allranks
+with allranks.init() as ctx:
+    if ctx.rank == 1:
+        ctx.metrics.log(loss=4.0)
+        ctx.metrics.log(loss=1.0, weight=2)
+"""
+
+
+def test_what_only_one_rank_logs_is_written_at_the_end(run_ranks, tmp_path):
+    results = run_ranks(ONE_RANK, world_size=3, ALLRANKS_RUN_DIR=str(tmp_path))
+    assert [(code, err) for code, _, err in results] == [(0, "")] * 3
+    assert lines_of(tmp_path) == [{"step": 0, "loss": 2.0}]
+
+
+RESUME = """
+import json, os, torch, allranks
+with allranks.init(log_every=4) as ctx:
+    progress, metrics = ctx.progress, ctx.metrics
+    path = os.environ["ALLRANKS_RUN_DIR"] + "/state.pt"
+    if os.path.exists(path):
+        state = torch.load(path)
+        progress.load_state_dict(state["progress"])
+        metrics.load_state_dict(state["metrics"])
+    for number in range(progress.step + 1, int(os.environ["STOP_AT"]) + 1):
+        metrics.begin_step()
+        progress.step += 1
+        progress.samples = 6 // ctx.world_size
+        metrics.log(loss=torch.tensor(float(number + ctx.rank)) - (ctx.world_size - 1) / 2)
+    if progress.step == 6:
+        saved = metrics.state_dict()
+        if ctx.is_main:
+            torch.save({"progress": progress.state_dict(), "metrics": saved}, path)
+        progress.stopping = True
+        raise SystemExit(0)
+    print(json.dumps(metrics.means()))
+"""
+
+
+def test_the_mean_of_an_epoch_is_right_after_a_resume_on_another_number_of_ranks(run_ranks, tmp_path):
+    variables = {"ALLRANKS_RUN_DIR": str(tmp_path)}
+    first = run_ranks(RESUME, world_size=2, STOP_AT="6", **variables)
+    assert [(code, err) for code, _, err in first] == [(contract.CONTINUE_LATER, "")] * 2
+    second = run_ranks(RESUME, world_size=3, STOP_AT="10", **variables)
+    assert [(code, err) for code, _, err in second] == [(0, "")] * 3
+    assert [json.loads(out) for _, out, _ in second] == [{"loss": 5.5}] * 3
+    assert lines_of(tmp_path) == [
+        {"step": 4, "loss": 2.5},
+        {"step": 8, "loss": 6.5},
+        {"step": 10, "loss": 9.5},
+    ]
+
+
+TRAINING = """
+import torch, allranks
+with allranks.init(log_every=5) as ctx:
+    model = ctx.prepare(torch.nn.Linear(1, 1, bias=False))
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.0)
+    for number in range(1, 13):
+        with ctx.accumulate(model, steps=2):
+            loss = model(torch.ones(1, 1)).sum() * 0 + number
+            ctx.backward(loss)
+        optimizer.step()
+        ctx.metrics.log(loss=loss)
+"""
+
+
+def test_records_in_a_training_loop(run_ranks, tmp_path):
+    results = run_ranks(TRAINING, ALLRANKS_RUN_DIR=str(tmp_path))
+    assert [(code, err) for code, _, err in results] == [(0, "")] * 2
+    assert lines_of(tmp_path) == [{"step": 5, "loss": 5.5}, {"step": 6, "loss": 11.5}]
+
+
+def test_without_a_run_the_file_is_where_the_script_was_started(run_ranks, tmp_path):
+    script = f"import os\nos.chdir({str(tmp_path)!r})\n" + RANKS
+    for expected in ("metrics go to metrics.jsonl", "it is now metrics.1.jsonl"):
+        (_, _, err), *others = run_ranks(script, world_size=2)
+        assert expected in err
+        assert [err for _, _, err in others] == [""]
+    assert (tmp_path / "metrics.1.jsonl").exists()
+
+
+@pytest.mark.parametrize("log_every", [-1, 1.5, True])
+def test_log_every_that_cannot_be(log_every):
+    import allranks
+
+    with pytest.raises(RankError, match=r"log_every=.* cannot be"):
+        allranks.init(log_every=log_every)

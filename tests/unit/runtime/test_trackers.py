@@ -1,0 +1,284 @@
+"""Where metrics go to: JSON lines, TensorBoard, Weights & Biases and MLflow for real where they are installed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import struct
+import threading
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+import allranks
+from allranks import RankError
+from allranks.runtime.trackers import JsonLines, Place, open_trackers
+from allranks.runtime.trackers.background import Background
+
+
+class Memory:
+    """A tracker that remembers; it fails at one step, and can wait."""
+
+    def __init__(self, fails_at=None):
+        self.calls = []
+        self.fails_at = fails_at
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def write(self, step, values):
+        assert self.may_go_on.wait(60)
+        if step == self.fails_at:
+            raise ConnectionError("the network is gone\nand more")
+        self.calls.append((step, values))
+
+    def config(self, values):
+        self.calls.append(("config", values))
+
+    def resume(self, step):
+        self.calls.append(("resume", step))
+
+    def close(self):
+        self.calls.append("close")
+
+
+def needs(package):
+    return pytest.mark.skipif(util.find_spec(package) is None, reason=f"{package} is not installed: pip install it")
+
+
+def test_calls_come_in_order_and_nobody_waits_for_them(tmp_path):
+    memory = Memory()
+    memory.may_go_on.clear()
+    group = open_trackers([memory], Place("x", folder=tmp_path))
+    group.config({"lr": 0.1})
+    group.write(1, {"loss": 2.0}, 5.0)
+    group.resume(1)
+    group.write(2, {"loss": 1.0}, 6.0)
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "time": 5.0, "loss": 2.0}\n{"step": 2, "time": 6.0, "loss": 1.0}\n'
+    )
+    memory.may_go_on.set()
+    group.close()
+    group.close()
+    assert memory.calls == [("config", {"lr": 0.1}), (1, {"loss": 2.0}), ("resume", 1), (2, {"loss": 1.0}), "close"]
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_the_others_go_on(tmp_path, capsys):
+    bad, good = Memory(fails_at=2), Memory()
+    group = open_trackers([bad, good], Place("x", folder=tmp_path))
+    for step in range(1, 5):
+        group.write(step, {"loss": 0.0}, 0.0)
+    group.close()
+    assert [call[0] for call in bad.calls] == [1]
+    assert [call[0] for call in good.calls[:-1]] == [1, 2, 3, 4]
+    assert capsys.readouterr().err == (
+        "allranks: warning: tracker Memory failed and gets no more metrics, the training goes on: "
+        "ConnectionError: the network is gone\n"
+    )
+
+
+def test_a_tracker_that_hangs_does_not_hold_up_the_end(capsys):
+    memory = Memory()
+    memory.may_go_on.clear()
+    tracker = Background(memory, seconds=0.05)
+    tracker.write(1, {})
+    tracker.close()
+    memory.may_go_on.set()
+    assert "warning: tracker Memory did not end within 0.05 s" in capsys.readouterr().err
+
+
+def test_methods_that_a_tracker_lacks_are_not_called():
+    steps = []
+
+    class Short:
+        def write(self, step, values):
+            steps.append(step)
+
+        def close(self):
+            steps.append("close")
+
+    tracker = Background(Short())
+    tracker.config({"lr": 1})
+    tracker.resume(4)
+    tracker.write(5, {})
+    tracker.close()
+    assert steps == [5, "close"]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "what"),
+    [
+        ("tensorbord", "there is no tracker 'tensorbord'"),
+        (5, "a int is no tracker"),
+        (Path("x"), "is no tracker"),
+    ],
+)
+def test_what_is_no_tracker_is_an_error(tracker, what, tmp_path):
+    with pytest.raises(RankError, match=what):
+        open_trackers([tracker], Place("x", folder=tmp_path))
+
+
+def test_a_text_instead_of_a_sequence_is_an_error():
+    with pytest.raises(RankError, match="trackers='wandb' is a text"):
+        allranks.init(trackers="wandb")
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])
+def test_a_package_that_is_missing_ends_all_ranks(run_ranks, package):
+    script = f"""
+import sys
+from importlib import util
+real = util.find_spec
+util.find_spec = lambda name, *more: None if name == {package!r} else real(name, *more)
+import allranks
+allranks.init(trackers=[{package!r}], timeout=100)
+"""
+    (first, _, err), (second, _, told) = run_ranks(script)
+    assert (first, second) == (1, 1)
+    line = f'trackers="{package}" needs the package {package}, which is not installed'
+    assert f"RankError: {line}" in err
+    assert f"fix: pip install {package}" in err
+    assert f"RankError: rank 0: {line}" in told
+
+
+def test_a_file_of_an_earlier_start_is_moved_aside(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    for number in range(3):
+        lines = JsonLines(path)
+        lines.write(number, {})
+        lines.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
+    assert [json.loads(file.read_text())["step"] for file in files] == [0, 1, 2]
+    assert capsys.readouterr().err.count("was there from an earlier start") == 2
+
+
+def test_resume_keeps_whole_lines_up_to_the_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nnonsense\n{"step": 3}\n[]\n{"step": 5}\n{"step": 2')
+    path.chmod(0o640)
+    lines = JsonLines(path)
+    lines.resume(3)
+    lines.write_at(4, {"loss": math.inf}, 1.0)
+    lines.close()
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n{"step": 4, "time": 1.0, "loss": null}\n'
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_comes_later_gets_all_lines(tmp_path, capsys):
+    path = tmp_path / "folder" / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.write_at(1, {}, 0.0)
+    lines.write_at(2, {}, 0.0)
+    path.parent.mkdir()
+    lines.write_at(3, {}, 0.0)
+    lines.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    err = capsys.readouterr().err
+    assert err.count("cannot write") == 1
+    assert "No such file or directory; the training goes on" in err
+
+
+def test_a_full_disk_stops_nobody():
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    lines = JsonLines(Path("/dev/full"))
+    lines._goes_on = True
+    for step in range(3):
+        lines.write(step, {"loss": 1.0})
+    lines.close()
+
+
+def test_a_run_gives_name_and_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALLRANKS_RUN_ID", "mnist-big-1120-0931-2")
+    monkeypatch.setenv("ALLRANKS_RUN_DIR", str(tmp_path))
+    assert Place.here() == Place("mnist-big", "mnist-big-1120-0931-2", tmp_path)
+    monkeypatch.delenv("ALLRANKS_RUN_ID")
+    monkeypatch.delenv("ALLRANKS_RUN_DIR")
+    monkeypatch.setattr("sys.argv", ["some/train.py"])
+    assert Place.here() == Place("train")
+
+
+SCRIPT = """
+import allranks
+with allranks.init(trackers=[NAME], log_every=2) as ctx:
+    ctx.metrics.config({"lr": 0.1, "layers": [1, 2]})
+    for number in range(1, 6):
+        ctx.metrics.begin_step()
+        ctx.progress.step += 1
+        ctx.metrics.log(loss=float(number))
+"""
+
+
+def run(run_ranks, folder, name, **variables):
+    run_id = "mnist-1120-0931"
+    script = SCRIPT.replace("NAME", repr(name))
+    results = run_ranks(script, ALLRANKS_RUN_DIR=str(folder), ALLRANKS_RUN_ID=run_id, HOME=str(folder), **variables)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert results[1][2] == ""
+    return results
+
+
+@needs("tensorboard")
+def test_tensorboard(run_ranks, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(run_ranks, tmp_path, "tensorboard")
+    (folder,) = [path for path in tmp_path.iterdir() if path.name == "tensorboard"]
+    events = EventAccumulator(str(folder)).Reload()
+    assert [(point.step, point.value) for point in events.Scalars("loss")] == [(2, 1.5), (4, 3.5), (5, 5.0)]
+    assert b'"lr": 0.1' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+def records_of(data):
+    """Read a file of wandb's: a header of 7 bytes, then blocks of 32 KiB with CRC (4), length (2), type (1), record."""
+    from wandb.proto import wandb_internal_pb2
+
+    at = 7
+    while at + 7 <= min(len(data), 1 << 15):
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        assert kind == 1, "a record that goes over the end of a block"
+        yield wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + length])
+        at += 7 + length
+
+
+@needs("wandb")
+def test_wandb_offline(run_ranks, tmp_path):
+    run(run_ranks, tmp_path, "wandb", WANDB_MODE="offline", WANDB_SILENT="true")
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-mnist-1120-0931.wandb")
+    points, config = [], {}
+    for record in records_of(path.read_bytes()):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            points.append((items["step"], items["loss"]))
+        for item in [*record.config.update, *record.run.config.update]:
+            config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+        if record.WhichOneof("record_type") == "run":
+            assert record.run.project == "mnist"
+    assert points == [(2, 1.5), (4, 3.5), (5, 5.0)]
+    assert config["lr"] == 0.1
+
+
+@needs("wandb")
+def test_wandb_without_a_login_is_an_error_before_the_training(run_ranks, tmp_path):
+    variables = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    results = run_ranks(SCRIPT.replace("NAME", "'wandb'"), **variables, ALLRANKS_RUN_DIR=str(tmp_path))
+    assert [code for code, _, _ in results] == [1, 1]
+    assert "RankError: rank 0: wandb cannot start" in results[1][2]
+    assert "WANDB_MODE=offline" in results[0][2]
+
+
+@needs("mlflow")
+def test_mlflow_in_the_folder_of_the_run_and_continued(run_ranks, tmp_path):
+    for _ in range(2):
+        run(run_ranks, tmp_path, "mlflow", MLFLOW_TRACKING_URI="")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        points = database.execute("select step, value, run_uuid from metrics where key = 'loss' order by rowid")
+        rows = points.fetchall()
+        statuses = database.execute("select status from runs").fetchall()
+        parameters = dict(database.execute("select key, value from params").fetchall())
+    assert [row[:2] for row in rows] == [(2, 1.5), (4, 3.5), (5, 5.0)] * 2
+    assert len({row[2] for row in rows}) == 1
+    assert statuses == [("FINISHED",)]
+    assert parameters == {"lr": "0.1", "layers": "[1, 2]"}
