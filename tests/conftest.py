@@ -24,6 +24,10 @@ FOREIGN = re.compile(
       |OMP_NUM_THREADS|PYTHONPATH|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE|PYTHONSAFEPATH|COVERAGE_PROCESS_\w+)$""",
     re.VERBOSE,
 )
+#: What nohup, or a shell that starts the tests in the background, has had ignored: every child would ignore it too.
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 WEIRD_NAME = "a b 'c' \"d\" $HOME\n; touch pwned"
 
 
