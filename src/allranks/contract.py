@@ -6,6 +6,7 @@ One place to look up a spelling.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -23,11 +24,27 @@ END_TIME: Final = "ALLRANKS_END_TIME"
 #: sysexits.h: a temporary failure, the user is invited to try again.
 CONTINUE_LATER: Final = 75
 
+#: Key that an agent sets in the store of a generation when a rank of it is gone: nobody is to be waited for any more.
+RANK_GONE: Final = "allranks/rank-gone"
+
 #: Set for an agent whose standard input is held open by its launcher: when it closes, the launcher is gone.
 LIFELINE: Final = "ALLRANKS_LIFELINE"
 
+# --- what a script that a scheduler starts tells the agents of its nodes, beside RUN_DIR and ATTEMPT ---
+#: This node's place among the nodes, how many of them there are, and how many ranks this one has.
+NODE_RANK: Final = "ALLRANKS_NODE_RANK"
+NODE_COUNT: Final = "ALLRANKS_NODE_COUNT"
+NODE_NPROC: Final = "ALLRANKS_NODE_NPROC"
+#: Where the agents meet: the first node, and a port there.
+RDZV_HOST: Final = "ALLRANKS_RDZV_HOST"
+RDZV_PORT: Final = "ALLRANKS_RDZV_PORT"
+OF_A_NODE: Final = (NODE_RANK, NODE_COUNT, NODE_NPROC, RDZV_HOST, RDZV_PORT)
+
+#: Names of the variables that this node decided on for the run: network and threads of another one may differ.
+DECIDED: Final = "ALLRANKS_DECIDED"
+
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
-OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE)
+OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, END_TIME, DECIDED, *OF_A_NODE)
 
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
@@ -40,18 +57,29 @@ ATTEMPTS_DIR: Final = "attempts"
 LATEST: Final = "latest"
 #: What rank 0 writes of the training: one line of JSON for each record.
 METRICS_FILE: Final = "metrics.jsonl"
+#: One line of JSON for each checkpoint that counts: what an attempt has achieved.
+CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
+
+# --- files of an attempt on a scheduler, relative to runs/<id>/attempts/000/ ---
+#: The job's id, its exit code, and what was decided about another attempt.
+JOB: Final = "job"
+EXIT: Final = "exit"
+AGAIN: Final = "again.json"
 
 # --- files of a node, relative to runs/<id>/attempts/000/node-000/ ---
 AGENT_EVENTS: Final = "agent.jsonl"
 AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
+USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
 
 # --- kinds of events in agent.jsonl ---
 AGENT_STARTED: Final = "agent-started"
+SETTINGS: Final = "settings"
 RANKS_STARTED: Final = "ranks-started"
 RANK_EXITED: Final = "rank-exited"
 RESTART: Final = "restart"
+NODE_LOST: Final = "node-lost"
 STOP_REQUESTED: Final = "stop-requested"
 WARNED: Final = "warned"
 ERROR: Final = "error"
@@ -66,6 +94,12 @@ def is_secret(name: str) -> bool:
     return name.upper().endswith(SECRET_SUFFIXES)
 
 
+def undecided(environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what was decided on for the run that this process is a rank of, if it is one."""
+    decided = environ.get(DECIDED, "").split()
+    return {name: value for name, value in environ.items() if name not in decided}
+
+
 def attempt_dir(attempt: int) -> str:
     """Folder of an attempt, relative to the run's folder: ``attempts/000``."""
     return f"{ATTEMPTS_DIR}/{attempt:03d}"
@@ -76,7 +110,7 @@ def node_dir(attempt: int, node: int) -> str:
     return f"{attempt_dir(attempt)}/node-{node:03d}"
 
 
-def rank_log(rank: int, stream: str) -> str:
+def rank_log(rank: int | Literal["*"], stream: str) -> str:
     """Name of a rank's log in its node's folder; ``stream`` is ``out`` or ``err``."""
     return f"rank-{rank}.{stream}"
 
@@ -106,6 +140,8 @@ class NodeSpec:
     master_port: int | None
     #: Permission bits of the files that the agent creates.
     file_mode: int
+    #: With fewer nodes than this the job cannot go on.
+    min_nodes: int = 1
 
     def to_json(self) -> str:
         """Return the orders as indented JSON."""

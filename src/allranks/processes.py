@@ -12,8 +12,15 @@ from pathlib import Path
 
 def marked(name: str, value: str) -> list[int]:
     """Return the processes that were started with a variable of that value, but for us and our ancestors."""
-    needle, ours = f"\0{name}={value}\0".encode(errors="surrogateescape"), set(_lineage())
+    needle, ours = f"\0{name}={value}\0".encode(errors="surrogateescape"), set(lineage())
     return [pid for pid in process_ids() if pid not in ours and needle in b"\0" + _environment(pid)]
+
+
+def told(pid: int, name: str) -> str | None:
+    """Return the value of a variable that a process was started with, if it has one."""
+    start = f"{name}=".encode()
+    values = [entry[len(start) :] for entry in _environment(pid).split(b"\0") if entry.startswith(start)]
+    return values[0].decode(errors="surrogateescape") if values else None
 
 
 def signal_process(pid: int, number: int) -> None:
@@ -45,11 +52,39 @@ def _environment(pid: int) -> bytes:
         return b""
 
 
-def _lineage() -> Iterator[int]:
+def lineage() -> Iterator[int]:
+    """Yield this process, its parent, the parent's parent and so on."""
     pid: int | None = os.getpid()
     while pid:
         yield pid
         pid = parent_of(pid)
+
+
+def catches(pid: int, number: int) -> bool | None:
+    """Tell whether a process has a handler for a signal; None where that is not told.
+
+    Unlike Python's own word on its handlers, the kernel's knows of those that C code has set.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), None)
+    return None if mask is None else bool(mask >> (number - 1) & 1)
+
+
+def started(pid: int) -> float | None:
+    """Return the start time of a living process in the kernel's clock ticks (man 5 proc); None for a dead one."""
+    fields = stat_fields(pid)
+    return float(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
+def boot_id() -> str:
+    """Return what tells this boot of this machine from all others; nothing where there is no /proc."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def parent_of(pid: int) -> int | None:

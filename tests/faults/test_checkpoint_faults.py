@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -84,18 +83,6 @@ def test_killed_at_any_moment_of_a_save_the_newest_whole_one_loads(tmp_path, all
     found = entries(folder)
     assert len(found) == 2
     assert not [problem for entry in found for problem in problems(entry.path)]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Give a folder on a file system of its own of a few megabytes."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "allranks-test", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs to be allowed to mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 FULL = """\

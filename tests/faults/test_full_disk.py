@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 
 import pytest
 from fault_tools import wait_for
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Give a folder on a file system of its own of a few megabytes."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "allranks-test", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs to be allowed to mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
 
 FILL = """\
 import os, sys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -165,3 +167,142 @@ def test_a_restarted_generation_meets_again_after_an_end_inside_init(allranks, w
     assert "rank 1 ends" in done.stdout
     assert "met" in done.stdout
     watch.nothing_left(5)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_ranks_that_wait_for_rank_0_leave_when_it_is_killed(allranks, watch, restarts):
+    """They only note SIGTERM, and the agent, which serves their store, lives on."""
+    allranks.script("""
+import os, signal, torch, allranks
+with allranks.init() as ctx:
+    checkpoints = ctx.checkpoints("checkpoints", model=torch.nn.Linear(1, 1))
+    ctx.barrier()  # All listen.
+    ctx.on_main(lambda: os.kill(os.getpid(), signal.SIGKILL if ctx.restart == 0 else 0))
+    ctx.print("done")
+""")
+    flags = ("--nproc-per-node", "3", "--backend", "gloo", "--max-restarts", str(restarts))
+    done = allranks("run", "train.py", *flags, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert (done.rc, "done" in done.stdout) == ((0, True) if restarts else (137, False)), done.stderr
+    ended = [(event["rank"], event["code"]) for event in watch.events("rank-exited")]
+    codes = dict(ended[:3])
+    assert codes[0] == -signal.SIGKILL
+    assert 1 in {codes[1], codes[2]} <= {1, -signal.SIGTERM}  # The agent's SIGTERM may come when one has failed.
+    for rank in (1, 2):
+        if codes[rank] == 1:
+            text = (watch.node / f"rank-{rank}.err").read_text()
+            assert "waited for it in ctx.on_main(<lambda>)\n" in text
+            assert "  why: its process is gone\n" in text
+
+
+#: Rank 1 waits for a file with its data, before or after ``init``; rank 0 is there already.
+LOADING = """
+import os, pathlib, sys, time, torch
+from torch import nn
+def load():
+    print("loading", flush=True)
+    while os.environ["RANK"] == "1" and not pathlib.Path("data").exists():
+        time.sleep(0.01)
+{before}
+import allranks
+with allranks.init() as ctx:
+    {after}
+    model = ctx.prepare(nn.Linear(1, 1))
+    checkpoints = ctx.checkpoints("checkpoints", model=model)
+    while not checkpoints.step():
+        pass
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_warning_to_a_rank_that_still_loads_makes_all_save_and_leave(allranks, watch, finish, when):
+    allranks.script(LOADING.format(**{"before": "", "after": "", when: "load()"}))
+    flags = ("--nproc-per-node", "2", "--backend", "gloo")
+    process = allranks.popen("run", "train.py", *flags, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    watch.line(1, "loading")
+    os.kill(watch.agent(), signal.SIGUSR1)
+    watch.event("warned")
+    (allranks.folder / "data").touch()
+    code, _, err = finish(process)
+    assert code == 75, err
+    assert [event["code"] for event in watch.events("rank-exited")] == [75, 75]
+    assert "; saved checkpoints/step-0" in (watch.node / "rank-0.err").read_text()
+
+
+OWN_HANDLERS = """
+import os, pathlib, signal, time
+def wait(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR2, lambda *_: pathlib.Path("heard").touch())
+print("ready", flush=True)
+wait("heard")
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGUSR2, lambda *_: pathlib.Path("late").touch())
+wait("late")
+"""
+
+
+def test_a_warning_reaches_each_rank_as_soon_as_it_listens(allranks, watch, finish):
+    """Rank 1 would die of what rank 0 has a handler for; it listens only when rank 0 has heard."""
+    allranks.script(OWN_HANDLERS)
+    process = allranks.popen("run", "train.py", "--nproc-per-node", "2")
+    for rank in range(2):
+        watch.line(rank, "ready")
+    os.kill(watch.agent(), signal.SIGUSR2)
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert len(watch.events("warned")) == 1
+
+
+def test_a_script_that_never_listens_does_not_die_of_a_warning(allranks, watch, finish):
+    allranks.script("import pathlib, time\nprint('ready', flush=True)\nwhile not pathlib.Path('go').exists(): pass\n")
+    process = allranks.popen("run", "train.py")
+    watch.line(0, "ready")
+    for number in (1, 2):  # With the second the agent is done with the first.
+        os.kill(watch.agent(), signal.SIGUSR1)
+        watch.event("warned", number)
+    (allranks.folder / "go").touch()
+    code, _, err = finish(process)
+    assert code == 0, err
+
+
+#: The last rank dies while it writes its part of a sharded model; the others have written theirs and wait for it.
+SAVING = """
+import os, signal, torch, allranks
+from allranks.runtime.checkpoint.files import Files
+with allranks.init() as ctx:
+    if ctx.rank == ctx.world_size - 1:
+        Files.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    model = ctx.prepare(torch.nn.Linear(6, 6), strategy="fsdp")
+    checkpoints = ctx.checkpoints("checkpoints", model=model)
+    checkpoints.save()
+    checkpoints.wait()
+"""
+
+
+def test_ranks_that_wait_for_a_save_leave_when_a_writer_is_killed(allranks, watch):
+    allranks.script(SAVING)
+    flags = ("--nproc-per-node", "3", "--backend", "gloo")
+    done = allranks("run", "train.py", *flags, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert done.rc == 137, done.stderr
+    ended = [(event["rank"], event["code"]) for event in watch.events("rank-exited")]
+    assert [code for rank, code in ended if rank == 2] == [-signal.SIGKILL]
+    assert -signal.SIGKILL not in [code for rank, code in ended if rank < 2]
+
+
+def test_ranks_that_close_leave_when_another_one_is_killed(allranks, watch):
+    allranks.script("""
+import os, signal, torch, allranks
+with allranks.init() as ctx:
+    checkpoints = ctx.checkpoints("checkpoints", model=torch.nn.Linear(1, 1))
+    ctx.barrier()  # All listen.
+    if ctx.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+""")
+    flags = ("--nproc-per-node", "2", "--backend", "gloo")
+    done = allranks("run", "train.py", *flags, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert done.rc == 137, done.stderr
+    ended = {event["rank"]: event["code"] for event in watch.events("rank-exited")}
+    assert ended[1] == -9
+    assert ended[0] >= 0  # It went by itself.

@@ -1,19 +1,24 @@
 """A training in which everything that is random counts: for tests that hurt it and look at how it ends.
 
-It prints the samples of each step, by rank, and at the end a digest of the weights.
+It prints the samples of each micro-batch, by rank, and at the end a digest of the weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
+import signal
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 import allranks
+from allranks.runtime.checkpoint.restore import Resumed
 
 
 class Noisy(Dataset):
@@ -41,40 +46,71 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--clip-norm", type=float)
+    parser.add_argument("--width", type=int, default=32, help="of the model: it has 10 parameters for each")
+    parser.add_argument("--hurt", action="store_true", help="rank 1 is killed, and after a restart asked to stop")
+    parser.add_argument("--slow-until", type=Path, help="sleep in each step until this file is there")
     parser.add_argument("--quiet", action="store_true", help="do not print the samples")
     return parser.parse_args()
+
+
+def hurt(ctx: allranks.Context, resumed: Resumed | None) -> None:
+    """Kill this rank at step 10; once it goes on from a checkpoint, ask it to stop 8 steps later."""
+    if ctx.progress.step == (10 if resumed is None else resumed.step + 8):
+        os.kill(os.getpid(), signal.SIGKILL if resumed is None else signal.SIGTERM)
+
+
+def digest(net: nn.Module) -> str:
+    """Return a digest of all weights; of a sharded model all ranks have to ask for it."""
+    values = [getattr(value, "full_tensor", lambda value=value: value)() for value in net.state_dict().values()]
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
 
 
 def main() -> None:
     options = parse_args()
     every = int(options.every) if options.every.isdigit() else options.every
-    with allranks.init(seed=3) as ctx:
-        net = nn.Sequential(nn.Linear(8, 32), nn.Dropout(options.dropout), nn.ReLU(), nn.Linear(32, 1))
+    with allranks.init(seed=3, precision=options.precision) as ctx:
+        net = nn.Sequential(
+            nn.Linear(8, options.width), nn.Dropout(options.dropout), nn.ReLU(), nn.Linear(options.width, 1)
+        )
         model = ctx.prepare(net, strategy=options.strategy)
-        optimizer = ctx.optimizer(torch.optim.AdamW, model, lr=0.01)
+        optimizer = ctx.optimizer(torch.optim.AdamW, model, lr=0.01, clip_norm=options.clip_norm)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
         loader = ctx.loader(Noisy(options.size), global_batch_size=options.batch, workers=options.workers)
         checkpoints = ctx.checkpoints(
-            options.folder, every=every, model=model, optimizer=optimizer, schedule=schedule, loader=loader
+            options.folder,
+            every=every,
+            background=not options.hurt,
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            loader=loader,
         )
         for epoch in loader.epochs(options.epochs):
             for indices, inputs, targets in loader:
                 with ctx.accumulate(model, options.accumulate):
-                    loss = nn.functional.mse_loss(model(inputs), targets)
+                    if not options.quiet:
+                        place = f"epoch {epoch} step {ctx.progress.step}.{ctx.progress.micro}"
+                        print(f"{place} samples {indices.tolist()}", flush=True)
+                    with ctx.autocast():
+                        loss = nn.functional.mse_loss(model(inputs), targets)
                     ctx.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
+                if options.slow_until and not options.slow_until.exists():
+                    time.sleep(0.3)
                 ctx.metrics.log(loss=loss)
-                if not options.quiet:
-                    print(f"epoch {epoch} step {ctx.progress.step} samples {indices.tolist()}", flush=True)
+                if options.hurt and ctx.rank == 1:
+                    hurt(ctx, checkpoints.resumed)
                 if checkpoints.step():
                     break
             else:
                 schedule.step()
                 ctx.print(f"epoch {epoch} loss {ctx.metrics.means()['loss']:.9f}")
         if not ctx.stopping:
-            data = b"".join(value.numpy().tobytes() for value in net.state_dict().values())
-            ctx.print(f"step {ctx.progress.step} weights {hashlib.sha256(data).hexdigest()}")
+            told = f"step {ctx.progress.step} weights {digest(net)}"
+            ctx.print(told)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A script as somebody writes it for Lightning and torchrun; nothing in it knows allranks."""
 
+import argparse
 import warnings
 
 import torch
@@ -21,11 +22,16 @@ class Line(LightningModule):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--num-nodes", type=int, default=1)
+    args = parser.parse_args()
     warnings.filterwarnings("ignore")
     data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
     trainer = Trainer(
         accelerator="cpu",
-        devices=2,
+        devices=args.devices,
+        num_nodes=args.num_nodes,
         strategy="ddp",
         max_epochs=1,
         logger=False,

@@ -9,9 +9,10 @@ from pathlib import Path
 from allranks import contract
 from allranks.agent.generation import Generation, variables
 from allranks.agent.rank import RankOrder
-from allranks.agent.ranks import RankExit, Ranks
+from allranks.agent.ranks import Listening, RankExit, Ranks
 from allranks.agent.stop import Stop
 from allranks.contract import NodeSpec
+from allranks.processes import catches
 from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
@@ -62,6 +63,7 @@ class RankGroup:
         self._stop = stop
         self._told = 0
         self._blames = True
+        self._unheard: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
 
     @property
     def is_running(self) -> bool:
@@ -98,7 +100,8 @@ class RankGroup:
             self._ranks.wait(seconds)
         for number in self._stop.take_warnings():
             self._events.write(contract.WARNED, signal=number.name)
-            self._ranks.signal(number)
+            self._unheard += [(local_rank, number) for local_rank in self._locals()]
+        self._hand_on_warnings()
         self._tell_exits()
 
     def end(self, number: signal.Signals) -> None:
@@ -123,6 +126,10 @@ class RankGroup:
         """Blame nobody for what follows: the job goes on, and who asks for its end from now on cancels it."""
         self.first_failure, self._blames = None, False
 
+    def attend(self, other: Listening) -> None:
+        """Have somebody else hear what comes for him, whenever the ranks are waited for."""
+        self._ranks.attend(other)
+
     def pause(self, seconds: float) -> None:
         """Wait between two generations."""
         deadline = time.monotonic() + seconds
@@ -137,6 +144,18 @@ class RankGroup:
 
     def _locals(self) -> range:
         return range(self._node.nproc_per_node)
+
+    def _hand_on_warnings(self) -> None:
+        """Hand warnings on to the ranks that listen to them; others get them once they do, if they ever do.
+
+        A rank that still imports or loads its data would die of a warning instead of saving after its first step.
+        """
+        for warning in self._unheard.copy():
+            local_rank, number = warning
+            pid = self._ranks.pids.get(local_rank)
+            if pid is not None and catches(pid, number) is not False:
+                self._ranks.signal(number, local_rank)
+                self._unheard.remove(warning)
 
     def _order(self, generation: Generation, local_rank: int) -> RankOrder:
         def log(stream: str) -> str:

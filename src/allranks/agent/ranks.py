@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from allranks.agent.rank import RankOrder
 from allranks.errors import LaunchError
@@ -23,6 +24,17 @@ class RankExit:
     pid: int
     code: int
     time: float
+
+
+class Listening(Protocol):
+    """Somebody else who is to hear what comes while the agent waits for its ranks."""
+
+    @property
+    def descriptors(self) -> list[Any]:
+        """What to select on."""
+
+    def tick(self) -> bool:
+        """Take in what came; tell whether the wait is to end for that."""
 
 
 class StarterGoneError(RuntimeError):
@@ -44,8 +56,13 @@ class Ranks:
         self._check = check
         self._unread = b""
         self._refused: str | None = None
+        self._other: Listening | None = None
         self.pids: dict[int, int] = {}  # local rank -> process id, of those alive
         self.exits: list[RankExit] = []  # of this generation, in order
+
+    def attend(self, other: Listening) -> None:
+        """Have somebody else hear what comes for him, too, in every :meth:`wait`."""
+        self._other = other
 
     def start(self, orders: dict[int, RankOrder]) -> dict[int, int]:
         """Start ranks, by local rank; return their process ids once all have been forked.
@@ -64,9 +81,9 @@ class Ranks:
                 self._raise_refusal(local_rank)
         return started
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process group of every rank that is alive."""
-        self._send({"signal": int(number)})
+    def signal(self, number: int, local_rank: int | None = None) -> None:
+        """Send a signal to the process group of a rank, or of every rank, that is alive."""
+        self._send({"signal": int(number), "to": local_rank})
 
     def quit(self, clean: bool) -> None:
         """Let the starter end; unless ``clean``, with everything that its ranks left behind."""
@@ -79,18 +96,23 @@ class Ranks:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a rank has ended, at most ``seconds``; tell whether one has."""
+        """Wait until a rank has ended, or something else was heard, at most ``seconds``; tell whether a rank has."""
         known = len(self.exits)
         deadline = time.monotonic() + seconds
         while len(self.exits) == known and (left := deadline - time.monotonic()) > 0:
             self._check()
             self._receive(min(left, _LOOK_SECONDS))
             self._idle()
+            if self._other and self._other.tick():
+                break
         return len(self.exits) > known
 
     def _receive(self, timeout: float) -> None:
         """Take in what the starter says, if it does so in time."""
-        if select.select([self._channel], [], [], timeout)[0]:
+        poll = select.poll()  # Not select(), which knows no descriptors above 1023: node 0 may hear many others.
+        for descriptor in (self._channel, *(self._other.descriptors if self._other else ())):
+            poll.register(descriptor, select.POLLIN)
+        if any(descriptor == self._channel.fileno() for descriptor, _ in poll.poll(timeout * 1000)):
             self._read()
 
     def _read(self) -> dict[int, int]:

@@ -94,8 +94,9 @@ class Starter:
         if "start" in message:
             return self._start(message["start"], RankOrder(**message["order"]))
         if "signal" in message:
-            for pid in self._ranks:
-                signal_group(pid, message["signal"])
+            for pid, local_rank in self._ranks.items():
+                if message["to"] in (None, local_rank):
+                    signal_group(pid, message["signal"])
         if "quit" in message:
             self._leaving, self._clean = True, message["quit"] == "clean"
         return None

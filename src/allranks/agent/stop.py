@@ -16,7 +16,7 @@ from types import FrameType
 from allranks import contract
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: What schedulers send ahead of the end. It ends nothing here: the ranks get it, save, and leave by themselves.
+#: What schedulers send ahead of the end. It ends nothing here: ranks that listen get it, save, and leave by themselves.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 #: A signal that comes twice within this time is one request: a group and its leader may each have got it.
 _ONE_REQUEST_SECONDS = 0.3
@@ -67,11 +67,16 @@ class Stop:
             StopRequestedError: there is one, and it has not been taken up before.
         """
         if self.signal is None and self._launcher_is_gone():
-            self._note(signal.SIGTERM, "the launcher is gone")
+            self.request(signal.SIGTERM, "the launcher is gone")
         if self.signal is None or self._is_taken_up:
             return
         self._is_taken_up = True
         raise StopRequestedError(self.why)
+
+    def request(self, number: signal.Signals, why: str) -> None:
+        """Request the end as if ``number`` had come, unless somebody did before."""
+        if self.signal is None:
+            self._note(number, why)
 
     def take_warnings(self) -> list[signal.Signals]:
         """Give the warnings that came since the last call, each once, to be handed on to the ranks."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from pathlib import Path
 
 from allranks import processes
 from allranks.runs.status import Handle
@@ -15,7 +14,9 @@ _KILL_PATIENCE = 10.0
 
 def identify(pid: int) -> Handle:
     """Return a handle that names the process ``pid`` of this machine and no later one."""
-    return Handle(host=socket.gethostname(), pid=pid, started=_started(pid), extra={"boot": _boot()})
+    return Handle(
+        host=socket.gethostname(), pid=pid, started=processes.started(pid), extra={"boot": processes.boot_id()}
+    )
 
 
 def is_here(handle: Handle) -> bool:
@@ -25,9 +26,9 @@ def is_here(handle: Handle) -> bool:
 
 def is_alive(handle: Handle) -> bool:
     """Tell whether the handle's process, of this machine, is alive."""
-    if handle.pid is None or handle.extra.get("boot") != _boot():
+    if handle.pid is None or handle.extra.get("boot") != processes.boot_id():
         return False
-    return _started(handle.pid) == handle.started is not None
+    return processes.started(handle.pid) == handle.started is not None
 
 
 def await_end(handle: Handle, seconds: float) -> bool:
@@ -73,16 +74,3 @@ def end_marked(name: str, value: str, patience: float) -> bool:
         else:
             return True
     return False
-
-
-def _started(pid: int) -> float | None:
-    """Return the start time of a living process in the kernel's clock ticks (man 5 proc); None for a dead one."""
-    fields = processes.stat_fields(pid)
-    return float(fields[19]) if fields and fields[0] not in "ZX" else None
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

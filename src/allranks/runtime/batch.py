@@ -75,7 +75,7 @@ def scaled_lr(lr: float, *, batch_size: int, base_batch_size: int, rule: Literal
 
     ``linear``: ``lr * batch_size / base_batch_size``, for SGD, with some epochs of warm-up where the factor is
     great (Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv:1706.02677,
-    section 2.1). ``sqrt``: ``lr * sqrt(batch_size / base_batch_size)``, which keeps the variance of a step
+    sections 2.1 and 2.2). ``sqrt``: ``lr * sqrt(batch_size / base_batch_size)``, which keeps the variance of a step
     (Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", arXiv:1404.5997,
     section 5; Hoffer et al. 2017, "Train longer, generalize better", arXiv:1705.08741, section 4); it is
     usual with Adam.

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.control import Control
 from allranks.runtime.main_rank import MainRank
-from allranks.runtime.member import Member
-from allranks.runtime.progress import Progress
+from allranks.runtime.reader import Reader
 from allranks.runtime.watch_steps import StepWatch
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.checkpoint import Checkpointer
-    from allranks.runtime.data import EvaluationLoader, Loader
     from allranks.runtime.metrics import Metrics
     from allranks.runtime.model import Training
     from allranks.runtime.model.precision import Scaler
@@ -37,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Context(Member):
+class Context(Reader):
     """One rank of a running job, and the pieces of a training loop. Made by :func:`allranks.init`, used with ``with``.
 
     Each piece works by itself beside plain PyTorch. What a piece does is said where it is made.
@@ -47,16 +44,6 @@ class Context(Member):
     deterministic: bool = False
     log_every: int = 50
     trackers: tuple[str | Tracker, ...] = field(default=(), repr=False)
-
-    @cached_property
-    def progress(self) -> Progress:
-        """How far the training is: the number of steps done, and what the current batch stands for."""
-        return Progress()
-
-    @cached_property
-    def control(self) -> Control:
-        """Small messages between ranks on the CPU; the first use of it is collective, as every use."""
-        return Control(self.world_size, self.timeout)
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -83,7 +70,8 @@ class Context(Member):
             What it returned: on the other ranks a copy, whose tensors of rank 0's GPU are on this rank's.
 
         Raises:
-            RankError: on the other ranks: rank 0 failed in it, or is gone. On all: the value cannot be pickled.
+            RankError: on the other ranks: rank 0 failed in it, or is gone; or a rank goes on with its steps instead.
+                On all: the value cannot be pickled.
         """
         return self._main.on_main(fn, args, kwargs)
 
@@ -140,14 +128,17 @@ class Context(Member):
 
         Args:
             module: the model, made alike on all ranks.
-            strategy: ``"flat"`` keeps all gradients in one buffer and averages them in one message at the end of the
-                backward pass; ``"ddp"`` is torch's DistributedDataParallel with gradients as views of its buckets;
+            strategy: ``"flat"`` keeps all gradients in one buffer, and averages large ones as soon as they are there
+                and all others in one message at the end of the backward pass; ``"ddp"`` is torch's
+                DistributedDataParallel with gradients as views of its buckets;
                 ``"fsdp"`` is torch's fully_shard, for models whose gradients and optimizer state do not fit beside
                 the parameters; those alone must fit on each device at the start. ``"auto"`` takes flat on CPUs up to
-                64 MiB of gradients, and where ``deterministic``, else ddp.
-            static_graph: for ddp: each step uses the same parameters in the same order.
+                64 MiB of gradients, and where ``deterministic``; else, and for sparse gradients, ddp.
+            static_graph: for ddp: each step uses the same parameters in the same order, and some perhaps never. It
+                has no effect elsewhere, nor where ``deterministic``.
             find_unused_parameters: parameters may get no gradient in some steps, as in models with branches. What
-                no rank used keeps ``grad=None``. Otherwise that is an error, which names them.
+                no rank used keeps ``grad=None``. Otherwise that is an error in a world of several, which names them.
+                With fsdp, all ranks have to use the same parameters in the same step: torch fails or hangs if not.
             checkpoint_activations: classes of modules whose activations are not kept but computed again in the
                 backward pass: less memory, about a third more computing.
             compile: with ``torch.compile``, in place, or its mode, as ``"max-autotune"``.
@@ -157,7 +148,7 @@ class Context(Member):
 
         Raises:
             RankError: the model has nothing to train, differs between ranks, or is wrapped already; a class that is
-                named here does not occur in it.
+                named here does not occur in it; there is no such strategy or type.
         """
         from allranks.runtime.model.preparing import Options
 
@@ -213,7 +204,7 @@ class Context(Member):
             options: of the class: ``lr``, ``weight_decay``, ... ``fused`` and ``foreach`` are left as given.
 
         Raises:
-            RankError: there are no parameters.
+            RankError: there are no parameters, or no ``lr`` to scale; there is no such ``scale_lr``.
         """
         from allranks.runtime.model.optimizing import Asked
 
@@ -245,168 +236,19 @@ class Context(Member):
         Ranks exchange gradients in the last one only. The last effective batch of an epoch ends with the epoch, and
         may have fewer micro-batches.
 
+        One that is left before it is full, as by a ``break``, is completed by the next blocks. Its gradients are
+        forgotten instead when :meth:`loader` goes on with the next epoch or gets a state, or when blocks with other
+        ``steps`` begin. A block that an exception leaves counts as a micro-batch.
+
         Args:
             model: what :meth:`prepare` gave.
             steps: micro-batches in an effective batch.
+
+        Raises:
+            RankError: ``steps`` is no positive number.
         """
         self.metrics.begin_step()
         return self._training.accumulate(model, steps)
-
-    def loader(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
-        shuffle: bool = True,
-        seed: int | None = None,
-        workers: int | Literal["auto"] = "auto",
-        pin_memory: bool | None = None,
-        prefetch: int = 2,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
-        drop_last: bool = False,
-        fetch: Literal["auto", "item"] = "auto",
-        sharded: bool = False,
-        quiet: bool = False,
-    ) -> Loader:
-        """Give what the training loop iterates: this rank's part of each batch, on its device.
-
-        All ranks call it, each with the whole dataset. The order of samples depends on seed, epoch and the dataset's
-        length alone, and the position is kept in samples: no sample is dropped or seen twice in an epoch, whatever
-        the number of ranks and workers and however often the training is stopped and continued, also on another
-        number of ranks. If the last batch of an epoch has fewer samples than there are ranks, some get a filler of
-        one sample, with ``ctx.progress.samples`` 0, which ``ctx.backward`` and ``ctx.metrics`` leave out.
-
-        Random numbers that ``dataset[i]`` draws from ``random``, ``numpy.random`` or torch's default generator on
-        the CPU depend on seed, epoch and ``i`` alone, and none of the training's are used up. The first batch that
-        draws some is fetched twice.
-
-        A stream, a torch ``IterableDataset`` or anything with only ``__iter__``, is run through by each rank in full;
-        the same holds for it as long as it is the same each time. It is not shuffled.
-
-        Args:
-            dataset: anything with ``__getitem__`` and ``__len__``, or a stream.
-            batch_size: samples of a batch on each rank.
-            global_batch_size: samples of a batch over all ranks; one of the two must be given.
-            shuffle: False keeps the dataset's order.
-            seed: of order and augmentation; default: the context's, else 0.
-            workers: processes on each rank that fetch batches; 0: the rank itself does. ``"auto"``: the CPUs that
-                the rank has for itself, less one; one for a stream; none for a ``TensorDataset`` and for a dataset
-                that fetches lists of samples (``__getitems__``).
-            pin_memory: whether batches go to the GPU through pinned memory; default: if the device is one. It has
-                no effect where there is no GPU.
-            prefetch: batches that each worker has ready.
-            collate_fn: puts a list of samples together to a batch; default: torch's ``default_collate``.
-            worker_init_fn: called in each worker with its number.
-            drop_last: leave out the samples that do not fill a batch at the end of an epoch.
-            fetch: ``"item"`` calls ``dataset[i]`` for each sample also where the dataset could fetch lists of them,
-                whose random numbers are seeded once for a list.
-            sharded: for streams: the dataset gives each rank a part of its own. The epoch ends for all ranks when the
-                first has no more samples, the ranks agree on that in each step, and a resume skips as many batches.
-            quiet: do not print the size of the batch.
-
-        Raises:
-            RankError: the dataset is empty or has fewer samples than there are ranks, the global batch does not
-                divide by the number of ranks, the ranks disagree on any of this, or a value makes no sense.
-        """
-        from allranks.runtime.data import make_loader
-
-        return make_loader(
-            self,
-            dataset,
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            workers=workers,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            drop_last=drop_last,
-            fetch=fetch,
-            sharded=sharded,
-            quiet=quiet,
-        )
-
-    def evaluation_loader(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int,
-        seed: int | None = None,
-        workers: int | Literal["auto"] = "auto",
-        pin_memory: bool | None = None,
-        prefetch: int = 2,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
-        fetch: Literal["auto", "item"] = "auto",
-        same_steps: bool = True,
-        whole: bool = False,
-    ) -> EvaluationLoader:
-        """Give what an evaluation iterates: every sample exactly once over all ranks, in the dataset's order.
-
-        Nothing is padded, and all ranks have the same number of batches, so that models that communicate in their
-        forward pass can be evaluated too: batches at the end may be smaller, or greater by one sample. While it is
-        iterated, ``ctx.progress`` speaks of its batches, and afterwards again of the training's. Random numbers are
-        the same in each evaluation.
-
-        Args:
-            dataset: as for :meth:`loader`.
-            batch_size: samples of a batch on each rank.
-            seed: of random numbers that the dataset draws; default: the context's, else 0.
-            workers: as for :meth:`loader`.
-            pin_memory: as for :meth:`loader`.
-            prefetch: as for :meth:`loader`.
-            collate_fn: as for :meth:`loader`.
-            worker_init_fn: as for :meth:`loader`.
-            fetch: as for :meth:`loader`.
-            same_steps: False: ranks may have one batch less than others. It is needed where there are fewer samples
-                than ranks.
-            whole: this rank gets all samples, for an evaluation on one rank alone.
-
-        Raises:
-            RankError: the dataset is empty, or has fewer samples than there are ranks.
-        """
-        from allranks.runtime.data import make_evaluation_loader
-
-        return make_evaluation_loader(
-            self,
-            dataset,
-            batch_size=batch_size,
-            seed=seed,
-            workers=workers,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            fetch=fetch,
-            same_steps=same_steps,
-            whole=whole,
-        )
-
-    @staticmethod
-    def scaled_lr(
-        lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear"
-    ) -> float:
-        """Give the learning rate for a batch size, from one that was found to be good for another batch size.
-
-        ``"linear"`` multiplies with ``batch_size / base_batch_size`` (Goyal et al. 2017, arXiv:1706.02677, with some
-        epochs of warm-up), ``"sqrt"`` with its square root (Krizhevsky 2014, arXiv:1404.5997).
-
-        Args:
-            lr: the learning rate that is good for ``base_batch_size``.
-            batch_size: samples of one optimizer step: ``loader.global_batch_size`` times the accumulated micro-batches.
-            base_batch_size: samples of one step for which ``lr`` was found.
-            rule: ``"linear"`` or ``"sqrt"``.
-
-        Raises:
-            RankError: a value makes no sense.
-        """
-        from allranks.runtime.batch import scaled_lr
-
-        return scaled_lr(lr, batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
 
     def close(self) -> None:
         """Leave the process group, after waiting for the other ranks. Calling it again does nothing.
@@ -432,13 +274,11 @@ class Context(Member):
         if self.stopping:
             raise SystemExit(contract.CONTINUE_LATER)
 
-    def _release(self) -> None:
-        if "control" in vars(self):
-            self.control.release()
-
     def abandon(self) -> None:
         """Leave without waiting for anybody, because this rank has failed; see :meth:`Member.abandon`."""
         self._watch.stop()
+        if "metrics" in vars(self):
+            self.metrics.flush()
         super().abandon()
 
     def checkpoints(
@@ -463,8 +303,8 @@ class Context(Member):
         which takes as much memory again. Loading verifies it: a damaged one is named and skipped. Another number of
         ranks can continue from it, also with sharded models.
 
-        SIGTERM, SIGUSR1, SIGUSR2 and the end of the job's time are requests to stop from here on: see
-        :meth:`Checkpointer.step`. A context has one of these at a time.
+        SIGTERM and the end of the job's time are requests to stop from here on, SIGUSR1 and SIGUSR2 also if they came
+        since :func:`allranks.init`: see :meth:`Checkpointer.step`. A context has one of these at a time.
 
         Args:
             folder: of the checkpoints, made if it is not there. It is one job's own.

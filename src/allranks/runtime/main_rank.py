@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from allranks.errors import AllranksError, RankError
+from allranks.runtime.peer import Peers
 from allranks.runtime.poll import poll
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class MainRank:
         self._store = store
         self._device = device
         self._watch = watch
+        self._peers = Peers(rank, world_size, store)
         self._inside = False
 
     def on_main(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
@@ -95,7 +97,12 @@ class MainRank:
     def _follow(self, store: Store, key: str, name: str) -> Any:
         def look() -> bool | None:
             self._watch.raise_verdict()
-            return store.check([key]) or None
+            gone = self._peers.is_gone(0)
+            if store.check([key]):
+                return True
+            if gone:  # Ranks of other machines cannot see it, and read it here.
+                store.set(key, b"E" + pickle.dumps(vars(self._left_alone(name, "its process is gone"))))  # type: ignore[arg-type]
+            return gone or None
 
         try:
             poll(look)
@@ -103,14 +110,17 @@ class MainRank:
             if store.add(f"{key}/read", 1) == self._world_size - 1 and answer[:1] != b"E":
                 store.delete_key(key)
         except RuntimeError as error:
-            raise RankError(
-                f"rank 0 ended while rank {self._rank} waited for it in {name}",
-                why=str(error).strip().split("\n")[0],
-                fix="look at the log of rank 0: allranks logs --rank 0",
-            ) from error
+            raise self._left_alone(name, str(error).strip().split("\n")[0]) from error
         if answer[:1] == b"E":
             raise RankError(**pickle.loads(answer[1:]))
         return _unpack(answer[1:], self._device)
+
+    def _left_alone(self, name: str, why: str) -> RankError:
+        return RankError(
+            f"rank 0 ended while rank {self._rank} waited for it in {name}",
+            why=why,
+            fix="look at the log of rank 0: allranks logs --rank 0",
+        )
 
 
 def _pack(value: object, name: str) -> bytes:

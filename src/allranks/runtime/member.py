@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.runtime.membership import abort, leave_last
+from allranks.runtime.peer import Peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,8 +124,7 @@ class Member:
         if distributed.is_initialized():
             abort(self.backend)
         if membership.store is not None:
-            with suppress(distributed.DistError):
-                membership.store.set("all-left", "1")
+            Peers(self.rank, self.world_size, membership.store).leave_waiting()
 
     def __enter__(self) -> Self:
         """Give the context itself."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from allranks.runtime.peer import ALL_LEFT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,6 +51,6 @@ def leave_last(store: Store, serves: bool, world_size: int) -> None:
     # A store that is gone went with a rank that failed; that rank's own error is the one to see.
     with suppress(distributed.DistError):
         if store.add("left", 1) == world_size:
-            store.set("all-left", "1")
+            store.set(ALL_LEFT, "1")
         elif serves:
-            store.wait(["all-left"], LAST_LEAVE)
+            store.wait([ALL_LEFT], LAST_LEAVE)

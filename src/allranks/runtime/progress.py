@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allranks.runtime.model.weighing import Accumulation
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class Progress:
         plain: backward passes outside of such blocks.
         stepped: whether the last call of ``optimizer.step()`` made a step.
         stopping: whether the job was asked to stop and has saved: the loops end.
+        groups: the blocks of ``accumulate``, by model and number of micro-batches.
     """
 
     step: int = 0
@@ -45,6 +50,7 @@ class Progress:
     plain: int = 0
     stepped: bool = False
     stopping: bool = False
+    groups: dict[tuple[int, int], Accumulation] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_boundary(self) -> bool:
@@ -57,6 +63,13 @@ class Progress:
             self.plain += 1
             self.accumulation = 1
             self.micro = 0
+
+    def abandon(self) -> None:
+        """Forget effective batches that are not full: what would fill them does not come any more."""
+        for group in self.groups.values():
+            group.abandon()
+        self.accumulation = 1
+        self.micro = 0
 
     def state_dict(self) -> dict[str, int]:
         """Give what a checkpoint holds: the number of steps."""

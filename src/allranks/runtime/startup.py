@@ -14,6 +14,7 @@ from allranks.runtime import environment, rendezvous, stop
 from allranks.runtime.context import Context
 from allranks.runtime.deterministic import make_deterministic
 from allranks.runtime.membership import Membership
+from allranks.runtime.peer import Peers
 from allranks.runtime.rendezvous import Arrival, Place
 from allranks.runtime.seed import seed_all
 
@@ -51,6 +52,9 @@ def init(
     in a world of several also MASTER_ADDR and MASTER_PORT; a world of one takes them away when it is closed. A
     process group that the script has started itself before is used as it is.
 
+    SIGUSR1 and SIGUSR2, which schedulers send ahead of the end, no longer end the process from here on, unless the
+    script has another use for them: ``ctx.checkpoints`` takes up what came before it.
+
     Args:
         backend: of the process group. Default: ALLRANKS_BACKEND, else nccl where there are GPUs, else gloo.
         seed: Python, NumPy and torch are seeded with a number made of this and the rank, the same in each run
@@ -83,7 +87,12 @@ def init(
     rank = environment.detect()
     chosen, rank_device = devices.choose(backend or _started_backend(), device, rank)
     devices.bind(rank_device, rank)
-    place, membership = _join(rank, chosen, rank_device, limit)
+    stop.note_warnings()
+    try:
+        place, membership = _join(rank, chosen, rank_device, limit)
+    except BaseException:
+        stop.close()
+        raise
     context = Context(
         rank=rank.rank,
         local_rank=rank.local_rank,
@@ -109,6 +118,7 @@ def init(
     if deterministic:
         undo.append(make_deterministic(tell=rank.rank == 0, seeded=seed is not None))
     try:
+        Peers(rank.rank, rank.world_size, membership.store).announce()
         context._start_trackers()
     except BaseException:
         context.abandon()

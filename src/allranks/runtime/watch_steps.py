@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.errors import RankError
+from allranks.runtime.peer import Peers
 from allranks.runtime.poll import poll
 from allranks.runtime.say import say
 
@@ -58,6 +59,7 @@ class StepWatch:
         self._world_size = world_size
         self._progress = progress
         self._store = store if world_size > 1 else None
+        self._peers = Peers(rank, world_size, store)
         self._seconds = seconds
         self._places = 0
         self._over = threading.Event()
@@ -132,7 +134,7 @@ class StepWatch:
             come = store.add(_counter(place), 0) >= self._world_size
         except RuntimeError:
             return True
-        return come or self._has(store, _VERDICT) or self._has(store, "all-left") or None
+        return come or self._has(store, _VERDICT) or self._peers.are_missing() or None
 
     def _watch(self, store: Store) -> None:
         """Until the end: end this process when it is seen twice in the same hopeless backward pass."""

@@ -122,7 +122,8 @@ def test_a_script_alone_can_start_a_run(clean_env, tmp_path):
 
 FRAMEWORK = """
 import os, runpy, sys, allranks
-when, script = sys.argv[1:]
+when, *sys.argv = sys.argv[1:]
+script = sys.argv[0]
 with allranks.init() as ctx:
     if when == "while open":
         runpy.run_path(script, run_name="__main__")
@@ -135,11 +136,10 @@ if when == "after the close":
 @pytest.mark.parametrize(("name", "steps"), [("lightning", 8), ("accelerate", 8)])
 def test_lightning_and_accelerate_work_in_a_world_of_one(clean_env, tmp_path, pytestconfig, name, steps, when):
     pytest.importorskip(name)
-    source = pytestconfig.rootpath / "tests" / "scripts" / f"{name}_script.py"
-    script = tmp_path / "script.py"
-    script.write_text(source.read_text().replace("devices=2", "devices=1"))
+    script = pytestconfig.rootpath / "tests" / "scripts" / f"{name}_script.py"
+    options = ["--devices=1"] if name == "lightning" else []
     (tmp_path / "outer.py").write_text(FRAMEWORK)
-    command = [sys.executable, "outer.py", when, str(script)]
+    command = [sys.executable, "outer.py", when, str(script), *options]
     done = subprocess.run(
         command, env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
     )

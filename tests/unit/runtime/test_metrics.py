@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 
 import pytest
 import torch
@@ -126,6 +127,57 @@ def test_resume_drops_what_is_made_once_more(folder):
             step(ctx, loss=float(number))
         assert ctx.metrics.means() == {"loss": 4.5}
     assert lines_of(folder) == undisturbed
+
+
+@pytest.fixture
+def no_second_passes(monkeypatch):
+    """Let records wait that need not be written at once."""
+    monkeypatch.setattr("allranks.runtime.trackers.jsonl._SECONDS", math.inf)
+
+
+def test_what_is_asked_for_is_in_the_file_before(folder, no_second_passes):
+    ctx = make_context(log_every=1)
+    asks = [lambda: None, ctx.metrics.means, ctx.metrics.state_dict, ctx.abandon]
+    lines = []
+    for ask in asks:
+        for _ in range(2):
+            step(ctx, loss=1.0)
+        ask()
+        lines.append(len(lines_of(folder)))
+    # The record of a step is made when the next one begins; a state holds no step that has no record.
+    assert lines == [1, 3, 6, 7]
+
+
+KILLED = """
+import os, pickle, signal, sys, allranks
+from allranks.runtime.trackers import jsonl
+jsonl._SECONDS = float("inf")
+path = os.environ["ALLRANKS_RUN_DIR"] + "/state"
+with allranks.init(log_every=1) as ctx:
+    if os.path.exists(path):
+        with open(path, "rb") as stream:
+            state = pickle.load(stream)
+        ctx.progress.step = state["step"]
+        ctx.metrics.load_state_dict(state)
+    while ctx.progress.step < 9:
+        ctx.metrics.begin_step()
+        ctx.progress.step += 1
+        ctx.metrics.log(loss=ctx.progress.step)
+        if ctx.progress.step == 5 and not os.path.exists(path):
+            with open(path, "wb") as stream:
+                pickle.dump(ctx.metrics.state_dict(), stream)
+        elif ctx.progress.step == 8 and "kill" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_after_a_kill_and_a_resume_there_is_each_step_once(run_ranks, tmp_path):
+    variables = {"ALLRANKS_RUN_DIR": str(tmp_path)}
+    ((code, _, _),) = run_ranks(KILLED, world_size=1, kill="yes", **variables)
+    assert code == -signal.SIGKILL
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5]
+    assert run_ranks(KILLED, world_size=1, **variables) == [(0, "", "")]
+    assert lines_of(tmp_path) == [{"step": number, "loss": float(number)} for number in range(1, 10)]
 
 
 def test_a_state_holds_plain_values(folder, tmp_path):

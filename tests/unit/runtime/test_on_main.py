@@ -75,6 +75,26 @@ with allranks.init(timeout=100) as ctx:
     assert "RankError: rank 0 ended while rank 1 waited for it in ctx.on_main(<lambda>)" in err
 
 
+def test_a_request_to_stop_ends_no_wait_for_rank_0(run_ranks, tmp_path):
+    script = f"""
+import os, signal, torch, allranks
+with allranks.init(timeout=100) as ctx:
+    checkpoints = ctx.checkpoints({str(tmp_path / "checkpoints")!r}, model=torch.nn.Linear(1, 1))
+    pids = ctx.control.gather(os.getpid())
+    def evaluate():
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        while not ctx._store.check(["heard"]):
+            pass
+        return 7
+    if ctx.rank:
+        signal.signal(signal.SIGTERM, lambda *_, note=signal.getsignal(signal.SIGTERM):
+                      (note(*_), ctx._store.set("heard", "")))
+    print(ctx.on_main(evaluate), checkpoints.step())
+"""
+    assert outcomes(run_ranks(script)) == [(75, "7 True\n")] * 2
+
+
 def test_in_a_group_of_the_scripts_own(run_ranks):
     script = """
 import torch.distributed as dist, allranks

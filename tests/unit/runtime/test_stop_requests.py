@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,93 @@ def test_however_a_context_is_closed_after_a_stop_the_code_is_75(clean_env: dict
     script = f"import allranks\nctx = allranks.init()\nctx.progress.stopping = True\n{ending}\n"
     done = subprocess.run([sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (os.EX_TEMPFAIL, "")
+
+
+EARLY = """
+import faulthandler, signal, sys, torch, allranks
+{before}
+with allranks.init() as ctx:
+    signal.raise_signal(signal.{name})
+    print("alive", flush=True)
+    {after}
+print("closed", flush=True)
+signal.raise_signal(signal.{name})
+"""
+CHECKPOINTS = """
+    model = torch.nn.Linear(1, 1)
+    checkpoints = ctx.checkpoints(sys.argv[1], model=model)
+    print(checkpoints.step(), flush=True)
+"""
+
+
+def early(env: dict[str, str], folder: Path, name: str, before: str = "", after: str = "") -> tuple[int, str, str]:
+    """Run a script that gets a signal before it makes a checkpointer, and another one after the context is closed."""
+    script = EARLY.format(name=name, before=before, after=after)
+    command = [sys.executable, "-c", script, str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_before_there_are_checkpoints_is_taken_up_by_them(
+    clean_env: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    code, out, err = early(clean_env, tmp_path, number.name, after=CHECKPOINTS)
+    saved = tmp_path / "step-000000001"
+    assert (code, out) == (os.EX_TEMPFAIL, "alive\nTrue\n")
+    assert err == f"allranks: stopping at step 1: got {number.name}; saved {saved}\n"
+    assert saved.is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_warning_to_a_script_that_never_saves_ends_nothing_until_it_is_closed(
+    clean_env: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    assert early(clean_env, tmp_path, number.name) == (-number, "alive\nclosed\n", "")
+
+
+def test_sigterm_before_there_are_checkpoints_ends_the_rank_at_once(clean_env: dict[str, str], tmp_path: Path) -> None:
+    assert early(clean_env, tmp_path, "SIGTERM", after=CHECKPOINTS) == (-signal.SIGTERM, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stack_dump_that_the_script_has_registered_stays(clean_env: dict[str, str], tmp_path: Path) -> None:
+    code, out, err = early(clean_env, tmp_path, "SIGUSR1", before="faulthandler.register(signal.SIGUSR1)")
+    assert (code, out) == (0, "alive\nclosed\n")
+    assert err.count("most recent call first") == 2
+
+
+def test_a_handler_that_the_script_sets_in_between_is_called_and_stays(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
+    theirs = "old = signal.signal(signal.SIGUSR1, lambda *got: (print('theirs', flush=True), old(*got)))"
+    code, out, _ = early(clean_env, tmp_path, "SIGUSR1", after=f"{theirs}\n    signal.raise_signal(signal.SIGUSR1)")
+    assert (code, out) == (0, "alive\ntheirs\nclosed\ntheirs\n")
+
+
+def test_an_init_that_fails_leaves_signals_as_they_were(clean_env: dict[str, str]) -> None:
+    script = """
+import signal, allranks
+from torch import distributed
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+try:
+    allranks.init()
+except allranks.RankError:
+    print("failed", flush=True)
+signal.raise_signal(signal.SIGUSR1)
+"""
+    env = {**clean_env, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGUSR1, "failed\n")
+
+
+def test_a_context_may_be_closed_in_another_thread(clean_env: dict[str, str]) -> None:
+    script = """
+import threading, allranks
+ctx = allranks.init()
+thread = threading.Thread(target=lambda: print(ctx.close(), flush=True))
+thread.start()
+thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")

@@ -166,6 +166,68 @@ def test_resume_keeps_whole_lines_up_to_the_step(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+def steps_of(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_the_file_is_written_once_a_second_at_most(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    written = []
+    for step, when in enumerate([10.0, 10.5, 10.999, 11.0, 11.9, 11.1, 9.0]):
+        lines.write_at(step, {"loss": 1.0}, when)
+        written.append(len(steps_of(path)))
+    assert written == [1, 1, 1, 4, 4, 4, 7]  # at the end the clock was set back
+    lines.write_at(7, {}, 9.5)
+    lines.flush()
+    assert steps_of(path) == [*range(8)]
+    lines.write_at(8, {}, 9.6)
+    lines.close()
+    assert steps_of(path) == [*range(9)]
+
+
+def test_what_waits_is_written_before_a_resume(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    for step in range(5):
+        lines.write_at(step, {}, 1.0)
+    lines.resume(2)
+    assert steps_of(path) == [0, 1, 2]
+    lines.close()
+    assert steps_of(path) == [0, 1, 2]
+
+
+def test_a_script_that_closes_nothing_loses_nothing(run_ranks, tmp_path):
+    script = """
+from pathlib import Path
+from allranks.runtime.trackers import JsonLines
+lines = JsonLines(Path("FILE"))
+for step in range(3):
+    lines.write_at(step, {}, 1.0)
+raise ValueError
+"""
+    path = tmp_path / "metrics.jsonl"
+    ((code, _, _),) = run_ranks(script.replace("FILE", str(path)), world_size=1)
+    assert code == 1
+    assert steps_of(path) == [0, 1, 2]
+
+
+def test_a_tracker_that_changes_a_record_has_a_copy_of_it(tmp_path):
+    class Greedy(Memory):
+        def write(self, step, values):
+            super().write(step, values.popitem())
+
+    tracker = Greedy()
+    group = open_trackers([tracker], Place("x", folder=tmp_path))
+    for step in range(2):
+        group.write(step, {"loss": 1.0}, 5.0)
+    group._others[0].close()
+    group.close()
+    assert tracker.calls == [(0, ("loss", 1.0)), (1, ("loss", 1.0)), "close"]
+    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last) == {"step": 1, "time": 5.0, "loss": 1.0}
+
+
 def test_a_folder_that_comes_later_gets_all_lines(tmp_path, capsys):
     path = tmp_path / "folder" / "metrics.jsonl"
     lines = JsonLines(path)
@@ -174,7 +236,7 @@ def test_a_folder_that_comes_later_gets_all_lines(tmp_path, capsys):
     path.parent.mkdir()
     lines.write_at(3, {}, 0.0)
     lines.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    assert steps_of(path) == [1, 2, 3]
     err = capsys.readouterr().err
     assert err.count("cannot write") == 1
     assert "No such file or directory; the training goes on" in err

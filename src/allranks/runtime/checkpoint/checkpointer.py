@@ -91,6 +91,8 @@ class Checkpointer:
         """Continue from the newest whole checkpoint, if there is one."""
         self.resumed, self._files.damaged = resume(self._ctx, self.folder, self._own, self._around, seen=self._seen)
         self._ready()
+        if self._ctx.is_main:
+            self._files.note(None, self._progress.step)
 
     def begin_anew(self) -> None:
         """Leave alone what is there: it is neither loaded nor removed nor replaced."""
@@ -225,6 +227,7 @@ class Checkpointer:
         if self._ctx.is_main:
             where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
             say(f"stopping at step {self._progress.step}: {reasons[rank]}{where}; {saved}")
+            self._files.note(self.last, self._progress.step, leaving=self.last_error is None)
 
     def _start(self, metric: float | torch.Tensor | None) -> None:
         """Copy the state and begin to write it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -76,6 +77,27 @@ def commit(temporary: Path, manifest: Manifest, floor: int = -1) -> Path:
     elif aside is not None:
         say(f"{target} was there before this training began: it is now {aside.name}")
     return target
+
+
+def note(target: Path | None, step: int, *, leaving: bool) -> None:
+    """Note in the run's folder, if there is a run, how far the training is: by that an attempt's progress is known.
+
+    Args:
+        target: a checkpoint that counts; None for the beginning of an attempt.
+        step: the steps done.
+        leaving: whether all ranks leave now, to be continued from there.
+    """
+    run = os.environ.get(contract.RUN_DIR)
+    if run:
+        attempt = int(os.environ.get(contract.ATTEMPT) or 0)
+        record = {
+            "attempt": attempt,
+            "step": step,
+            "path": str(target.absolute()) if target else None,
+            "leaving": leaving,
+        }
+        with Path(run, contract.CHECKPOINTS_FILE).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
 
 
 def _aside(target: Path, temporary: Path, floor: int) -> Path:

@@ -113,12 +113,22 @@ class Files:
 
     def commit(self, temporary: Path, manifest: Any, written: Written) -> Written:
         """Make a save count, and remove what is superfluous then."""
-        self.damaged.discard(commits.commit(temporary, manifest(files=written), self._floor))
+        made = manifest(files=written)
+        target = commits.commit(temporary, made, self._floor)
+        self.damaged.discard(target)
+        self.note(target, made.step)
         try:
             self._prune()
         except Exception as error:  # noqa: BLE001 - the checkpoint is durable, whatever happens to older ones
             say(f"warning: old checkpoints in {self._folder} could not be removed: {type(error).__name__}: {error}")
         return written
+
+    def note(self, target: Path | None, step: int, *, leaving: bool = False) -> None:
+        """Note a checkpoint that counts, or with None from which step this attempt goes on, or that it leaves."""
+        try:
+            commits.note(target, step, leaving=leaving)
+        except OSError as error:
+            say(f"warning: the run's record does not have the checkpoint of step {step}: {error}")
 
     def _prune(self) -> None:
         mode = self._best[1] if self._best else None

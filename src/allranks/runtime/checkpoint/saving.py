@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.errors import AllranksError
 from allranks.runtime.checkpoint.tally import Tally
 from allranks.runtime.checkpoint.writing import give_way
+from allranks.runtime.peer import Peers
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -65,7 +66,7 @@ class Saver:
         self._control = control
         self._rank = rank
         self._world_size = world_size
-        self._tally = Tally(control, store if world_size > 1 else None)
+        self._tally = Tally(control, store if world_size > 1 else None, Peers(rank, world_size, store))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="allranks-checkpoint", initializer=give_way)
         self._save: _Save | None = None
 

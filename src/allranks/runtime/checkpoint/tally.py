@@ -14,19 +14,22 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.control import Control
+    from allranks.runtime.peer import Peers
 
 
 class Tally:
     """Counts the ranks that are done, round by round; all ranks begin the same rounds.
 
-    Where the store is gone, nobody is waited for: the collective operation that follows tells of it.
+    Where the store or a rank is gone, nobody is waited for: the collective operation that follows tells of it.
 
     Args:
         control: of the context.
         store: what the ranks share; None counts nothing.
+        peers: know when another rank is gone.
     """
 
-    def __init__(self, control: Control, store: Store | None) -> None:
+    def __init__(self, control: Control, store: Store | None, peers: Peers) -> None:
+        self._peers = peers
         self._store = store
         self._name = control.broadcast(secrets.token_hex(8)) if store is not None else ""
         self._round = 0
@@ -53,8 +56,8 @@ class Tally:
                 poll(lambda: self._complete(store, key))
 
     def _complete(self, store: Store, key: str) -> bool | None:
-        """Tell whether there is nobody to wait for any more; a rank that has failed says so before it goes."""
-        return store.add(key, 0) >= self._expected or store.check(["all-left"]) or None
+        """Tell whether there is nobody to wait for any more."""
+        return store.add(key, 0) >= self._expected or self._peers.are_missing() or None
 
     def _add(self, key: str) -> None:
         if self._store is not None:

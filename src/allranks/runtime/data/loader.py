@@ -12,7 +12,7 @@ from allranks.runtime.progress import Progress
 
 #: What two loaders must have in common for the position of one to mean something to the other, and how it is said.
 _SAME = {
-    "kind": ("{0} and not {1}", "ctx.loader() gets the same kind of dataset"),
+    "kind": ("a dataset of kind {0} and not {1}", "ctx.loader() gets the same kind of dataset"),
     "length": ("{0} samples and not {1}", "it gets the same dataset"),
     "seed": ("seed {0} and not {1}", "ctx.loader() or allranks.init() gets seed={0}"),
     "shuffle": ("shuffle={0} and not shuffle={1}", "ctx.loader() gets shuffle={0}"),
@@ -23,7 +23,8 @@ class Loader:
     """Batches of this rank, on its device. Made by ``ctx.loader()``.
 
     It stands at a position in an epoch, and hands out each batch of it once: a loop that was left by ``break``
-    is continued by the next one. A loop ends at the end of the epoch, and also when ``ctx.stopping`` is set.
+    is continued by the next one in the same epoch. A loop ends at the end of the epoch, and also when
+    ``ctx.stopping`` is set.
 
     Attributes:
         dataset: where the samples are from.
@@ -105,7 +106,7 @@ class Loader:
                 if self._progress.stopping:
                     return
                 if loads == self._loads:
-                    self._advance()
+                    self._leave()
         finally:
             self._in_epochs = False
 
@@ -113,7 +114,8 @@ class Loader:
         """Give the batches that are left of the epoch. Outside of :meth:`epochs` the next epoch follows at its end.
 
         Raises:
-            RankError: all of this epoch was handed out already, or another loop is at work.
+            RankError: all of this epoch was handed out already. A loop raises it too when it is to go on after another
+                one was begun, or a state was loaded.
         """
         if self._in_epochs and self._passed:
             raise RankError(
@@ -155,6 +157,12 @@ class Loader:
         else:
             self._advance()
 
+    def _leave(self) -> None:
+        """Go on with the next epoch; what an effective batch has of samples of one that was left is forgotten."""
+        if self._position and not self._passed:
+            self._progress.abandon()
+        self._advance()
+
     def _advance(self) -> None:
         self._epoch += 1
         self._position = 0
@@ -162,8 +170,9 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Give the position, in samples over all ranks that were handed out, and what it depends on.
 
-        In the loop, the batch that the script works on counts as done. After the loop the epoch does, with what the
-        script does at its end: the next one follows.
+        In the loop, the batch that the script works on counts as done. After a loop to the end of the epoch, all of
+        the epoch does, with what the script does at its end: the next one follows. Of a ``sharded`` stream the
+        position is the number of batches times the size of a full one.
         """
         epoch, position = (self._epoch + 1, 0) if self._in_epochs and self._passed else (self._epoch, self._position)
         return {
@@ -177,6 +186,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken, also on another number of ranks or with other batches.
 
+        Only of a ``sharded`` stream another number of ranks, or other batches, get other samples.
+
         Raises:
             RankError: the state is of another dataset, seed or order, or it is no loader's.
         """
@@ -186,9 +197,10 @@ class Loader:
         self._passed = False
         self._turn += 1
         self._loads += 1
+        self._progress.abandon()
         before = state.get("global_batch_size", self.global_batch_size)
         if before != self.global_batch_size:
-            self._say(f"batch: {before} samples a step before, {self.global_batch_size} from here on")
+            self._say(f"batch: {self.global_batch_size} samples a step from here on, {before} until the checkpoint")
 
     def _place_in(self, state: dict[str, Any]) -> tuple[int, int]:
         try:

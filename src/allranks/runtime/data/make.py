@@ -22,7 +22,7 @@ from allranks.runtime.data.sharded import ShardedSource
 from allranks.runtime.data.stream import Rule, StreamSource
 
 if TYPE_CHECKING:
-    from allranks.runtime.context import Context
+    from allranks.runtime.reader import Reader
 
 #: CPUs that this rank has for itself, by process id: found out together with the other ranks by the first loader.
 _cpus: dict[int, int] = {}
@@ -42,7 +42,7 @@ class Options:
 
 
 def make_loader(
-    ctx: Context,
+    ctx: Reader,
     dataset: Any,
     *,
     batch_size: int | None = None,
@@ -103,7 +103,7 @@ def make_loader(
 
 
 def make_evaluation_loader(
-    ctx: Context,
+    ctx: Reader,
     dataset: Any,
     *,
     batch_size: int,
@@ -148,20 +148,20 @@ def _checked(dataset: Any, options: Options, *, sharded: bool) -> checks.Kind:
     return kind
 
 
-def _meet(ctx: Context, mine: checks.Facts) -> None:
+def _meet(ctx: Reader, mine: checks.Facts) -> None:
     """Compare with the other ranks, and work out which CPUs are whose."""
     facts = ctx.control.gather(mine)
     checks.check_alike(facts)
     _cpus[os.getpid()] = processes.cpus_of(ctx.rank, [(one.node, one.cpus) for one in facts])
 
 
-def _cpus_for(ctx: Context) -> int:
+def _cpus_for(ctx: Reader) -> int:
     """Give the CPUs of this rank, without asking the others."""
     alone = max(1, len(processes.allowed_cpus()) // ctx.local_world_size)
     return _cpus.get(os.getpid(), alone)
 
 
-def _handling(ctx: Context, options: Options, most: int) -> Handling:
+def _handling(ctx: Reader, options: Options, most: int) -> Handling:
     """Say how batches are handled; ``most`` is the greatest number of workers that makes sense."""
     import torch
 
@@ -171,7 +171,7 @@ def _handling(ctx: Context, options: Options, most: int) -> Handling:
     return Handling(count, options.prefetch, pinned, options.worker_init_fn)
 
 
-def _finisher(ctx: Context, handling: Handling) -> Callable[[Any], Any]:
+def _finisher(ctx: Reader, handling: Handling) -> Callable[[Any], Any]:
     """Give what is done with a batch in the rank itself; workers' batches are pinned by torch."""
     move = mover(ctx.device, pinned=handling.pinned)
     if handling.pinned and not handling.workers:
@@ -180,21 +180,21 @@ def _finisher(ctx: Context, handling: Handling) -> Callable[[Any], Any]:
 
 
 def _map_source(
-    ctx: Context, dataset: Any, order: Order, cuts: Cuts, share: Share, options: Options
+    ctx: Reader, dataset: Any, order: Order, cuts: Cuts, share: Share, options: Options
 ) -> tuple[MapSource, Handling]:
     fetch = choose(dataset, Seeding(options.seed), options.collate_fn, options.fetch)
     handling = _handling(ctx, options, 0 if fetch.in_memory else cuts.count(0) - 1)
     return MapSource(order, cuts, share, fetch, handling, _finisher(ctx, handling)), handling
 
 
-def _stream_source(ctx: Context, dataset: Any, rule: Rule, options: Options) -> tuple[StreamSource, Handling]:
+def _stream_source(ctx: Reader, dataset: Any, rule: Rule, options: Options) -> tuple[StreamSource, Handling]:
     handling = _handling(ctx, options, 1)
     finish = _finisher(ctx, handling)
     return StreamSource(dataset, rule, options.collate_fn, handling, options.seed, finish), handling
 
 
 def _sharded_source(
-    ctx: Context,
+    ctx: Reader,
     dataset: Any,
     size: batch.BatchSize,
     options: Options,
@@ -234,7 +234,7 @@ def _counter(cuts: Even, share: Share) -> Callable[[], int]:
     return count
 
 
-def _close_with(ctx: Context, loader: Loader | EvaluationLoader) -> None:
+def _close_with(ctx: Reader, loader: Loader | EvaluationLoader) -> None:
     """End the workers when the context is closed, and keep the loader alive for that no longer than the script does."""
     weak = weakref.ref(loader)
 

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 _RESERVED = frozenset({"step", "time", "steps_per_second", "samples_per_second"})
 
 
+class _Fresh(dict[str, Sums]):
+    """Sums by name, made when a name is asked for: one look-up where two would be seen in the time of a step."""
+
+    def __missing__(self, name: str) -> Sums:
+        _check_name(name)
+        sums = self[name] = Sums()
+        return sums
+
+
 class Metrics:
     """Means of what a training logs, over samples and over all ranks. Use it as ``ctx.metrics``.
 
@@ -42,7 +51,7 @@ class Metrics:
         self._trackers: TrackerGroup | None = None
         self._totals = Totals(ctx)
         self._records = Records(ctx, self._totals, log_every, store, self._write)
-        self._fresh: dict[str, Sums] = {}
+        self._fresh = _Fresh()
         self._since_means: dict[str, Sums] = {}
 
     def log(self, *, weight: float | Tensor | None = None, **values: float | Tensor) -> None:
@@ -74,7 +83,7 @@ class Metrics:
         name, value = "", None
         try:
             for name, value in values.items():
-                sums = fresh[name] if name in fresh else self._begin(name)
+                sums = fresh[name]
                 # By the type itself, since this is where the time goes; Parameters and the like come second.
                 if type(value) is Tensor and value.is_cpu:
                     sums.total += value.item() * weight
@@ -95,6 +104,7 @@ class Metrics:
         and does not change what is written every ``log_every`` steps.
         """
         self._merge()
+        self.flush()
         (rows,) = self._totals.reduce(self._since_means)
         self._since_means = {}
         return means(self._totals.names, rows)
@@ -143,7 +153,10 @@ class Metrics:
 
         With them, the means of an epoch are right after a resume in its middle, on any number of ranks.
         """
+        # A record that is due at this step: after a resume it would be made once more, or with the next one.
+        self.begin_step()
         self._records.land()
+        self.flush()
         self._merge()
         epoch, window = self._totals.reduce(self._since_means, self._records.window)
         names = self._totals.names
@@ -153,10 +166,15 @@ class Metrics:
         """Take over what :meth:`state_dict` gave, and :meth:`resume`; what was logged before is forgotten."""
         # They are sums over all ranks: one rank takes them.
         held = state if self._rank == 0 else {"epoch": {}, "window": {}}
-        self._fresh = {}
+        self._fresh = _Fresh()
         self.resume(state["step"])
         self._since_means = {name: Sums(*sums) for name, sums in held["epoch"].items()}
         self._records.window = {name: Sums(*sums) for name, sums in held["window"].items()}
+
+    def flush(self) -> None:
+        """Put all records so far into the file; those within a second wait for the next one otherwise."""
+        if self._trackers is not None:
+            self._trackers.flush()
 
     def hand_over(self) -> None:
         """Before the end, on all ranks: leave what is still to be written for rank 0."""
@@ -175,15 +193,10 @@ class Metrics:
                 _check_one(name, value)
             else:
                 value = weight.new_full((), _number(name, value), dtype=float32)
-            (self._fresh.get(name) or self._begin(name)).hold(value.to(weight.device, non_blocking=True), weight)
-
-    def _begin(self, name: str) -> Sums:
-        _check_name(name)
-        sums = self._fresh[name] = Sums()
-        return sums
+            self._fresh[name].hold(value.to(weight.device, non_blocking=True), weight)
 
     def _merge(self) -> None:
-        fresh, self._fresh = self._fresh, {}
+        fresh, self._fresh = self._fresh, _Fresh()
         merge(self._since_means, fresh)
         self._records.add(fresh)
 

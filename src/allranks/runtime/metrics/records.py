@@ -64,9 +64,11 @@ class Records:
         self._last = (ctx.progress.step, time.time())
 
     def add(self, fresh: dict[str, Sums]) -> None:
-        """Take sums into the next record."""
-        if self._every:
+        """Take sums into the next record; they are not the caller's any more."""
+        if self._every and self.window:
             merge(self.window, fresh)
+        elif self._every:
+            self.window = fresh
 
     def go_on(self, step: int) -> None:
         """Go on after a step that was loaded."""
@@ -148,9 +150,10 @@ class Records:
         if seconds <= 0 or step <= before:
             return {}
         speed = (step - before) / seconds
-        extra = {"steps_per_second": round(speed, 3)}
+        # round(speed, 3) would take longer than all that is logged in a step.
+        extra = {"steps_per_second": round(speed * 1e3) / 1e3}
         if self._progress.full:
-            extra["samples_per_second"] = round(speed * self._progress.full * self._progress.accumulation, 1)
+            extra["samples_per_second"] = round(speed * self._progress.full * self._progress.accumulation * 10) / 10
         return extra
 
     def _write_rest(self) -> None:

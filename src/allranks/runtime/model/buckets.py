@@ -26,6 +26,8 @@ class Buckets(DistributedDataParallel):
     all_used = True
     #: Where backward passes are counted.
     progress: Progress | None = None
+    #: Whether the next backward pass must average: torch learns a static graph from the first one, and only so.
+    must_average = False
     _queued = False
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -58,6 +60,7 @@ class Buckets(DistributedDataParallel):
         self._queued = False
         if self.progress is not None and any(p.grad is not None for p in self.module.parameters()):
             self.progress.backwards += 1
+            self.must_average = False
 
     def _names_in(self, message: str) -> list[str]:
         """Translate torch's numbers of parameters into names."""
@@ -92,6 +95,7 @@ def make_buckets(
         find_unused_parameters=find_unused_parameters or deterministic,
     )
     wrapped.progress = progress
+    wrapped.must_average = wrapped.static_graph
     wrapped.all_used = not (find_unused_parameters or wrapped.static_graph)
     if compress is not None:
         # A lambda, because torch takes offence at annotations that are strings.

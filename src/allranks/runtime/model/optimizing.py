@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +14,14 @@ from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
 from allranks.runtime.model.flat import Flat
-from allranks.runtime.model.sharding import is_sharded
-from allranks.runtime.model.weighing import Accumulation, weight
+from allranks.runtime.model.sharding import is_sharded, uses_all
+from allranks.runtime.model.weighing import weight
 from allranks.runtime.model.wrappers import trained, unused, unwrap
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
     from allranks.runtime.model.precision import Scaler
+    from allranks.runtime.model.weighing import Accumulation
     from allranks.runtime.progress import Progress
 
 
@@ -46,14 +47,14 @@ class _Around:
     sharded: bool
     clip_norm: float | None
     counts: bool
-    #: Whether to look at the first step for parameters without gradients.
+    #: Whether to look for parameters without gradients.
     all_used: bool
     #: Whether the model counts its backward passes in the progress.
     counted: bool
     #: Of the metrics: writes what was logged, if it is time to.
     begin_step: Callable[[], None]
-    #: Blocks of accumulation in which the model may be, by model and number of micro-batches.
-    groups: Mapping[tuple[int, int], Accumulation]
+    #: What is trained, by ``id``.
+    parameters: frozenset[int]
     #: Calls of ctx.backward, and backward passes of all ranks together, that were seen at the last step.
     weighed: int = 0
     backwards: int = 0
@@ -78,7 +79,7 @@ class Managed(torch.optim.Optimizer):
         """Make a step once the effective batch is complete; do nothing between its micro-batches.
 
         Raises:
-            RankError: the gradients are not those of the effective batch.
+            RankError: the gradients are not those of one effective batch.
         """
         around = self._around
         if around.in_scaler:
@@ -144,10 +145,11 @@ class Managed(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, unless they wait for the rest of an effective batch.
 
-        So it does not matter whether it is called before the backward pass or after the step.
+        So it does not matter whether it is called before the backward pass or after the step. An effective batch that
+        is full and was not taken for a step, as after an error, is forgotten.
         """
         around = self._around
-        if not around.consumed and (around.progress.accumulation > 1 or _own_unfinished(around)):
+        if not around.consumed and _adds_up(around):
             return
         around.consumed = False
         if not set_to_none:
@@ -159,12 +161,25 @@ class Managed(torch.optim.Optimizer):
 
 
 def _own_unfinished(around: _Around) -> list[Accumulation]:
-    """Give the effective batches of the optimizer's own model that wait for further micro-batches."""
-    return [one for one in around.groups.values() if one.model is around.model and one.unfinished]
+    """Give the effective batches of the optimizer's parameters that wait for further micro-batches."""
+    unfinished = [one for one in around.progress.groups.values() if one.unfinished]
+    return [one for one in unfinished if one.model is around.model or one.trains(around.parameters)]
+
+
+def _adds_up(around: _Around) -> bool:
+    """Whether gradients are being added up."""
+    progress = around.progress
+    if _own_unfinished(around):
+        return True
+    return progress.accumulation > 1 and (progress.open > 0 or not progress.is_boundary)
 
 
 def _waits(around: _Around) -> bool:
-    """Whether gradients wait for further micro-batches. One that was left, as by a break, is not waited for."""
+    """Whether gradients wait for further micro-batches.
+
+    Raises:
+        RankError: there are also those of a backward pass outside of ``accumulate``.
+    """
     progress = around.progress
     own = _own_unfinished(around)
     if not own and progress.is_boundary:
@@ -174,10 +189,18 @@ def _waits(around: _Around) -> bool:
     around.blocks, around.plain = progress.blocks, progress.plain
     if not left:
         return True
+    if own:
+        raise _left_behind(own[0])
     progress.accumulation, progress.micro = 1, 0
-    for one in own:
-        one.abandon()
     return False
+
+
+def _left_behind(group: Accumulation) -> RankError:
+    return RankError(
+        f"optimizer.step() with an effective batch that was left after {group.words()}",
+        why="its gradients would be added to those of a backward pass outside of ctx.accumulate",
+        fix="finish it; or put that backward pass into ctx.accumulate(model, steps=1), which forgets what was left",
+    )
 
 
 def _check_new(around: _Around) -> None:
@@ -234,12 +257,14 @@ def _check_averaged(flat: Flat, closure: object) -> None:
 
 
 def _check_used(around: _Around) -> None:
-    """Check in the first step that all parameters got gradients; torch's own check comes one step later.
+    """Check that all parameters got gradients: in the first step, since torch's own check comes one step later.
+
+    Of a sharded model, which torch does not look after, in each step.
 
     Raises:
         RankError: it names those that did not.
     """
-    around.all_used = False
+    around.all_used = around.sharded
     assert around.model is not None
     missing = [name for name, parameter in trained(unwrap(around.model)).items() if parameter.grad is None]
     if missing:
@@ -253,7 +278,6 @@ def make_optimizer(
     asked: Asked,
     *,
     counts: bool,
-    accumulations: Mapping[tuple[int, int], Accumulation],
 ) -> torch.optim.Optimizer:
     """Make an optimizer of a class that is also a ``cls``."""
     model = what if isinstance(what, nn.Module) else None
@@ -274,7 +298,7 @@ def make_optimizer(
         counts=counts,
         all_used=_looks_for_unused(model),
         begin_step=ctx.metrics.begin_step,
-        groups=accumulations,
+        parameters=frozenset(map(id, _tensors(groups))),
         counted=_looks_counted(model),
         weighed=ctx.progress.weighed,
         backwards=ctx.progress.backwards,
@@ -291,7 +315,7 @@ def _looks_counted(model: nn.Module | None) -> bool:
 def _looks_for_unused(model: nn.Module | None) -> bool:
     from allranks.runtime.model.buckets import Buckets
 
-    return isinstance(model, Buckets) and model.all_used
+    return (isinstance(model, Buckets) and model.all_used) or (model is not None and uses_all(model))
 
 
 def _managed(cls: Any) -> type[Managed]:

@@ -165,7 +165,15 @@ def _spread(ctx: Context, module: nn.Module, options: Options) -> nn.Module:
     from allranks.runtime.model.sharding import shard
 
     module.register_forward_pre_hook(_counter(ctx.progress))
-    return shard(module, options.shard, ctx.world_size, ctx.device, DTYPES.get(ctx.precision))
+    return shard(
+        module,
+        options.shard,
+        ctx.world_size,
+        ctx.device,
+        narrow=DTYPES.get(ctx.precision),
+        compress=compress,
+        all_used=not options.find_unused_parameters,
+    )
 
 
 def _counter(progress: Progress) -> Callable[[nn.Module, object], None]:

@@ -35,7 +35,6 @@ class Training:
         self._progress = ctx.progress
         self._world_size = ctx.world_size
         self._plain = ctx.precision != "fp16"
-        self._accumulations: dict[tuple[int, int], Accumulation] = {}
         self._optimizers = 0
 
     def prepare(self, module: nn.Module, options: Options) -> nn.Module:
@@ -44,9 +43,7 @@ class Training:
 
     def optimizer(self, cls: type[torch.optim.Optimizer], what: nn.Module | Iterable[Any], asked: Asked) -> Any:
         """Make an optimizer; the first one of a context counts the steps."""
-        made = make_optimizer(
-            self._ctx, cls, what, asked, counts=self._optimizers == 0, accumulations=self._accumulations
-        )
+        made = make_optimizer(self._ctx, cls, what, asked, counts=self._optimizers == 0)
         self._optimizers += 1
         return made
 
@@ -79,15 +76,16 @@ class Training:
         Raises:
             RankError: ``steps`` is no positive number.
         """
-        made = self._accumulations.get((id(model), steps))
+        groups = self._progress.groups
+        made = groups.get((id(model), steps))
         if made is None:
             if not isinstance(steps, int) or steps < 1:
                 raise RankError(f"ctx.accumulate(model, steps={steps!r})", fix="a number of micro-batches, 1 or more")
-            if not self._accumulations:
+            if not groups:
                 self._ctx.closing.append(register_optimizer_step_pre_hook(self._check_foreign).remove)
-            if steps > 1 and all(known == 1 for _, known in self._accumulations):
+            if steps > 1 and all(known == 1 for _, known in groups):
                 self._say_size(steps)
-            made = self._accumulations[id(model), steps] = Accumulation(self._progress, model, steps)
+            made = groups[id(model), steps] = Accumulation(self._progress, model, steps)
         return made
 
     def _say_size(self, steps: int) -> None:
@@ -105,8 +103,8 @@ class Training:
         if isinstance(optimizer, Managed) or self._progress.is_boundary:
             return
         taken = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for one in self._accumulations.values():
-            if one.unfinished and any(id(parameter) in taken for parameter in one.model.parameters()):
+        for one in self._progress.groups.values():
+            if one.unfinished and one.trains(taken):
                 raise RankError(
                     "optimizer.step() between the micro-batches of ctx.accumulate",
                     why="ranks average gradients in the last micro-batch; a step before it makes their models differ",

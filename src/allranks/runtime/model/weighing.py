@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from allranks.runtime.model.sharding import is_sharded
+from allranks.runtime.model.sharding import is_sharded, unsent
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import TracebackType
     from typing import Any
 
@@ -46,7 +47,8 @@ class Accumulation:
     Args:
         progress: of the context.
         model: as ``ctx.prepare`` gave it; its ranks average in the last micro-batch of an effective batch only.
-        steps: micro-batches in an effective batch. The last one of an epoch ends with the epoch.
+        steps: micro-batches in an effective batch. The last one of an epoch ends with the epoch; one that was left
+            before it was full is forgotten when another number of micro-batches or another epoch begins.
     """
 
     __slots__ = ("_progress", "_quiet", "_sharded", "_size", "_steps", "_synchronises", "_turn", "model")
@@ -66,8 +68,19 @@ class Accumulation:
         """Whether gradients wait for further micro-batches."""
         return self._turn + 1 < self._size
 
+    def words(self) -> str:
+        """Say where it stands: ``micro-batch 1 of 4``."""
+        return f"micro-batch {self._turn + 1} of {self._size}"
+
+    def trains(self, parameters: Collection[int]) -> bool:
+        """Tell whether some of these parameters, given by their ``id``, are the model's."""
+        return any(id(parameter) in parameters for parameter in self.model.parameters())
+
     def abandon(self) -> None:
-        """Begin a new effective batch next time."""
+        """Forget the gradients of an effective batch that is not full, and begin a new one next time."""
+        if self.unfinished:
+            for holder, name in self._gradients():
+                setattr(holder, name, None)
         self._turn = self._size = 0
 
     def __enter__(self) -> None:
@@ -76,6 +89,9 @@ class Accumulation:
         self._turn += 1
         if self._turn >= self._size:
             self._turn = 0
+            for other in progress.groups.values():
+                if other is not self and other.model is self.model:
+                    other.abandon()
             left = progress.left
             self._size = self._steps if left is None or left >= self._steps else left + 1
         elif progress.left == 0 and self.unfinished:
@@ -84,7 +100,7 @@ class Accumulation:
         progress.blocks += 1
         progress.micro = self._turn
         progress.accumulation = self._size
-        if self._synchronises and self._turn + 1 < self._size:
+        if self._synchronises and self.unfinished and not getattr(self.model, "must_average", False):
             self._quiet = True
             self._synchronise(False)
 
@@ -108,9 +124,13 @@ class Accumulation:
         if progress.total is not None:
             full = progress.total if progress.full is None else progress.full
             factor = full * assumed / (full * self._turn + progress.total)
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        if gradients and not self._sharded:
+        gradients = [tensor for place in self._gradients() if (tensor := getattr(*place)) is not None]
+        if gradients:
             torch._foreach_mul_(gradients, factor)
+
+    def _gradients(self) -> list[tuple[Any, str]]:
+        """Give where the gradients are that have been added up: objects, and the names of their attributes."""
+        return unsent(self.model) if self._sharded else [(parameter, "grad") for parameter in self.model.parameters()]
 
     def _synchronise(self, wanted: bool) -> None:
         if self._sharded:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+#: What the wrapper that checkpoints a module's activations puts into the names of its parameters.
+_WRAPPED = "_checkpoint_wrapped_module."
+
+
 def unwrap(module: nn.Module) -> nn.Module:
     """Give the model that the script handed to ``ctx.prepare``, whose keys of ``state_dict`` are the script's own.
 
@@ -31,8 +35,12 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Give the parameters that get gradients, by name; shared ones once."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    """Give the parameters that get gradients, by the name that the script knows; shared ones once."""
+    return {
+        name.replace(_WRAPPED, ""): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def places_of_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:

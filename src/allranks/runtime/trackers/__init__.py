@@ -39,7 +39,7 @@ class TrackerGroup:
         """Write one record: values at a step, and the time in seconds since 1970."""
         self._file.write_at(step, values, when)
         for tracker in self._others:
-            tracker.write(step, values)
+            tracker.write(step, dict(values))
 
     def config(self, values: dict[str, object]) -> None:
         """Hand hyper-parameters to those trackers that take some."""
@@ -51,6 +51,10 @@ class TrackerGroup:
         self._file.resume(step)
         for tracker in self._others:
             tracker.resume(step)
+
+    def flush(self) -> None:
+        """Put into the file what waits to be written."""
+        self._file.flush()
 
     def close(self) -> None:
         """Write what is left, with a limit in time for each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -14,10 +15,15 @@ from allranks.runtime.trackers.base import Value
 
 #: What is kept for a disk that is full now and may have space again later.
 _MOST_UNWRITTEN = 1 << 20
+#: From one write to the next: a write takes longer than all that is logged in some quick steps.
+_SECONDS = 1.0
 
 
 class JsonLines:
-    """Appends a line to a file for each record, at once and in one piece.
+    """Appends a line to a file for each record, in one piece: at once, but not more often than once a second.
+
+    What has to wait comes with the next record, and with :meth:`flush`, :meth:`close` and the end of the process. A
+    process that is killed loses what it recorded within a second.
 
     A line is ``{"step": 50, "time": 1731000000.5, "loss": 0.25}``; a number that is not finite is null. A file
     that an earlier start has left is moved aside, unless the training goes on from a step of it
@@ -33,6 +39,9 @@ class JsonLines:
         self._path = path
         self._tell = tell
         self._descriptor: int | None = None
+        self._waiting: list[tuple[int, dict[str, Value], float]] = []
+        #: The time of the record that was written without having to wait.
+        self._written = -math.inf
         self._unwritten = b""
         self._reported = False
         self._goes_on = False
@@ -44,10 +53,19 @@ class JsonLines:
         self.write_at(step, values, time.time())
 
     def write_at(self, step: int, values: dict[str, Value], when: float) -> None:
-        """Append a record of a time, in seconds since 1970."""
-        record: dict[str, Value | None] = {"step": step, "time": round(when, 3)}
-        record.update({name: value if math.isfinite(value) else None for name, value in values.items()})
-        self._unwritten += json.dumps(record).encode() + b"\n"
+        """Append a record of a time, in seconds since 1970; ``values`` is read later and must stay as it is."""
+        self._waiting.append((step, values, when))
+        # A clock may be set back.
+        if not 0 <= when - self._written < _SECONDS:
+            self._written = when
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        waiting, self._waiting = self._waiting, []
+        self._unwritten += b"".join(_line(*record) for record in waiting)
+        if not self._unwritten:
+            return
         try:
             descriptor = self._open()
             # A write may stop in the middle of a line; the next one goes on there.
@@ -60,8 +78,8 @@ class JsonLines:
 
     def resume(self, step: int) -> None:
         """Drop the records after ``step``, which the training makes once more; and a last line that was cut off."""
-        self.close()
         self._goes_on = True
+        self.close()
         try:
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if _is_kept(line, step)]
@@ -75,8 +93,10 @@ class JsonLines:
             self._report(error.why or error.what)
 
     def close(self) -> None:
-        """Close the file; a later record opens it again."""
+        """Write what waits and close the file; a later record opens it again."""
+        self.flush()
         if self._descriptor is not None:
+            atexit.unregister(self.close)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -90,6 +110,8 @@ class JsonLines:
             self._tell = False
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o666)
+            # Also for a script that ends without closing anything.
+            atexit.register(self.close)
         return self._descriptor
 
     def _move_aside(self) -> None:
@@ -106,6 +128,12 @@ class JsonLines:
         if not self._reported:
             say(f"warning: cannot write {self._path}: {why}; the training goes on")
         self._reported = True
+
+
+def _line(step: int, values: dict[str, Value], when: float) -> bytes:
+    record: dict[str, Value | None] = {"step": step, "time": round(when, 3)}
+    record.update({name: value if math.isfinite(value) else None for name, value in values.items()})
+    return json.dumps(record).encode() + b"\n"
 
 
 def _is_kept(line: str, step: int) -> bool:

@@ -197,7 +197,7 @@ def test_a_changed_batch_is_said(make_rank: Callable[..., Loader]) -> None:
     loader, said = make_rank(40, 8, 0, 1), []
     loader._say = said.append
     loader.load_state_dict(make_rank(40, 4, 0, 1).state_dict())
-    assert said == ["batch: 4 samples a step before, 8 from here on"]
+    assert said == ["batch: 8 samples a step from here on, 4 until the checkpoint"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_changed_batch_is_said(make_rank: Callable[..., Loader]) -> None:
         ({"length": 41}, "of 41 samples and not 40", "it gets the same dataset"),
         ({"seed": 7}, "of seed 7 and not 0", "seed=7"),
         ({"shuffle": False}, "of shuffle=False and not shuffle=True", "shuffle=False"),
-        ({"kind": "stream"}, "of stream and not map", "the same kind of dataset"),
+        ({"kind": "stream"}, "of a dataset of kind stream and not map", "the same kind of dataset"),
     ],
 )
 def test_a_state_of_something_else_is_refused(

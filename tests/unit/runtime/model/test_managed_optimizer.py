@@ -333,26 +333,6 @@ def test_a_batch_after_accumulation_counts_in_full(start):
         assert torch.equal(mine.grad, expected.grad)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_an_effective_batch_that_was_left_stops_no_later_step(start, plain):
-    ctx = start()
-    model = net()
-    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
-    with ctx.accumulate(model, steps=4):
-        ctx.backward(model(batch(0)).sum())
-    optimizer.step()
-    steps = []
-    for number in range(2):
-        loss = model(batch(number)).sum()
-        loss.backward() if plain else ctx.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        steps.append(ctx.progress.step)
-    assert steps == [1, 2]
-    with ctx.accumulate(model, steps=4):
-        assert (ctx.progress.micro, ctx.progress.accumulation) == (0, 4)
-
-
 def test_another_model_steps_between_the_micro_batches_of_one(start):
     ctx = start()
     one, other = net(), net()

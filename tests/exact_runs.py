@@ -1,0 +1,48 @@
+"""The training of ``tests/scripts/exact_training.py``: how it is started, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parent / "scripts" / "exact_training.py"
+WEIGHTS = re.compile(r"step (\d+) weights ([0-9a-f]{64})")
+SAMPLES = re.compile(r"^\[(\d+)\] epoch (\d+) step (\d+)\.(\d+) samples \[(.*)\]$", re.MULTILINE)
+
+_undisturbed: dict[tuple[str, ...], tuple[int, str]] = {}
+
+
+def command(folder: str | Path, *options: str, ranks: int = 2, flags: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    flags = ("--nproc-per-node", str(ranks), "--backend", "gloo", *flags)
+    return ("run", SCRIPT, *flags, "--", "--folder", str(folder), *options)
+
+
+def weights(done: Any) -> tuple[int, str]:
+    """Return the step and the digest of the weights that a training ended with."""
+    assert done.rc == 0, done.stderr
+    return weights_in(done.stdout)
+
+
+def weights_in(text: str) -> tuple[int, str]:
+    """Return the step and the digest that a training has printed, once."""
+    ((step, digest),) = WEIGHTS.findall(text)
+    return int(step), digest
+
+
+def undisturbed(allranks: Any, *options: str) -> tuple[int, str]:
+    """Return what a training on two ranks ends with that nothing happens to; trained once for all tests."""
+    if options not in _undisturbed:
+        folder = f"undisturbed-{len(_undisturbed)}"
+        _undisturbed[options] = weights(allranks(*command(folder, *options), timeout=150))
+    return _undisturbed[options]
+
+
+def samples(text: str) -> dict[tuple[int, int, int], list[int]]:
+    """Return the samples of each micro-batch, by epoch, steps done before and its number: those of rank 0 first."""
+    found: dict[tuple[int, int, int], dict[int, list[int]]] = {}
+    for rank, epoch, step, micro, numbers in SAMPLES.findall(text):
+        found.setdefault((int(epoch), int(step), int(micro)), {})[int(rank)] = json.loads(f"[{numbers}]")
+    return {key: list(chain.from_iterable(by_rank[r] for r in sorted(by_rank))) for key, by_rank in found.items()}
