@@ -17,7 +17,7 @@ ALLRANKS = [str(Path(PYTHON).parent / "allranks")]
 TORCHRUN = [str(Path(PYTHON).parent / "torchrun")]
 
 #: Set on some machines, and a burden on one side or the other.
-_NOT_USUAL = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+NOT_USUAL = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def call(
     command: list[str], folder: Path, *, timeout: float = 120, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end, its output kept out of the way."""
-    environ = {name: value for name, value in os.environ.items() if name not in _NOT_USUAL} | variables
+    environ = {name: value for name, value in os.environ.items() if name not in NOT_USUAL} | variables
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=timeout, check=False)
 
 

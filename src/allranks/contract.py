@@ -65,6 +65,8 @@ CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
 JOB: Final = "job"
 EXIT: Final = "exit"
 AGAIN: Final = "again.json"
+#: Marks an attempt that a person has begun: attempts are counted from there.
+RESUMED: Final = "resumed"
 
 # --- files of a node, relative to runs/<id>/attempts/000/node-000/ ---
 AGENT_EVENTS: Final = "agent.jsonl"

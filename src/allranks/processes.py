@@ -6,6 +6,7 @@ Needs only the standard library: a run carries it to its nodes.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def signal_group(pid: int, number: int) -> None:
 def process_ids() -> Iterator[int]:
     """Yield the ids of this machine's processes; none where there is no /proc."""
     yield from (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+
+
+def rank_ended(rank: int, code: int, host: str | None = None) -> str:
+    """Say how a rank ended, on a host if there are several; ``code`` is as Python tells it, negative for a signal."""
+    return f"rank {rank}{f' on {host}' if host else ''} {_ended(code)}"
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # Most real-time signals have no name.
+        return f"was killed by signal {-code}"
 
 
 def _environment(pid: int) -> bytes:

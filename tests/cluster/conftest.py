@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
@@ -13,6 +14,9 @@ from slurm_conf import Shape
 from slurm_daemons import why_no_slurm
 
 HERE = Path(__file__).parent
+CLUSTERS = """\
+lab: {kind: slurm, resources: {time: 5min}, launch: {backend: gloo}}
+"""
 SLURM_FIXTURES = {"slurm", "slurm_with_accounting"}
 
 
@@ -62,3 +66,22 @@ def work(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def lab(slurm: SlurmCluster, allranks: Any) -> Any:
+    """Give the command in a folder that knows the test cluster as ``lab``."""
+    return knowing(slurm, allranks)
+
+
+@pytest.fixture
+def lab_with_accounting(slurm_with_accounting: SlurmCluster, allranks: Any) -> Any:
+    """Give the command in a folder that knows the cluster with slurmdbd as ``lab``."""
+    return knowing(slurm_with_accounting, allranks)
+
+
+def knowing(cluster: SlurmCluster, allranks: Any) -> Any:
+    """Return the command, in its folder, with a cluster ``lab`` that is this one."""
+    allranks.env.update(cluster.env)
+    allranks.script(CLUSTERS, "clusters.yaml")
+    return allranks

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,7 +167,8 @@ class SlurmCluster:
         if not self.daemons.has_controller:
             self.daemons.start_controller()
         self.run("scancel", "--quiet", "--user=root")
-        lost = [node for node, state in self.states().items() if state.startswith(("drain", "down"))]
-        if lost:
-            self.run("scontrol", "update", f"NodeName={','.join(lost)}", "State=RESUME")
+        for node, state in self.states().items():
+            if state.startswith(("drain", "down")):
+                with suppress(ClusterError):  # It has come back by itself meanwhile.
+                    self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         self.wait_idle()

@@ -74,6 +74,7 @@ def test_a_job_file_that_is_shown_loads(block: Block, tmp_path, monkeypatch):
         (tmp_path / "clusters.yaml").write_text(block.text)
         load_job(None, flags={"script": "train.py", "cluster": "local"}, environ=environ, cwd=tmp_path)
         return
+    (tmp_path / "clusters.yaml").write_text("lab: {kind: slurm}\n")
     (tmp_path / "job.yaml").write_text(block.text)
     loaded = load_job(Path("job.yaml"), flags={}, environ=environ, cwd=tmp_path)
     assert any(getattr(loaded.job, target) for target in TARGETS)

@@ -15,7 +15,8 @@ from fault_tools import count_imports
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
 #: Ours, and not the same for two runs.
-OURS = {"ALLRANKS_RUN_ID", "ALLRANKS_RUN_DIR", "ALLRANKS_ATTEMPT", "ALLRANKS_BACKEND", "GLOO_SOCKET_IFNAME"}
+OURS = {"ALLRANKS_RUN_ID", "ALLRANKS_RUN_DIR", "ALLRANKS_ATTEMPT", "ALLRANKS_BACKEND", "ALLRANKS_DECIDED"}
+OURS |= {"GLOO_SOCKET_IFNAME"}
 DIFFERS = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PYTHONPATH", "OMP_NUM_THREADS"}
 
 
@@ -164,6 +165,7 @@ def test_the_events_of_a_run(allranks, watch):
         "exit_code": 0,
         "reason": None,
         "because_of_rank": None,
+        "lost": [],
     }
     assert (watch.node / "lines.idx").exists()
     names = {path.name for path in watch.node.iterdir()}
@@ -185,6 +187,7 @@ def test_the_events_of_a_run_that_failed(allranks, watch):
         "exit_code": 165,
         "reason": reason,
         "because_of_rank": 1,
+        "lost": [],
     }
 
 

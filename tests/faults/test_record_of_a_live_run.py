@@ -71,7 +71,7 @@ def test_a_run_that_cannot_be_written_down_is_ended_again(allranks, watch):
     record.unlink()
     record.mkdir()
     with pytest.raises(RunFolderError) as caught:
-        launching.start(run, plan, kind, launch, detach=True, watched=False)
+        launching.start(run, plan, kind, launch.environ_for(plan), detach=True, watched=False)
     assert (caught.value.what, caught.value.why) == (f"cannot write {record}", "Is a directory")
     wait_for("nothing left", lambda: not marked("ALLRANKS_RUN_DIR", str(run.folder)), 0.5)
     assert watch.events("ranks-started") == []

@@ -5,18 +5,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-import allranks
-from allranks.clusters.launch import Launch, dry_run
-from allranks.clusters.registry import load_kind
-from allranks.job.load import load_job
+from golden_plans import assert_bash, compare, plan_of
 
 SCRIPTS = Path(__file__).with_name("scripts")
 JOBS = {
@@ -66,43 +59,15 @@ runs: {group_readable: true}
 }
 
 
-def plan_of(folder: Path, text: str) -> dict[str, str]:
-    """Return the files of the plan for a job in ``folder``, with what differs from place to place replaced."""
-    (folder / "train.py").write_text("")
-    (folder / "program").write_text("#!/bin/sh\n")
-    (folder / "program").chmod(0o755)
-    (folder / "job.yaml").write_text(f"{text}name: demo\n")
-    # The number of CPUs is this machine's own; the reasons then say that of the job.
-    flags = {"resources.cpus_per_node": "8"}
-    loaded = load_job(folder / "job.yaml", flags=flags, environ={}, cwd=folder)
-    launch = Launch(loaded.job, "", loaded.folder, folder / "runs", {"PATH": os.environ["PATH"]})
-    plan = dry_run(launch, load_kind("local"))
-    places = {
-        plan.run_id: "RUN",
-        str(folder): "/project",
-        shlex.quote(sys.executable): "PYTHON",
-        allranks.__version__: "VERSION",
-    }
-    return {file.path: _replaced(file.text, places) for file in plan.files}
-
-
-def _replaced(text: str, places: dict[str, str]) -> str:
-    for here, name in places.items():
-        text = text.replace(here, name)
-    return text
-
-
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the golden files are those of a machine without GPUs")
 @pytest.mark.skipif(sys.platform != "linux", reason="the golden files are those of Linux, whose loopback is lo")
 @pytest.mark.parametrize("name", JOBS)
 def test_files_of_a_plan(tmp_path: Path, name: str):
-    files = plan_of(tmp_path, JOBS[name])
+    # The number of CPUs is this machine's own; the reasons then say that of the job.
+    files = plan_of(tmp_path, JOBS[name], {"resources.cpus_per_node": "8"}, {})
     assert list(files) == ["node-000.sh", "node-000.json"]
     for path, text in files.items():
-        golden = SCRIPTS / f"{name}{Path(path).suffix}"
-        if os.environ.get("ALLRANKS_UPDATE_GOLDEN"):
-            golden.write_text(text)
-        assert text == golden.read_text()
+        compare(SCRIPTS / f"{name}{Path(path).suffix}", text)
 
 
 def test_each_golden_file_has_its_job():
@@ -111,8 +76,7 @@ def test_each_golden_file_has_its_job():
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.stem)
 def test_golden_script_is_bash(path: Path):
-    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert_bash(path)
 
 
 def test_no_secret_is_in_a_golden_file():

@@ -80,7 +80,7 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._group.give_up()
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        failure = self._group.first_failure
+        blamed = self._blamed_rank()
         self._group.forgive()
         self._group.end(signal.SIGTERM)
         delay = self._restart_delay()
@@ -88,7 +88,7 @@ class WarmElasticAgent(SimpleElasticAgent):
             contract.RESTART,
             restart=self._restart_count(),
             delay=delay,
-            because_of_rank=failure[0] if failure else None,
+            because_of_rank=blamed,
         )
         self._group.pause(delay)
         # Nobody may hold on to the old store: a fixed port is free again only when the last of them lets go.
@@ -116,6 +116,9 @@ class WarmElasticAgent(SimpleElasticAgent):
 
     def _restart_count(self) -> int:
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    def _blamed_rank(self) -> int | None:
+        return self._group.first_failure[0] if self._group.first_failure else None
 
     def _failure(self, ended: RankExit) -> ProcessFailure:
         return ProcessFailure(

@@ -1,4 +1,4 @@
-"""The socket at which the ranks meet: open before any rank starts.
+"""The socket at which the ranks meet, or the agents of several nodes: open before any of them starts.
 
 So no rank dials too early, and nobody can take the port in between. Who dials before the store is served there
 waits in the queue of the socket.
@@ -38,6 +38,21 @@ def listen(address: str, port: int | None) -> socket.socket:
             if port
             else "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
         ) from error
+
+
+def listen_everywhere(port: int | None, fix: str) -> socket.socket:
+    """Listen on a port of all of this machine's addresses, of both families where it has both; a free one if None.
+
+    Raises:
+        LaunchError: the port is in use; it says ``fix``.
+    """
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(("", port or 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise LaunchError(f"cannot listen on port {port or 0} of this machine", why=why, fix=fix) from error
 
 
 def has_caller(listener: socket.socket) -> bool:

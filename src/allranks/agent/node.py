@@ -6,32 +6,28 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent.group import RankGroup
 from allranks.agent.listener import listen
-from allranks.agent.ranks import RankExit, Ranks, StarterGoneError
+from allranks.agent.outcome import Outcome, failed
+from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.telling import Heartbeat, complain
 from allranks.agent.torch_import import TorchImport
 from allranks.agent.torchless import run_without_torch
+from allranks.agent.usage import Usage
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
-from allranks.processes import marked, signal_process
+from allranks.processes import marked, signal_process, told
 from allranks.runs.events import EventWriter
 from allranks.runs.logindex import LogIndexWriter
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the node's part ended: SUCCEEDED, FAILED, CANCELLED or PREEMPTED, and the code to leave with."""
-
-    state: str
-    exit_code: int
-    reason: str | None = None
-    rank: int | None = None
+if TYPE_CHECKING:
+    from allranks.agent.network import Setting
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,8 @@ class Start:
         needs_torch: whether the ranks can be expected to need torch.
         began: when this process began, in seconds since 1970.
         stop: requests to end.
+        listener: where the agents of other nodes dial; None but on node 0 of several.
+        settings: what was decided about this node's network and CPUs.
     """
 
     channel: socket.socket
@@ -51,6 +49,8 @@ class Start:
     needs_torch: bool
     began: float
     stop: Stop
+    listener: socket.socket | None = None
+    settings: tuple[Setting, ...] = ()
 
 
 def run_node(node: NodeSpec, start: Start) -> Outcome:
@@ -61,7 +61,13 @@ def run_node(node: NodeSpec, start: Start) -> Outcome:
     index = LogIndexWriter(folder, node.file_mode)
     heart = Heartbeat(folder / contract.HEARTBEAT, index, node.file_mode)
     heart.tick()
-    ranks = Ranks(start.channel, heart.tick, start.stop.check)
+    usage = Usage(folder / contract.USAGE, node.file_mode)
+
+    def idle() -> None:
+        heart.tick()
+        usage.tick(ranks.pids.values())
+
+    ranks = Ranks(start.channel, idle, start.stop.check)
     outcome = _drive(node, start, ranks, events, index)
     ranks.quit(clean=outcome.state == "SUCCEEDED")
     index.close()
@@ -78,8 +84,24 @@ def leave_early(node: NodeSpec, stop: Stop) -> None:
     os._exit(128 + stop.signal)
 
 
+def fail_early(node: NodeSpec, error: AllranksError) -> NoReturn:
+    """End at once, before there is any rank, because of an error, and tell it."""
+    events = EventWriter(_folder(node) / contract.AGENT_EVENTS, node.file_mode)
+    _tell_end(events, _refused(events, error))
+    os._exit(error.exit_code)
+
+
+def _refused(events: EventWriter, error: AllranksError) -> Outcome:
+    complain(f"error: {error}")
+    events.write(contract.ERROR, what=error.what, why=error.why, fix=error.fix, see=error.see)
+    return Outcome("FAILED", error.exit_code, error.what)
+
+
 def _folder(node: NodeSpec) -> Path:
-    return Path(node.run_dir, contract.node_dir(node.attempt, node.node))
+    """Return the node's folder in the run's record; a scheduler begins attempts that nobody has made folders for."""
+    folder = Path(node.run_dir, contract.node_dir(node.attempt, node.node))
+    folder.mkdir(0o750 if node.file_mode & 0o040 else 0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def _tell_end(events: EventWriter, outcome: Outcome) -> None:
@@ -89,6 +111,7 @@ def _tell_end(events: EventWriter, outcome: Outcome) -> None:
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         because_of_rank=outcome.rank,
+        lost=outcome.lost,
     )
 
 
@@ -99,8 +122,7 @@ def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, inde
     try:
         return _outcome(node, start, group, events)
     except AllranksError as error:
-        events.write(contract.ERROR, what=error.what, why=error.why, fix=error.fix, see=error.see)
-        return Outcome("FAILED", error.exit_code, error.what)
+        return _refused(events, error)
     except StarterGoneError as error:
         _kill_all(node)
         return Outcome("FAILED", 1, f"{error}; its ranks were killed with it")
@@ -111,7 +133,8 @@ def _drive(node: NodeSpec, start: Start, ranks: Ranks, events: EventWriter, inde
 
 def _outcome(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome:
     try:
-        _see_to_the_end(node, start, group, events)
+        if outcome := _see_to_the_end(node, start, group, events):
+            return outcome
     except StopRequestedError as error:
         number = start.stop.signal or signal.SIGTERM
         events.write(contract.STOP_REQUESTED, signal=number.name, by=str(error))
@@ -119,23 +142,30 @@ def _outcome(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter
             return Outcome("CANCELLED", 128 + number, str(error))
         # A rank had failed before, and the others were being ended for that.
     if group.first_failure:
-        return _failed(*group.first_failure)
+        rank, ended = group.first_failure
+        return failed(rank, ended.code)
     if group.wants_to_continue:
         return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
     return Outcome("SUCCEEDED", 0)
 
 
-def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> None:
-    """Run the ranks, with all their restarts; none is left when this returns or raises."""
+def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome | None:
+    """Run the ranks, with all their restarts; none is left when this returns or raises.
+
+    Returns:
+        How it has ended on all nodes, where there are several.
+    """
     torch = TorchImport()
     if start.needs_torch:
         torch.finish()
     _tell_start(start, events)
     start.stop.ready()
     try:
+        if node.nnodes > 1:
+            return _run_with_others(node, start, group, events)
         if start.needs_torch:
             _run_elastic(node, group, events, None)
-            return
+            return None
         listener = listen(node.master_addr, node.master_port)
         if not run_without_torch(node, group, listener, torch):
             torch.finish()
@@ -143,6 +173,7 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     except BaseException:
         group.give_up()
         raise
+    return None
 
 
 def _tell_start(start: Start, events: EventWriter) -> None:
@@ -154,6 +185,9 @@ def _tell_start(start: Start, events: EventWriter) -> None:
         torch=sys.modules["torch"].__version__ if start.needs_torch else None,
         plain=start.plain,
     )
+    if start.settings:
+        events.write(contract.SETTINGS, settings=[asdict(setting) for setting in start.settings])
+        complain("\n".join(map(str, start.settings)))
 
 
 def _run_elastic(node: NodeSpec, group: RankGroup, events: EventWriter, listener: socket.socket | None) -> None:
@@ -165,22 +199,15 @@ def _run_elastic(node: NodeSpec, group: RankGroup, events: EventWriter, listener
     WarmElasticAgent(describe(node, rendezvous), node, group, events).run()
 
 
-def _failed(rank: int, ended: RankExit) -> Outcome:
-    code = ended.code if ended.code > 0 else 128 - ended.code
-    return Outcome("FAILED", code, describe_exit(rank, ended.code), rank)
+def _run_with_others(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome:
+    from allranks.agent.many_nodes import run_many_nodes
 
-
-def describe_exit(rank: int, code: int) -> str:
-    """Say in words how a rank ended."""
-    if code >= 0:
-        return f"rank {rank} ended with exit code {code}"
-    try:
-        return f"rank {rank} was killed by {signal.Signals(-code).name}"
-    except ValueError:  # Most real-time signals have no name.
-        return f"rank {rank} was killed by signal {-code}"
+    return run_many_nodes(node, start.listener, start.stop, group, events)
 
 
 def _kill_all(node: NodeSpec) -> None:
     """Kill what the ranks had started: without the starter nobody else knows of it."""
+    here = os.environ.get(contract.NODE_RANK)  # On the first node a scheduler's own commands may be marked too.
     for pid in marked(contract.RUN_DIR, node.run_dir):
-        signal_process(pid, signal.SIGKILL)
+        if told(pid, contract.NODE_RANK) == here:
+            signal_process(pid, signal.SIGKILL)

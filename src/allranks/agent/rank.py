@@ -16,7 +16,9 @@ from allranks.agent.script import run_as_main
 from allranks.agent.streams import RankStream
 from allranks.agent.system import die_with_parent
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+#: As whoever started the agent has them: a batch script lets all its processes ignore a warning that reaches them all.
+_WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -60,6 +62,8 @@ def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in _HANDLED:
         signal.signal(number, signal.SIG_DFL)
+    for number, before in _WARNINGS.items():
+        signal.signal(number, before)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

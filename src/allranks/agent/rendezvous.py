@@ -55,7 +55,7 @@ class OneNodeRendezvous(RendezvousHandler):
         self._store = None  # Closes the last one, so that a fixed port is free again.
         listener, self._listener = self._listener or listen(self._address, self._port), None
         port = port_of(listener)
-        self._store = _serve(self._address, port, listener.detach())
+        self._store = serve(self._address, port, listener.detach())
         store = PrefixStore(f"{self._run_id}/agents/{self._generation}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, port))
 
@@ -80,9 +80,9 @@ class OneNodeRendezvous(RendezvousHandler):
         return True
 
 
-def _serve(address: str, port: int, descriptor: int) -> TCPStore:
+def serve(address: str, port: int, descriptor: int) -> TCPStore:
     """Serve a store on a socket that listens."""
-    serve = partial(
+    make = partial(
         TCPStore,
         address,
         port,
@@ -93,7 +93,7 @@ def _serve(address: str, port: int, descriptor: int) -> TCPStore:
         master_listen_fd=descriptor,
     )
     try:
-        return serve()
+        return make()
     except NotImplementedError:
         # The libuv server, the default since torch 2.4, takes an open socket only since a later version.
-        return serve(use_libuv=False)
+        return make(use_libuv=False)

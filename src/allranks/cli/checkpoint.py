@@ -95,19 +95,9 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
         _export_with_torch(path, target, name)
     else:
         _export_safetensors(path, target, manifest, str(name))
-    size = format_size(target.stat().st_size)
+    size = render.size(target.stat().st_size)
     render.talk(f"wrote {render.path(target)}: {name or 'everything'} of step {manifest.step}, {size}")
     return 0
-
-
-def format_size(size: int) -> str:
-    """Write a number of bytes: 3.2 MB."""
-    amount = float(size)
-    for unit in ("B", "KB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TB"
 
 
 def _existing(folder: Path) -> Path:
@@ -145,7 +135,7 @@ def _row(entry: Entry, latest: str) -> tuple[str, ...]:
     metric = "-" if manifest.metric is None else f"{manifest.metric_name or 'metric'} {manifest.metric:.6g}"
     state = f"damaged: {entry.problem}" if entry.problem else "whole"
     age = render.seconds(max(0.0, time.time() - manifest.time))
-    return (str(entry.step), age, format_size(manifest.size), str(manifest.world_size), metric, state, mark)
+    return (str(entry.step), age, render.size(manifest.size), str(manifest.world_size), metric, state, mark)
 
 
 def _as_json(entry: Entry, latest: str) -> dict[str, Any]:

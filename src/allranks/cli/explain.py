@@ -22,14 +22,10 @@ _TORCH_LOG = re.compile(r"\[(?:rank\d+\]:\[)?[IW]\d{4} ")
 def explain(run: Run) -> AllranksError:
     """Make the error that says how the run ended."""
     status = run.record.status
-    folder = run.node_folder(0)
-    if told := told_error(folder):
-        fields = told.fields
-        return LaunchError(
-            fields.get("what", "the agent failed"), why=fields.get("why"), fix=fields.get("fix"), see=fields.get("see")
-        )
+    if told := _told(run):
+        return told
     if status.rank is not None:
-        return _of_rank(run, folder, status.rank)
+        return _of_rank(run, status.rank)
     if status.state is State.CANCELLED:
         return LaunchError(
             f"{run.record.id} was cancelled", why=status.reason, fix=f"allranks logs {name_to_type(run)}"
@@ -40,11 +36,23 @@ def explain(run: Run) -> AllranksError:
             why=status.reason,
             fix="start it again with the same folder of checkpoints",
         )
-    return _of_agent(run, folder)
+    return _of_scheduler(run) if run.record.kind == "slurm" else _of_agent(run)
 
 
-def _of_rank(run: Run, folder: Path, rank: int) -> AllranksError:
-    log = folder / contract.rank_log(rank, "err")
+def _told(run: Run) -> LaunchError | None:
+    """Return the error that an agent ended with; one of another node than the first only where no rank is to blame."""
+    first = run.node_folder(0)
+    others = () if run.record.status.rank is not None else sorted(run.attempt_folder.glob("node-*"))
+    for folder in (first, *others):
+        if told := told_error(folder):
+            fields = {name: told.fields.get(name) for name in ("why", "fix", "see")}
+            return LaunchError(told.fields.get("what", "the agent failed"), **fields)
+    return None
+
+
+def _of_rank(run: Run, rank: int) -> AllranksError:
+    name = contract.rank_log(rank, "err")
+    log = next(run.attempt_folder.glob(f"*/{name}"), run.node_folder(0) / name)
     return LaunchError(
         run.record.status.reason or f"rank {rank} failed",
         why=_last_line(log),
@@ -53,13 +61,27 @@ def _of_rank(run: Run, folder: Path, rank: int) -> AllranksError:
     )
 
 
-def _of_agent(run: Run, folder: Path) -> AllranksError:
-    log = folder / contract.AGENT_LOG
-    return LaunchError(
-        f"{run.record.id} {run.record.status.state.value}: {run.record.status.reason}",
-        why=_last_line(log),
-        see=render.path(log),
-    )
+def _of_agent(run: Run) -> AllranksError:
+    log = run.node_folder(0) / contract.AGENT_LOG
+    return LaunchError(_how(run), why=_last_line(log), see=render.path(log) if log.exists() else None)
+
+
+def _of_scheduler(run: Run) -> AllranksError:
+    from allranks.clusters import slurm_said
+
+    log = slurm_said.log_of(run)
+    started = any(run.attempt_folder.glob(f"node-*/{contract.rank_log('*', 'err')}"))
+    what = _how(run) if started or run.record.status.reason else f"{_how(run)} before any rank had started"
+    said = "; ".join(slurm_said.causes(log)) if log else ""
+    return LaunchError(what, why=said[:500] or None, see=render.path(log) if log else None)
+
+
+def _how(run: Run) -> str:
+    status = run.record.status
+    if status.reason:
+        return f"{run.record.id} {status.state.value}: {status.reason}"
+    code = f" with exit code {status.exit_code}" if status.state is State.FAILED and status.exit_code else ""
+    return f"{run.record.id} {status.state.value}{code}"
 
 
 def _last_line(path: Path) -> str | None:

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 
+from allranks import contract
 from allranks.cli import render
 from allranks.errors import AllranksError
 from allranks.runs.follow import Tail
@@ -59,14 +60,18 @@ class Live:
         ranks: set[int] | None = None,
         nodes: set[int] | None = None,
         tail: int | None = None,
+        attempt: int | None = None,
     ) -> MergedLogs:
-        """Merge a run's logs into our stdout and stderr; with ``tail``, the last lines of what there is first."""
+        """Merge the logs of a run's attempt, the newest by default, into our stdout and stderr.
+
+        With ``tail``, the last lines of what there is come first.
+        """
         record = run.record
         self._tail = None if tail is None else Tail(tail)
         out, err = (self._tail.out, self._tail.err) if self._tail else self._sinks
         colour = render.has_colour(sys.stdout) and render.has_colour(sys.stderr)
         return MergedLogs(
-            run.attempt_folder,
+            run.attempt_folder if attempt is None else run.folder / contract.attempt_dir(attempt),
             out,
             err,
             ranks=ranks,

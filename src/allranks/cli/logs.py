@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 
 import click
 
@@ -23,6 +25,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends.")
 @click.option("--rank", "-r", "ranks", multiple=True, metavar="N", help="Only this rank; may be given several times.")
 @click.option("--node", "nodes", multiple=True, metavar="N", help="Only this node; may be given several times.")
+@click.option("--attempt", type=click.IntRange(min=0), metavar="N", help="Only this attempt; 0 is the first.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 def command(
     run: str | None,
@@ -30,43 +33,80 @@ def command(
     follow: bool,
     ranks: tuple[str, ...],
     nodes: tuple[str, ...],
+    attempt: int | None,
     tail: int | None,
 ) -> int:
     """Show the output of a run's ranks, in the order in which it came.
 
-    RUN is the run's id, the beginning of it, or its folder; default: the newest here.
+    RUN is the run's id, the beginning of it, or its folder; default: the newest here. Of a run with several
+    attempts the newest is shown, and with --follow those that come after it.
     """
     found = find(runs_folder(runs_folder_), run)
-    live = Live()
-    merged = live.merge(
-        found,
-        ranks=_numbers("--rank", ranks, found.record.world_size),
-        nodes=_numbers("--node", nodes, found.record.nnodes),
-        tail=tail,
+    first = _attempt(found, attempt)
+    logs = _Logs(
+        found, _numbers("--rank", ranks, found.world_size), _numbers("--node", nodes, found.record.nnodes), Live()
     )
-    if not follow:
-        merged.finish()
-        live.end_tail(merged)
+    if follow:
+        logs.follow(first, attempt, tail)
     else:
-        _follow(found, live, merged)
-    live.check()
+        logs.show(first, tail)
+    logs.live.check()
     return 0
 
 
-def _follow(run: Run, live: Live, merged: MergedLogs) -> None:
-    from allranks.runs.follow import follow
+def _attempt(run: Run, asked: int | None) -> int:
+    """Return the number of the attempt to begin with.
 
-    def step(action: Callable[[], None]) -> None:
-        action()
-        live.draw(merged)
-        live.check()
+    Raises:
+        UsageError: the run has no such attempt.
+    """
+    newest = run.attempt
+    if asked is not None and asked > newest:
+        why = f"it has the attempts 0 to {newest}" if newest else "it has only attempt 0"
+        raise UsageError(f"--attempt: the run has no attempt {asked}", why=why)
+    return newest if asked is None else asked
 
-    merged.pump()
-    live.end_tail(merged)
-    try:
-        follow(merged, _Ended(run), time.sleep, around=step)
-    finally:
-        live.wipe()
+
+@dataclass(frozen=True)
+class _Logs:
+    """The logs of a run: of these ranks and nodes, or of all, and where they are shown."""
+
+    run: Run
+    ranks: set[int] | None
+    nodes: set[int] | None
+    live: Live
+
+    def show(self, attempt: int, tail: int | None) -> None:
+        """Show what there is of an attempt."""
+        merged = self._merge(attempt, tail)
+        merged.finish()
+        self.live.end_tail(merged)
+
+    def follow(self, first: int, last: int | None, tail: int | None) -> None:
+        """Show attempts until the last has ended, or else the run has: a scheduler may begin another attempt."""
+        ended = _Ended(self.run)
+        for attempt in count(first):
+            self._follow(self._merge(attempt, tail if attempt == first else None), attempt, ended)
+            if attempt == last or self.run.attempt <= attempt:
+                break
+
+    def _merge(self, attempt: int, tail: int | None) -> MergedLogs:
+        return self.live.merge(self.run, ranks=self.ranks, nodes=self.nodes, tail=tail, attempt=attempt)
+
+    def _follow(self, merged: MergedLogs, attempt: int, ended: Callable[[], bool]) -> None:
+        from allranks.runs.follow import follow
+
+        def step(action: Callable[[], None]) -> None:
+            action()
+            self.live.draw(merged)
+            self.live.check()
+
+        merged.pump()
+        self.live.end_tail(merged)
+        try:
+            follow(merged, lambda: ended() or self.run.attempt > attempt, time.sleep, around=step)
+        finally:
+            self.live.wipe()
 
 
 def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
@@ -89,10 +129,12 @@ def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
 
 
 class _Ended:
-    """Tells whether a run has ended; looks at its record only now and then."""
+    """Tells whether a run has ended; looks only now and then, and by one object: it may look less often still."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        from allranks.clusters.registry import load_kind
+
+        self._run, self._kind = run, load_kind(run.record.kind)
         self._next = 0.0
         self._ended = False
 
@@ -101,6 +143,6 @@ class _Ended:
 
         if not self._ended and time.monotonic() >= self._next:
             self._next = time.monotonic() + _STATUS_SECONDS
-            self._run = settled(self._run)
+            self._run = settled(self._run, self._kind)
             self._ended = self._run.record.status.state.is_final
         return self._ended

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks import contract
 from allranks.cli.runs import runs_folder
 from allranks.job.options import OPTIONS, Option
 
@@ -37,11 +38,17 @@ class JobCommand(click.Command):
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the target and all options of a job to a verb."""
-    for option in reversed(OPTIONS):
-        function = _click_option(option)(function)
+    function = add_options(function, OPTIONS)
     function = click.option("--binary", metavar="PROGRAM", help="Run a program that is no Python script.")(function)
     function = click.option("-m", "--module", metavar="NAME", help="Run a Python module, as python -m does.")(function)
     return click.argument("target", required=False, type=click.Path())(function)
+
+
+def add_options(function: Callable[..., Any], options: Sequence[Option]) -> Callable[..., Any]:
+    """Add options of a job to a verb."""
+    for option in reversed(options):
+        function = _click_option(option)(function)
+    return function
 
 
 def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -59,8 +66,14 @@ def _key(option: Option) -> str:
     return "option_" + option.path.replace(".", "__")
 
 
-def load(ctx: click.Context, values: dict[str, Any]) -> LoadedJob:
-    """Load the job that a verb was called with.
+def script_args(ctx: click.Context) -> tuple[str, ...]:
+    """Return the words that were typed after ``--``."""
+    words: tuple[str, ...] = ctx.meta.get(_SCRIPT_ARGS, ())
+    return words
+
+
+def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = True) -> LoadedJob:
+    """Load the job that a verb was called with; unless ``needs_target``, it need not say what to run.
 
     Raises:
         JobError: something about it is wrong.
@@ -68,23 +81,23 @@ def load(ctx: click.Context, values: dict[str, Any]) -> LoadedJob:
     from allranks.job.load import load_job
 
     flags: dict[str, object] = {
-        option.path: values[_key(option)] for option in OPTIONS if values[_key(option)] not in (None, ())
+        option.path: value for option in OPTIONS if (value := values.get(_key(option))) not in (None, ())
     }
     target = _target(values, flags)
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
-    return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd())
+    return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
 
 
 def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
     """Note what is to run among the flags, or return the job file that says it."""
     for kind in ("module", "binary"):
-        if values[kind]:
+        if values.get(kind):
             flags[kind] = values[kind]
     target = values["target"]
     if target is None:
         default = Path(_JOB_FILE)
-        return default if default.is_file() and not (values["module"] or values["binary"]) else None
+        return default if default.is_file() and not (values.get("module") or values.get("binary")) else None
     if target.endswith((".yaml", ".yml")):
         return Path(target)
     flags["script"] = target
@@ -102,5 +115,5 @@ def launch_of(loaded: LoadedJob) -> Launch:
         dump_yaml(redacted(loaded.job)),
         loaded.folder,
         runs_folder(loaded.job.runs.folder),
-        os.environ,
+        contract.undecided(os.environ),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +12,7 @@ import click
 from allranks.cli import render
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import json_option
-from allranks.job.units import format_count
+from allranks.errors import JobError
 
 if TYPE_CHECKING:
     from allranks.job.load import LoadedJob
@@ -19,25 +22,43 @@ if TYPE_CHECKING:
 @click.command("plan", cls=JobCommand)
 @job_options
 @click.option("--sources", is_flag=True, help="Show where each value of the job came from.")
+@click.option("--script", "-o", "script", metavar="FILE", help="Write the batch script there, for sbatch by hand.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, sources: bool, as_json: bool, **values: Any) -> int:
-    """Show what would be executed for a job, and why, line by line. Nothing is started or written.
+def command(ctx: click.Context, /, sources: bool, script: str | None, as_json: bool, **values: Any) -> int:
+    """Show what would be executed for a job, and why, line by line. Nothing is started; only -o writes a file.
 
     TARGET and the options are those of allranks run.
     """
     from allranks.clusters.launch import dry_run
-    from allranks.clusters.registry import load_kind
+    from allranks.clusters.registry import kind_for
 
     loaded = load(ctx, values)
     if sources:
         _show_sources(loaded, as_json)
         return 0
-    plan = dry_run(launch_of(loaded), load_kind(loaded.cluster.kind))
+    plan = dry_run(launch_of(loaded), kind_for(loaded, os.environ), standalone=script is not None)
+    if script is not None:
+        return _write_script(plan, Path(script))
     if as_json:
         render.as_json(plan.to_json())
     else:
         render.data(_text(plan))
+    return 0
+
+
+def _write_script(plan: Plan, path: Path) -> int:
+    """Write the one script that does it all, as a scheduler takes it."""
+    from allranks.runs.files import write_whole
+
+    scripts = [file for file in plan.files if file.path.startswith("script.")]
+    if not scripts:
+        raise JobError(f"cluster {plan.cluster} has no batch script", fix="--on a cluster with a scheduler")
+    write_whole(path, scripts[0].text, 0o600)
+    for note in plan.notes:
+        render.talk(f"note: {note}")
+    submit = plan.commands[0].command[0]
+    render.talk(f"wrote {render.path(path.absolute())}\nnext: {submit} {shlex.quote(str(path))}")
     return 0
 
 
@@ -67,20 +88,14 @@ def _value_at(values: dict[str, Any], path: str) -> Any:
 
 def _text(plan: Plan) -> str:
     rows = [(reason.subject, render.printable(reason.value) or "(empty)", reason.why) for reason in plan.reasons]
-    parts = [f"plan for {plan.name} on {plan.cluster}: {format_count(plan.world_size, 'rank')}, run {plan.run_id}"]
+    parts = [f"plan for {plan.name} on {plan.cluster}: {render.ranks(plan)}, run {plan.run_id}"]
     parts.append(render.table(("WHAT", "VALUE", "WHY"), rows))
     parts += [f"note: {note}" for note in plan.notes]
     parts += [_file(plan, file) for file in plan.files]
-    parts += [f"node {node.node} on {node.host}:\n  {' '.join(map(_word, node.command))}" for node in plan.commands]
+    parts += [f"node {node.node} on {node.host}:\n  {shlex.join(node.command)}" for node in plan.commands]
     return "\n\n".join(parts)
 
 
 def _file(plan: Plan, file: PlanFile) -> str:
     lines = "\n".join(f"  {render.printable(line)}".rstrip() for line in file.text.rstrip("\n").split("\n"))
     return f"{plan.run_dir}/{file.path}:\n{lines}"
-
-
-def _word(word: str) -> str:
-    from shlex import quote
-
-    return quote(word)

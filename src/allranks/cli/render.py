@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from allranks.errors import AllranksError
+from allranks.job.units import format_count
+
+if TYPE_CHECKING:
+    from allranks.plan.plan import Plan
 
 _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
@@ -47,6 +52,13 @@ def data(text: str) -> None:
         raise
     except OSError as failure:
         raise AllranksError("cannot write to stdout", why=failure.strerror) from failure
+
+
+def frame(text: str) -> None:
+    """Show a text on a cleared terminal, cut to its size."""
+    size = shutil.get_terminal_size()
+    lines = [line[: size.columns] for line in text.splitlines()[: size.lines - 1]]
+    data("\x1b[H\x1b[2J" + "\n".join(lines))
 
 
 def as_json(value: Any) -> None:
@@ -114,6 +126,32 @@ def seconds(amount: float) -> str:
     if days:
         return f"{days} d {hour} h"
     return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
+
+
+def size(amount: float) -> str:
+    """Write bytes with three digits and the unit that fits: 512 B, 1.21 GB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
+def ranks(plan: Plan) -> str:
+    """Write how many ranks there will be: 4 ranks, 2 to 8 ranks, as many ranks as the nodes have GPUs."""
+    if plan.ranks_unknown:
+        return "as many ranks as the nodes have GPUs"
+    least = (plan.min_nodes or plan.nnodes) * plan.nproc_per_node
+    return _counted(least, plan.world_size, "rank")
+
+
+def nodes(plan: Plan) -> str:
+    """Write how many nodes there will be: 2 nodes, 1 to 4 nodes."""
+    return _counted(plan.min_nodes or plan.nnodes, plan.nnodes, "node")
+
+
+def _counted(least: int, most: int, noun: str) -> str:
+    return ("" if least == most else f"{least} to ") + format_count(most, noun)
 
 
 def moment(when: float | None) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +18,7 @@ from allranks.cli.explain import explain
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type
-from allranks.errors import RunFolderError
-from allranks.job.units import format_count
+from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
 
+#: Two signals within this time are one request: a terminal that is closed, or a group that is told, sends several.
+_ONE_REQUEST_SECONDS = 0.3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -43,33 +48,55 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
     after Ctrl-C.
     """
     from allranks.clusters import launch as launching
-    from allranks.clusters.registry import load_kind
+    from allranks.clusters.registry import kind_for
 
     loaded = load(ctx, values)
     launch = launch_of(loaded)
-    kind = load_kind(loaded.cluster.kind)
+    kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind)
+    return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach)
+
+
+def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool) -> int:
+    """Start a run that has been prepared, show all its ranks, and return what to end with.
+
+    Args:
+        run: the run.
+        plan: of the attempt that is started.
+        kind: the kind of cluster that made the plan.
+        environ: the calling environment, and the job's secrets.
+        detach: whether to leave it going and return.
+    """
+    from allranks.clusters import launch as launching
+
     watched = not detach and render.is_lively(sys.stderr)
     relay = None if detach else _Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
-    run, started = launching.start(run, plan, kind, launch, detach=detach, watched=watched)
+    run, started = launching.start(run, plan, kind, environ, detach=detach, watched=watched)
     _point_latest(run)
     _introduce(plan, run)
     if relay is None:
         return _leave_it(run)
-    relay.attach(started)
+    relay.attach(started, run)
     _follow(run, started, kind)
     return _conclude(_settle(run, kind))
 
 
 def _introduce(plan: Plan, run: Run) -> None:
     why = {reason.subject: reason.why for reason in plan.reasons}
-    ranks = format_count(plan.world_size, "rank")
-    where = "this machine" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
-    render.talk(f"allranks: {run.record.id}: {ranks} on {where}, backend {plan.backend} ({why['backend']})")
+    where = "this machine" if plan.kind == "local" else f"{render.nodes(plan)} of {_place(plan)}"
+    what = f"{render.ranks(plan)} on {where}, backend {plan.backend} ({why['backend']})"
+    render.talk(f"allranks: {run.record.id}: {what}")
     for reason in plan.debug:
         render.talk(f"allranks: debug: {reason.subject}={reason.value}")
     for note in plan.notes:
         render.talk(f"allranks: note: {note}")
+
+
+def _place(plan: Plan) -> str:
+    from allranks.clusters import slurm_allocation
+
+    inside = slurm_allocation.is_inside(os.environ) and plan.cluster == slurm_allocation.name_of(os.environ)
+    return f"this allocation ({plan.cluster})" if inside else plan.cluster
 
 
 def _point_latest(run: Run) -> None:
@@ -95,20 +122,26 @@ class _Relay:
         self._early: list[int] = []
         self._patience = patience
         self._count = 0
+        self._run: Run | None = None
+        self._cancelled = False
+        self._since = 0.0
         for number in _SIGNALS:
             # nohup has had SIGHUP ignored: the run shall outlive the terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self)
 
-    def attach(self, started: Started) -> None:
+    def attach(self, started: Started, run: Run) -> None:
         """Name the run, once it has been started, and pass on what came before."""
-        self._started = started
+        self._started, self._run = started, run
         for number in self._early:
             self(number, None)
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         if self._started is None:
             self._early.append(number)
+            return
+        if self._started.handle.job_id:
+            self._cancel(self._started, signal.Signals(number))
             return
         self._started.signal(number)
         self._count += 1
@@ -117,14 +150,49 @@ class _Relay:
             again = "once more to kill them" if number == signal.SIGINT else "a second one kills them"
             render.talk(f"allranks: {name}: the ranks have {self._patience:g} s to leave; {again}")
 
+    def _cancel(self, started: Started, number: signal.Signals) -> None:
+        """Cancel a submitted job; a second signal leaves it to Slurm, and ends this command."""
+        assert self._run
+        if not self._count:
+            self._count, self._since = 1, time.monotonic()
+            again = "once more" if number == signal.SIGINT else "a second one"
+            render.talk(
+                f"allranks: {number.name}: job {started.handle.job_id} is being cancelled; Slurm gives its ranks the "
+                f"site's KillWait to leave (30 s, unless changed); {again} to leave at once, without waiting for it"
+            )
+            try:
+                started.signal(number)
+            except AllranksError as error:
+                fix = f"allranks cancel {name_to_type(self._run)}"
+                raise LaunchError(f"the job goes on: {error.what}", why=error.why, fix=fix) from error
+            self._cancelled = True
+        elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
+            name = name_to_type(self._run)
+            what = "it is cancelled" if self._cancelled else f"Slurm has not said so yet: allranks cancel {name}"
+            render.talk(f"allranks: {number.name}: not waiting; {what}\nnext: allranks status {name}")
+            raise SystemExit(128 + number)
+
 
 def _follow(run: Run, started: Started, kind: ClusterKind) -> None:
     from allranks.runs.follow import follow
 
     live = Live()
-    merged = live.merge(run)
-    follow(merged, lambda: started.wait(0), started.wait, around=lambda action: live.step(merged, action))
-    live.wipe()
+
+    def show(attempt: int) -> None:
+        merged = live.merge(run, attempt=attempt)
+
+        def step(action: Callable[[], None]) -> None:
+            for line in started.news():
+                render.talk(f"allranks: {run.record.id}: {line}")
+            live.step(merged, action)
+
+        follow(merged, lambda: started.wait(0) or run.attempt > attempt, started.wait, around=step)
+        live.wipe()
+
+    for attempt in count(run.attempt):  # A scheduler may put the run back into its queue: another attempt follows.
+        show(attempt)
+        if run.attempt <= attempt:
+            break
     if not kind.status(run).state.is_final:
         kind.cancel(run)  # Its agent was killed: see to it that no rank stays behind.
 

@@ -42,14 +42,20 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "exit code", str(status.exit_code)
     yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"
     yield "cluster", f"{record.cluster} ({record.kind})"
+    if record.handle.job_id:
+        yield "job", record.handle.job_id
     if record.handle.pid:
         yield "agent", f"process {record.handle.pid} on {record.handle.host}"
     began = status.started or record.created
     yield "started", render.moment(began)
     if status.ended or not status.state.is_final:
         yield "took", render.seconds((status.ended or time.time()) - began)
+    if run.attempt:
+        yield "attempts", str(run.attempt + 1)
     if status.restarts:
         yield "restarts", str(status.restarts)
+    if status.peak_memory:
+        yield "memory", f"{render.size(status.peak_memory)} at most, of a task"
     yield "folder", render.path(run.folder)
 
 

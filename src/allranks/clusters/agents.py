@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from allranks import contract
@@ -25,6 +26,20 @@ def fold(events: Iterable[Event]) -> Status:
 def told_by(folder: Path) -> Status:
     """Return the status that a node's agent told of."""
     return fold(read_events(folder / contract.AGENT_EVENTS))
+
+
+def told_by_all(attempt: Path) -> Status:
+    """Return the status that the agents of all nodes of an attempt told of: final when all of them have ended."""
+    told = [told_by(folder) for folder in sorted(attempt.glob("node-*"))]
+    if not told:
+        return fold(())
+    ended = [status for status in told if status.state.is_final]
+    if len(ended) < len(told):
+        return max((status for status in told if not status.state.is_final), key=lambda status: status.state.value)
+    blamed = [status for status in ended if status.rank is not None]
+    worst = [status for status in ended if status.state is not State.SUCCEEDED]
+    first = min(blamed or worst or ended, key=lambda status: status.ended or 0.0)
+    return replace(first, ended=max(status.ended or 0.0 for status in ended))
 
 
 def _after(status: Status, event: Event) -> Status:

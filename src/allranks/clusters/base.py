@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,12 +23,14 @@ class Request:
         folder: absolute folder that relative paths of the job are relative to.
         run_dir: absolute folder of the run.
         environ: the calling environment.
+        standalone: whether the script is all there will be: nothing makes the run's folder before it starts.
     """
 
     job: Job
     folder: Path
     run_dir: Path
     environ: Mapping[str, str]
+    standalone: bool = False
 
 
 class Started(Protocol):
@@ -42,6 +44,9 @@ class Started(Protocol):
     def signal(self, number: int) -> None:
         """Pass a signal on to it."""
 
+    def news(self) -> Sequence[str]:
+        """Tell what has happened since the last call that a person who waits wants to know, a line each."""
+
 
 class ClusterKind(Protocol):
     """A kind of cluster. All but ``detect``, ``start``, ``status`` and ``cancel`` is pure."""
@@ -50,6 +55,14 @@ class ClusterKind(Protocol):
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed."""
+
+    def shell_command(
+        self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
+    ) -> tuple[str, ...]:
+        """Build the command that waits for what the job asks for and gives a shell there, or runs ``words`` there."""
+
+    def again(self, plan: Plan, attempt: int) -> Plan:
+        """Return the plan for another attempt of the run, from the plan of its first."""
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
         """Execute the plan. Unless ``detach``, the run ends with the process that called this."""

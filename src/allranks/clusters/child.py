@@ -95,6 +95,10 @@ class ChildAgent:
             self._insists_at = time.monotonic() + _INSIST_SECONDS
             processes.signal_group(self._process.pid, number)
 
+    def news(self) -> Sequence[str]:
+        """Tell nothing: what happens on this machine shows in the ranks' own lines."""
+        return ()
+
     def _insist(self) -> None:
         """Repeat a signal that came during the setup: a process that was just being forked may have missed it.
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import allranks
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Request, Started
-from allranks.errors import RunFolderError
+from allranks.errors import AllranksError, RunFolderError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
 from allranks.runs import record
@@ -47,15 +48,26 @@ class Launch:
     runs_folder: Path
     environ: Mapping[str, str]
 
-    def request(self, run_dir: Path) -> Request:
+    def request(self, run_dir: Path, *, standalone: bool = False) -> Request:
         """Return what a plan is made from."""
-        return Request(self.job, self.folder, run_dir, self.environ)
+        return Request(self.job, self.folder, run_dir, self.environ, standalone)
+
+    def environ_for(self, plan: Plan) -> dict[str, str]:
+        """Return the calling environment with the secrets that the plan names and does not hold."""
+        variables = self.job.environment.variables
+        return {**self.environ, **{name: variables[name] for name in plan.secrets}}
 
 
-def dry_run(launch: Launch, kind: ClusterKind) -> Plan:
-    """Plan without creating anything; the run's id is the one that would be free now."""
+def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> Plan:
+    """Plan without creating anything; the run's id is the one that would be free now.
+
+    Args:
+        launch: what would be launched.
+        kind: the kind of cluster.
+        standalone: whether the script must work by itself, without the run's folder.
+    """
     run_id = record.new_run_id(launch.runs_folder, name_of(launch.job))
-    return kind.plan(launch.request(launch.runs_folder / run_id))
+    return kind.plan(launch.request(launch.runs_folder / run_id, standalone=standalone))
 
 
 def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
@@ -73,7 +85,7 @@ def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
 
 
 def start(
-    run: Run, plan: Plan, kind: ClusterKind, launch: Launch, *, detach: bool, watched: bool
+    run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool, watched: bool
 ) -> tuple[Run, Started]:
     """Execute the plan; return the run with its handle, and what it can be waited for with.
 
@@ -81,16 +93,18 @@ def start(
         run: what :func:`prepare` returned.
         plan: likewise.
         kind: the kind of cluster that made the plan.
-        launch: what is launched.
+        environ: the calling environment, and the job's secrets.
         detach: whether the run goes on without this process.
         watched: whether somebody watches on a terminal, so that progress bars make sense.
     """
-    variables = launch.job.environment.variables
-    environ = {name: value for name, value in launch.environ.items() if name not in contract.OF_A_RUN}
-    environ |= {name: variables[name] for name in plan.secrets}
+    inherited = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
     if watched:
-        environ[contract.TERMINAL] = "1"
-    started = kind.start(plan, environ, detach=detach)
+        inherited[contract.TERMINAL] = "1"
+    try:
+        started = kind.start(plan, inherited, detach=detach)
+    except AllranksError as error:
+        _note_refusal(run, error)
+        raise
     try:
         return run.with_handle(started.handle, Status(State.PENDING, "starting")), started
     except RunFolderError:
@@ -98,6 +112,13 @@ def start(
         started.signal(signal.SIGTERM)
         started.wait(plan.stop_timeout)
         raise
+
+
+def _note_refusal(run: Run, error: AllranksError) -> None:
+    reason = f"{error.what}: {error.why}" if error.why else error.what
+    status = Status(State.FAILED, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())
+    with contextlib.suppress(RunFolderError):  # The error itself is what counts.
+        run.with_status(status)
 
 
 @contextlib.contextmanager

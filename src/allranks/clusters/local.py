@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +14,13 @@ from allranks import contract, processes
 from allranks.clusters import agents, process
 from allranks.clusters.base import Request, Started
 from allranks.clusters.child import ChildAgent
-from allranks.errors import LaunchError
+from allranks.errors import JobError, LaunchError
 from allranks.job.variables import is_set_for_ranks
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
+    from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
 #: Longer than an agent takes beyond the ranks' own time to leave.
@@ -48,9 +49,29 @@ class LocalCluster:
 
         return make_plan(request)
 
+    def shell_command(
+        self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
+    ) -> tuple[str, ...]:
+        """Refuse: this machine has a shell already, and nothing to wait for.
+
+        Raises:
+            JobError: always.
+        """
+        raise JobError(
+            f"cluster {job.cluster} has no queue that could give a shell",
+            why="it is this machine: allranks run starts jobs here at once",
+            fix="--on a cluster with a scheduler, or ssh HOST for a shell on another machine",
+        )
+
+    def again(self, plan: Plan, attempt: int) -> Plan:
+        """Return the plan for another attempt of a run: the same but for the attempt that its agent is told."""
+        from allranks.clusters.local_plan import with_attempt
+
+        return with_attempt(plan, attempt)
+
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
         """Start the agent of the plan's one node."""
-        log = Path(plan.run_dir, contract.node_dir(0, 0), contract.AGENT_LOG)
+        log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
         mode = 0o640 if plan.group_readable else 0o600
         # All that belongs to the run can be found by this, whatever becomes of its agent.
         mark = {contract.RUN_DIR: plan.run_dir}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import allranks
@@ -17,11 +16,14 @@ from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
+from allranks.plan.resolve import environment_of, python_of, workdir_of
 from allranks.plan.script import node_script
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from allranks.clusters.base import Request
-    from allranks.job.spec import Environment, Job
+    from allranks.job.spec import Job
 
 _MASTER = "127.0.0.1"
 _SCRIPT, _SPEC = "node-000.sh", "node-000.json"
@@ -37,13 +39,22 @@ def make_plan(request: Request) -> Plan:
     job = request.job
     _refuse_platform()
     _refuse(job)
-    workdir = Path(os.path.normpath(request.folder / job.workdir))
-    if not workdir.is_dir():
-        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a folder")
-    python = _python(job)
+    workdir = workdir_of(job, request.folder)
+    python = python_of(job)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
     layout = lay_out(job, this_machine(request.environ))
     return _build(request, workdir, python, entry, layout)
+
+
+def with_attempt(plan: Plan, attempt: int) -> Plan:
+    """Return a plan with another number of the attempt in the agent's orders."""
+
+    def renumbered(file: PlanFile) -> PlanFile:
+        if file.path != _SPEC:
+            return file
+        return replace(file, text=replace(NodeSpec.from_json(file.text), attempt=attempt).to_json())
+
+    return replace(plan, attempt=attempt, files=tuple(map(renumbered, plan.files)))
 
 
 def _refuse_platform() -> None:
@@ -64,13 +75,6 @@ def _refuse(job: Job) -> None:
         raise JobError("launcher legacy does not exist on cluster local", fix="--launcher torchrun")
     if job.launch.launcher_args:
         raise JobError("launch.launcher_args: on cluster local the agent takes none", fix="leave them out")
-
-
-def _python(job: Job) -> tuple[str, ...]:
-    chosen = job.environment
-    if chosen.python:
-        return chosen.python
-    return ("python",) if chosen.conda or chosen.venv else (sys.executable,)
 
 
 def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entry, layout: Layout) -> Plan:
@@ -124,21 +128,21 @@ def _node_spec(request: Request, python: tuple[str, ...], entry: Entry, layout: 
 def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: Layout) -> str:
     job, run_dir = request.job, request.run_dir
     code = str(run_dir / contract.CODE_DIR)
+    settings = environment.settings(job, layout, request.environ)
+    decided = [setting.subject for setting in settings if setting.subject not in job.environment.variables]
     return node_script(
         title=f"allranks {allranks.__version__}: node 0 of run {run_dir.name}; to start it by hand: bash {_SCRIPT}",
         workdir=str(workdir),
-        environment=_absolute(job, request.folder),
-        settings=environment.settings(job, layout, request.environ),
+        environment=environment_of(job, request.folder),
+        settings=(
+            *settings,
+            Reason(contract.DECIDED, " ".join(decided), "a run that a rank starts inherits none of these"),
+        ),
         variables=((contract.BACKEND, layout.backend),),
         secrets=environment.secrets(job),
         command=(*python, code, str(run_dir / _SPEC)),
         code=code,
     )
-
-
-def _absolute(job: Job, folder: Path) -> Environment:
-    venv = job.environment.venv
-    return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment
 
 
 def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> tuple[Reason, ...]:
@@ -155,7 +159,7 @@ def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> 
 
 def _notes(job: Job) -> tuple[str, ...]:
     """Say what the job asks for and this machine does not do: nothing is left out in silence."""
-    resources, retry = job.resources, job.retry
+    resources, retry, scheduler = job.resources, job.retry, job.scheduler
     asked = {
         "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1,
         "resources.gpu_type is not looked at on this machine": resources.gpu_type,
@@ -164,6 +168,7 @@ def _notes(job: Job) -> tuple[str, ...]:
         "retry: there is no queue here to go back into": retry != type(retry)(),
         "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.launcher == "direct",
     }
-    used = [f"scheduler.{name}" for name in type(job.scheduler).model_fields if getattr(job.scheduler, name)]
-    scheduler = (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
-    return tuple(note for note, is_asked in asked.items() if is_asked) + scheduler
+    defaults = type(scheduler)()
+    used = [f"scheduler.{name}" for name, value in scheduler if value != getattr(defaults, name)]
+    unused = (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
+    return tuple(note for note, is_asked in asked.items() if is_asked) + unused

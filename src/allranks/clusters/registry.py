@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
+from allranks import contract
 from allranks.clusters.base import ClusterKind
 from allranks.errors import JobError
 from allranks.job.problems import did_you_mean
 
-_BUILT_IN = {"local": "allranks.clusters.local:LocalCluster"}
+if TYPE_CHECKING:
+    from allranks.job.load import LoadedJob
+
+_BUILT_IN = {"local": "allranks.clusters.local:LocalCluster", "slurm": "allranks.clusters.slurm:SlurmCluster"}
 _GROUP = "allranks.clusters"
+#: What tells that a process is inside an allocation of a scheduler, and the kind that can use it.
+_ALLOCATIONS = {"SLURM_JOB_ID": "slurm"}
+
+
+def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
+    """Return the kind that a job runs on: the one that is named, else the allocation we are in, else this machine.
+
+    Raises:
+        JobError: there is no such kind.
+    """
+    if loaded.sources["cluster"].kind == "default" and contract.RUN_DIR not in environ:
+        for variable, name in _ALLOCATIONS.items():
+            if environ.get(variable):
+                return load_kind(name)
+    return load_kind(loaded.cluster.kind)
 
 
 def load_kind(name: str) -> ClusterKind:

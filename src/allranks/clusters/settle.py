@@ -19,7 +19,7 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
     if run.record.status.state.is_final:
         return run
     status = (kind or load_kind(run.record.kind)).status(run)
-    return replace(run, record=replace(run.record, status=status))
+    return replace(run, record=replace(run.record, status=status, world_size=run.world_size))
 
 
 def settled(run: Run, kind: ClusterKind | None = None) -> Run:

@@ -57,7 +57,14 @@ class _Entry:
     entry: Entry
 
 
-def load_job(target: Path | None, *, flags: Mapping[str, object], environ: Mapping[str, str], cwd: Path) -> LoadedJob:
+def load_job(
+    target: Path | None,
+    *,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    cwd: Path,
+    needs_target: bool = True,
+) -> LoadedJob:
     """Return the job that the user asks for.
 
     The first of these that gives a value counts: flag, variable, job file, cluster file, default.
@@ -67,6 +74,7 @@ def load_job(target: Path | None, *, flags: Mapping[str, object], environ: Mappi
         flags: values of flags by path (see ``options.py``); None means not given.
         environ: the calling environment.
         cwd: the folder that the command was typed in.
+        needs_target: whether it must say what to run.
 
     Raises:
         JobError: with everything that is wrong, each with its place. It shows no secret.
@@ -79,7 +87,7 @@ def load_job(target: Path | None, *, flags: Mapping[str, object], environ: Mappi
     asked = merge([given, _file_layer(job_file, cwd, problems)])
     cluster, defaults = _cluster(asked, folder, cwd, environ, problems)
     merged = fill_secrets(resolved(merge([asked, defaults]), cwd, environ), environ, problems)
-    job = _checked(merged, environ, problems)
+    job = _checked(merged, environ, problems, needs_target)
     if problems or job is None or cluster is None:
         raise error_of(_scrubbed(problems, secret_values(variables_of(merged), environ)))
     return LoadedJob(job, cluster, all_sources(job.model_dump(mode="json"), merged), folder, job_file)
@@ -98,10 +106,10 @@ def _file_layer(job_file: Path | None, cwd: Path, problems: list[Problem]) -> La
     return reading.layer(read_job_file(job_file, cwd))
 
 
-def _checked(merged: Layer, environ: Mapping[str, str], problems: list[Problem]) -> Job | None:
+def _checked(merged: Layer, environ: Mapping[str, str], problems: list[Problem], needs_target: bool) -> Job | None:
     problems += [*variable_problems(merged), *text_problems(merged), *secret_problems(merged, environ)]
     job = validated(Job, merged, secret_values(variables_of(merged), environ), problems)
-    if not problems or any(target in merged for target in ("script", "module", "binary")):
+    if (needs_target and not problems) or any(target in merged for target in ("script", "module", "binary")):
         problems += target_problems(merged)
     return job
 

@@ -164,6 +164,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("scheduler.exclude", ("--exclude", "-x"), "HOSTS", "Hosts that must not be among the nodes."),
     Option("scheduler.reservation", ("--reservation",), "NAME", "Reservation to run in."),
     Option("scheduler.exclusive", ("--exclusive",), "", "Share the nodes with no other job."),
+    Option("scheduler.array", ("--array",), "RANGES", "Job array, such as 0-7 or 0-99%4."),
+    Option("scheduler.mail", ("--mail-user",), "ADDRESS", "Address to write to when the job ends or fails."),
     Option(
         "scheduler.output",
         ("--output",),
@@ -177,6 +179,14 @@ OPTIONS: tuple[Option, ...] = (
         "TEXT",
         "Further directive for the scheduler, passed on word for word.",
         multiple=True,
+    ),
+    # --- another attempt ---
+    Option(
+        "retry.requeue",
+        ("--requeue",),
+        "",
+        "Go back into the queue at the time limit, on preemption and when a node fails.",
+        off_flag="--no-requeue",
     ),
     # --- the record ---
     Option("runs.folder", ("--runs-folder",), "DIR", "Folder that holds a folder for each run."),

@@ -45,7 +45,8 @@ class Resources(Section):
     gpu_type: Text | None = None
     """Type of GPU as the cluster names it, such as a100."""
     cpus_per_node: Positive | None = None
-    """CPUs on each node, shared by its ranks. Default: those that this process may use."""
+    """CPUs on each node, shared by its ranks. Default: on this machine those that this process may use;
+    on a scheduler what the site gives."""
     memory: Memory | None = None
     """Memory per node, such as 200GB; a bare number is megabytes."""
     time: Duration | None = None
@@ -63,6 +64,8 @@ class Scheduler(Section):
     """Quality of service."""
     constraint: Text | None = None
     """Features that the nodes must have."""
+    gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    """How Slurm is asked for GPUs: --gpus-per-node, or --gres=gpu:N where a site wants that."""
     include: Hosts = ()
     """Hosts that must be among the nodes."""
     exclude: Hosts = ()
@@ -72,7 +75,7 @@ class Scheduler(Section):
     exclusive: bool = False
     """Share the nodes with no other job."""
     array: Text | None = None
-    """Job array, such as 0-7 or 0-99%4."""
+    """Job array, such as 0-7 or 0-99%4. Each task has a folder of its own in the run's."""
     mail: Text | None = None
     """Address to write to when the job ends or fails."""
     output: Text | None = None
@@ -90,7 +93,8 @@ class Launch(Section):
     """torchrun: one agent per node; direct: the scheduler starts each rank; legacy:
     torch.distributed.launch."""
     launcher_args: Words = ()
-    """Further arguments of the launcher, passed on word for word."""
+    """Further arguments of the launcher, passed on word for word: those of srun on Slurm, which starts
+    the agents, or with direct the ranks."""
     nproc_per_node: Ranks = "auto"
     """Ranks on each node: a number, gpu (one per GPU), cpu (one per CPU), or auto (GPUs, else one)."""
     backend: Literal["nccl", "gloo"] | None = None
@@ -107,8 +111,9 @@ class Launch(Section):
     master_port: Port | None = None
     """Port that the ranks rendezvous at. Default: a free one."""
     interface: Text | None = None
-    """Network interface for gloo and NCCL. Default: on one machine the loopback for gloo; else what
-    gloo and NCCL find themselves."""
+    """Network interface for gloo and NCCL. Default: on one machine the loopback for gloo; on several
+    nodes each takes the one that carries the route to the first node, and leaves NCCL alone where an
+    InfiniBand or RoCE port is active."""
     warm: bool = True
     """Fork ranks from a process that has imported torch. Set to false for a script that must set
     variables such as OMP_NUM_THREADS before it imports torch."""
@@ -140,12 +145,14 @@ class Environment(Section):
 class Retry(Section):
     """What happens when an attempt ends before the training does."""
 
-    requeue: bool = False
-    """Put the job back into the queue at its time limit, on preemption and when a node fails."""
-    resume: Literal["auto", "never"] = "auto"
-    """Whether the next attempt is told to continue from the newest checkpoint."""
+    requeue: bool = True
+    """Put the job back into the queue when its ranks have saved and left, at its time limit or for a preemption, and
+    when a node fails."""
     max_attempts: Positive = 10
     """Attempts after which the run is given up."""
+    warn_before: Seconds = 120.0
+    """Seconds before its time limit, and before a preemption that the site announces, at which the ranks
+    get SIGUSR1 to save and leave; half of a time limit that is shorter than twice that. 0: never."""
 
 
 class Runs(Section):

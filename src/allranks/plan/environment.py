@@ -21,19 +21,32 @@ _DEBUG = {
     "PYTHONFAULTHANDLER": "1",
 }
 _LOOPBACK = "lo"
+#: What an agent decides on its node, unless it is set, and by which rule.
+_DECIDED_ON_NODES = {
+    "GLOO_SOCKET_IFNAME": "the interface that carries the route to the first node",
+    "NCCL_SOCKET_IFNAME": "likewise; not set where an InfiniBand or RoCE port is active: NCCL finds it",
+    "OMP_NUM_THREADS": "the CPUs that the node gives, shared by its ranks",
+}
 
 
-def settings(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, ...]:
-    """Return the variables that we set, with reasons; what the job or its user has set stays as it is."""
+def settings(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
+    """Return the variables that we set, with reasons; what the job or its user has set stays as it is.
+
+    Args:
+        job: the job.
+        layout: ranks and CPUs of this machine; None for a job whose nodes decide what depends on them.
+        environ: the calling environment.
+    """
     given = job.environment.variables
     decided = [reason for reason in _decide(job, layout) if reason.subject not in given]
     return tuple(reason for reason in decided if reason.subject not in environ) + _given(job)
 
 
-def kept(job: Job, layout: Layout, environ: Mapping[str, str]) -> tuple[Reason, ...]:
+def kept(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
     """Return what we would have set, had the calling environment not set it already."""
-    names = [reason.subject for reason in _decide(job, layout) if reason.subject in environ]
-    return tuple(Reason(name, environ[name], "set in your environment") for name in names)
+    ours = [reason.subject for reason in _decide(job, layout)]
+    ours += [name for name in _DECIDED_ON_NODES if layout is None and name not in ours]
+    return tuple(Reason(name, environ[name], "set in your environment") for name in ours if name in environ)
 
 
 def secrets(job: Job) -> tuple[str, ...]:
@@ -41,14 +54,22 @@ def secrets(job: Job) -> tuple[str, ...]:
     return secret_names(job.environment.variables)
 
 
-def _decide(job: Job, layout: Layout) -> Iterator[Reason]:
-    cpus, ranks = layout.cpus, layout.nproc_per_node
-    why = f"{format_count(cpus, 'CPU')} for {format_count(ranks, 'rank')}"
-    yield Reason("OMP_NUM_THREADS", str(max(1, cpus // ranks)), why)
+def decided_on_nodes(job: Job, environ: Mapping[str, str]) -> tuple[Reason, ...]:
+    """Return the variables that each node decides on for itself, with the rule that it goes by."""
+    taken = {*environ, *job.environment.variables, *(reason.subject for reason in _decide(job, None))}
+    rules = _DECIDED_ON_NODES.items()
+    return tuple(Reason(name, "decided on each node", why) for name, why in rules if name not in taken)
+
+
+def _decide(job: Job, layout: Layout | None) -> Iterator[Reason]:
+    if layout:
+        cpus, ranks = layout.cpus, layout.nproc_per_node
+        why = f"{format_count(cpus, 'CPU')} for {format_count(ranks, 'rank')}"
+        yield Reason("OMP_NUM_THREADS", str(max(1, cpus // ranks)), why)
     if job.launch.interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             yield Reason(name, job.launch.interface, "launch.interface")
-    elif job.launch.master_addr is None:
+    elif layout and job.launch.master_addr is None:
         yield Reason("GLOO_SOCKET_IFNAME", _LOOPBACK, "all ranks are on this machine")
     if job.resources.gpus_per_node == 0:
         yield Reason("CUDA_VISIBLE_DEVICES", "", "gpus_per_node is 0")

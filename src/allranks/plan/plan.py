@@ -6,7 +6,7 @@ ranks through the environment of the command that is started.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -62,6 +62,12 @@ class Plan:
     notes: tuple[str, ...]
     #: Whether the group may read what the run writes.
     group_readable: bool
+    #: Number of the attempt that is started: 0 for a new run.
+    attempt: int = 0
+    #: The least number of nodes, where Slurm may give fewer than ``nnodes``; 0: exactly so many.
+    min_nodes: int = 0
+    #: Whether each node starts a rank for each of its GPUs, and nobody knows yet how many those are.
+    ranks_unknown: bool = False
 
     @property
     def world_size(self) -> int:
@@ -76,3 +82,17 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON, ``world_size`` included."""
         return {**asdict(self), "world_size": self.world_size}
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Plan:
+        """Read what :meth:`to_json` returned.
+
+        Raises:
+            KeyError, TypeError: it is none.
+        """
+        known = {field.name: raw[field.name] for field in fields(cls)}
+        parts = {"files": PlanFile, "reasons": Reason}
+        made = {name: tuple(part(**one) for one in raw[name]) for name, part in parts.items()}
+        commands = tuple(NodeCommand(one["node"], one["host"], tuple(one["command"])) for one in raw["commands"])
+        words = {name: tuple(raw[name]) for name in ("secrets", "notes")}
+        return cls(**{**known, **made, **words, "commands": commands})

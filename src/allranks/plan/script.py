@@ -36,19 +36,40 @@ def node_script(
         command: the agent's command.
     """
     lines = ["#!/usr/bin/env bash", comment(title), "set -e", _TRAP, ""]
-    lines += [comment("the ranks' working directory"), f"cd -- {shlex.quote(workdir)}", ""]
-    lines += _setup(environment)
+    python_path = shlex.quote(code) + '"${PYTHONPATH:+:$PYTHONPATH}"'
+    lines += prepared(workdir, environment, settings, variables, python_path)
+    if secrets:
+        lines += ["", *required(secrets)]
+    lines += ["", comment("the agent takes the place of this shell: it starts the ranks and watches them")]
+    lines += ["exec " + shlex.join([*environment.container, *command])]
+    return "\n".join(lines) + "\n"
+
+
+def prepared(
+    workdir: str,
+    environment: Environment,
+    settings: Sequence[Reason],
+    variables: Sequence[tuple[str, str]],
+    python_path: str,
+) -> list[str]:
+    """Write the lines that set a node up.
+
+    Args:
+        workdir: absolute working directory of the ranks.
+        environment: modules, conda, venv and setup lines of the job.
+        settings: variables with the reason for each.
+        variables: further variables, of ours.
+        python_path: a word of shell for PYTHONPATH, in which ``import allranks`` of the ranks finds the run's code.
+    """
+    lines = [comment("the ranks' working directory"), enter(workdir), "", *_setup(environment)]
     for setting in settings:
         lines += [comment(setting.why), export(setting.subject, setting.value)]
     lines += [
         comment("the backend that allranks.init() takes"),
         *(export(name, value) for name, value in variables),
     ]
-    lines += [comment("`import allranks` in the ranks finds the run's own copy"), _python_path(code)]
-    lines += _secrets(secrets)
-    lines += ["", comment("the agent takes the place of this shell: it starts the ranks and watches them")]
-    lines += ["exec " + shlex.join([*environment.container, *command])]
-    return "\n".join(lines) + "\n"
+    why = comment("`import allranks` in the ranks finds the run's own copy")
+    return [*lines, why, f"export PYTHONPATH={python_path}"]
 
 
 # A step that fails must say which one it was: the ranks' own logs do not exist yet.
@@ -68,17 +89,36 @@ def export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
 
 
-def _python_path(code: str) -> str:
-    return f'export PYTHONPATH={shlex.quote(code)}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+def enter(folder: str) -> str:
+    """Write a line that changes into a folder."""
+    return f"cd -- {shlex.quote(folder)}"
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Indent lines by two; what follows a line break inside one is quoted text, and stays as it is."""
+    return ["  " + line if line else "" for line in lines]
+
+
+def users_lines(lines: Sequence[str]) -> list[str]:
+    """Return a user's shell lines, as one where indenting them would change them: they go on in one another."""
+    return list(lines) if all(map(_is_whole, lines)) else ["\n".join(lines)]
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:  # A quotation mark is open.
+        return False
+    return "<<" not in line
 
 
 def _setup(environment: Environment) -> list[str]:
     lines: list[str] = []
-    lines += _block("environment.setup", environment.setup)
+    lines += _block("environment.setup", users_lines(environment.setup))
     lines += _block("environment.modules", _modules(environment.modules))
     lines += _block("environment.conda", _conda(environment.conda))
     lines += _block("environment.venv", _venv(environment.venv))
-    lines += _block("environment.node_setup", environment.node_setup)
+    lines += _block("environment.node_setup", users_lines(environment.node_setup))
     return lines
 
 
@@ -119,8 +159,7 @@ def _venv(path: str | None) -> list[str]:
     return [f". {shlex.quote(path.rstrip('/') + '/bin/activate')}"] if path else []
 
 
-def _secrets(names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    check = [f': "${{{name}?set it before you start this script by hand}}"' for name in names]
-    return ["", comment("secrets: they come with the environment, their values are written nowhere"), *check]
+def required(secrets: Sequence[str]) -> list[str]:
+    """Write lines that end the script where a secret is not set."""
+    check = [f': "${{{name}?set it before you start this script by hand}}"' for name in secrets]
+    return [comment("secrets: they come with the environment, their values are written nowhere"), *check]

@@ -29,7 +29,6 @@ class Record:
     nnodes: int
     created: float
     host: str
-    attempt: int
     handle: Handle
     status: Status
     stop_timeout: float
@@ -54,13 +53,28 @@ class Run:
     record: Record
 
     @property
+    def attempt(self) -> int:
+        """Number of the newest attempt: a scheduler begins them without asking us."""
+        try:
+            names = os.listdir(self.folder / contract.ATTEMPTS_DIR)  # noqa: PTH208 - names are all that is needed
+        except OSError:
+            return 0
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    @property
     def attempt_folder(self) -> Path:
         """Folder of the newest attempt."""
-        return self.folder / contract.attempt_dir(self.record.attempt)
+        return self.folder / contract.attempt_dir(self.attempt)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: as planned, or those that have logs where only the nodes know how many GPUs they have."""
+        logs = self.attempt_folder.glob(f"node-*/{contract.rank_log('*', 'out')}")
+        return max(self.record.world_size, len({log.name for log in logs}))
 
     def node_folder(self, node: int) -> Path:
         """Folder of a node in the newest attempt."""
-        return self.folder / contract.node_dir(self.record.attempt, node)
+        return self.folder / contract.node_dir(self.attempt, node)
 
     def with_status(self, status: Status) -> Run:
         """Write down a new status and return the run with it."""
@@ -219,7 +233,6 @@ def first_record(
         nnodes=nnodes,
         created=time.time(),
         host=host,
-        attempt=0,
         handle=Handle(),
         status=Status(State.PENDING, "starting"),
         stop_timeout=stop_timeout,

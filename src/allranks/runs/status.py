@@ -40,6 +40,7 @@ class Status:
         started: when the ranks' agent began, in seconds since 1970.
         ended: when it ended.
         restarts: how often the ranks were started anew.
+        peak_memory: the bytes that a task used at most, where a scheduler's accounting tells.
     """
 
     state: State
@@ -50,6 +51,7 @@ class Status:
     started: float | None = None
     ended: float | None = None
     restarts: int = 0
+    peak_memory: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain JSON."""

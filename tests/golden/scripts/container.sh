@@ -10,6 +10,8 @@ cd -- /project
 export OMP_NUM_THREADS=8
 # all ranks are on this machine
 export GLOO_SOCKET_IFNAME=lo
+# a run that a rank starts inherits none of these
+export ALLRANKS_DECIDED='OMP_NUM_THREADS GLOO_SOCKET_IFNAME'
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=gloo
 # `import allranks` in the ranks finds the run's own copy

@@ -20,6 +20,8 @@ export TORCH_CPP_LOG_LEVEL=INFO
 export TORCH_SHOW_CPP_STACKTRACES=1
 # debug is on
 export PYTHONFAULTHANDLER=1
+# a run that a rank starts inherits none of these
+export ALLRANKS_DECIDED='OMP_NUM_THREADS GLOO_SOCKET_IFNAME NCCL_DEBUG TORCH_DISTRIBUTED_DEBUG TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES PYTHONFAULTHANDLER'
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=gloo
 # `import allranks` in the ranks finds the run's own copy

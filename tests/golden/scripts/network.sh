@@ -12,6 +12,8 @@ export OMP_NUM_THREADS=4
 export GLOO_SOCKET_IFNAME='eth0;reboot'
 # launch.interface
 export NCCL_SOCKET_IFNAME='eth0;reboot'
+# a run that a rank starts inherits none of these
+export ALLRANKS_DECIDED='OMP_NUM_THREADS GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME'
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=gloo
 # `import allranks` in the ranks finds the run's own copy

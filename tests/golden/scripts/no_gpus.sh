@@ -12,6 +12,8 @@ export OMP_NUM_THREADS=8
 export GLOO_SOCKET_IFNAME=lo
 # gpus_per_node is 0
 export CUDA_VISIBLE_DEVICES=''
+# a run that a rank starts inherits none of these
+export ALLRANKS_DECIDED='OMP_NUM_THREADS GLOO_SOCKET_IFNAME CUDA_VISIBLE_DEVICES'
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=gloo
 # `import allranks` in the ranks finds the run's own copy

@@ -17,6 +17,8 @@ export NASTY='$(touch pwned)
 '"'"'; touch pwned; "`touch pwned`'
 # environment.variables
 export OMP_NUM_THREADS=3
+# a run that a rank starts inherits none of these
+export ALLRANKS_DECIDED=GLOO_SOCKET_IFNAME
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=gloo
 # `import allranks` in the ranks finds the run's own copy

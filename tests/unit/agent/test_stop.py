@@ -10,7 +10,7 @@ import time
 import pytest
 
 from allranks.agent import stop as stop_module
-from allranks.agent.node import describe_exit
+from allranks.agent.outcome import failed
 from allranks.agent.stop import SIGNALS, Stop, StopRequestedError
 
 
@@ -90,4 +90,5 @@ def test_signals_that_were_blocked_meanwhile_are_not_lost(early):
     ],
 )
 def test_ends_in_words(code, said):
-    assert describe_exit(2, code) == said
+    outcome = failed(2, code)
+    assert (outcome.state, outcome.rank, outcome.reason) == ("FAILED", 2, said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,20 @@ def test_run_elsewhere_is_explained_with_its_folder(allranks):
     result = allranks("run", "train.py", "--runs-folder", "my runs")
     (run,) = (path for path in (allranks.folder / "my runs").iterdir() if path.name != "latest")
     assert f"\n  fix: allranks logs 'my runs/{run.name}' --rank 0\n" in result.stderr
+
+
+def test_logs_of_an_attempt(allranks, failed_run: Path):
+    run = allranks.folder / "runs" / failed_run.name
+    shutil.copytree(failed_run, run)
+    assert allranks("logs", "--attempt", "0").out == allranks("logs").out != b""
+    missing = allranks("logs", "--attempt", "1")
+    said = "error: --attempt: the run has no attempt 1\n  why: it has only attempt 0\n"
+    assert (missing.rc, missing.stdout, missing.stderr) == (2, "", said)
+    node = run / "attempts" / "001" / "node-000"
+    node.mkdir(parents=True)
+    (node / "rank-0.out").write_text("again\n")
+    assert allranks("logs").stdout == allranks("logs", "--attempt", "1").stdout == "[0] again\n"
+    assert "hello from 0" in allranks("logs", "--attempt", "0", "--rank", "0").stdout
+    missing = allranks("logs", "--attempt", "2", "-f")
+    said = "error: --attempt: the run has no attempt 2\n  why: it has the attempts 0 to 1\n"
+    assert (missing.rc, missing.stderr) == (2, said)

@@ -80,6 +80,9 @@ def test_a_request_to_stop_ends_no_wait_for_rank_0(run_ranks, tmp_path):
 import os, signal, torch, allranks
 with allranks.init(timeout=100) as ctx:
     checkpoints = ctx.checkpoints({str(tmp_path / "checkpoints")!r}, model=torch.nn.Linear(1, 1))
+    if ctx.rank:
+        signal.signal(signal.SIGTERM, lambda *_, note=signal.getsignal(signal.SIGTERM):
+                      (note(*_), ctx._store.set("heard", "")))
     pids = ctx.control.gather(os.getpid())
     def evaluate():
         for pid in pids:
@@ -87,9 +90,6 @@ with allranks.init(timeout=100) as ctx:
         while not ctx._store.check(["heard"]):
             pass
         return 7
-    if ctx.rank:
-        signal.signal(signal.SIGTERM, lambda *_, note=signal.getsignal(signal.SIGTERM):
-                      (note(*_), ctx._store.set("heard", "")))
     print(ctx.on_main(evaluate), checkpoints.step())
 """
     assert outcomes(run_ranks(script)) == [(75, "7 True\n")] * 2

@@ -58,12 +58,16 @@ def test_the_scripts_own_handler_is_called_too_and_comes_back() -> None:
 
 @pytest.mark.parametrize("name", ["ALLRANKS_END_TIME", "SLURM_JOB_END_TIME"])
 def test_the_end_of_the_jobs_time_is_a_request(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, str(int(time.time()) + 600))
-    stop.listen(margin=60)
-    assert stop.requested() is None
-    stop.close()
-    stop.listen(margin=3600)
-    assert stop.requested() == "the job's time is nearly over"
+    now = 1_800_000_000.0
+    monkeypatch.setenv(name, str(now + 600))
+    for margin, seconds in ((60.0, 540.0), (3600.0, 300.0)):  # No more than half of what is left.
+        monkeypatch.setattr(time, "time", lambda: now)
+        stop.listen(margin=margin)
+        monkeypatch.setattr(time, "time", lambda later=seconds: now + later)
+        assert stop.requested() is None
+        monkeypatch.setattr(time, "time", lambda later=seconds: now + later + 0.1)
+        assert stop.requested() == "the job's time is nearly over"
+        stop.close()
 
 
 def test_our_own_word_on_the_time_wins_over_slurms(monkeypatch: pytest.MonkeyPatch) -> None:

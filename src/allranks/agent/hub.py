@@ -1,0 +1,336 @@
+"""Where the agents of several nodes meet: a part of node 0's agent, which hears all of them and decides for all.
+
+A generation of ranks begins when the nodes are there, and ends on all nodes together: when a rank fails, when a node
+is lost, when one that was missing comes, or when all ranks have ended. What follows is decided when every node has
+ended its ranks: another generation, or the end. So all nodes count restarts alike and name the same first failure.
+
+torch's dynamic rendezvous is not used for this: it takes a node for dead when clocks differ by more than the
+keep-alive (seen: both nodes then go on alone, each in a world of its own), looks around once a second, counts restarts
+on each node by itself and numbers nodes by the text of their names.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from allranks import contract
+from allranks.agent.channel import Channel, Message
+from allranks.agent.outcome import Outcome, failed
+from allranks.contract import NodeSpec
+
+#: How long nodes are waited for that have not come; importing torch can take minutes where many nodes do it at once.
+JOIN_SECONDS = 600.0
+#: How much longer all nodes are waited for when there are enough of them.
+LAST_CALL_SECONDS = 5.0
+
+
+@dataclass
+class _Peer:
+    """A node's agent.
+
+    Attributes:
+        channel: to it.
+        node: its number.
+        host: its name.
+        ranks: how many it has.
+        is_ready: whether it waits for the next generation.
+        failure: of its ranks, the first: global rank, code, and when by its clock.
+        report: what it said when all its ranks had ended.
+        behind: the least seconds from its time of sending to our time of reading: how its clock differs from ours.
+        why: what it gave as the reason to leave.
+    """
+
+    channel: Channel
+    node: int
+    host: str
+    ranks: int
+    is_ready: bool = False
+    failure: Message | None = None
+    report: Message | None = None
+    behind: float = math.inf
+    why: str | None = None
+
+    @property
+    def name(self) -> str:
+        return name_of(self.node, self.host)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether its ranks have all ended by themselves, and well."""
+        return self.report is not None and self.failure is None and not self.report["cut"]
+
+
+@dataclass
+class _Round:
+    """A generation of ranks: the nodes it began with, whether one of them was lost, and whether it is being ended."""
+
+    nodes: Collection[int] = ()
+    has_lost: bool = False
+    is_ending: bool = False
+
+
+class Stores(Protocol):
+    """Where the ranks of a generation meet, one after the other."""
+
+    def open(self) -> int:
+        """Open a new store in place of the last one; return its port."""
+
+    def tell_of_loss(self) -> None:
+        """Tell the ranks that one of them is gone, so that nobody waits for it."""
+
+
+class Hub:
+    """Hears the agents of all nodes, and tells them what to do. It waits for nothing: see :meth:`tick`.
+
+    Args:
+        node: the orders of node 0.
+        listener: where the other agents dial.
+        stores: of the generations of ranks.
+    """
+
+    def __init__(self, node: NodeSpec, listener: socket.socket, stores: Stores) -> None:
+        self._node = node
+        self._listener = listener
+        self._stores = stores
+        self._strangers: list[Channel] = []
+        self._peers: dict[int, _Peer] = {}
+        self._gone: dict[int, tuple[str, str]] = {}  # node -> its name, and why it was lost
+        self._round: _Round | None = None
+        self._number = 0
+        self._failures = 0
+        self._is_over = False
+        self._begin_gathering()
+        listener.setblocking(False)
+
+    @property
+    def descriptors(self) -> list[Any]:
+        """What to select on: when one of them can be read, there is something to do."""
+        return [self._listener, *self._strangers, *(peer.channel for peer in self._peers.values())]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other agent is connected any more."""
+        return all(peer.node == self._node.node for peer in self._peers.values())
+
+    def connect(self) -> socket.socket:
+        """Return a connection for this node's own agent, which is treated as all others are."""
+        ours, theirs = socket.socketpair()
+        self._strangers.append(Channel(ours))
+        return theirs
+
+    def tick(self) -> None:
+        """Do what there is to do."""
+        self._accept()
+        for peer in list(self._peers.values()):
+            for message in peer.channel.receive():
+                self._take(peer, message)
+            peer.channel.flush()
+            if peer.channel.lost:
+                self._lose(peer)
+        if not self._is_over:
+            self._judge() if self._round else self._gather()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Tell all agents how the attempt has ended, unless that is known."""
+        if not self._is_over:
+            self._is_over = True
+            self._tell(self._peers, "outcome", **asdict(outcome))
+
+    def close(self) -> None:
+        """Let go of everybody."""
+        for channel in (*self._strangers, *(peer.channel for peer in self._peers.values())):
+            channel.close()
+        self._listener.close()
+
+    # --- who is there ---
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                self._strangers.append(Channel(self._listener.accept()[0]))
+        except OSError:
+            pass  # Nobody else has dialled, or who did has given up.
+        for channel in self._strangers.copy():
+            messages = channel.receive()
+            if messages:
+                self._admit(channel, *messages)
+            elif channel.lost:
+                channel.close()
+            else:
+                continue
+            self._strangers.remove(channel)
+
+    def _admit(self, channel: Channel, hello: Message, *more: Message) -> None:
+        if why := self._why_not(hello):
+            channel.send("refused", why=why)
+            channel.close()
+            return
+        peer = _Peer(channel, hello["node"], hello["host"], hello["ranks"])
+        self._peers[peer.node] = peer
+        self._gone.pop(peer.node, None)
+        channel.send("welcome", host=socket.gethostname())
+        for message in more:
+            self._take(peer, message)
+
+    def _why_not(self, hello: Message) -> str | None:
+        if hello["kind"] != "hello" or (hello["run"], hello["attempt"]) != (self._node.run_dir, self._node.attempt):
+            return f"the agent there belongs to attempt {self._node.attempt} of the run in {self._node.run_dir}"
+        if self._is_over:
+            return "the job has ended"
+        if peer := self._peers.get(hello["node"]):
+            return f"{peer.name} is there already"
+        if hello["node"] >= self._node.nnodes:
+            return f"the agent there expects {self._node.nnodes} nodes"
+        return None
+
+    def _lose(self, peer: _Peer) -> None:
+        del self._peers[peer.node]
+        peer.channel.close()
+        if self._is_over:
+            return
+        why = peer.why or peer.channel.lost or ""
+        self._gone[peer.node] = (peer.name, why)
+        self._tell(self._peers, "lost", node=peer.node, host=peer.host, why=why)
+        if self._round and peer.node in self._round.nodes and not peer.is_fine:
+            self._round.has_lost = True
+            self._stores.tell_of_loss()
+            self._end_ranks()
+
+    # --- what they say ---
+
+    def _take(self, peer: _Peer, message: Message) -> None:
+        peer.behind = min(peer.behind, time.time() - message["sent"])
+        match message["kind"]:
+            case "ready":
+                peer.is_ready = True
+            case "failed":
+                peer.failure = message
+                self._stores.tell_of_loss()
+                self._end_ranks()
+            case "over":
+                peer.report = message
+            case "leaving":
+                peer.why = message["why"]
+            case "stop" if not self._is_over:
+                self._is_over = True
+                others = [node for node in self._peers if node != peer.node]
+                self._tell(others, "stop", signal=message["signal"], by=f"{peer.name}: {message['by']}")
+
+    def _tell(self, nodes: Collection[int], kind: str, **fields: Any) -> None:
+        for node in nodes:
+            self._peers[node].channel.send(kind, **fields)
+
+    # --- before a generation ---
+
+    def _begin_gathering(self) -> None:
+        self._round = None
+        self._deadline = time.monotonic() + JOIN_SECONDS
+        self._enough_since: float | None = None
+
+    def _gather(self) -> None:
+        """Begin a generation when all nodes are ready, or enough of them and nobody else is to be expected."""
+        ready = sorted(node for node, peer in self._peers.items() if peer.is_ready)
+        now, enough = time.monotonic(), len(ready) >= self._node.min_nodes
+        if self._node.nnodes - len(self._gone) < self._node.min_nodes:
+            self.finish(self._too_few())
+        elif len(ready) == self._node.nnodes or (enough and (now > self._deadline or self._is_last_call_over(ready))):
+            self._begin(ready)
+        elif now > self._deadline:
+            self.finish(self._absent(ready))
+
+    def _is_last_call_over(self, ready: list[int]) -> bool:
+        self._enough_since = self._enough_since or time.monotonic()
+        patience = 0.0 if self._number else LAST_CALL_SECONDS
+        return len(ready) == len(self._peers) and time.monotonic() >= self._enough_since + patience
+
+    def _begin(self, nodes: list[int]) -> None:
+        port = self._stores.open()
+        peers = [self._peers[node] for node in nodes]
+        self._round = _Round(nodes)
+        layout = [(peer.node, peer.host, peer.ranks) for peer in peers]
+        for peer in peers:
+            peer.is_ready, peer.failure, peer.report = False, None, None
+            address = peer.channel.here or self._own_address()
+            peer.channel.send("generation", number=self._number, address=address, port=port, nodes=layout)
+        self._number += 1
+
+    def _own_address(self) -> str:
+        """Return our address as others know it: one's own name may mean the loopback on one's own machine."""
+        known = (peer.channel.here for peer in self._peers.values() if peer.channel.here)
+        return next(known, self._node.master_addr)
+
+    # --- in a generation ---
+
+    def _end_ranks(self) -> None:
+        if self._round and not self._round.is_ending:
+            self._round.is_ending = True
+            self._tell(self._members(), "end-ranks")
+
+    def _members(self) -> list[int]:
+        """Return the nodes of this generation that are not lost."""
+        return [node for node in self._round.nodes if node in self._peers] if self._round else []
+
+    def _judge(self) -> None:
+        """When all ranks of all nodes have ended, decide what follows."""
+        assert self._round
+        here = [self._peers[node] for node in self._members()]
+        if any(peer.is_ready for node, peer in self._peers.items() if node not in self._round.nodes):
+            self._end_ranks()
+        if any(peer.report is None for peer in here):
+            return
+        failures = [(peer.failure["at"] + peer.behind, peer) for peer in here if peer.failure]
+        if self._round.has_lost:
+            self._go_on()
+        elif failures:
+            self._blame(min(failures, key=lambda failure: failure[0])[1])
+        elif any(peer.report and peer.report["cut"] for peer in here):
+            self._go_on()
+        else:
+            self.finish(_well([peer.report for peer in here if peer.report]))
+
+    def _blame(self, peer: _Peer) -> None:
+        assert peer.failure
+        rank, code = peer.failure["rank"], peer.failure["code"]
+        if self._failures >= self._node.max_restarts:
+            self.finish(failed(rank, code, peer.host))
+            return
+        self._failures += 1
+        self._again(rank=rank, counted=True)
+
+    def _go_on(self) -> None:
+        """Go on with the nodes there are; that some were lost or have come is no failure of the ranks."""
+        if self._node.nnodes - len(self._gone) < self._node.min_nodes:
+            self.finish(self._too_few())
+        else:
+            self._again(rank=None, counted=False)
+
+    def _again(self, rank: int | None, *, counted: bool) -> None:
+        self._tell(self._members(), "again", restart=self._number, rank=rank, counted=counted)
+        self._begin_gathering()
+
+    def _too_few(self) -> Outcome:
+        left, least = self._node.nnodes - len(self._gone), self._node.min_nodes
+        lost = "; ".join(f"{name} was lost: {why}" for name, why in self._gone.values())
+        reason = f"{lost} ({left} of {self._node.nnodes} nodes left, {least} needed)"
+        return Outcome("FAILED", 1, reason, lost=tuple(name for name, _ in self._gone.values()))
+
+    def _absent(self, ready: list[int]) -> Outcome:
+        absent = [str(node) for node in range(self._node.nnodes) if node not in ready]
+        who = f"node {absent[0]}" if len(absent) == 1 else f"nodes {', '.join(absent)}"
+        return Outcome("FAILED", 1, f"{who} did not come within {JOIN_SECONDS:g} s")
+
+
+def name_of(node: int, host: str) -> str:
+    """Name a node for people."""
+    return f"node {node} ({host})"
+
+
+def _well(reports: list[Message]) -> Outcome:
+    if any(report["continue"] for report in reports):
+        return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+    return Outcome("SUCCEEDED", 0)

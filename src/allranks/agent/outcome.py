@@ -1,0 +1,31 @@
+"""How a node's part of an attempt, or the attempt on all its nodes, ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allranks import processes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: SUCCEEDED, FAILED, CANCELLED or PREEMPTED, and the code to leave with.
+
+    Attributes:
+        state: the word for it.
+        exit_code: of the agent.
+        reason: in one line, if there is one.
+        rank: the global rank that failed first.
+        lost: the nodes that were lost, as people read them, if that ended it.
+    """
+
+    state: str
+    exit_code: int
+    reason: str | None = None
+    rank: int | None = None
+    lost: tuple[str, ...] = ()
+
+
+def failed(rank: int, code: int, host: str | None = None) -> Outcome:
+    """Blame a rank, on a host if there are several; ``code`` is as Python tells it, negative for a signal."""
+    return Outcome("FAILED", code if code > 0 else 128 - code, processes.rank_ended(rank, code, host), rank)

@@ -1,0 +1,69 @@
+"""A node's place: what only the node itself knows, put into orders that are the same for all nodes of a run."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allranks import contract
+from allranks.contract import NodeSpec
+from allranks.errors import LaunchError
+
+_HIGHEST_PORT = 65535
+
+
+def is_placed(environ: Mapping[str, str]) -> bool:
+    """Tell whether whoever started this agent has told it its place."""
+    return any(environ.get(name) for name in contract.OF_A_NODE)
+
+
+def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
+    """Return the orders with this node's place in them; as they are if nobody has told it.
+
+    Raises:
+        LaunchError: the place is half told, or makes no sense.
+    """
+    if not is_placed(environ):
+        return spec
+    needed = (*contract.OF_A_NODE, contract.ATTEMPT)
+    if missing := [name for name in needed if not environ.get(name)]:
+        raise _wrong(f"{' and '.join(missing)} not set", f"{len(needed) - len(missing)} of {len(needed)} are")
+    nodes = _number(environ, contract.NODE_COUNT, 1)
+    if nodes < spec.min_nodes:
+        raise LaunchError(
+            f"{nodes} of at least {spec.min_nodes} nodes are here",
+            why=f"{contract.NODE_COUNT} is {nodes}",
+            fix="ask for more nodes, or for fewer at least: resources.nodes (--nodes)",
+        )
+    mine = replace(
+        spec,
+        run_dir=environ.get(contract.RUN_DIR) or spec.run_dir,  # A task of a job array has a folder of its own.
+        attempt=_number(environ, contract.ATTEMPT, 0),
+        node=_number(environ, contract.NODE_RANK, 0, nodes - 1),
+        nnodes=nodes,
+        nproc_per_node=_number(environ, contract.NODE_NPROC, 1),
+    )
+    port = _number(environ, contract.RDZV_PORT, 1, _HIGHEST_PORT)
+    # A node alone meets nobody: its ranks meet where the orders say.
+    return mine if nodes == 1 else replace(mine, master_addr=environ[contract.RDZV_HOST], master_port=port)
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
+    text = environ[name]
+    try:
+        number = int(text)
+    except ValueError:
+        raise _wrong(f"{name}={text} is no number") from None
+    if number < least or (most is not None and number > most):
+        limits = f"from {least} to {most}" if most is not None else f"{least} or more"
+        raise _wrong(f"{name}={text} cannot be", f"it is {limits}")
+    return number
+
+
+def _wrong(what: str, why: str | None = None) -> LaunchError:
+    return LaunchError(
+        f"the agent on {socket.gethostname()} does not know its place: {what}",
+        why=why,
+        fix=f"set {', '.join((*contract.OF_A_NODE, contract.ATTEMPT))}, as the run's script does, or none of them",
+    )

@@ -1,0 +1,29 @@
+"""``allranks resume``: another attempt of a run that has ended."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from allranks.cli.run import carry_out
+from allranks.cli.runs import run_arguments, runs_folder
+from allranks.runs.record import find
+
+
+@click.command("resume")
+@run_arguments
+@click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
+def command(run: str | None, runs_folder_: str | None, detach: bool) -> int:
+    """Start a run again that failed, was cancelled or has left to be continued: the newest here, or RUN.
+
+    It is the same run: its folder, its script and arguments, another attempt. The training goes on from its
+    newest checkpoint if the script uses ctx.checkpoints(), or loads its own. Ends as allranks run does.
+    """
+    from allranks.clusters import resume
+    from allranks.clusters.registry import load_kind
+    from allranks.clusters.settle import settled
+
+    found = settled(find(runs_folder(runs_folder_), run))
+    kind = load_kind(found.record.kind)
+    return carry_out(*resume.prepare(found, kind), kind, os.environ, detach=detach)

@@ -1,0 +1,71 @@
+"""Another attempt of a run that has ended, as a person asks for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from allranks import contract
+from allranks.clusters.base import ClusterKind
+from allranks.errors import LaunchError, RunFolderError
+from allranks.plan.plan import Plan
+from allranks.runs.files import unwritable, write_whole
+from allranks.runs.record import Run
+from allranks.runs.status import Handle, State, Status
+
+
+def prepare(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
+    """Make ready another attempt of a run: the same script, arguments and code, in the same folder.
+
+    Args:
+        run: the run, with its status as it is now.
+        kind: its kind of cluster.
+
+    Raises:
+        LaunchError: the run goes on, or has succeeded.
+        RunFolderError: its folder cannot be read or written.
+    """
+    _refuse(run)
+    attempt = run.attempt + 1
+    plan = kind.again(_read_plan(run.folder / contract.PLAN_FILE), attempt)
+    try:
+        for node in plan.commands:
+            _make_folder(run.folder / contract.node_dir(attempt, node.node), run.folder)
+        (run.folder / contract.attempt_dir(attempt) / contract.RESUMED).touch(run.record.file_mode)
+    except OSError as error:
+        raise unwritable(run.folder, error) from error
+    for file in plan.files:
+        write_whole(run.folder / file.path, file.text, file.mode)
+    return run.with_handle(Handle(), Status(State.PENDING, "starting")), plan
+
+
+def _refuse(run: Run) -> None:
+    state, run_id = run.record.status.state, run.record.id
+    if not state.is_final:
+        raise LaunchError(
+            f"{run_id} has not ended",
+            why=f"it is {state.value}",
+            fix=f"allranks logs -f {run_id} follows it, allranks cancel {run_id} ends it",
+        )
+    if state is State.SUCCEEDED:
+        raise LaunchError(
+            f"{run_id} has succeeded: there is nothing to resume",
+            fix="to train longer, start another run that is given the same folder of checkpoints",
+        )
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        return Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} is no plan of this version", why=str(error)) from error
+
+
+def _make_folder(folder: Path, like: Path) -> None:
+    """Create a folder, and those above it, with the permissions of another one."""
+    if not folder.parent.is_dir():
+        _make_folder(folder.parent, like)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(like.stat().st_mode & 0o777)

@@ -1,0 +1,354 @@
+"""Slurm's commands and their answers: for each a function that builds it, and one that reads what it says.
+
+Only the plain formats are read: what is needed of them is alike in all versions, where ``--json`` has had three shapes
+and tells nothing more. Times are read as UTC, because :func:`look_up` asks in UTC.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from allranks.clusters import slurm_errors, slurm_words
+from allranks.clusters.slurm_words import Reason
+from allranks.errors import LaunchError
+from allranks.job.units import parse_memory
+from allranks.runs.status import State
+
+SUBMIT = "sbatch"
+#: Slurm's commands themselves try for a minute to find a controller.
+_SECONDS = 90.0
+#: Accounting only adds to what the controller tells, and its database may be slow or away.
+_ACCOUNTING_SECONDS = 20.0
+#: Slurm's own "signals": the script could not be started, and (a number that no signal has) memory ran out.
+_NOT_STARTED, _OUT_OF_MEMORY = 53, 125
+_IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
+
+_ACCOUNTED = (
+    "JobID",
+    "State",
+    "ExitCode",
+    "Elapsed",
+    "Timelimit",
+    "Start",
+    "End",
+    "NNodes",
+    "NodeList",
+    "MaxRSS",
+    "Reason",
+)
+#: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
+_SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|RunTime|StartTime|NodeList|NumNodes)=)(.*)$", re.MULTILINE)
+_SHOWN_JOB = re.compile(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?")
+_SUBMITTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )(\S+))?\s*$", re.MULTILINE)
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """What Slurm knows of a job. Times are in seconds since 1970, durations in seconds, memory in bytes.
+
+    Attributes:
+        job_id: its id; of a task of an array ``1234_5``.
+        state: our state.
+        native: Slurm's word for it.
+        word: Slurm's word for why it is so.
+        exit_code: what the batch script ended with, if it ended by itself.
+        signal: the signal that ended it, if one did; 53 is Slurm's own and means that the script could not be started.
+        started: when it got its nodes; None while it waits.
+        ended: when it ended; None before.
+        expected_start: when Slurm expects a waiting job to start.
+        end_time: when a running job will have reached its time limit.
+        elapsed: how long it ran, or has been running.
+        time_limit: how long it may; None without limit.
+        restarts: how often Slurm has requeued it; None where only accounting knows the job.
+        requeue: whether Slurm may requeue it; likewise.
+        nodes: its nodes, as Slurm writes them: ``node[01-04]``.
+        nnodes: how many nodes it has, or asks for at least.
+        failed_node: the node that failed, if Slurm tells.
+        peak_memory: the most that a task of a step used, where accounting tells.
+    """
+
+    job_id: str
+    state: State
+    native: str
+    word: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    expected_start: float | None = None
+    end_time: float | None = None
+    elapsed: int | None = None
+    time_limit: int | None = None
+    restarts: int | None = None
+    requeue: bool | None = None
+    nodes: str = ""
+    nnodes: int | None = None
+    failed_node: str = ""
+    peak_memory: int | None = None
+
+    @property
+    def why(self) -> Reason | None:
+        """Why the job waits, or why it ended so, where Slurm tells more than the state does."""
+        if self.state is State.FAILED and self.signal == _NOT_STARTED:
+            text = "Slurm could not start the script: its work folder, or that of its output, is not there on the node"
+            return Reason(text)
+        if self.state is State.NODE_FAIL and self.failed_node:
+            return Reason(f"node {self.failed_node} failed")
+        return slurm_words.reason_of(self.native, self.word, self.job_id)
+
+    @property
+    def reason(self) -> str | None:
+        """:attr:`why` in a sentence, with what can be done."""
+        return str(self.why) if self.why else None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the job waits for what can never come."""
+        return bool(self.why and self.why.hopeless)
+
+
+def submit_command(script: str | Path, extra: Sequence[str] = ()) -> tuple[str, ...]:
+    """Build the command that submits a batch script, with further options."""
+    return (SUBMIT, "--parsable", *extra, str(script))
+
+
+def cancel_command(job_id: str) -> tuple[str, ...]:
+    """Build the command that cancels a job."""
+    return ("scancel", *_of(job_id))
+
+
+def show_command(job_id: str) -> tuple[str, ...]:
+    """Build the command that asks the controller about a job."""
+    *cluster, number = _of(job_id)
+    return ("scontrol", *cluster, "show", "job", number)
+
+
+def account_command(job_id: str) -> tuple[str, ...]:
+    """Build the command that asks accounting about a job."""
+    *cluster, number = _of(job_id)
+    return ("sacct", *cluster, "--parsable2", "--noheader", f"--format={','.join(_ACCOUNTED)}", f"--jobs={number}")
+
+
+def _of(job_id: str) -> tuple[str, ...]:
+    number, _, cluster = job_id.partition(";")
+    return (f"--clusters={cluster}", number) if cluster else (number,)
+
+
+def parse_submitted(text: str) -> str:
+    """Return the id in sbatch's answer: ``1234``, or ``1234;cluster``.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = _SUBMITTED.findall(text)
+    if not found:
+        raise LaunchError(
+            "sbatch did not tell the id of the job",
+            why=f"it said {text.strip()!r}",
+            fix="squeue --me lists the jobs that you have",
+        )
+    number, cluster = found[-1]  # A site's own messages come before.
+    return f"{number};{cluster}" if cluster else number
+
+
+def parse_shown(text: str) -> tuple[JobInfo, ...]:
+    """Read the answer to :func:`show_command`: one job, or each task of an array.
+
+    Names, comments and paths of a job may hold anything, also what looks like a field, so only lines are read that
+    begin with a field of Slurm's own, and of two such lines the first.
+    """
+    found = []
+    for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
+        fields: dict[str, str] = {}
+        for line in _SHOWN_LINE.findall(part):
+            fields = dict(re.findall(r"(\S+?)=(\S*)", line)) | fields
+        if (job := _SHOWN_JOB.match(part)) and "JobState" in fields:
+            found.append(_shown(f"{job[2]}_{job[3]}" if job[2] else job[1], fields))
+    return tuple(found)
+
+
+def _shown(job_id: str, fields: Mapping[str, str]) -> JobInfo:
+    nodes = fields.get("NodeList", "")
+    info = _info(job_id, fields["JobState"], fields.get("ExitCode", ""), nodes, fields.get("StartTime", ""))
+    end = _time(fields.get("EndTime", ""))
+    is_pending = info.state is State.PENDING
+    return replace(
+        info,
+        word=fields.get("Reason", ""),
+        ended=end if info.state.is_final else None,
+        expected_start=_time(fields.get("StartTime", "")) if is_pending else None,
+        end_time=end if info.state is State.RUNNING else None,
+        elapsed=_duration(fields.get("RunTime", "")),
+        time_limit=_duration(fields.get("TimeLimit", "")),
+        restarts=_number(fields.get("Restarts", "")),
+        requeue=fields["Requeue"] != "0" if "Requeue" in fields else None,
+        nnodes=_number(fields.get("NumNodes", "")),
+        failed_node=fields.get("FailedNode", ""),
+    )
+
+
+def parse_accounted(text: str) -> tuple[JobInfo, ...]:
+    """Read the answer to :func:`account_command`: one job, or each task of an array.
+
+    Of a job that was requeued the last record counts. A job with a step that was out of memory was so too, although
+    Slurm calls it FAILED.
+    """
+    records: dict[str, list[dict[str, str]]] = {}
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) != len(_ACCOUNTED):
+            continue
+        row = dict(zip(_ACCOUNTED, values, strict=True))
+        job_id, _, step = row["JobID"].partition(".")
+        records[job_id] = [*records.get(job_id, []), row] if step else [row]
+    return tuple(_accounted(job_id, rows) for job_id, rows in records.items())
+
+
+def _accounted(job_id: str, rows: Sequence[Mapping[str, str]]) -> JobInfo:
+    job = rows[0]
+    native = job["State"]
+    if native == "FAILED" and any(row["State"] == "OUT_OF_MEMORY" for row in rows):
+        native = "OUT_OF_MEMORY"
+    info = _info(job_id, native, job["ExitCode"], job["NodeList"], job["Start"])
+    return replace(
+        info,
+        word=job["Reason"],
+        ended=_time(job["End"]) if info.state.is_final else None,
+        elapsed=_duration(job["Elapsed"]),
+        time_limit=_duration(job["Timelimit"]),
+        nnodes=_number(job["NNodes"]),
+        peak_memory=max((_memory(row["MaxRSS"]) for row in rows), default=0) or None,
+    )
+
+
+def _info(job_id: str, native: str, code: str, nodes: str, start: str) -> JobInfo:
+    """Make what both answers tell in the same words."""
+    state = slurm_words.state_of(native)
+    exited, _, signalled = code.partition(":")
+    exit_code, signal = _number(exited), _number(signalled)
+    if state is State.SUCCEEDED and (exit_code or signal):
+        state = State.FAILED
+    by_itself = state.is_final and not signal and (exit_code or state is State.SUCCEEDED)
+    given = nodes if nodes not in ("(null)", "None assigned") else ""
+    return JobInfo(
+        job_id,
+        state,
+        native,
+        exit_code=exit_code if by_itself else None,
+        signal=signal if state.is_final and signal not in (0, _OUT_OF_MEMORY) else None,
+        started=_time(start) if given and state is not State.PENDING else None,
+        nodes=given,
+    )
+
+
+def ask(
+    command: Sequence[str], environ: Mapping[str, str], *, cwd: str | Path | None = None, seconds: float = _SECONDS
+) -> str:
+    """Run a command of Slurm's and return its answer.
+
+    Raises:
+        LaunchError: the command is not there, Slurm cannot be reached, or it refuses.
+    """
+    done = _run(command, environ, cwd, seconds)
+    if done.returncode:
+        raise slurm_errors.refusal(command, done.returncode, done.stdout + done.stderr)
+    return done.stdout
+
+
+def _run(
+    command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            env=environ,
+            cwd=cwd,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C must not end an sbatch whose job is already in the queue.
+        )
+    except OSError as error:
+        raise slurm_errors.not_there(command[0], error) from error
+    except subprocess.TimeoutExpired as error:
+        raise slurm_errors.no_answer(command[0], seconds) from error
+
+
+def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
+    """Ask what has become of a job: the controller, and after its end accounting too, where there is any.
+
+    Returns None when neither knows it: without accounting that is so some minutes after the end.
+
+    Raises:
+        LaunchError: Slurm cannot be reached.
+    """
+    asking = {**(os.environ if environ is None else environ), **_IN_UTC}
+    command = show_command(job_id)
+    done = _run(command, asking, None, _SECONDS)
+    if done.returncode and slurm_errors.NO_SUCH_JOB not in done.stderr:
+        raise slurm_errors.refusal(command, done.returncode, done.stdout + done.stderr)
+    shown = _overall(parse_shown(done.stdout))
+    if shown and not shown.state.is_final:
+        return shown
+    accounted = None
+    with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
+        answer = ask(account_command(job_id), asking, seconds=_ACCOUNTING_SECONDS)
+        accounted = _overall(parse_accounted(answer))
+    if accounted is None or not accounted.state.is_final:
+        return shown  # What the controller does not know does not run, whatever accounting has of it.
+    return _combined(shown, accounted) if shown else accounted
+
+
+def _combined(shown: JobInfo, accounted: JobInfo) -> JobInfo:
+    """Add to what the controller tells of a job that has ended what only accounting knows."""
+    if shown.state is State.FAILED and accounted.state is State.OUT_OF_MEMORY:
+        shown = replace(shown, state=accounted.state, native=accounted.native)
+    if accounted.native.startswith(shown.native):  # CANCELLED by 1000.
+        shown = replace(shown, native=accounted.native)
+    return replace(shown, peak_memory=accounted.peak_memory)
+
+
+def _overall(tasks: Sequence[JobInfo]) -> JobInfo | None:
+    """Return the task that tells how an array stands: one that runs, else one that waits, else one that failed."""
+    order = (State.RUNNING, State.UNKNOWN, State.PENDING)
+    ranks = {state: place for place, state in enumerate(order)} | {State.SUCCEEDED: len(State)}
+    return min(tasks, key=lambda task: ranks.get(task.state, len(order)), default=None)
+
+
+def _number(text: str) -> int | None:
+    """Return the number that a text begins with: ``2-4`` nodes are at least 2."""
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else None
+
+
+def _time(text: str) -> float | None:
+    """Return the time in seconds since 1970, if it is one: not ``Unknown``, ``None`` or ``N/A``."""
+    with suppress(ValueError):
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
+    return None
+
+
+def _duration(text: str) -> int | None:
+    """Return the seconds in ``1-02:03:04``, ``02:03:04`` or ``03:04``; None for ``UNLIMITED`` and its like."""
+    found = _DURATION.fullmatch(text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _memory(text: str) -> int:
+    """Return the bytes in ``10744K``, ``1.50G`` or, of few, ``512``; 0 where nothing was measured."""
+    with suppress(ValueError):
+        return parse_memory(f"{text}B")
+    return 0

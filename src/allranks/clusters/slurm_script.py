@@ -1,0 +1,253 @@
+"""The batch script for Slurm: short, and every line that is not obvious explained."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.clusters.slurm_directives import own_tasks
+from allranks.contract import NodeSpec
+from allranks.plan import batch
+from allranks.plan.directives import Directive, written
+from allranks.plan.script import comment, export, required
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Environment, Job
+    from allranks.plan.plan import Reason
+
+#: Ports lie below the range that outgoing connections take theirs from: 32768 and up on Linux.
+_FIRST_PORT, _PORTS = 16384, 16000
+#: From a port that is taken to the next one: those next to it are what jobs take that are submitted at the same time.
+_PORT_STEP = 997
+_WIDTH = 100
+SCRIPT = "script.sbatch"
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the script is made from.
+
+    Attributes:
+        title: one line on what this is.
+        job: the job.
+        directives: what sbatch is asked for; none inside an allocation.
+        spec: the orders of all agents.
+        workdir: absolute working directory of the ranks.
+        environment: the job's, with absolute paths.
+        python: command line of the ranks' interpreter.
+        own_python: this command's interpreter.
+        settings: variables of the ranks, with reasons.
+        secrets: names of variables that must come with the environment.
+        backend: the process-group backend.
+        per_gpu: whether a node has a rank for each of its GPUs.
+        standalone: whether the script makes the run's folder.
+        inside: whether it is started inside an allocation instead of submitted.
+    """
+
+    title: str
+    job: Job
+    directives: Sequence[Directive]
+    spec: NodeSpec
+    workdir: str
+    environment: Environment
+    python: Sequence[str]
+    own_python: str
+    settings: Sequence[Reason]
+    secrets: Sequence[str]
+    backend: str
+    per_gpu: bool
+    standalone: bool
+    inside: bool
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether srun starts the ranks."""
+        return self.job.launch.launcher == "direct"
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on without a node."""
+        return not self.is_direct and self.spec.min_nodes < self.spec.nnodes
+
+
+def batch_script(parts: Parts) -> str:
+    """Write the script."""
+    job, run_dir = parts.job, parts.spec.run_dir
+    mode = 0o750 if job.runs.group_readable else 0o700
+    is_array = bool(job.scheduler.array) and not parts.inside
+    job_id = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if is_array else '"$SLURM_JOB_ID"'
+    requeues = job.retry.requeue and not parts.inside
+    return batch.joined(
+        [
+            ["#!/usr/bin/env bash", comment(parts.title), *written(parts.directives, "#SBATCH")],
+            batch.strict(),
+            required(parts.secrets) if parts.secrets else [],
+            batch.own_folder(run_dir, parts.spec.to_json(), mode, SCRIPT) if parts.standalone else [],
+            batch.attempt(run_dir, job_id, mode, SCRIPT, "$SLURM_ARRAY_TASK_ID" if is_array else None),
+            batch.ending(parts.own_python, job.retry.max_attempts if requeues else None),
+            batch.once(parts.workdir, parts.environment),
+            _rendezvous(parts),
+            _end_time(),
+            _on_nodes(parts, mode),
+            _start(parts),
+            _wait(parts),
+        ]
+    )
+
+
+def _rendezvous(parts: Parts) -> list[str]:
+    """Return the block that says where the nodes meet."""
+    asked = parts.job.launch
+    count = f"{contract.NODE_COUNT}={parts.spec.nnodes if parts.inside else '$SLURM_JOB_NUM_NODES'}"
+    host, port = f"${contract.RDZV_HOST}", f"${contract.RDZV_PORT}"
+    host_why = "as asked" if asked.master_addr else "on the first one"
+    port_why = "as asked" if asked.master_port else "which follows from the job's id and is free"
+    lines = [comment(f"where the nodes meet: {host_why}, at a port {port_why}")]
+    if asked.master_addr:
+        lines += [export(contract.RDZV_HOST, asked.master_addr)]
+    else:
+        lines += [
+            'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            f"export {contract.RDZV_HOST}=${{host:-${{SLURMD_NODENAME:?is not set, and there is no scontrol}}}}",
+        ]
+    if asked.master_port:
+        return [*lines, f"export {contract.RDZV_PORT}={asked.master_port} {count}"]
+    further = _PORT_STEP - _FIRST_PORT % _PORTS
+    return [
+        *lines,
+        f"export {contract.RDZV_PORT}=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS})) {count}",
+        f'while (: <"/dev/tcp/{host}/{port}") 2>/dev/null; do',
+        f"  {contract.RDZV_PORT}=$(({_FIRST_PORT} + ({contract.RDZV_PORT} + {further}) % {_PORTS}))",
+        "done",
+    ]
+
+
+def _end_time() -> list[str]:
+    asked = 'date -d "$(squeue --noheader --jobs="$job" --format=%e)" +%s'
+    return [
+        comment("when the job will be ended, in seconds since 1970: ranks save and leave before"),
+        f"end=${{SLURM_JOB_END_TIME:-$({asked} 2>/dev/null)}} || end=",
+        f"export {contract.END_TIME}=$end",
+    ]
+
+
+def _on_nodes(parts: Parts, mode: int) -> list[str]:
+    names = ("rank", "what each rank runs") if parts.is_direct else ("node", "what runs on each node")
+    return batch.on_nodes(
+        *names,
+        host="$SLURMD_NODENAME",
+        workdir=parts.workdir,
+        environment=parts.environment,
+        settings=parts.settings,
+        backend=parts.backend,
+        mode=mode,
+        node="$SLURM_NODEID",
+        last=[*(_leave_step() if parts.inside else ()), *(_rank(parts) if parts.is_direct else _agent(parts))],
+    )
+
+
+def _leave_step() -> list[str]:
+    return [
+        comment("which step of the allocation this is, to be told to end"),
+        f'[ "$SLURM_NODEID" -gt 0 ] || echo "$SLURM_JOB_ID.$SLURM_STEP_ID" >"$folder/{_STEP}"',
+    ]
+
+
+def _agent(parts: Parts) -> list[str]:
+    nproc = f"${{SLURM_GPUS_ON_NODE:-{parts.spec.nproc_per_node}}}" if parts.per_gpu else parts.spec.nproc_per_node
+    return [
+        comment("a rank for each GPU of this node" if parts.per_gpu else "the number of ranks on this node"),
+        f"export {contract.NODE_NPROC}={nproc}",
+        comment("the agent takes the place of this shell: it starts the ranks and watches them"),
+        f"exec {_python(parts)} {batch.CODE} {batch.SPEC}",
+    ]
+
+
+def _python(parts: Parts) -> str:
+    return shlex.join([*parts.environment.container, *parts.python])
+
+
+def _rank(parts: Parts) -> list[str]:
+    spec, python, run_id = parts.spec, _python(parts), shlex.quote(parts.spec.run_id)
+    start = {"script": [*parts.python, spec.target], "module": [*parts.python, "-m", spec.target]}
+    command = [*parts.environment.container, *start.get(spec.kind, [spec.target]), *spec.args]
+    return [
+        'IFS=, read -ra ranks <<<"$SLURM_GTIDS"  # of this node',
+        comment("the first of them brings a companion, which keeps the heartbeat and the index of the logs"),
+        'if [ "$SLURM_LOCALID" -eq 0 ]; then',
+        f'  {python} {batch.CODE} --companion "${{ranks[@]}}" &',
+        "fi",
+        comment("who this rank is"),
+        "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID",
+        "export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=${#ranks[@]}",
+        f"export GROUP_WORLD_SIZE=${contract.NODE_COUNT}",
+        f"export MASTER_ADDR=${contract.RDZV_HOST} MASTER_PORT=${contract.RDZV_PORT} {contract.RUN_ID}={run_id}",
+        comment("network and threads, as this node has them"),
+        f"settings=$({python} {batch.CODE} --settings)",
+        'eval "$settings"',
+        "export PYTHONUNBUFFERED=${PYTHONUNBUFFERED-1}",
+        f'exec {shlex.join(command)} >>"$folder/rank-$RANK.out" 2>>"$folder/rank-$RANK.err"',
+    ]
+
+
+def _start(parts: Parts) -> list[str]:
+    """Return the block that starts the nodes."""
+    why = "a node that dies takes no other with it" if parts.is_elastic else "when one fails, all end"
+    function, what = ("rank", "the ranks") if parts.is_direct else ("node", "all nodes")
+    options = [*_options(parts), *map(shlex.quote, parts.job.launch.launcher_args)]
+    # A signal for the group of this script must not reach srun, see _wait.
+    srun = "setsid srun" if parts.inside else "srun"
+    return [comment(f"start {what}; {why}"), *_wrapped([srun, *options, f"bash -c {function} &"]), "step=$!"]
+
+
+def _options(parts: Parts) -> Iterator[str]:
+    yield f'--nodes="${contract.NODE_COUNT}"'
+    if parts.is_direct:
+        nproc = parts.spec.nproc_per_node
+        each = f"--ntasks=$(({contract.NODE_COUNT} * {nproc})) --ntasks-per-node={nproc}"
+        yield '--ntasks="$SLURM_NTASKS"' if own_tasks(parts.job) else each
+        yield "--distribution=block"
+    else:
+        yield f'--ntasks="${contract.NODE_COUNT}" --ntasks-per-node=1'
+    if parts.job.resources.cpus_per_node and not parts.inside:
+        yield '--cpus-per-task="$SLURM_CPUS_PER_TASK"'
+    if parts.inside:
+        yield "--overlap"
+    if parts.is_elastic:
+        yield "--no-kill"
+    yield f"--kill-on-bad-exit={0 if parts.is_elastic else 1}"
+    yield "--wait=0"
+    yield "--export=ALL"
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """Break a command into lines."""
+    lines = [""]
+    for word in words:
+        if len(lines[-1]) + len(word) > _WIDTH:
+            lines[-1] += " \\"
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def _wait(parts: Parts) -> list[str]:
+    why = "USR1 comes to this script alone; TERM comes to the ranks too, and srun would kill them for it"
+    lines = ["trap 'kill -USR1 \"$step\" || true' USR1", "trap : TERM"]
+    if parts.inside:
+        why = "signals for this script are for the ranks; srun would kill them for most"
+        step = f"{contract.node_dir(0, 0).removeprefix(contract.attempt_dir(0))}/{_STEP}"
+        lines = [
+            f'pass_on() {{ scancel --signal="$1" "$(cat "$attempt{step}")" || true; }}',
+            *(f"trap 'pass_on {name}' {name}" for name in ("USR1", "INT", "TERM", "HUP")),
+        ]
+    return [
+        comment(why),
+        *lines,
+        'while kill -0 "$step" 2>/dev/null; do wait "$step" || true; done',
+        'wait "$step" || exit',
+    ]

@@ -1,0 +1,175 @@
+"""The parts of a script that a batch scheduler starts, whichever scheduler it is.
+
+Each function returns the lines of one block; :func:`joined` puts blocks together. In them ``$job`` is the job's id,
+``$attempt`` the folder of the attempt, and ``$ALLRANKS_RUN_DIR`` that of the run: each task of a job array has its own.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import allranks
+from allranks import contract
+from allranks.plan.script import comment, enter, indented, prepared, users_lines
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Environment
+    from allranks.plan.plan import Reason
+
+#: Words of shell for what is in the run's folder.
+CODE = f'"${contract.RUN_DIR}/{contract.CODE_DIR}"'
+_PYTHON_PATH = f'"${contract.RUN_DIR}/{contract.CODE_DIR}${{PYTHONPATH:+:$PYTHONPATH}}"'
+SPEC_FILE = "node.json"
+SPEC = f'"${contract.RUN_DIR}/{SPEC_FILE}"'
+
+_ON_ERROR = """trap 'echo "allranks: {where}$BASH_COMMAND failed with exit code $?{line}" >&2' ERR"""
+
+
+def joined(blocks: Iterable[Sequence[str]]) -> str:
+    """Put blocks together to a script, with an empty line between two of them."""
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def strict() -> list[str]:
+    """Return the block that ends the script where a line of it fails, and says which."""
+    return ["set -e", _ON_ERROR.format(where="", line=" (line $LINENO)")]
+
+
+def own_folder(run_dir: str, spec: str, mode: int, script: str) -> list[str]:
+    """Return the block that makes the run's folder, for a script that is all there is of the run so far."""
+    package = Path(allranks.__file__).parent
+    sources = shlex.join([str(package), str(package / "agent" / "__main__.py")])
+    return [
+        comment("the run's folder, with this script, the agents' code and their orders"),
+        f"run={shlex.quote(run_dir)}",
+        f'({_umask(mode)} && mkdir -p "$run")',
+        f'if [ ! -d "$run/{contract.CODE_DIR}" ]; then',
+        '  new=$(mktemp -d "$run/new-XXXXXX")',
+        f'  cp -Rp {sources} "$new"',
+        f'  mv -T "$new" "$run/{contract.CODE_DIR}"',
+        "fi",
+        f'cp "$0" "$run/{script}"',
+        f"cat >\"$run/{SPEC_FILE}\" <<'END'",
+        *spec.splitlines(),
+        "END",
+    ]
+
+
+def attempt(run_dir: str, job_id: str, mode: int, script: str, array_task: str | None) -> list[str]:
+    """Return the block that takes the first attempt that no job has taken.
+
+    Args:
+        run_dir: absolute folder of the run.
+        job_id: a word of shell that gives the job's id.
+        mode: permission bits of folders.
+        script: name of this script in the run's folder.
+        array_task: a word of shell for the number of this task of a job array, for a job that is one.
+    """
+    run = shlex.quote(run_dir)
+    head = [f"job={job_id}", f"export {contract.RUN_DIR}={run} {contract.ATTEMPT}=0"]
+    if array_task:
+        links = f'ln -sfn ../{contract.CODE_DIR} ../{SPEC_FILE} ../{script} "${contract.RUN_DIR}"'
+        head = [
+            comment("each task of the array has a folder of its own, like that of a run"),
+            f"job={job_id}",
+            f"export {contract.RUN_DIR}={run}/task-{array_task} {contract.ATTEMPT}=0",
+            f'({_umask(mode)} && mkdir -p "${contract.RUN_DIR}" && {links})',
+        ]
+    return [
+        *head,
+        comment("the attempt is the first one that no job has taken: its folder has no file with a job's id yet"),
+        "until",
+        *indented(_take(_umask(mode))),
+        "do",
+        f'  [ -s "$attempt/{contract.JOB}" ] || {{ echo "allranks: cannot write into $attempt" >&2; exit 1; }}',
+        f"  {contract.ATTEMPT}=$(({contract.ATTEMPT} + 1))",
+        "done",
+    ]
+
+
+def _take(umask: str) -> list[str]:
+    create = f'mkdir -p "$attempt" && set -o noclobber && echo "$job" >"$attempt/{contract.JOB}"'
+    return [
+        f'printf -v attempt \'%s/{contract.ATTEMPTS_DIR}/%03d\' "${contract.RUN_DIR}" "${contract.ATTEMPT}"',
+        f"({umask} && {create}) 2>/dev/null",
+    ]
+
+
+def _umask(mode: int) -> str:
+    """Return the command after which folders are created with these permission bits."""
+    return f"umask {0o777 & ~mode:03o}"
+
+
+def ending(python: str, max_attempts: int | None) -> list[str]:
+    """Return the block that says how the attempt ended and, with ``max_attempts``, lets the run go on in another."""
+    write = f'>"$attempt/{contract.EXIT}"'
+    if max_attempts is None:
+        return [comment("whatever ends this script, its exit code is told"), f"trap 'echo \"$?\" {write}' EXIT"]
+    again = f'"$python" {CODE} --again "${contract.RUN_DIR}" "${contract.ATTEMPT}" "$1" {max_attempts}'
+    first = f'[ "${contract.ATTEMPT}" -eq 0 ]'
+    return [
+        comment("whatever ends this script, its exit code is told, and it is decided whether the run goes on"),
+        f"python=$(command -v {shlex.quote(python)} python3 | head -n 1)",
+        f"again() {{ {again}; }}",
+        "finish() {",
+        f'  echo "$1" {write}',
+        '  again "$1" || true',
+        "}",
+        "trap 'finish \"$?\"' EXIT",
+        comment("a job that was put back into the queue often enough, or makes no progress, is given up"),
+        f"{first} || again begin || exit",
+    ]
+
+
+def once(workdir: str, environment: Environment) -> list[str]:
+    """Return the block of what is set up once, before the nodes are started."""
+    if not environment.setup:
+        return []
+    return [comment("environment.setup"), enter(workdir), *users_lines(environment.setup)]
+
+
+def on_nodes(
+    name: str,
+    why: str,
+    *,
+    host: str,
+    workdir: str,
+    environment: Environment,
+    settings: Sequence[Reason],
+    backend: str,
+    mode: int,
+    node: str,
+    last: Sequence[str],
+) -> list[str]:
+    """Return the block that defines what runs on the nodes: a function, which travels in the environment.
+
+    Args:
+        name: of the function.
+        why: what it is for.
+        host: a word of shell for the node's name.
+        workdir: absolute working directory of the ranks.
+        environment: modules, conda, venv and setup lines of the job; what runs once is left out.
+        settings: variables with the reason for each.
+        backend: the process-group backend.
+        mode: permission bits of folders.
+        node: a word of shell for the node's number.
+        last: the lines that end in an ``exec``; they have ``$folder``, the node's in the attempt.
+    """
+    place = f'"${contract.RUN_DIR}" "${contract.ATTEMPT}" "${contract.NODE_RANK}"'
+    each = environment.model_copy(update={"setup": ()})
+    body = [
+        "set -e",
+        _ON_ERROR.format(where=f"{host}: ", line=""),
+        comment("the warning is for those who listen to it: nobody else is to die of it"),
+        "trap '' USR1",
+        *prepared(workdir, each, settings, ((contract.BACKEND, backend),), _PYTHON_PATH),
+        comment("the node's number, and its folder in the attempt"),
+        f"export {contract.NODE_RANK}={node}",
+        f"printf -v folder '%s/{contract.ATTEMPTS_DIR}/%03d/node-%03d' {place}",
+        f'({_umask(mode)} && mkdir -p "$folder")',
+        *last,
+    ]
+    return [comment(why), f"{name}() {{", *indented(body), "}", f"export -f {name}"]

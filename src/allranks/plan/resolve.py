@@ -1,0 +1,43 @@
+"""What a job leaves open of its folder, interpreter and environment, settled for every kind of cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.errors import JobError
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Environment, Job
+
+
+def workdir_of(job: Job, folder: Path) -> Path:
+    """Return the absolute working directory of the ranks.
+
+    Args:
+        job: the job.
+        folder: absolute folder that relative paths of the job are relative to.
+
+    Raises:
+        JobError: there is no such folder.
+    """
+    workdir = Path(os.path.normpath(folder / job.workdir))
+    if not workdir.is_dir():
+        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a folder")
+    return workdir
+
+
+def python_of(job: Job) -> tuple[str, ...]:
+    """Return the command line of the ranks' interpreter: as asked, that of their environment, or this one."""
+    chosen = job.environment
+    if chosen.python:
+        return chosen.python
+    return ("python",) if chosen.conda or chosen.venv else (sys.executable,)
+
+
+def environment_of(job: Job, folder: Path) -> Environment:
+    """Return the job's environment with an absolute path to its virtual environment."""
+    venv = job.environment.venv
+    return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment

@@ -1,0 +1,283 @@
+"""What people do on a real Slurm beside the plain run: training in all shapes, uneven nodes, jobs within jobs, ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks_told import TELL, WHO, expected, who
+from sklearn import datasets
+from slurm_cluster import SlurmCluster
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
+#: The recipe on ranks that also tell where they are. What rank 0 says of processes, it has from its process group.
+TRAIN = f"""\
+import json, os, runpy, socket, sys
+total = os.environ["WORLD_SIZE"]
+{TELL}
+sys.path.insert(0, {str(RECIPE)!r})
+runpy.run_path({str(RECIPE / "train.py")!r}, run_name="__main__")
+"""
+EPOCH = re.compile(r"Epoch 1 - Avg Loss: \d+\.\d{4}, Accuracy: (\d+\.\d{2})%$", re.MULTILINE)
+BOTH = pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+#: Busy, with 100 MB of memory, until there is a file ``go``.
+BUSY = """\
+import os
+held = bytearray(b"x" * (100 << 20))
+print("up", flush=True)
+while not os.path.exists("go"):
+    sum(range(100000))
+"""
+#: Holds a port of its node until it ends, and says so.
+HOLDER = """\
+import socket, sys
+with socket.create_server(("", int(sys.argv[1]))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with real handwritten digits as MNIST's files: ranks need not import scikit-learn for them."""
+    folder, found = tmp_path_factory.mktemp("digits"), datasets.load_digits()
+    parts = {"train": slice(360, None), "t10k": slice(360)}
+    for kind, data in (("images-idx3", found.images * 15), ("labels-idx1", found.target)):
+        for part, samples in parts.items():
+            values = data[samples].astype("uint8")
+            header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
+    return folder
+
+
+def _assert_trained(text: str, counts: list[int]) -> None:
+    """Assert that the ranks on node01, node02, … have trained for an epoch, together."""
+    assert who(text) == expected(counts)
+    assert f"Processes: {sum(counts)} on cpu (gloo)" in text
+    (accuracy,) = EPOCH.findall(text)
+    assert float(accuracy) > 50  # Of ten digits: a guess is right in 10 %.
+    assert "Trained for 1 epochs" in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "launcher"),
+    [(1, 4, "torchrun"), (2, 4, "torchrun"), (2, 8, "torchrun"), (4, 8, "torchrun"), (2, 4, "direct")],
+)
+def test_the_recipe_trains(lab: Any, digits: Path, nodes: int, ranks: int, launcher: str) -> None:
+    lab.script(TRAIN)
+    flags = ("--nodes", str(nodes), "--nproc-per-node", str(ranks), "--gpus-per-node", "4", "--launcher", launcher)
+    done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits, timeout=170)
+    assert done.rc == 0, done.stderr
+    _assert_trained(done.stdout, [ranks] * nodes)
+    record = lab.record()
+    assert (record["status"]["state"], record["nnodes"], record["world_size"]) == ("SUCCEEDED", nodes, nodes * ranks)
+
+
+@pytest.mark.parametrize(
+    ("launch", "directives"),
+    [("{}", '["--gpus=6"]'), ("{launcher: direct, nproc_per_node: 3}", '["--ntasks=6", "--gpus-per-task=1"]')],
+)
+def test_nodes_with_different_numbers_of_gpus(lab: Any, launch: str, directives: str) -> None:
+    lab.script(WHO)
+    lab.job(f"script: train.py\nresources: {{nodes: 2}}\nlaunch: {launch}\nscheduler: {{directives: {directives}}}\n")
+    done = lab("run", "--on", "lab", timeout=120)
+    assert done.rc == 0, done.stderr
+    assert who(done.stdout) == expected([4, 2])
+    assert lab.record()["world_size"] == 6
+    assert who(lab("logs", "--rank", "5").stdout) == expected([4, 2])[5:]
+
+
+def test_an_unknown_account_is_refused_in_words(lab_with_accounting: Any) -> None:
+    lab = lab_with_accounting
+    lab.script(WHO)
+    done = lab("run", "train.py", "--on", "lab", "--account", "nobody")
+    assert (done.rc, done.stdout) == (1, "")
+    assert "error: Slurm refuses the job\n  why: Invalid account or account/partition combination" in done.stderr
+    assert "\n  fix: change scheduler.account (nobody); see yours with sacctmgr show associations" in done.stderr
+    assert _told(lab) == ("FAILED  not started", "FAILED", "1")
+
+
+def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_with_accounting: SlurmCluster) -> None:
+    lab = lab_with_accounting
+    lab.script(BUSY)
+    process = lab.popen("run", "train.py", "--on", "lab", "--account", "lab")
+    slurm_with_accounting.wait_until("the rank", lambda: lab.runs() and "up" in lab("logs").stdout, seconds=60)
+    ask = ["sstat", "--noheader", "--allsteps", "--parsable2", "--format=MaxRSS", "--jobs"]
+    job = lab.record()["handle"]["job_id"]
+
+    def measured() -> Any:
+        return re.search(r"^\d{6,}K$", slurm_with_accounting.run(*ask, job), re.MULTILINE)
+
+    slurm_with_accounting.wait_until("a measurement of its memory", measured)
+    lab.script("", "go")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err.decode()
+
+    def told() -> Any:
+        return re.search(r"^memory +(\d+) MB at most, of a task$", lab("status").stdout, re.MULTILINE)
+
+    assert 100 < int(slurm_with_accounting.wait_until("the record of accounting", told)[1]) < 1000
+
+
+def test_two_jobs_at_once_on_the_same_nodes(lab: Any, slurm: SlurmCluster, digits: Path) -> None:
+    first = slurm.sbatch("--wrap=true", folder=lab.folder) + 1
+    slurm.wait_idle()
+    port = 16384 + first  # What the first job would take: somebody else has it.
+    with slurm.popen_on("node01", [sys.executable, "-c", HOLDER, str(port)], stdin=-1, stdout=-1) as holder:
+        assert holder.stdin and holder.stdout and holder.stdout.readline() == b"held\n"
+        flags = ("--launcher", "direct", "--nodes", "2", "--gpus-per-node", "2", "--detach")
+        lab.script(TRAIN + 'print("port", os.environ["MASTER_PORT"], flush=True)\n')
+        for _ in range(2):
+            done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits)
+            assert done.rc == 0, done.stderr
+        followed = [lab("logs", "-f", run.name, timeout=150).stdout for run in lab.runs()]
+        holder.stdin.close()
+    for text in followed:
+        _assert_trained(text, [2, 2])
+    ports = [{*re.findall(r"port (\d+)$", text, re.MULTILINE)} for text in followed]
+    assert len(ports[0]) == len(ports[1]) == 1
+    assert len({*ports[0], *ports[1], str(port)}) == 3
+    times = [(status["started"], status["ended"]) for run in lab.runs() if (status := lab.record(run)["status"])]
+    assert max(start for start, _ in times) < min(end for _, end in times)
+
+
+#: Submits a run of its own, from its first rank; ends when that may begin.
+OUTER = """\
+import os, subprocess
+if os.environ["RANK"] == "0":
+    subprocess.run(["allranks", "run", "inner.py", "--on", "lab", "--nodes", "2", "--detach"], check=True)
+"""
+INNER = WHO + 'print("env", json.dumps(dict(os.environ)), flush=True)\n'
+
+
+def _environments(text: str) -> list[dict[str, str]]:
+    """Return what each rank had in its environment."""
+    return [json.loads(found) for found in re.findall(r"env (\{.*\})$", text, re.MULTILINE)]
+
+
+def _run_named(lab: Any, name: str) -> Path:
+    (folder,) = (run for run in lab.runs() if run.name.startswith(name))
+    return Path(folder)
+
+
+def _assert_a_job_of_its_own(lab: Any, outer_job: str) -> None:
+    """Assert that ``inner.py`` ran in a job that knows nothing of the one that it was submitted from."""
+    inner = _run_named(lab, "inner")
+    followed = lab("logs", "-f", inner.name, timeout=120).stdout
+    assert who(followed) == expected([1, 1])
+    job = lab.record(inner)["handle"]["job_id"]
+    assert job != outer_job
+    for environ in _environments(followed):
+        assert {environ["SLURM_JOB_ID"], environ["SLURM_JOBID"]} == {job}
+        assert (environ["SLURM_JOB_NUM_NODES"], environ["SLURM_JOB_NAME"]) == ("2", "inner")
+        # The job around had GPUs, this one has asked for none.
+        assert not [name for name in environ if "GPU" in name or name == "CUDA_VISIBLE_DEVICES"]
+        assert (environ["GLOO_SOCKET_IFNAME"], environ["OF_THE_USER"]) == ("eth0", "kept")
+
+
+@BOTH
+def test_a_rank_submits_a_job_of_its_own(lab: Any, launcher: str) -> None:
+    lab.script(OUTER, "outer.py")
+    lab.script(INNER, "inner.py")
+    done = lab("run", "outer.py", "--on", "lab", "--gpus-per-node", "3", "--launcher", launcher, OF_THE_USER="kept")
+    assert done.rc == 0, done.stderr
+    _assert_a_job_of_its_own(lab, lab.record(_run_named(lab, "outer"))["handle"]["job_id"])
+
+
+def test_a_rank_on_this_machine_submits_a_job(lab: Any) -> None:
+    """Its ranks meet on the loopback; those of the job must not."""
+    lab.script(OUTER, "outer.py")
+    lab.script(INNER, "inner.py")
+    done = lab("run", "outer.py", OF_THE_USER="kept")
+    assert done.rc == 0, done.stderr
+    _assert_a_job_of_its_own(lab, "")
+
+
+def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm: SlurmCluster) -> None:
+    lab.script(INNER, "inner.py")
+    lab.script(INNER, "around.py")
+    own = "env -u SLURM_JOB_ID allranks run inner.py --on lab --nodes 2 --detach"
+    lab.script(f"#!/bin/bash\nset -e\nallranks run around.py --on lab\nexport OF_THE_USER=kept\n{own}\n", "job.sh")
+    job = str(slurm.sbatch("--gpus-per-node=2", "job.sh", folder=lab.folder))
+    assert slurm.wait_for_state(int(job), seconds=120)["JobState"] == "COMPLETED"
+    said = (lab.folder / f"slurm-{job}.out").read_text()
+    assert who(said) == expected([2])
+    assert {environ["SLURM_JOB_ID"] for environ in _environments(said)} == {job}
+    assert lab.record(_run_named(lab, "around"))["handle"]["job_id"] is None
+    _assert_a_job_of_its_own(lab, job)
+
+
+@BOTH
+def test_a_folder_of_any_name(lab: Any, launcher: str) -> None:
+    lab.folder = lab.folder / 'it\'s 50%j of "a" $HOME'
+    lab.folder.mkdir()
+    knows = lab.folder.parent / "clusters.yaml"
+    knows.rename(lab.folder / knows.name)
+    lab.script(WHO, "my train.py")
+    done = lab("run", "my train.py", "--on", "lab", "--nodes", "2", "--launcher", launcher, timeout=120)
+    assert done.rc == 0, done.stderr
+    assert who(done.stdout) == expected([1, 1])
+    assert "SUCCEEDED" in lab("status").stdout
+    assert len([*lab.run().glob("slurm-*.out")]) == 1
+
+
+@BOTH
+def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: SlurmCluster, launcher: str) -> None:
+    lab.script(BUSY)
+    shape = ("--nodes", "2", "--gpus-per-node", "2", "--launcher", launcher)
+    assert lab("run", "train.py", "--on", "lab", *shape, "--detach").rc == 0
+    everyone = [0, 1, 2, 3]
+    slurm.wait_until("all ranks", lambda: _ranks_saying(lab("logs").stdout, "up") == everyone, seconds=60)
+
+    def seen() -> list[Any]:
+        usage = [node for node in json.loads(lab("top", "--json").stdout) if node["memory"] > 2 * (100 << 20)]
+        return usage if len(usage) == 2 and all(node["cpus"] > 0 for node in usage) else []
+
+    usage = slurm.wait_until("the use of both nodes", seen, seconds=60)
+    assert [(node["node"], node["host"]) for node in usage] == [(0, "node01"), (1, "node02")]
+    assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
+    assert _told(lab) == ("RUNNING  RUNNING", "RUNNING", None)
+    lab.script("", "go")
+    assert lab("logs", "-f", timeout=60).rc == 0
+    assert _told(lab) == ("SUCCEEDED  COMPLETED", "SUCCEEDED", "0")
+    assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
+    assert _ranks_saying(lab("logs").stdout, "up") == everyone
+
+
+@pytest.mark.parametrize(
+    ("launcher", "reason"),
+    [("torchrun", "rank 0 ended with exit code 7"), ("direct", None)],
+)
+def test_the_end_is_known_when_slurm_has_forgotten_it(
+    lab: Any, slurm: SlurmCluster, launcher: str, reason: str | None
+) -> None:
+    lab.script("import sys\nprint('up')\nsys.exit(7)\n")
+    lab("run", "train.py", "--on", "lab", "--launcher", launcher, "--detach")
+    assert slurm.wait_for_state(int(lab.record()["handle"]["job_id"]))["JobState"] == "FAILED"
+    slurm.forget_jobs()
+    assert _told(lab) == ("FAILED  ended", "FAILED", "7")
+    status = lab.record()["status"]
+    assert (status["state"], status["exit_code"], status["reason"]) == ("FAILED", 7, reason)
+    assert lab("logs").stdout == "[0] up\n"
+
+
+def _told(lab: Any) -> tuple[str, str, str | None]:
+    """Return what status says of state, what ps says of it, and the exit code that status says."""
+    said = lab("status").stdout
+    (state,) = re.findall(r"^state +(.*)$", said, re.MULTILINE)
+    code = re.search(r"^exit code +(.*)$", said, re.MULTILINE)
+    return state, lab("ps").stdout.splitlines()[-1].split()[1], code and code[1]
+
+
+def _ranks_saying(text: str, line: str) -> list[int]:
+    """Return the ranks that have written a line: ``[0-3] up``, ``[1:2] up``, ``[0,2-3] up``."""
+    found: list[int] = []
+    for ranks in re.findall(rf"^\[(?:\d+:)?([\d,-]+)\] {line}$", text, re.MULTILINE):
+        for first, _, last in (part.partition("-") for part in ranks.split(",")):
+            found += range(int(first), int(last or first) + 1)
+    return sorted(found)

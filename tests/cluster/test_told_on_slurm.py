@@ -1,0 +1,124 @@
+"""What a person is told on a real Slurm: before the ranks run, when they never do, after Ctrl-C, in an allocation."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks_told import WHO, expected, who
+from slurm_cluster import SlurmCluster
+from test_shell_on_slurm import Terminal
+
+NOT_THERE = "cp: cannot stat '/nowhere/file': No such file or directory; "
+#: Set-ups that fail, where Slurm's log is, and what is told of it.
+SET_UPS = {
+    "on a node": ("environment: {venv: /nowhere}", "runs/{run}/slurm-{job}.out", "/nowhere/activate"),
+    "in the script": (
+        "environment: {setup: [echo hello, cp /nowhere/file .]}",
+        "runs/{run}/slurm-{job}.out",
+        f"{NOT_THERE}cp /nowhere/file . failed with exit code 1 (line ",
+    ),
+    "with logs elsewhere": (
+        "environment: {setup: [echo hello, cp /nowhere/file .]}\nscheduler: {output: '%x-%j.out', error: 'to %%.%j'}",
+        "to %.{job}",
+        f"{NOT_THERE}cp /nowhere/file . failed with exit code 1 (line ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SET_UPS)
+def test_a_set_up_that_fails_is_told_in_its_own_words(lab: Any, kind: str) -> None:
+    job, log, cause = SET_UPS[kind]
+    lab.script(WHO)
+    lab.job(f"script: train.py\nresources: {{nodes: 2}}\n{job}\n")
+    done = lab("run", "--on", "lab", timeout=120)
+    assert done.rc == 1
+    *_, what, why, see = done.stderr.splitlines()
+    assert what == f"error: {lab.run().name} FAILED with exit code 1 before any rank had started"
+    assert why.startswith("  why: ")
+    assert cause.replace("/nowhere/activate", "/nowhere/bin/activate: No such file or directory") in why
+    assert "hello" not in why
+    place = log.format(run=lab.run().name, job=lab.record()["handle"]["job_id"])
+    assert see == f"  see: {place}"
+    assert (lab.folder / place).stat().st_size
+
+
+def test_a_set_up_that_fails_in_an_allocation(lab: Any, slurm: SlurmCluster) -> None:
+    lab.script(WHO)
+    lab.job("script: train.py\nenvironment: {setup: [cp /nowhere/file .]}\nretry: {requeue: false}\n")
+    said = _in_allocation(slurm, lab, "run", "--backend", "gloo", nodes=1)
+    assert "before any rank had started\n" in said
+    assert f"  why: {NOT_THERE}cp /nowhere/file . failed" in said
+    assert f"  see: runs/{lab.run().name}/attempts/000/node-000/agent.log\n" in said
+
+
+@pytest.fixture
+def stubborn(lab: Any) -> Any:
+    """Give a script whose ranks are up, and leave only when they are killed."""
+    lab.script(
+        "import signal, time\n"
+        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "print('up', flush=True)\ntime.sleep(1000)\n"
+    )
+    return lab
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slurm: SlurmCluster) -> None:
+    terminal = Terminal(stubborn, "run", "train.py", "--on", "lab")
+    try:
+        terminal.read_until("] up")
+        job = stubborn.record()["handle"]["job_id"]
+        terminal.type("\x03")
+        told = f"SIGINT: job {job} is being cancelled; Slurm gives its ranks the site's KillWait to leave"
+        terminal.read_until(f"{told} .*; once more to leave at once")
+        time.sleep(0.5)  # A second one at once would count as the same.
+        assert terminal.process.poll() is None
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert slurm.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%t").split() == ["CG"]
+    finally:
+        terminal.close()
+    assert f"not waiting; it is cancelled\r\nnext: allranks status {stubborn.run().name}\r\n" in terminal.shown
+    assert "the ranks have" not in terminal.shown
+    slurm.wait_for_state(int(job), "CANCELLED")
+    assert re.search(r"^state +CANCELLED ", stubborn("status").stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (["--gres=gpu:2"], [2, 2]),
+        (["--ntasks-per-node=2", "--gpus-per-task=1"], [2, 2]),
+    ],
+)
+def test_the_gpus_of_an_allocation_are_used(
+    lab: Any, slurm: SlurmCluster, options: list[str], ranks: list[int]
+) -> None:
+    lab.script(WHO)
+    said = _in_allocation(slurm, lab, "run", "train.py", "--backend", "gloo", options=options)
+    assert who(said) == expected(ranks)
+    job = lab.record()["cluster"].removeprefix("job ")
+    assert f": {sum(ranks)} ranks on 2 nodes of this allocation (job {job}), backend gloo" in said
+    assert "note" not in said
+    assert f"job {job}" in lab("ps").stdout
+    assert f"job {job} (slurm)" in lab("status").stdout
+
+
+def test_different_numbers_of_gpus_in_an_allocation_are_told(lab: Any, slurm: SlurmCluster) -> None:
+    lab.script(WHO)
+    said = _in_allocation(slurm, lab, "run", "train.py", "--backend", "gloo", options=["--gpus=4"])
+    assert who(said) == expected([1, 1])
+    assert "note: the nodes of this allocation have 1 to 3 GPUs, of which 1 on each are used: " in said
+
+
+def _in_allocation(slurm: SlurmCluster, lab: Any, *words: str, nodes: int = 2, options: list[str] | None = None) -> str:
+    """Type a command in the shell of salloc; return what it says."""
+    command = ["salloc", "--quiet", f"--nodes={nodes}", *(options or [])]
+    log = Path(lab.folder, "said")
+    typed = ["bash", "-c", 'python -m allranks "$@" >said 2>&1 || true', "typed", *words]
+    slurm.run(*command, *typed, folder=lab.folder, timeout=120)
+    return log.read_text()

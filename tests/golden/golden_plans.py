@@ -1,0 +1,59 @@
+"""Plans as they are compared with golden files: what differs from place to place is replaced."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import allranks
+from allranks.clusters.launch import Launch, dry_run
+from allranks.clusters.registry import load_kind
+from allranks.job.load import load_job
+
+
+def plan_of(
+    folder: Path, text: str, flags: dict[str, object], environ: dict[str, str], *, standalone: bool = False
+) -> dict[str, str]:
+    """Return the files of the plan for a job in ``folder``; cluster ``lab`` is one of kind slurm."""
+    (folder / "train.py").write_text("")
+    (folder / "program").write_text("#!/bin/sh\n")
+    (folder / "program").chmod(0o755)
+    (folder / "job.yaml").write_text(f"{text}name: demo\n")
+    (folder / "clusters.yaml").write_text("lab: {kind: slurm}\n")
+    loaded = load_job(folder / "job.yaml", flags=flags, environ={}, cwd=folder)
+    launch = Launch(loaded.job, "", loaded.folder, folder / "runs", {"PATH": os.environ["PATH"], **environ})
+    kind = load_kind(loaded.cluster.kind)
+    plan = dry_run(launch, kind)
+    if standalone:
+        plan = kind.plan(replace(launch.request(Path(plan.run_dir)), standalone=True))
+    places = {
+        plan.run_id: "RUN",
+        str(folder): "/project",
+        str(Path(allranks.__file__).parent): "/package/allranks",
+        shlex.quote(sys.executable): "PYTHON",
+        allranks.__version__: "VERSION",
+    }
+    return {file.path: _replaced(file.text, places) for file in plan.files}
+
+
+def _replaced(text: str, places: dict[str, str]) -> str:
+    for here, name in places.items():
+        text = text.replace(here, name)
+    return text
+
+
+def compare(golden: Path, text: str) -> None:
+    """Compare a text with a golden file, or write that anew where this was asked for."""
+    if os.environ.get("ALLRANKS_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def assert_bash(path: Path) -> None:
+    """Let bash read a script without running it."""
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,269 @@
+"""What node 0's agent decides for all nodes, with agents that are played by hand over real connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from allranks.agent import hub as hub_module
+from allranks.agent import member as member_module
+from allranks.agent.hub import Hub
+from allranks.agent.listener import listen_everywhere, port_of
+from allranks.agent.member import Member
+from allranks.agent.stop import Stop
+from allranks.contract import NodeSpec
+from allranks.errors import LaunchError
+from allranks.runs.events import EventWriter
+
+
+def orders(nodes=3, **fields):
+    given = {"run_id": "run", "run_dir": "/nowhere", "attempt": 2, "node": 0, "nnodes": nodes, "nproc_per_node": 2}
+    given |= {"kind": "script", "target": "/nowhere/train.py", "args": (), "python_options": (), "warm": True}
+    given |= {"max_restarts": 0, "restart_delay": 1.0, "stop_timeout": 5.0, "master_addr": "localhost"}
+    return NodeSpec(**{**given, "master_port": None, "file_mode": 0o600, "min_nodes": nodes, **fields})
+
+
+class Meeting:
+    """A hub, and what it did."""
+
+    def __init__(self, spec):
+        self.listener = listen_everywhere(None, "")
+        self.spec = spec
+        self.port = port_of(self.listener)
+        self.stores = self.losses = 0
+        self.hub = Hub(spec, self.listener, self)
+        self.agents = []
+
+    def open(self):
+        self.stores += 1
+        return 1000 + self.stores
+
+    def tell_of_loss(self):
+        self.losses += 1
+
+    def agent(self, node, *, behind=0.0, ranks=2, **fields):
+        agent = Agent(self, behind)
+        said = {"run": "/nowhere", "attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks}
+        agent.say("hello", **{**said, **fields})
+        self.agents.append(agent)
+        return agent
+
+    def ready(self, *nodes, **options):
+        """Bring agents that are ready."""
+        agents = [self.agent(node, **options) for node in nodes]
+        for agent in agents:
+            agent.say("ready")
+        return agents
+
+    def close(self):
+        self.hub.close()
+        for agent in self.agents:
+            agent.socket.close()
+
+
+class Agent:
+    """The other end of a connection to the hub, with a clock that is so many seconds behind."""
+
+    def __init__(self, meeting, behind):
+        self.meeting = meeting
+        self.behind = behind
+        self.socket = socket.create_connection(("127.0.0.1", meeting.port))
+        self.heard = []
+        self.unread = b""
+
+    def say(self, kind, **fields):
+        message = {"kind": kind, "sent": time.time() - self.behind, **fields}
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, kind):
+        """Wait until the hub has said something of a kind, and return it."""
+        deadline = time.monotonic() + 10
+        while not (found := [message for message in self.heard if message["kind"] == kind]):
+            assert time.monotonic() < deadline, f"waited for {kind}, heard {self.heard}"
+            self.meeting.hub.tick()
+            self.listen()
+        self.heard.remove(found[0])
+        return found[0]
+
+    def listen(self):
+        self.socket.settimeout(0.01)
+        try:
+            self.unread += self.socket.recv(65536)
+        except TimeoutError:
+            return
+        *lines, self.unread = self.unread.split(b"\n")
+        self.heard += map(json.loads, lines)
+
+
+@pytest.fixture
+def meet():
+    meetings = []
+
+    def make(spec):
+        meetings.append(Meeting(spec))
+        return meetings[-1]
+
+    yield make
+    for meeting in meetings:
+        meeting.close()
+
+
+def test_nodes_that_come_in_any_order_are_numbered_as_the_scheduler_did(meet):
+    meeting = meet(orders())
+    agents = [*meeting.ready(2), *meeting.ready(0), *meeting.ready(1, ranks=4)]
+    for agent in agents:
+        told = agent.hear("generation")
+        assert told["nodes"] == [[0, "host0", 2], [1, "host1", 4], [2, "host2", 2]]
+        assert (told["number"], told["address"], told["port"]) == (0, "127.0.0.1", 1001)
+
+
+def test_the_earliest_failure_is_blamed_whatever_the_clocks_say(meet):
+    """Node 1's clock is an hour ahead, node 2's is behind. Node 1 failed first, and says so last."""
+    meeting = meet(orders())
+    agents = [*meeting.ready(0), *meeting.ready(1, behind=-3600.0), *meeting.ready(2, behind=3600.0)]
+    for agent in agents:
+        agent.hear("generation")
+    now = time.time()
+    agents[2].say("failed", rank=4, code=1, at=now - 3600.0 - 0.5)
+    agents[0].say("failed", rank=0, code=1, at=now - 0.4)
+    agents[1].hear("end-ranks")
+    agents[1].say("failed", rank=3, code=-9, at=now + 3600.0 - 0.9)
+    for agent in agents:
+        agent.say("over", cut=True, **{"continue": False})
+    for agent in agents:
+        outcome = agent.hear("outcome")
+        assert (outcome["rank"], outcome["exit_code"]) == (3, 137)
+        assert outcome["reason"] == "rank 3 on host1 was killed by SIGKILL"
+
+
+def test_one_failure_is_followed_by_one_restart_of_all(meet):
+    meeting = meet(orders(2, max_restarts=1))
+    agents = meeting.ready(0, 1)
+    for restart in (1, 2):
+        for agent in agents:
+            assert agent.hear("generation")["number"] == restart - 1
+        agents[0].say("failed", rank=1, code=3, at=time.time())
+        agents[1].hear("end-ranks")
+        for agent in agents:
+            agent.say("over", cut=True, **{"continue": False})
+        if restart == 1:
+            again = [agent.hear("again") for agent in agents]
+            assert [(told["restart"], told["rank"], told["counted"]) for told in again] == [(1, 1, True)] * 2
+            for agent in agents:
+                agent.say("ready")
+    assert agents[1].hear("outcome")["exit_code"] == 3
+    assert meeting.stores == 2
+
+
+def test_a_node_that_has_done_its_part_may_go(meet):
+    meeting = meet(orders(2))
+    first, second = meeting.ready(0, 1)
+    first.hear("generation")
+    second.say("over", cut=False, **{"continue": False})
+    second.socket.close()
+    assert first.hear("lost")["node"] == 1
+    first.say("over", cut=False, **{"continue": True})
+    assert first.hear("outcome")["state"] == "PREEMPTED"
+
+
+def test_a_node_that_leaves_before_there_are_ranks_is_not_waited_for(meet):
+    meeting = meet(orders())
+    first, second = meeting.ready(0, 1)
+    first.hear("welcome")
+    second.say("leaving", why="no room")
+    second.socket.close()
+    outcome = first.hear("outcome")
+    assert outcome["reason"] == "node 1 (host1) was lost: no room (2 of 3 nodes left, 3 needed)"
+    assert outcome["lost"] == ["node 1 (host1)"]
+
+
+def test_enough_nodes_begin_after_the_last_call_and_too_few_never(meet, monkeypatch):
+    monkeypatch.setattr(hub_module, "LAST_CALL_SECONDS", 0.3)
+    monkeypatch.setattr(hub_module, "JOIN_SECONDS", 0.5)
+    meeting = meet(orders(4, min_nodes=2))
+    began = time.monotonic()
+    first, _ = meeting.ready(0, 2)
+    assert first.hear("generation")["nodes"] == [[0, "host0", 2], [2, "host2", 2]]
+    assert time.monotonic() - began >= 0.3
+    alone = meet(orders(4, min_nodes=2))
+    (first,) = alone.ready(0)
+    assert first.hear("outcome")["reason"] == "nodes 1, 2, 3 did not come within 0.5 s"
+
+
+def test_who_does_not_belong_there_is_turned_away(meet):
+    meeting = meet(orders(2))
+    (first,) = meeting.ready(0)
+    first.hear("welcome")
+    why = "the agent there belongs to attempt 2 of the run in /nowhere"
+    assert meeting.agent(1, run="other").hear("refused")["why"] == why
+    assert meeting.agent(1, attempt=1).hear("refused")["why"] == why
+    assert meeting.agent(0).hear("refused")["why"] == "node 0 (host0) is there already"
+    assert meeting.agent(2).hear("refused")["why"] == "the agent there expects 2 nodes"
+    with socket.create_connection(("127.0.0.1", meeting.port)) as scanner:
+        scanner.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        scanner.settimeout(0.01)
+        deadline = time.monotonic() + 10
+        while True:
+            assert time.monotonic() < deadline
+            meeting.hub.tick()
+            try:
+                assert scanner.recv(100) == b""
+                break
+            except TimeoutError:
+                continue
+    (second,) = meeting.ready(1)
+    second.hear("generation")
+
+
+def make_member(spec, folder):
+    return Member(spec, Stop(lambda stop: None), EventWriter(folder / "agent.jsonl"), None)
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("127.0.0.1", "connection refused"),
+        ("no-such-host.invalid", "no-such-host.invalid cannot be resolved: "),
+    ],
+)
+def test_it_is_said_why_node_0_cannot_be_reached(tmp_path, monkeypatch, host, why):
+    monkeypatch.setattr(member_module, "DIAL_SECONDS", 0.2)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # It does not listen.
+        port = nobody.getsockname()[1]
+        member = make_member(orders(2, node=1, master_addr=host, master_port=port), tmp_path)
+        with pytest.raises(LaunchError) as caught:
+            member.join(time.sleep)
+    assert caught.value.what == f"node 1 ({socket.gethostname()}) cannot reach node 0 at {host}:{port} for 0.2 s"
+    assert str(caught.value.why).startswith(why)
+    where = "slurm-*.out in the run's folder; inside an allocation in attempts/002/node-000/agent.log"
+    assert str(caught.value.fix).startswith(f"see what the agent of node 0 says (in {where});")
+
+
+def test_an_agent_that_begins_anew_while_it_is_dialled_is_dialled_again(meet, tmp_path):
+    """As when node 0 finds, after the import of torch, that it must not fork: others have dialled by then."""
+    with socket.create_server(("127.0.0.1", 0)) as before:
+        port = port_of(before)
+        member = make_member(orders(2, node=1, master_addr="127.0.0.1", master_port=port), tmp_path)
+        steps = iter(range(1000))
+        meetings = []
+
+        def wait(seconds):
+            if next(steps) == 0:
+                before.accept()[0].close()
+                before.close()
+            elif not meetings:
+                meetings.append(meet(orders(2, master_port=port)))
+                meetings[0].listener.close()
+                meetings[0].listener = listener = listen_everywhere(port, "")
+                meetings[0].hub = Hub(meetings[0].spec, listener, meetings[0])
+            else:
+                meetings[0].hub.tick()
+            member.tick()
+
+        member.join(wait)
+    assert member.outcome is None
+    member.leave(time.sleep, 0.0, None)

@@ -1,0 +1,47 @@
+"""allranks top: what a run uses of its nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+BUSY = """\
+import time
+held = bytearray(64 << 20)
+while True:
+    pass
+"""
+
+
+def _usage(allranks):
+    found = json.loads(allranks("top", "--json").stdout)
+    return found[0] if found and found[0]["cpus"] else None
+
+
+def test_what_the_ranks_of_a_run_use(allranks):
+    allranks.script(BUSY)
+    process = allranks.popen("run", "train.py", "--nproc-per-node", "2")
+    deadline = time.monotonic() + 60
+    while not (usage := (allranks.folder / "runs" / "latest").exists() and _usage(allranks)):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    assert (usage["node"], usage["host"], usage["gpus"]) == (0, socket.gethostname(), [])
+    assert 0 < usage["cpus"] <= min(2, os.cpu_count()) + 0.1
+    assert usage["memory"] > 2 * (64 << 20)
+    header, row = allranks("top").stdout.splitlines()
+    assert header.split() == ["NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU", "MEMORY", "SEEN"]
+    assert row.split()[:2] == ["0", socket.gethostname()]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def test_a_run_that_nothing_has_been_seen_of(allranks, failed_run):
+    for file in failed_run.glob("attempts/*/*/usage.json"):
+        file.unlink()
+    done = allranks("top", cwd=failed_run.parent.parent)
+    said = f"{failed_run.name} FAILED: nothing has been seen of its nodes yet\n"
+    assert (done.rc, done.stdout) == (0, said)
+    assert json.loads(allranks("top", "--json", cwd=failed_run.parent.parent).stdout) == []

@@ -1,0 +1,316 @@
+"""What Slurm answers is read right: recorded in each state of a job, and with anything in the texts of the user's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_recorded import NAMES, accounted, accounting, at, json_of, shown, text_of
+
+from allranks.clusters.slurm_jobs import (
+    JobInfo,
+    account_command,
+    cancel_command,
+    parse_accounted,
+    parse_shown,
+    parse_submitted,
+    show_command,
+    submit_command,
+)
+from allranks.errors import LaunchError
+from allranks.runs.status import State
+
+PENDING = JobInfo(
+    "1", State.PENDING, "PENDING", exit_code=None, elapsed=0, time_limit=600, restarts=0, requeue=True, nnodes=1
+)
+ENDED = replace(PENDING, started=at("14:30:44"), ended=at("14:30:44"), nodes="node01")
+SHOWN = {
+    "cancelled": replace(
+        ENDED, job_id="16", state=State.CANCELLED, native="CANCELLED", word="None", signal=15,
+        started=at("14:30:54"), ended=at("14:31:01"), elapsed=7, nodes="node[01-02]", nnodes=2,
+    ),
+    "cancelled-pending": replace(
+        PENDING, job_id="18", state=State.CANCELLED, native="CANCELLED", word="JobHeldUser", ended=at("14:31:05")
+    ),
+    "completed": replace(
+        ENDED, job_id="8", state=State.SUCCEEDED, native="COMPLETED", word="None", exit_code=0,
+        started=at("14:30:43"), ended=at("14:30:43"), nodes="node[01-02]", nnodes=2,
+    ),
+    "failed": replace(ENDED, job_id="9", state=State.FAILED, native="FAILED", word="NonZeroExitCode", exit_code=3),
+    "failed-no-output-folder": replace(
+        ENDED, job_id="12", state=State.FAILED, native="FAILED", word="JobLaunchFailure", signal=53
+    ),
+    "failed-signal": replace(
+        ENDED, job_id="11", state=State.FAILED, native="FAILED", word="JobLaunchFailure", signal=11
+    ),
+    "failed-step": replace(
+        ENDED, job_id="10", state=State.FAILED, native="FAILED", word="NonZeroExitCode", exit_code=1,
+        nodes="node[01-02]", nnodes=2,
+    ),
+    "node-fail": replace(
+        ENDED, job_id="23", state=State.NODE_FAIL, native="NODE_FAIL", word="NodeDown", signal=15, requeue=False,
+        started=at("14:31:40"), ended=at("14:31:49"), elapsed=9, nodes="node[03-04]", nnodes=2,
+    ),
+    "out-of-memory": replace(
+        ENDED, job_id="13", state=State.OUT_OF_MEMORY, native="OUT_OF_MEMORY", word="OutOfMemory",
+        ended=at("14:30:45"), elapsed=1,
+    ),
+    "out-of-memory-in-step": replace(
+        ENDED, job_id="14", state=State.FAILED, native="FAILED", word="NonZeroExitCode", exit_code=1,
+        ended=at("14:30:45"), elapsed=1,
+    ),
+    "pending-begin-time": replace(PENDING, job_id="2", word="BeginTime", expected_start=at("15:30:43")),
+    "pending-dependency": replace(PENDING, job_id="17", word="Dependency"),
+    "pending-held": replace(PENDING, word="JobHeldUser"),
+    "pending-node-down": replace(PENDING, job_id="24", word="ReqNodeNotAvail,_UnavailableNodes:node04"),
+    "pending-partition-down": replace(PENDING, job_id="3", word="PartitionDown"),
+    "pending-partition-limit": replace(PENDING, job_id="4", word="PartitionTimeLimit", time_limit=1800),
+    "pending-partition-node-limit": replace(PENDING, job_id="7", word="PartitionNodeLimit", nnodes=3),
+    "pending-qos-limit": replace(PENDING, job_id="5", word="QOSMaxWallDurationPerJobLimit", time_limit=1800),
+    "pending-resources": replace(
+        PENDING, job_id="20", word="Resources", expected_start=at("14:41:17"), nnodes=4
+    ),
+    "pending-too-many-nodes": replace(PENDING, job_id="6", word="PartitionNodeLimit", nnodes=5),
+    "preempted": replace(
+        ENDED, job_id="21", state=State.PREEMPTED, native="PREEMPTED", word="None", signal=15,
+        started=at("14:31:31"), ended=at("14:31:33"), elapsed=2, nodes="node[01-04]", nnodes=4,
+    ),
+    "requeued": replace(
+        PENDING, job_id="19", word="BeginTime", restarts=1, expected_start=at("14:31:36"), nnodes=4
+    ),
+    "running": replace(
+        ENDED, job_id="16", state=State.RUNNING, native="RUNNING", word="None", started=at("14:30:54"), ended=None,
+        end_time=at("14:40:54"), elapsed=2, nodes="node[01-02]", nnodes=2,
+    ),
+    "timeout": replace(
+        ENDED, job_id="15", state=State.TIMEOUT, native="TIMEOUT", word="TimeLimit", signal=15,
+        ended=at("14:31:13"), elapsed=29, time_limit=60,
+    ),
+}  # fmt: skip
+#: Where accounting tells other things than the controller does. Sizes are those of the recorded MaxRSS.
+ONLY_ACCOUNTED = {
+    "cancelled": {"native": "CANCELLED by 0", "signal": None, "peak_memory": 10644 << 10},
+    "cancelled-pending": {"native": "CANCELLED by 0", "time_limit": None, "nnodes": 0},
+    "completed": {"peak_memory": 3532 << 10},
+    "failed": {"peak_memory": 1336 << 10},
+    "failed-signal": {"peak_memory": 3604 << 10},
+    "failed-step": {"peak_memory": 3188 << 10},
+    "node-fail": {"signal": None, "peak_memory": 10740 << 10},
+    "out-of-memory": {"peak_memory": 1336 << 10},
+    "out-of-memory-in-step": {
+        "state": State.OUT_OF_MEMORY, "native": "OUT_OF_MEMORY", "peak_memory": 10920 << 10
+    },
+    "pending-node-down": {"word": "ReqNodeNotAvail"},
+    "pending-resources": {"word": "None"},
+    "preempted": {"signal": None, "peak_memory": 11028 << 10},
+    "running": {"elapsed": 3},
+    "timeout": {"signal": None, "peak_memory": 10632 << 10},
+}  # fmt: skip
+#: Written by hand from documentation, not recorded: a requeued task of an array in the layout of Slurm 25.05, in which
+#: ReqTRES, AllocTRES, SubmitLine and FailedNode are new.
+NEWER = """\
+JobId=4712 ArrayJobId=4711 ArrayTaskId=7 ArrayTaskThrottle=2 JobName=a b
+   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
+   Priority=4294 Nice=0 Account=lab QOS=normal
+   JobState=NODE_FAIL Reason=NodeDown FailedNode=gpu_07 Dependency=(null)
+   Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=0:9
+   DerivedExitCode=0:15
+   RunTime=1-02:03:04 TimeLimit=UNLIMITED TimeMin=N/A
+   SubmitTime=2026-11-18T10:00:00 EligibleTime=2026-11-18T10:00:00
+   StartTime=2026-11-19T12:27:40 EndTime=2026-11-20T14:30:44 Deadline=N/A
+   ReqNodeList=(null) ExcNodeList=gpu_01
+   NodeList=gpu_[07-08],big1
+   BatchHost=big1
+   NumNodes=3 NumCPUs=24 NumTasks=3 CPUs/Task=8 ReqB:S:C:T=0:0:*:*
+   ReqTRES=cpu=24,mem=20G,node=3,billing=24
+   AllocTRES=cpu=24,mem=20G,node=3,billing=24
+   OverSubscribe=OK Contiguous=0 Licenses=(null) LicensesAlloc=(null) Network=(null)
+   Command=/home/ada/my work/job.sbatch
+   SubmitLine=sbatch --array=1-9%2 my work/job.sbatch
+   WorkDir=/home/ada/my work
+   TresPerTask=cpu=8
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_controller_told(name: str) -> None:
+    assert shown(name) == SHOWN[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_accounting_told(name: str) -> None:
+    unknown = {"restarts": None, "requeue": None, "expected_start": None, "end_time": None}
+    told = accounted(name)
+    other = {"word": told.word if told.state is not State.PENDING else SHOWN[name].word, **ONLY_ACCOUNTED.get(name, {})}
+    assert told == replace(SHOWN[name], **unknown, **other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_tells_nothing_that_the_plain_formats_do_not(name: str) -> None:
+    told, raw = shown(name), json_of(name, "squeue.json")
+    assert (told.job_id, told.native, told.nodes) == (str(raw["job_id"]), raw["job_state"], raw["nodes"])
+    assert (told.restarts, told.requeue, told.nnodes) == (raw["restart_cnt"], raw["requeue"], raw["node_count"])
+    assert told.time_limit == raw["time_limit"] * 60
+    assert told.ended == (raw["end_time"] if told.state.is_final else None)
+    assert told.end_time == (raw["end_time"] if told.state is State.RUNNING else None)
+    start = raw["start_time"] or None
+    assert (told.started or told.expected_start) == (start if told.nodes or not told.state.is_final else None)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("pending-") and name != "requeued"])
+def test_json_of_accounting_tells_nothing_more_either(name: str) -> None:
+    told, raw = accounted(name), json_of(name, "sacct.json")
+    assert (told.job_id, told.started or told.ended) == (str(raw["job_id"]), raw["time"]["start"])
+    assert (told.ended or 0, told.elapsed) == (raw["time"]["end"], raw["time"]["elapsed"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_squeue_and_scontrol_give_the_same_reason(name: str) -> None:
+    word = text_of(name, "squeue.txt").splitlines()[1].split("|")[2]
+    assert replace(shown(name), word=word).reason == shown(name).reason
+
+
+def test_a_newer_slurm() -> None:
+    (job,) = parse_shown(NEWER)
+    assert job == JobInfo(
+        "4711_7", State.NODE_FAIL, "NODE_FAIL", word="NodeDown", signal=9, started=at("14:30:44") - 93784,
+        ended=at("14:30:44"), elapsed=93784, time_limit=None, restarts=2, requeue=True, nodes="gpu_[07-08],big1",
+        nnodes=3, failed_node="gpu_07",
+    )  # fmt: skip
+    assert job.reason == "node gpu_07 failed"
+
+
+def test_an_older_slurm_writes_null_where_there_are_no_nodes() -> None:
+    (job,) = parse_shown(text_of("pending-held", "scontrol.txt").replace("NodeList=\n", "NodeList=(null)\n"))
+    assert job == SHOWN["pending-held"]
+
+
+def test_the_tasks_of_an_array() -> None:
+    other = NEWER.replace("JobId=4712 ", "JobId=4711 ").replace("TaskId=7 ", "TaskId=8-9%2 ")
+    assert [job.job_id for job in parse_shown(f"{NEWER}\n{other}\n")] == ["4711_7", "4711_8-9%2"]
+
+
+def test_a_job_that_has_nodes_but_has_not_begun() -> None:
+    (job,) = parse_shown(text_of("running", "scontrol.txt").replace("JobState=RUNNING", "JobState=CONFIGURING"))
+    assert (job.state, job.started, job.expected_start) == (State.PENDING, None, at("14:30:54"))
+    assert (job.nodes, job.reason) == ("node[01-02]", "its nodes are being made ready")
+
+
+def test_times_are_the_same_wherever_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        told = shown("timeout")
+    time.tzset()
+    assert told == SHOWN["timeout"]
+
+
+def test_no_job() -> None:
+    assert parse_shown("") == parse_accounted("") == ()
+
+
+TRAPS = st.sampled_from(
+    [
+        "JobState=FAILED ",
+        "\n   JobState=FAILED Reason=None\n",
+        "   NodeList=gpu9",
+        "NumNodes=9",
+        "\nExitCode=3:0",
+        " ",
+        "=",
+        "\n",
+    ]
+)
+TEXTS = st.lists(TRAPS | st.text(max_size=8), max_size=6).map("".join)
+NAMES_OF_JOBS = TEXTS.map(lambda text: " ".join(text.splitlines()))
+
+
+@given(name=NAMES_OF_JOBS, command=TEXTS, workdir=TEXTS, comment=TEXTS)
+def test_texts_of_the_user_change_nothing(name: str, command: str, workdir: str, comment: str) -> None:
+    text = text_of("running", "scontrol.txt").replace("JobName=mnist", f"JobName={name}")
+    text = text.replace("Command=(null)", f"Command={command}\n   SubmitLine=sbatch {command}\n   Comment={comment}")
+    assert parse_shown(text.replace("WorkDir=/home/ada/work", f"WorkDir={workdir}"))[0] == SHOWN["running"]
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_durations(days: int, hours: int, minutes: int, seconds: int) -> None:
+    ways = {f"{days}-{hours:02}:{minutes:02}:{seconds:02}"}
+    if not days:
+        ways.add(f"{hours:02}:{minutes:02}:{seconds:02}")
+    if not days and not hours:
+        ways.add(f"{minutes:02}:{seconds:02}")
+    for way in ways:
+        (job,) = parse_accounted(f"7|COMPLETED|0:0|{way}|{way}|Unknown|Unknown|1|node01||None\n")
+        assert job.elapsed == job.time_limit == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@pytest.mark.parametrize("limit", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
+def test_no_time_limit(limit: str) -> None:
+    (job,) = parse_accounted(f"7|RUNNING|0:0|00:01:00|{limit}|Unknown|Unknown|1|node01||None\n")
+    assert job.time_limit is None
+
+
+@pytest.mark.parametrize(
+    ("written", "size"), [("1.50G", 3 << 29), ("2048K", 2 << 20), ("4096", 4096), ("0", None), ("", None)]
+)
+def test_sizes_of_memory(written: str, size: int | None) -> None:
+    (job,) = parse_accounted(
+        "7|RUNNING|0:0|00:01:00||Unknown|Unknown|1|node01||None\n"
+        f"7.batch|RUNNING|0:0|00:01:00||Unknown|Unknown|1|node01|{written}|\n"
+    )
+    assert job.peak_memory == size
+
+
+def test_of_a_requeued_job_the_last_record_counts() -> None:
+    (job,) = parse_accounted(
+        "1|REQUEUED|0:0|00:00:02|00:10:00|2026-11-20T14:30:42|2026-11-20T14:30:44|1|node01||None\n"
+        "1.batch|CANCELLED|0:15|00:00:02||2026-11-20T14:30:42|2026-11-20T14:30:44|1|node01|90688K|\n"
+        "1|FAILED|7:0|00:00:03|00:10:00|2026-11-20T14:31:41|2026-11-20T14:31:44|2|node[02-03]||BeginTime\n"
+        "1.batch|FAILED|7:0|00:00:03||2026-11-20T14:31:41|2026-11-20T14:31:44|1|node02|10892K|\n"
+    )
+    assert (job.state, job.exit_code, job.elapsed, job.nodes) == (State.FAILED, 7, 3, "node[02-03]")
+    assert job.peak_memory == 10892 << 10
+
+
+def test_completed_with_an_exit_code_is_no_success() -> None:
+    (job,) = parse_accounted(accounting("completed").replace("COMPLETED|0:0", "COMPLETED|4:0"))
+    assert (job.state, job.native, job.exit_code) == (State.FAILED, "COMPLETED", 4)
+
+
+def test_commands() -> None:
+    assert submit_command("/a b/job.sh", ["--test-only"]) == ("sbatch", "--parsable", "--test-only", "/a b/job.sh")
+    assert cancel_command("12") == ("scancel", "12")
+    assert cancel_command("12;west") == ("scancel", "--clusters=west", "12")
+    assert show_command("12") == ("scontrol", "show", "job", "12")
+    assert show_command("12;west") == ("scontrol", "--clusters=west", "show", "job", "12")
+    assert account_command("12_3;west")[:2] == ("sacct", "--clusters=west")
+    assert account_command("12_3")[-1] == "--jobs=12_3"
+
+
+BEFORE = st.lists(st.sampled_from(["Welcome!", "12 nodes are free", "", "12"]), max_size=3)
+AFTER = st.lists(st.sampled_from(["Good luck!", "12 nodes are free", "12;west is closed", ""]), max_size=3)
+
+
+@given(BEFORE, st.integers(1, 67_000_000), st.sampled_from(["", "west"]), st.booleans(), AFTER)
+def test_the_id_of_a_submitted_job(
+    before: list[str], number: int, cluster: str, parsable: bool, after: list[str]
+) -> None:
+    if parsable:
+        answer = f"{number};{cluster}" if cluster else str(number)
+    else:
+        answer = f"Submitted batch job {number}" + (f" on cluster {cluster}" if cluster else "")
+    expected = f"{number};{cluster}" if cluster else str(number)
+    assert parse_submitted("\n".join([*before, answer, *after, ""])) == expected
+
+
+def test_an_answer_without_an_id() -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse_submitted("allocation granted\n")
+    assert str(caught.value) == (
+        "sbatch did not tell the id of the job\n"
+        "  why: it said 'allocation granted'\n"
+        "  fix: squeue --me lists the jobs that you have"
+    )

@@ -1,0 +1,70 @@
+"""Slurm's own log of a run: which file it is, and which of its lines tell a cause."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from allranks.clusters.slurm_said import causes, find_log
+
+NOISE = """\
+allranks: node 0: OMP_NUM_THREADS=1: CPUs: 2, ranks: 2
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-node01: error: *** STEP 1.0 ON node01 CANCELLED AT 2026-11-21T17:08:58 ***
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: node02: tasks 0-1: Exited with exit code 1
+srun: Force Terminated StepId=1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{NOISE}bash: line 4: /x/activate: No such file\nbash: line 4: /x/activate: No such file\n", 1),
+        (f"hello\ncp: cannot stat 'x'\nallranks: cp x . failed with exit code 1 (line 44)\n{NOISE}", 2),
+        ("srun: error: Unable to create step for job 7: Invalid generic resource\n", 1),
+        ("Traceback (most recent call last):\n  File 'x', line 1\n    import y\nImportError: y\n", 2),
+    ],
+)
+def test_lines_that_tell_a_cause(tmp_path: Path, text: str, told: int) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    wanted = [line for line in dict.fromkeys(text.splitlines()) if line not in NOISE and line[0] != " "][-told:]
+    assert causes(log) == [line.removeprefix("allranks: ") for line in wanted]
+    assert len(wanted) == told
+
+
+def test_where_nothing_tells_a_cause_the_last_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(NOISE + "\n")
+    assert causes(tmp_path / "log") == ["srun: Force Terminated StepId=1.0"]
+    assert causes(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({}, "slurm-9.out"),
+        ({}, "slurm.out"),
+        ({"--output": "%x-%4j[1].out"}, "train-0009[1].out"),
+        ({"--output": "out", "--error": "50%%-%j"}, "50%-9"),
+        ({"--output": "out-%j", "--error": "empty"}, "out-9"),
+        ({"--output": "a-%A_%a.out", "--array": "0-3"}, "a-9_2.out"),
+        ({"--output": "o-%j", "--array": "0-3"}, "o-11"),
+        ({"--array": "0-3"}, "slurm-11.out"),
+    ],
+)
+def test_where_the_log_is(tmp_path: Path, asked: dict[str, str], name: str) -> None:
+    reasons = [
+        {"subject": option, "value": value if option == "--array" else str(tmp_path / value)}
+        for option, value in asked.items()
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps({"reasons": reasons}))
+    assert find_log(tmp_path, "9;lab") is None
+    (tmp_path / "empty").touch()
+    for file in ("slurm-8.out", name, "50x-9"):
+        (tmp_path / file).write_text("text\n")
+    os.utime(tmp_path / "slurm-8.out", (1, 1))
+    assert find_log(tmp_path, "9;lab") == tmp_path / name
