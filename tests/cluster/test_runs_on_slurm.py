@@ -74,6 +74,17 @@ def test_ctrl_c_cancels_the_job(lab: Any, slurm: SlurmCluster) -> None:
     assert lab.record()["status"]["state"] == "CANCELLED"
 
 
+def test_a_job_that_somebody_cancels_ends_the_run(lab: Any, slurm: SlurmCluster) -> None:
+    lab.script("import time\nprint('up', flush=True)\ntime.sleep(1000)\n")
+    process = lab.popen("run", "train.py", "--on", "lab", "--nodes", "2")
+    slurm.wait_until("the rank", lambda: lab.runs() and "up" in lab("logs", timeout=30).stdout, 60)
+    slurm.run("scancel", (lab.run() / "attempts" / "000" / "job").read_text().strip())
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err.decode()
+    assert lab.record()["status"]["state"] == "CANCELLED"
+    assert len(list((lab.run() / "attempts").iterdir())) == 1
+
+
 def test_a_detached_run_is_found_again(lab: Any) -> None:
     lab.script(WHO)
     started = lab("run", "train.py", "--on", "lab", "--nodes", "2", "--detach")

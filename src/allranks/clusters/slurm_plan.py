@@ -244,6 +244,11 @@ class _Planning:
                 "resources.cpus_per_node is not given: where the site gives none with each GPU, "
                 f"a {'rank' if is_direct else 'node'} has one CPU"
             )
+        overriding = (
+            [] if self._inside else sorted(name for name in self._request.environ if name.startswith("SBATCH_"))
+        )
+        if overriding:
+            yield f"set in your environment, and for sbatch above what the script asks for: {', '.join(overriding)}"
         if resources.gpu_type and not resources.gpus_per_node:
             yield "resources.gpu_type says nothing without resources.gpus_per_node"
         if self._ranks_unknown:

@@ -251,6 +251,13 @@ def test_what_is_not_as_one_may_think_is_said(tmp_path: Path, job: dict[str, Any
     assert plan_of(tmp_path, resources={"cpus_per_node": 4}).notes == ()
 
 
+def test_what_sbatch_reads_from_the_environment_is_said(tmp_path: Path):
+    plan = plan_of(tmp_path, {"SBATCH_QOS": "low", "SBATCH_ACCOUNT": "me"}, resources={"cpus_per_node": 4})
+    assert plan.notes == (
+        "set in your environment, and for sbatch above what the script asks for: SBATCH_ACCOUNT, SBATCH_QOS",
+    )
+
+
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "a100:4"}
 
 
