@@ -23,6 +23,8 @@ END_TIME: Final = "ALLRANKS_END_TIME"
 #: Exit code of a rank that was asked to stop, has saved and wants to be started again. It is EX_TEMPFAIL of
 #: sysexits.h: a temporary failure, the user is invited to try again.
 CONTINUE_LATER: Final = 75
+#: Exit code of an attempt that does not begin, because there were enough of them: EX_UNAVAILABLE of sysexits.h.
+GIVEN_UP: Final = 69
 
 #: Key that an agent sets in the store of a generation when a rank of it is gone: nobody is to be waited for any more.
 RANK_GONE: Final = "allranks/rank-gone"
@@ -144,6 +146,11 @@ class NodeSpec:
     file_mode: int
     #: With fewer nodes than this the job cannot go on.
     min_nodes: int = 1
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the job cannot go on without any of its nodes."""
+        return self.min_nodes >= self.nnodes
 
     def to_json(self) -> str:
         """Return the orders as indented JSON."""

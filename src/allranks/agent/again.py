@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -65,6 +66,7 @@ class Queue(Protocol):
     """A scheduler's queue, as the job that runs in it sees it."""
 
     job: str
+    is_requeued: bool
 
     def preempted(self) -> bool:
         """Tell whether the scheduler ends this job because others come first."""
@@ -80,7 +82,7 @@ class Queue(Protocol):
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Decide, act, and tell; ends with 1 when an attempt is not to begin."""
+    """Decide, act, and tell; ends with a code of its own when an attempt is not to begin."""
     run, attempt, when, most = Path(argv[0]), int(argv[1]), argv[2], int(argv[3])
     if when == _BEGIN:
         _begin(run, attempt, most)
@@ -99,11 +101,28 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _begin(run: Path, attempt: int, most: int) -> NoReturn:
+    _note_a_person(run, attempt)
     if why := _why_not(list(_noted(run)), attempt, most, _resumed(run, attempt)):
         tell(run, attempt, _given_up(why))
         print(f"allranks: this attempt does not begin: {why}", flush=True)
-        sys.exit(1)
+        sys.exit(contract.GIVEN_UP)
     sys.exit(0)
+
+
+def _note_a_person(run: Path, attempt: int) -> None:
+    """Note that a person has begun this attempt, if it is of a job that nothing here has put into the queue."""
+    queue = find_queue()
+    jobs = [_job_after(run, number) for number in range(attempt)]
+    if queue and not queue.is_requeued and queue.job not in jobs:
+        with suppress(OSError):
+            (run / contract.attempt_dir(attempt) / contract.RESUMED).touch()
+
+
+def _job_after(run: Path, attempt: int) -> str | None:
+    """Return the job under which the run was to go on after an attempt."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((run / contract.attempt_dir(attempt) / contract.AGAIN).read_text())).get("job")
+    return None
 
 
 def _did_not_begin(run: Path, attempt: int) -> bool:

@@ -8,8 +8,11 @@ import socket
 import time
 from typing import Any
 
-#: A node that answers nothing for so long is lost; the kernel asks it every second, however busy its agent is.
-SILENCE_SECONDS = 5
+#: A node that answers nothing for so long is lost; the kernel asks it every second, however busy its agent is. Of a
+#: process that ends, or a machine that goes down in order, one hears at once.
+_SILENCE_SECONDS = 5
+#: The same, where the job cannot go on without any of its nodes: an outage of the network may pass.
+_PATIENT_SECONDS = 30
 #: No message of ours is longer.
 _LONGEST = 1 << 20
 
@@ -21,19 +24,20 @@ class Channel:
 
     Args:
         connection: it is this channel's from now on.
+        patient: whether to bear a longer silence.
 
     Attributes:
         lost: why no more can come, once that is so.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, patient: bool) -> None:
         self.lost: str | None = None
         self._connection = connection
         self._unread = b""
         self._unsent = b""
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
-            _watch(connection)
+            _watch(connection, _PATIENT_SECONDS if patient else _SILENCE_SECONDS)
 
     @property
     def here(self) -> str:
@@ -95,14 +99,14 @@ class Channel:
             self.lost = f"the connection broke: {os.strerror(error.errno or 0)}"
 
 
-def _watch(connection: socket.socket) -> None:
+def _watch(connection: socket.socket, silence: int) -> None:
     """Have the kernel find out when the other machine is gone without a word (man 7 tcp)."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, silence)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence * 1000)
 
 
 def _parse(line: bytes) -> Message | None:

@@ -120,7 +120,7 @@ class Hub:
     def connect(self) -> socket.socket:
         """Return a connection for this node's own agent, which is treated as all others are."""
         ours, theirs = socket.socketpair()
-        self._strangers.append(Channel(ours))
+        self._strangers.append(Channel(ours, patient=self._node.needs_all))
         return theirs
 
     def tick(self) -> None:
@@ -152,7 +152,7 @@ class Hub:
     def _accept(self) -> None:
         try:
             while True:
-                self._strangers.append(Channel(self._listener.accept()[0]))
+                self._strangers.append(Channel(self._listener.accept()[0], patient=self._node.needs_all))
         except OSError:
             pass  # Nobody else has dialled, or who did has given up.
         for channel in self._strangers.copy():

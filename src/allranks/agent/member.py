@@ -180,7 +180,7 @@ class Member:
     def _dial(self) -> str | None:
         """Connect; return why that failed if it did."""
         if self._hub:
-            self._channel = Channel(self._hub.connect())
+            self._channel = Channel(self._hub.connect(), patient=self._node.needs_all)
             return None
         try:
             connection = socket.create_connection((self._node.master_addr, self._node.master_port or 0), _TRY_SECONDS)
@@ -193,7 +193,7 @@ class Member:
         if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
             connection.close()
             return os.strerror(errno.ECONNREFUSED).lower()
-        self._channel = Channel(connection)
+        self._channel = Channel(connection, patient=self._node.needs_all)
         return None
 
     def _introduce(self, wait: Wait) -> str | None:

@@ -11,8 +11,10 @@ _SCRIPT = "script.sbatch"
 _SECONDS = 60.0
 #: Kept when a job is submitted from inside another one: where Slurm itself is. All else would leak into the new job.
 _OF_SLURM_ITSELF = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
-#: Set for the tasks of a job, and read by the tools of Slurm as their options.
-_OF_A_JOB = ("SLURM_", "SRUN_", "SBATCH_", "PMI_", "PMIX_")
+#: Set for the tasks of a job, and read by the tools of Slurm as their options. Others of sbatch's are of who submitted.
+_OF_A_JOB = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_")
+#: What the job was submitted to: it need not stand in the script.
+_PLACE = {"--account": "SLURM_JOB_ACCOUNT", "--partition": "SLURM_JOB_PARTITION", "--qos": "SLURM_JOB_QOS"}
 #: A job in one of these was cancelled, or is being ended for it.
 _ENDING = ("CANCELLED", "COMPLETING")
 
@@ -30,6 +32,7 @@ class SlurmQueue:
         array = environ.get("SLURM_ARRAY_JOB_ID")
         submitted_in = environ.get("SLURM_SUBMIT_DIR")
         self._folder = submitted_in if submitted_in and Path(submitted_in).is_dir() else None
+        self.is_requeued = environ.get("SLURM_RESTART_COUNT", "0") != "0"
         self.job = f"{array}_{self._task}" if array and self._task else environ["SLURM_JOB_ID"]
 
     def ending(self) -> str | None:
@@ -49,7 +52,8 @@ class SlurmQueue:
         """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that."""
         own = self._environ["SLURM_JOB_ID"]
         array = (f"--array={self._task}",) if self._task else ()
-        options = ("--parsable", f"--dependency=afterany:{own}", *array)
+        place = [f"{option}={value}" for option, name in _PLACE.items() if (value := self._environ.get(name))]
+        options = ("--parsable", f"--dependency=afterany:{own}", *place, *array)
         answer, problem = self._ask("sbatch", *options, str(run / _SCRIPT))
         return answer.strip().partition(";")[0], problem
 

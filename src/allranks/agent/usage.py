@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -33,23 +34,31 @@ class Usage:
         self._next = 0.0
         self._before: tuple[float, float] | None = None
         self._gpus: Gpus | None = None
+        self._thread: threading.Thread | None = None
 
     def is_due(self) -> bool:
         """Tell whether it is time for a sample."""
         return time.monotonic() >= self._next
 
     def tick(self, groups: Collection[int]) -> None:
-        """Take a sample when it is time to, of the process groups with these ids."""
-        if not self.is_due() or not groups:
+        """Take a sample when it is time to, of the process groups with these ids.
+
+        GPUs are asked in a thread: their driver may take seconds, or hang, and the agent must not.
+        """
+        if not self.is_due() or not groups or (self._thread and self._thread.is_alive()):
             return
         now = time.monotonic()
         self._next = now + _SECONDS
         seconds, memory = _used(groups)
         (then, spent), self._before = self._before or (now, seconds), (now, seconds)
-        self._gpus = self._gpus or Gpus()
         cpus = max(0.0, seconds - spent) / (now - then) if now > then else 0.0
-        sample = {"time": time.time(), "cpus": round(cpus, 3), "memory": memory, "gpus": self._gpus.sample()}
-        self._write({"host": socket.gethostname(), **sample})
+        sample = {"host": socket.gethostname(), "time": time.time(), "cpus": round(cpus, 3), "memory": memory}
+        self._thread = threading.Thread(target=self._complete, args=(sample,), name="allranks-usage", daemon=True)
+        self._thread.start()
+
+    def _complete(self, sample: dict[str, Any]) -> None:
+        self._gpus = self._gpus or Gpus()
+        self._write({**sample, "gpus": self._gpus.sample()})
 
     def _write(self, sample: dict[str, Any]) -> None:
         temporary = self._path.with_name(f".{self._path.name}")

@@ -27,14 +27,17 @@ def explain(run: Run) -> AllranksError:
     if status.rank is not None:
         return _of_rank(run, status.rank)
     if status.state is State.CANCELLED:
+        name = name_to_type(run)
         return LaunchError(
-            f"{run.record.id} was cancelled", why=status.reason, fix=f"allranks logs {name_to_type(run)}"
+            f"{run.record.id} was cancelled",
+            why=status.reason,
+            fix=f"allranks logs {name} shows what it did, allranks resume {name} goes on with it",
         )
     if status.state is State.PREEMPTED:
         return LaunchError(
             f"{run.record.id} is to be continued",
             why=status.reason,
-            fix="start it again with the same folder of checkpoints",
+            fix=f"allranks resume {name_to_type(run)}",
         )
     return _of_scheduler(run) if run.record.kind == "slurm" else _of_agent(run)
 

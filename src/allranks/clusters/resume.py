@@ -22,12 +22,14 @@ def prepare(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
         kind: its kind of cluster.
 
     Raises:
-        LaunchError: the run goes on, or has succeeded.
+        LaunchError: the run goes on, has succeeded, or is a job array.
         RunFolderError: its folder cannot be read or written.
     """
     _refuse(run)
     attempt = run.attempt + 1
-    plan = kind.again(_read_plan(run.folder / contract.PLAN_FILE), attempt)
+    plan = _read_plan(run.folder / contract.PLAN_FILE)
+    _refuse_array(plan)
+    plan = kind.again(plan, attempt)
     try:
         for node in plan.commands:
             _make_folder(run.folder / contract.node_dir(attempt, node.node), run.folder)
@@ -51,6 +53,15 @@ def _refuse(run: Run) -> None:
         raise LaunchError(
             f"{run_id} has succeeded: there is nothing to resume",
             fix="to train longer, start another run that is given the same folder of checkpoints",
+        )
+
+
+def _refuse_array(plan: Plan) -> None:
+    if any(reason.subject == "--array" for reason in plan.reasons):
+        raise LaunchError(
+            f"{plan.run_id} is a job array: its tasks cannot be resumed together",
+            why="those that have succeeded would run again",
+            fix="allranks run, with scheduler.array (--array) for the tasks that failed",
         )
 
 

@@ -124,13 +124,17 @@ class SlurmCluster:
 
     def _ask(self, folder: Path, first_job: str) -> Status:
         """Ask Slurm; the run may be in another job by now than in its first one."""
-        attempt = newest_attempt(folder)
-        told = agents.told_by_all(attempt)
-        job_id = current_job(folder) or first_job
+        job_id = current_job(folder, first_job)
         try:
             info = slurm_jobs.look_up(job_id)
         except LaunchError as error:
+            told = agents.told_by_all(newest_attempt(folder))
             return replace(told, state=State.UNKNOWN, native="Slurm does not answer", reason=error.why or error.what)
+        if current_job(folder, first_job) != job_id:
+            return self._ask(folder, first_job)  # It has submitted another job meanwhile.
+        # Looked at after Slurm, which may take long to answer: an end is told in them before Slurm knows of it.
+        attempt = newest_attempt(folder)
+        told = agents.told_by_all(attempt)
         status = _combined(info, told) if info else _forgotten(attempt, job_id, told)
         if info and status.state is State.FAILED and status.rank is None:
             status = slurm_log.blame(status, folder, attempt, job_id)
@@ -152,9 +156,12 @@ class SlurmCluster:
         handle = run.record.handle
         if handle.job_id is None:
             process.send(handle, signal.SIGTERM)
-            process.await_end(handle, run.record.stop_timeout + _CANCEL_SECONDS)
+            if not process.await_end(handle, run.record.stop_timeout + _CANCEL_SECONDS):
+                raise LaunchError(
+                    f"{run.record.id} does not end", why=f"its script, process {handle.pid}, is still there"
+                )
             return
-        job_id = current_job(run.folder) or handle.job_id
+        job_id = current_job(run.folder, handle.job_id)
         self.signal(job_id, signal.SIGTERM)
         deadline = time.monotonic() + _CANCEL_SECONDS
         for pause in _pauses():
@@ -201,7 +208,7 @@ class SubmittedJob:
 
     def signal(self, number: int) -> None:
         """Cancel the job."""
-        self._cluster.signal(current_job(self._folder) or str(self.handle.job_id), number)
+        self._cluster.signal(current_job(self._folder, str(self.handle.job_id)), number)
 
     def news(self) -> Sequence[str]:
         """Tell of changes of the job's state, and why it waits."""
@@ -274,14 +281,19 @@ def _began(folder: Path) -> float | None:
     return None
 
 
-def current_job(folder: Path) -> str | None:
-    """Return the id of the job that a run is now: of its newest attempt, or of the one that was queued after it."""
+def current_job(folder: Path, first: str) -> str:
+    """Return the id of the job that a run is now: of its newest attempt, or of the one that was queued after it.
+
+    Args:
+        folder: the run's.
+        first: the job that was submitted, with its cluster if Slurm told one: a job itself does not know that.
+    """
     attempt = newest_attempt(folder)
-    if following := _decision(attempt).get("job"):
-        return str(following)
+    found = str(_decision(attempt).get("job") or "")
     with contextlib.suppress(OSError):
-        return (attempt / contract.JOB).read_text().strip() or None
-    return None
+        found = found or (attempt / contract.JOB).read_text().strip()
+    _, separator, cluster = first.partition(";")
+    return f"{found}{separator}{cluster}" if found else first
 
 
 def _decision(attempt: Path) -> dict[str, Any]:

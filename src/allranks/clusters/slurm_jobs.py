@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -297,16 +297,17 @@ def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | 
     done = _run(command, asking, None, _SECONDS)
     if done.returncode and slurm_errors.NO_SUCH_JOB not in done.stderr:
         raise slurm_errors.refusal(command, done.returncode, done.stdout + done.stderr)
-    shown = _overall(parse_shown(done.stdout))
-    if shown and not shown.state.is_final:
-        return shown
-    accounted = None
+    tasks = {task.job_id: task for task in parse_shown(done.stdout)}
+    if any(not task.state.is_final for task in tasks.values()):
+        return _overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
         answer = ask(account_command(job_id), asking, seconds=_ACCOUNTING_SECONDS)
-        accounted = _overall(parse_accounted(answer))
-    if accounted is None or not accounted.state.is_final:
-        return shown  # What the controller does not know does not run, whatever accounting has of it.
-    return _combined(shown, accounted) if shown else accounted
+        # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
+        # ended long before others are in accounting alone.
+        for task in filter(lambda task: task.state.is_final, parse_accounted(answer)):
+            shown = tasks.get(task.job_id)
+            tasks[task.job_id] = _combined(shown, task) if shown else task
+    return _overall(tasks.values())
 
 
 def _combined(shown: JobInfo, accounted: JobInfo) -> JobInfo:
@@ -318,7 +319,7 @@ def _combined(shown: JobInfo, accounted: JobInfo) -> JobInfo:
     return replace(shown, peak_memory=accounted.peak_memory)
 
 
-def _overall(tasks: Sequence[JobInfo]) -> JobInfo | None:
+def _overall(tasks: Iterable[JobInfo]) -> JobInfo | None:
     """Return the task that tells how an array stands: one that runs, else one that waits, else one that failed."""
     order = (State.RUNNING, State.UNKNOWN, State.PENDING)
     ranks = {state: place for place, state in enumerate(order)} | {State.SUCCEEDED: len(State)}

@@ -25,6 +25,8 @@ _PORT_STEP = 997
 _WIDTH = 100
 SCRIPT = "script.sbatch"
 _STEP = "step"
+#: Functions of the script. They travel in the environment, where a program called "node" might look for itself.
+_NODE, _RANK = "allranks_node", "allranks_rank"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _end_time() -> list[str]:
 
 
 def _on_nodes(parts: Parts, mode: int) -> list[str]:
-    names = ("rank", "what each rank runs") if parts.is_direct else ("node", "what runs on each node")
+    names = (_RANK, "what each rank runs") if parts.is_direct else (_NODE, "what runs on each node")
     return batch.on_nodes(
         *names,
         host="$SLURMD_NODENAME",
@@ -197,7 +199,7 @@ def _rank(parts: Parts) -> list[str]:
 def _start(parts: Parts) -> list[str]:
     """Return the block that starts the nodes."""
     why = "a node that dies takes no other with it" if parts.is_elastic else "when one fails, all end"
-    function, what = ("rank", "the ranks") if parts.is_direct else ("node", "all nodes")
+    function, what = (_RANK, "the ranks") if parts.is_direct else (_NODE, "all nodes")
     options = [*_options(parts), *map(shlex.quote, parts.job.launch.launcher_args)]
     # A signal for the group of this script must not reach srun, see _wait.
     srun = "setsid srun" if parts.inside else "srun"
@@ -242,7 +244,9 @@ def _wait(parts: Parts) -> list[str]:
         why = "signals for this script are for the ranks; srun would kill them for most"
         step = f"{contract.node_dir(0, 0).removeprefix(contract.attempt_dir(0))}/{_STEP}"
         lines = [
-            f'pass_on() {{ scancel --signal="$1" "$(cat "$attempt{step}")" || true; }}',
+            "pass_on() {",
+            f'  scancel --signal="$1" "$(cat "$attempt{step}")" || [ "$1" = USR1 ] || kill "$step" || true',
+            "}",
             *(f"trap 'pass_on {name}' {name}" for name in ("USR1", "INT", "TERM", "HUP")),
         ]
     return [

@@ -35,7 +35,13 @@ def joined(blocks: Iterable[Sequence[str]]) -> str:
 
 def strict() -> list[str]:
     """Return the block that ends the script where a line of it fails, and says which."""
-    return ["set -e", _ON_ERROR.format(where="", line=" (line $LINENO)")]
+    return [
+        "set -e",
+        _ON_ERROR.format(where="", line=" (line $LINENO)"),
+        comment("until there are ranks that could save, a warning is for nobody, and the end is one"),
+        "trap : USR1",
+        "trap 'exit 143' TERM",
+    ]
 
 
 def own_folder(run_dir: str, spec: str, mode: int, script: str) -> list[str]:
@@ -49,10 +55,11 @@ def own_folder(run_dir: str, spec: str, mode: int, script: str) -> list[str]:
         f'if [ ! -d "$run/{contract.CODE_DIR}" ]; then',
         '  new=$(mktemp -d "$run/new-XXXXXX")',
         f'  cp -Rp {sources} "$new"',
-        f'  mv -T "$new" "$run/{contract.CODE_DIR}"',
+        f'  mv -T "$new" "$run/{contract.CODE_DIR}" 2>/dev/null || rm -rf "$new"  # another task was quicker',
         "fi",
-        f'cp "$0" "$run/{script}"',
-        f"cat >\"$run/{SPEC_FILE}\" <<'END'",
+        'new="$run/new-$HOSTNAME-$$"  # others may read what is there',
+        f'({_umask(mode)} && cp "$0" "$new" && mv "$new" "$run/{script}"',
+        f'  cat >"$new" && mv "$new" "$run/{SPEC_FILE}") <<\'END\'',
         *spec.splitlines(),
         "END",
     ]
@@ -120,7 +127,7 @@ def ending(python: str, max_attempts: int | None) -> list[str]:
         "}",
         "trap 'finish \"$?\"' EXIT",
         comment("a job that was put back into the queue often enough, or makes no progress, is given up"),
-        f"{first} || again begin || exit",
+        f"{first} || again begin || [ $? -ne {contract.GIVEN_UP} ] || exit 1",
     ]
 
 
@@ -161,6 +168,7 @@ def on_nodes(
     place = f'"${contract.RUN_DIR}" "${contract.ATTEMPT}" "${contract.NODE_RANK}"'
     each = environment.model_copy(update={"setup": ()})
     body = [
+        f"export -fn {name}",
         "set -e",
         _ON_ERROR.format(where=f"{host}: ", line=""),
         comment("the warning is for those who listen to it: nobody else is to die of it"),

@@ -3,6 +3,9 @@
 
 set -e
 trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (line $LINENO)" >&2' ERR
+# until there are ranks that could save, a warning is for nobody, and the end is one
+trap : USR1
+trap 'exit 143' TERM
 
 job="$SLURM_JOB_ID"
 export ALLRANKS_RUN_DIR=/project/runs/RUN ALLRANKS_ATTEMPT=0
@@ -31,7 +34,8 @@ end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="$job" --format=
 export ALLRANKS_END_TIME=$end
 
 # what runs on each node
-node() {
+allranks_node() {
+  export -fn allranks_node
   set -e
   trap 'echo "allranks: $SLURMD_NODENAME: $BASH_COMMAND failed with exit code $?" >&2' ERR
   # the warning is for those who listen to it: nobody else is to die of it
@@ -54,15 +58,17 @@ node() {
   # the agent takes the place of this shell: it starts the ranks and watches them
   exec PYTHON "$ALLRANKS_RUN_DIR/code" "$ALLRANKS_RUN_DIR/node.json"
 }
-export -f node
+export -f allranks_node
 
 # start all nodes; when one fails, all end
 setsid srun --nodes="$ALLRANKS_NODE_COUNT" --ntasks="$ALLRANKS_NODE_COUNT" --ntasks-per-node=1 \
-  --overlap --kill-on-bad-exit=1 --wait=0 --export=ALL bash -c node &
+  --overlap --kill-on-bad-exit=1 --wait=0 --export=ALL bash -c allranks_node &
 step=$!
 
 # signals for this script are for the ranks; srun would kill them for most
-pass_on() { scancel --signal="$1" "$(cat "$attempt/node-000/step")" || true; }
+pass_on() {
+  scancel --signal="$1" "$(cat "$attempt/node-000/step")" || [ "$1" = USR1 ] || kill "$step" || true
+}
 trap 'pass_on USR1' USR1
 trap 'pass_on INT' INT
 trap 'pass_on TERM' TERM

@@ -35,7 +35,7 @@ def why_not(run: Path, attempt: int, most: int) -> str | None:
         assert not decided.exists()
         return None
     decision = json.loads(decided.read_text())
-    assert (ended.value.code, decision["again"], decision["given_up"]) == (1, False, True)
+    assert (ended.value.code, decision["again"], decision["given_up"]) == (69, False, True)
     return str(decision["why"])
 
 
