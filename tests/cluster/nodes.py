@@ -81,6 +81,11 @@ class Node:
         return self.address.partition("/")[0]
 
     @property
+    def mac(self) -> str:
+        """The address of its network card: that of a node that was started anew is in the tables of the others."""
+        return "02:00:" + ":".join(f"{int(part):02x}" for part in self.ip.split("."))
+
+    @property
     def is_alive(self) -> bool:
         """Whether its namespaces are there."""
         return self._holder is not None and self._holder.poll() is None
@@ -189,7 +194,8 @@ class Network:
         for node in nodes:
             node.hold()
         ports = [
-            f"link add name {node.name} type veth peer name eth0 netns {node.pid}\nlink set {node.name} master lan up\n"
+            f"link add name {node.name} type veth peer name eth0 address {node.mac} netns {node.pid}\n"
+            f"link set {node.name} master lan up\n"
             for node in nodes
         ]
         self._switch.links("".join(ports))

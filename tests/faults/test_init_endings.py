@@ -186,7 +186,8 @@ with allranks.init() as ctx:
     ended = [(event["rank"], event["code"]) for event in watch.events("rank-exited")]
     codes = dict(ended[:3])
     assert codes[0] == -signal.SIGKILL
-    assert 1 in {codes[1], codes[2]} <= {1, -signal.SIGTERM}  # The agent's SIGTERM may come when one has failed.
+    # The agent's SIGTERM may come when they have failed and listen no more.
+    assert {codes[1], codes[2]} <= {1, -signal.SIGTERM}
     for rank in (1, 2):
         if codes[rank] == 1:
             text = (watch.node / f"rank-{rank}.err").read_text()
@@ -305,4 +306,4 @@ with allranks.init() as ctx:
     assert done.rc == 137, done.stderr
     ended = {event["rank"]: event["code"] for event in watch.events("rank-exited")}
     assert ended[1] == -9
-    assert ended[0] >= 0  # It went by itself.
+    assert ended[0] != -signal.SIGKILL
