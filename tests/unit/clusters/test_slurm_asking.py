@@ -141,6 +141,14 @@ def test_an_array_stands_as_the_task_that_decides(slurm: Answer) -> None:
     assert look_up("1", array("completed", "completed")) == shown("completed")
 
 
+def test_a_task_of_an_array_that_the_controller_has_forgotten_decides(slurm: Answer) -> None:
+    """It forgets each task some minutes after the end of that task, not of the array."""
+    told = accounting("completed") + accounting("failed")
+    found = look_up("1", slurm(scontrol=(text_of("completed", "scontrol.txt"), 0), sacct=(told, 0)))
+    assert found is not None
+    assert (found.job_id, found.state) == (shown("failed").job_id, State.FAILED)
+
+
 def test_without_a_controller(slurm: Answer) -> None:
     with pytest.raises(LaunchError) as caught:
         look_up("9", slurm(scontrol=(NO_CONTROLLER, 1)))
