@@ -119,7 +119,7 @@ def test_it_does_not_outlive_the_ranks_of_a_step_whose_daemon_is_gone(step: Step
     second = step.rank(5)
     step.let_end(4)
     wait_for("the end of rank 4", lambda: not is_alive(first))
-    wait_for("the last line of rank 4", lambda: step.noted()[4] == 26)
+    wait_for("the last line of rank 4", lambda: step.noted().get(4) == 26)
     assert is_alive(step.companion)
     step.let_end(5)
     wait_for("the end of the companion", lambda: not is_alive(step.companion))

@@ -1,5 +1,7 @@
 """A script as somebody writes it for Accelerate and torchrun; nothing in it knows allranks."""
 
+import time
+
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,6 +24,7 @@ def main():
         flush=True,
     )
     accelerator.end_training()
+    time.sleep(0.5)  # Without it torch's gloo aborts one of many at its end: see allranks.processes.let_gloo_rest.
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import os
@@ -15,6 +16,7 @@ from typing import NoReturn, TextIO
 from allranks.agent.script import run_as_main
 from allranks.agent.streams import RankStream
 from allranks.agent.system import die_with_parent
+from allranks.processes import let_gloo_rest
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 #: As whoever started the agent has them: a batch script lets all its processes ignore a warning that reaches them all.
@@ -54,6 +56,7 @@ def become(order: RankOrder, umask: int) -> NoReturn:
     os.environ.update(order.variables)
     if order.python is None:
         _renew_interpreter()
+        atexit.register(let_gloo_rest)  # Before any of the script's, so that it is the last that is called.
         run_as_main(order.kind, order.target, order.args)
     _replace_process(order)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from allranks.runtime.membership import Membership
-
-#: Gloo's threads put a tensor down after they have said that it is done, and nothing tells when they have. One that
-#: does so while the interpreter ends aborts the process (seen with torch 2.13, once, on a busy machine).
-_PUT_DOWN_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,6 @@ class Member:
         from torch import distributed
 
         if membership.ours and distributed.is_initialized():
-            time.sleep(_PUT_DOWN_SECONDS if "gloo" in self.backend and self.world_size > 1 else 0.0)
             distributed.destroy_process_group()
         if membership.store is not None:
             leave_last(membership.store, membership.serves, self.world_size)

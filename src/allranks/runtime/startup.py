@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import socket
@@ -9,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from allranks.errors import RankError
+from allranks.processes import let_gloo_rest
 from allranks.runtime import device as devices
 from allranks.runtime import environment, rendezvous, stop
 from allranks.runtime.context import Context
@@ -90,6 +92,8 @@ def init(
     stop.note_warnings()
     try:
         place, membership = _join(rank, chosen, rank_device, limit)
+        atexit.unregister(let_gloo_rest)  # Once is enough: after another init, and for what the agent has done.
+        atexit.register(let_gloo_rest)
     except BaseException:
         stop.close()
         raise
