@@ -19,11 +19,6 @@ def identify(pid: int) -> Handle:
     )
 
 
-def is_here(handle: Handle) -> bool:
-    """Tell whether the handle's process is, or was, one of this machine."""
-    return handle.host == socket.gethostname()
-
-
 def is_alive(handle: Handle) -> bool:
     """Tell whether the handle's process, of this machine, is alive."""
     if handle.pid is None or handle.extra.get("boot") != processes.boot_id():

@@ -34,25 +34,21 @@ _ACCOUNTED = (
     "JobID",
     "State",
     "ExitCode",
-    "Elapsed",
-    "Timelimit",
     "Start",
     "End",
-    "NNodes",
     "NodeList",
     "MaxRSS",
     "Reason",
 )
 #: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
-_SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|RunTime|StartTime|NodeList|NumNodes)=)(.*)$", re.MULTILINE)
+_SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?")
 _SUBMITTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )(\S+))?\s*$", re.MULTILINE)
-_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """What Slurm knows of a job. Times are in seconds since 1970, durations in seconds, memory in bytes.
+    """What Slurm knows of a job. Times are in seconds since 1970, memory in bytes.
 
     Attributes:
         job_id: its id; of a task of an array ``1234_5``.
@@ -63,14 +59,7 @@ class JobInfo:
         signal: the signal that ended it, if one did; 53 is Slurm's own and means that the script could not be started.
         started: when it got its nodes; None while it waits.
         ended: when it ended; None before.
-        expected_start: when Slurm expects a waiting job to start.
-        end_time: when a running job will have reached its time limit.
-        elapsed: how long it ran, or has been running.
-        time_limit: how long it may; None without limit.
-        restarts: how often Slurm has requeued it; None where only accounting knows the job.
-        requeue: whether Slurm may requeue it; likewise.
         nodes: its nodes, as Slurm writes them: ``node[01-04]``.
-        nnodes: how many nodes it has, or asks for at least.
         failed_node: the node that failed, if Slurm tells.
         peak_memory: the most that a task of a step used, where accounting tells.
     """
@@ -83,14 +72,7 @@ class JobInfo:
     signal: int | None = None
     started: float | None = None
     ended: float | None = None
-    expected_start: float | None = None
-    end_time: float | None = None
-    elapsed: int | None = None
-    time_limit: int | None = None
-    restarts: int | None = None
-    requeue: bool | None = None
     nodes: str = ""
-    nnodes: int | None = None
     failed_node: str = ""
     peak_memory: int | None = None
 
@@ -108,11 +90,6 @@ class JobInfo:
     def reason(self) -> str | None:
         """:attr:`why` in a sentence, with what can be done."""
         return str(self.why) if self.why else None
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether the job waits for what can never come."""
-        return bool(self.why and self.why.hopeless)
 
 
 def submit_command(script: str | Path, extra: Sequence[str] = ()) -> tuple[str, ...]:
@@ -178,19 +155,10 @@ def parse_shown(text: str) -> tuple[JobInfo, ...]:
 def _shown(job_id: str, fields: Mapping[str, str]) -> JobInfo:
     nodes = fields.get("NodeList", "")
     info = _info(job_id, fields["JobState"], fields.get("ExitCode", ""), nodes, fields.get("StartTime", ""))
-    end = _time(fields.get("EndTime", ""))
-    is_pending = info.state is State.PENDING
     return replace(
         info,
         word=fields.get("Reason", ""),
-        ended=end if info.state.is_final else None,
-        expected_start=_time(fields.get("StartTime", "")) if is_pending else None,
-        end_time=end if info.state is State.RUNNING else None,
-        elapsed=_duration(fields.get("RunTime", "")),
-        time_limit=_duration(fields.get("TimeLimit", "")),
-        restarts=_number(fields.get("Restarts", "")),
-        requeue=fields["Requeue"] != "0" if "Requeue" in fields else None,
-        nnodes=_number(fields.get("NumNodes", "")),
+        ended=_time(fields.get("EndTime", "")) if info.state.is_final else None,
         failed_node=fields.get("FailedNode", ""),
     )
 
@@ -222,9 +190,6 @@ def _accounted(job_id: str, rows: Sequence[Mapping[str, str]]) -> JobInfo:
         info,
         word=job["Reason"],
         ended=_time(job["End"]) if info.state.is_final else None,
-        elapsed=_duration(job["Elapsed"]),
-        time_limit=_duration(job["Timelimit"]),
-        nnodes=_number(job["NNodes"]),
         peak_memory=max((_memory(row["MaxRSS"]) for row in rows), default=0) or None,
     )
 
@@ -327,9 +292,7 @@ def _overall(tasks: Iterable[JobInfo]) -> JobInfo | None:
 
 
 def _number(text: str) -> int | None:
-    """Return the number that a text begins with: ``2-4`` nodes are at least 2."""
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else None
+    return int(text) if text.isdecimal() else None
 
 
 def _time(text: str) -> float | None:
@@ -337,15 +300,6 @@ def _time(text: str) -> float | None:
     with suppress(ValueError):
         return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
     return None
-
-
-def _duration(text: str) -> int | None:
-    """Return the seconds in ``1-02:03:04``, ``02:03:04`` or ``03:04``; None for ``UNLIMITED`` and its like."""
-    found = _DURATION.fullmatch(text)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _memory(text: str) -> int:

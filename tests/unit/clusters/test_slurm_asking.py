@@ -106,7 +106,7 @@ def test_accounting_knows_who_cancelled(slurm: Answer) -> None:
     environ = slurm(scontrol=(text_of("cancelled", "scontrol.txt"), 0), sacct=(accounting("cancelled"), 0))
     job = look_up("16", environ)
     assert job is not None
-    assert (job.native, job.signal, job.restarts) == ("CANCELLED by 0", 15, 0)
+    assert (job.native, job.signal) == ("CANCELLED by 0", 15)
 
 
 @pytest.mark.parametrize("said", [NO_ACCOUNTING, "sacct: error: Problem talking to the database: Connection refused\n"])
