@@ -48,6 +48,24 @@ DECIDED: Final = "ALLRANKS_DECIDED"
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
 OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, END_TIME, DECIDED, *OF_A_NODE)
 
+# --- Slurm, as launcher and agent both see it ---
+#: Kept when a job is submitted, or asked for, from inside another one: where Slurm itself is.
+_OF_SLURM_ITSELF: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
+#: Set for the tasks of a job, and read by the tools of Slurm as their options. Others of sbatch's are of who submitted.
+_OF_A_SLURM_JOB: Final = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_")
+#: The batch script, in the run's folder.
+SBATCH_SCRIPT: Final = "script.sbatch"
+
+
+def outside_of_slurm_jobs(environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what belongs to the job that this process may itself run in: it would leak into a new one."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _OF_SLURM_ITSELF or not name.startswith(_OF_A_SLURM_JOB)
+    }
+
+
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"

@@ -177,6 +177,7 @@ class RankGroup:
             contract.RANKS_STARTED,
             restart=generation.restart,
             world_size=generation.world_size,
+            nodes=generation.nodes,
             master_addr=generation.master_addr,
             master_port=generation.master_port,
             ranks=[

@@ -7,12 +7,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_SCRIPT = "script.sbatch"
+from allranks import contract
+
 _SECONDS = 60.0
-#: Kept when a job is submitted from inside another one: where Slurm itself is. All else would leak into the new job.
-_OF_SLURM_ITSELF = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
-#: Set for the tasks of a job, and read by the tools of Slurm as their options. Others of sbatch's are of who submitted.
-_OF_A_JOB = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_")
 #: What the job was submitted to: it need not stand in the script.
 _PLACE = {"--account": "SLURM_JOB_ACCOUNT", "--partition": "SLURM_JOB_PARTITION", "--qos": "SLURM_JOB_QOS"}
 #: A job in one of these was cancelled, or is being ended for it.
@@ -54,7 +51,7 @@ class SlurmQueue:
         array = (f"--array={self._task}",) if self._task else ()
         place = [f"{option}={value}" for option, name in _PLACE.items() if (value := self._environ.get(name))]
         options = ("--parsable", f"--dependency=afterany:{own}", *place, *array)
-        answer, problem = self._ask("sbatch", *options, str(run / _SCRIPT))
+        answer, problem = self._ask("sbatch", *options, str(run / contract.SBATCH_SCRIPT))
         return answer.strip().partition(";")[0], problem
 
     def _shown(self, field: str) -> str:
@@ -68,7 +65,7 @@ class SlurmQueue:
         try:
             done = subprocess.run(
                 command,
-                env=self._outside(),
+                env=contract.outside_of_slurm_jobs(self._environ),
                 cwd=self._folder,
                 capture_output=True,
                 text=True,
@@ -80,14 +77,6 @@ class SlurmQueue:
         if done.returncode:
             return done.stdout, f"{command[0]}: {_last_line(done.stderr) or f'exit code {done.returncode}'}"
         return done.stdout, None
-
-    def _outside(self) -> dict[str, str]:
-        """Return the environment as it would be outside of this job."""
-        return {
-            name: value
-            for name, value in self._environ.items()
-            if name in _OF_SLURM_ITSELF or not name.startswith(_OF_A_JOB)
-        }
 
 
 def _last_line(text: str) -> str:

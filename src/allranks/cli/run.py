@@ -83,20 +83,13 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
 
 def _introduce(plan: Plan, run: Run) -> None:
     why = {reason.subject: reason.why for reason in plan.reasons}
-    where = "this machine" if plan.kind == "local" else f"{render.nodes(plan)} of {_place(plan)}"
+    where = "this machine" if plan.kind == "local" else f"{render.nodes(plan)} of {plan.cluster}"
     what = f"{render.ranks(plan)} on {where}, backend {plan.backend} ({why['backend']})"
     render.talk(f"allranks: {run.record.id}: {what}")
     for reason in plan.debug:
         render.talk(f"allranks: debug: {reason.subject}={reason.value}")
     for note in plan.notes:
         render.talk(f"allranks: note: {note}")
-
-
-def _place(plan: Plan) -> str:
-    from allranks.clusters import slurm_allocation
-
-    inside = slurm_allocation.is_inside(os.environ) and plan.cluster == slurm_allocation.name_of(os.environ)
-    return f"this allocation ({plan.cluster})" if inside else plan.cluster
 
 
 def _point_latest(run: Run) -> None:
@@ -151,14 +144,14 @@ class _Relay:
             render.talk(f"allranks: {name}: the ranks have {self._patience:g} s to leave; {again}")
 
     def _cancel(self, started: Started, number: signal.Signals) -> None:
-        """Cancel a submitted job; a second signal leaves it to Slurm, and ends this command."""
+        """Cancel a submitted job; a second signal leaves it to its scheduler, and ends this command."""
         assert self._run
         if not self._count:
             self._count, self._since = 1, time.monotonic()
             again = "once more" if number == signal.SIGINT else "a second one"
             render.talk(
-                f"allranks: {number.name}: job {started.handle.job_id} is being cancelled; Slurm gives its ranks the "
-                f"site's KillWait to leave (30 s, unless changed); {again} to leave at once, without waiting for it"
+                f"allranks: {number.name}: job {started.handle.job_id} is being cancelled; "
+                f"{again} to leave at once, without waiting for it"
             )
             try:
                 started.signal(number)
@@ -168,7 +161,7 @@ class _Relay:
             self._cancelled = True
         elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
             name = name_to_type(self._run)
-            what = "it is cancelled" if self._cancelled else f"Slurm has not said so yet: allranks cancel {name}"
+            what = "it is cancelled" if self._cancelled else f"the cluster has not said so yet: allranks cancel {name}"
             render.talk(f"allranks: {number.name}: not waiting; {what}\nnext: allranks status {name}")
             raise SystemExit(128 + number)
 

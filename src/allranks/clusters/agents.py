@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.runs.events import Event, read_events
 from allranks.runs.status import State, Status
+
+if TYPE_CHECKING:
+    from allranks.runs.record import Run
 
 #: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
 HEARTBEAT_IS_OLD = 30.0
@@ -40,6 +45,29 @@ def told_by_all(attempt: Path) -> Status:
     worst = [status for status in ended if status.state is not State.SUCCEEDED]
     first = min(blamed or worst or ended, key=lambda status: status.ended or 0.0)
     return replace(first, ended=max(status.ended or 0.0 for status in ended))
+
+
+def began(run: Run) -> float | None:
+    """Return when a run's first attempt began, in seconds since 1970; None where nothing of it tells."""
+    first = run.folder / contract.attempt_dir(0)
+    with contextlib.suppress(OSError):
+        return told_by_all(first).started or (first / contract.JOB).stat().st_mtime
+    return None
+
+
+def size(attempt: Path) -> tuple[int, int] | None:
+    """Return how many ranks on how many nodes were started last in an attempt; None if none were.
+
+    With an elastic number of nodes it need not be what was planned.
+    """
+    found = [
+        event
+        for folder in attempt.glob("node-*")
+        for event in read_events(folder / contract.AGENT_EVENTS)
+        if event.kind == contract.RANKS_STARTED and "nodes" in event.fields
+    ]
+    newest = max(found, key=lambda event: event.time, default=None)
+    return (int(newest.fields["world_size"]), int(newest.fields["nodes"])) if newest else None
 
 
 def _after(status: Status, event: Event) -> Status:

@@ -33,6 +33,19 @@ class Request:
     standalone: bool = False
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a cluster's own log says of how a run ended: none of its ranks is to blame.
+
+    Attributes:
+        log: the log, if there is one.
+        causes: lines of it that may tell why, oldest first.
+    """
+
+    log: Path | None = None
+    causes: Sequence[str] = ()
+
+
 class Started(Protocol):
     """A run that was just started, held by the process that started it."""
 
@@ -49,7 +62,7 @@ class Started(Protocol):
 
 
 class ClusterKind(Protocol):
-    """A kind of cluster. All but ``detect``, ``start``, ``status`` and ``cancel`` is pure."""
+    """A kind of cluster. ``plan``, ``shell_command`` and ``again`` only decide."""
 
     name: str
 
@@ -72,3 +85,6 @@ class ClusterKind(Protocol):
 
     def cancel(self, run: Run) -> None:
         """End a run and wait until nothing of it is left."""
+
+    def said(self, run: Run) -> Said:
+        """Find what this kind's own log, of an agent or of a scheduler, says of the newest attempt's end."""

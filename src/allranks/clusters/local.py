@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from allranks import contract, processes
 from allranks.clusters import agents, process
-from allranks.clusters.base import Request, Started
+from allranks.clusters.base import Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.errors import JobError, LaunchError
 from allranks.job.variables import is_set_for_ranks
+from allranks.runs.last_line import last_line
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 
@@ -113,6 +114,12 @@ class LocalCluster:
             return  # The agent has seen to its ranks.
         if not process.end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
             raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
+
+    def said(self, run: Run) -> Said:
+        """Find what the agent said at last."""
+        log = run.node_folder(0) / contract.AGENT_LOG
+        last = last_line(log)
+        return Said(log if log.exists() else None, [last] if last else [])
 
     def _was_cancelled(self, run: Run) -> bool:
         return run.record.id in self._cancelled

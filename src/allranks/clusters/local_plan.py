@@ -15,6 +15,7 @@ from allranks.plan import environment
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import this_machine
+from allranks.plan.orders import orders
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.resolve import environment_of, python_of, workdir_of
 from allranks.plan.script import node_script
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from allranks.clusters.base import Request
     from allranks.job.spec import Job
 
-_MASTER = "127.0.0.1"
 _SCRIPT, _SPEC = "node-000.sh", "node-000.json"
 
 
@@ -79,7 +79,7 @@ def _refuse(job: Job) -> None:
 
 def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entry, layout: Layout) -> Plan:
     job, run_dir = request.job, request.run_dir
-    spec = _node_spec(request, python, entry, layout)
+    spec = orders(job, run_dir, entry, layout, python, nodes=(1, 1))
     mode = spec.file_mode
     script = _script(request, workdir, python, layout)
     return Plan(
@@ -99,29 +99,6 @@ def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entr
         reasons=_reasons(request, spec, entry, layout),
         notes=_notes(job),
         group_readable=job.runs.group_readable,
-    )
-
-
-def _node_spec(request: Request, python: tuple[str, ...], entry: Entry, layout: Layout) -> NodeSpec:
-    launch = request.job.launch
-    return NodeSpec(
-        run_id=request.run_dir.name,
-        run_dir=str(request.run_dir),
-        attempt=0,
-        node=0,
-        nnodes=1,
-        nproc_per_node=layout.nproc_per_node,
-        kind=entry.kind,
-        target=entry.target,
-        args=request.job.args,
-        python_options=python[1:],
-        warm=launch.warm,
-        max_restarts=launch.max_restarts,
-        restart_delay=launch.restart_delay,
-        stop_timeout=launch.stop_timeout,
-        master_addr=launch.master_addr or _MASTER,
-        master_port=launch.master_port,
-        file_mode=0o640 if request.job.runs.group_readable else 0o600,
     )
 
 

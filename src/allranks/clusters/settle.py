@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from allranks.clusters import agents
 from allranks.clusters.registry import load_kind
 from allranks.errors import RunFolderError
 
@@ -19,7 +20,10 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
     if run.record.status.state.is_final:
         return run
     status = (kind or load_kind(run.record.kind)).status(run)
-    return replace(run, record=replace(run.record, status=status, world_size=run.world_size))
+    if status.started and run.attempt:
+        status = replace(status, started=agents.began(run) or status.started)
+    ranks, nodes = agents.size(run.attempt_folder) or (run.world_size, run.record.nnodes)
+    return replace(run, record=replace(run.record, status=status, world_size=ranks, nnodes=nodes))
 
 
 def settled(run: Run, kind: ClusterKind | None = None) -> Run:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.clusters import agents, process, slurm_errors, slurm_jobs, slurm_log
-from allranks.clusters.base import Request, Started
+from allranks.clusters import agents, process, slurm_errors, slurm_jobs, slurm_log, slurm_said
+from allranks.clusters.base import Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.errors import LaunchError
 from allranks.job.variables import is_set_for_ranks
+from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
 
-#: Kept when a job is submitted from inside another one: where Slurm itself is. All else would leak into the new job.
-_OF_SLURM_ITSELF = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
 #: Slurm is asked at growing intervals: thousands of people ask the same controller.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, 15.0
 _CANCEL_SECONDS = 120.0
@@ -95,7 +94,7 @@ class SlurmCluster:
             log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
             return ChildAgent(command, clean, log, 0o640 if plan.group_readable else 0o600, attached=False)
         try:
-            answer = slurm_jobs.ask(command, outside_of_jobs(clean), cwd=plan.workdir)
+            answer = slurm_jobs.ask(command, contract.outside_of_slurm_jobs(clean), cwd=plan.workdir)
         except LaunchError as error:
             raise slurm_errors.with_values(error, plan.reasons) from error
         return SubmittedJob(self, Path(plan.run_dir), slurm_jobs.parse_submitted(answer))
@@ -114,7 +113,7 @@ class SlurmCluster:
         that grow. In between the answer is the same object as before.
         """
         if handle.job_id is None:
-            attempt = newest_attempt(folder)
+            attempt = _newest(folder)
             return self._inside(attempt, handle, agents.told_by_all(attempt))
         asked = self._asked.setdefault((folder, handle.job_id), _Asked(folder))
         if asked.is_due(self._clock()):
@@ -128,18 +127,16 @@ class SlurmCluster:
         try:
             info = slurm_jobs.look_up(job_id)
         except LaunchError as error:
-            told = agents.told_by_all(newest_attempt(folder))
+            told = agents.told_by_all(_newest(folder))
             return replace(told, state=State.UNKNOWN, native="Slurm does not answer", reason=error.why or error.what)
         if current_job(folder, first_job) != job_id:
             return self._ask(folder, first_job)  # It has submitted another job meanwhile.
         # Looked at after Slurm, which may take long to answer: an end is told in them before Slurm knows of it.
-        attempt = newest_attempt(folder)
+        attempt = _newest(folder)
         told = agents.told_by_all(attempt)
         status = _combined(info, told) if info else _forgotten(attempt, job_id, told)
         if info and status.state is State.FAILED and status.rank is None:
             status = slurm_log.blame(status, folder, attempt, job_id)
-        if status.started and (began := _began(folder)):
-            status = replace(status, started=began)
         decision = _decision(attempt)
         if status.state.is_final and decision.get("given_up"):
             status = replace(status, reason=decision["why"])
@@ -173,6 +170,11 @@ class SlurmCluster:
                     f"job {job_id} does not end", why=f"Slurm says {info.native}", fix=f"scontrol show job {job_id}"
                 )
             time.sleep(min(pause, 2.0))
+
+    def said(self, run: Run) -> Said:
+        """Find what the job's log says that may tell why it ended."""
+        log = slurm_said.log_of(run)
+        return Said(log, slurm_said.causes(log) if log else ())
 
     def signal(self, job_id: str, number: int) -> None:
         """Cancel a job, because of a signal that its launcher got."""
@@ -208,6 +210,7 @@ class SubmittedJob:
 
     def signal(self, number: int) -> None:
         """Cancel the job."""
+        self._news.append("Slurm gives its ranks the site's KillWait to leave (30 s, unless changed)")
         self._cluster.signal(current_job(self._folder, str(self.handle.job_id)), number)
 
     def news(self) -> Sequence[str]:
@@ -238,7 +241,7 @@ class _Asked:
 
     def is_due(self, now: float) -> bool:
         """Tell whether it is time, or the run's files have changed."""
-        attempt = newest_attempt(self._folder)
+        attempt = _newest(self._folder)
         files = attempt, (attempt / contract.JOB).exists(), (attempt / contract.EXIT).exists()
         if files != self._files:
             self._files, self._pauses = files, _pauses()
@@ -259,26 +262,9 @@ def _line(before: Status, now: Status) -> str | None:
     return f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}"
 
 
-def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what belongs to the job that this process may itself run in."""
-    leaks = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
-    return {name: value for name, value in environ.items() if name in _OF_SLURM_ITSELF or not name.startswith(leaks)}
-
-
-def newest_attempt(folder: Path) -> Path:
+def _newest(folder: Path) -> Path:
     """Return the folder of a run's newest attempt."""
-    found = sorted((folder / contract.ATTEMPTS_DIR).glob("[0-9]*"))
-    return found[-1] if found else folder / contract.attempt_dir(0)
-
-
-def _began(folder: Path) -> float | None:
-    """Return when a run's first attempt began, in seconds since 1970, if the newest is another one."""
-    first = folder / contract.attempt_dir(0)
-    if newest_attempt(folder) == first:
-        return None
-    with contextlib.suppress(OSError):
-        return agents.told_by_all(first).started or (first / contract.JOB).stat().st_mtime
-    return None
+    return folder / contract.attempt_dir(newest_attempt(folder))
 
 
 def current_job(folder: Path, first: str) -> str:
@@ -288,7 +274,7 @@ def current_job(folder: Path, first: str) -> str:
         folder: the run's.
         first: the job that was submitted, with its cluster if Slurm told one: a job itself does not know that.
     """
-    attempt = newest_attempt(folder)
+    attempt = _newest(folder)
     found = str(_decision(attempt).get("job") or "")
     with contextlib.suppress(OSError):
         found = found or (attempt / contract.JOB).read_text().strip()

@@ -46,7 +46,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 
 def name_of(environ: Mapping[str, str]) -> str:
     """Return what to call the allocation that this is inside of."""
-    return f"job {environ['SLURM_JOB_ID']}"
+    return f"allocation {environ['SLURM_JOB_ID']}"
 
 
 def within(job: Job, environ: Mapping[str, str]) -> tuple[Job, Gpus]:

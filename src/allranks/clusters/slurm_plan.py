@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import allranks
+from allranks import contract
 from allranks.clusters import slurm_allocation, slurm_directives, slurm_jobs
 from allranks.clusters.slurm_allocation import Gpus
-from allranks.clusters.slurm_script import SCRIPT, Parts, batch_script
+from allranks.clusters.slurm_script import Parts, batch_script
 from allranks.contract import NodeSpec
 from allranks.errors import JobError
 from allranks.job.units import format_count
@@ -20,6 +21,7 @@ from allranks.plan.directives import Directive, fits
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import lay_out
 from allranks.plan.machine import Machine
+from allranks.plan.orders import orders
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.resolve import environment_of, python_of, workdir_of
 
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 #: The script's name where it is started, not submitted.
 _SCRIPT = "script.sh"
-#: Where the ranks of a node meet that is alone.
-_ALONE = "127.0.0.1"
 
 
 def make_plan(request: Request) -> Plan:
@@ -119,7 +119,7 @@ class _Planning:
         """Make the plan."""
         job, spec = self._job, self._spec()
         script = PlanFile(
-            _SCRIPT if self._inside else SCRIPT,
+            _SCRIPT if self._inside else contract.SBATCH_SCRIPT,
             batch_script(self._parts(spec)),
             spec.file_mode | (0o100 if self._inside else 0),
         )
@@ -164,31 +164,12 @@ class _Planning:
         return self._per_gpu and self._gpus is None
 
     def _spec(self) -> NodeSpec:
-        job, launch = self._job, self._job.launch
-        least, most = job.resources.nodes
-        return NodeSpec(
-            run_id=self._run_dir.name,
-            run_dir=str(self._run_dir),
-            attempt=0,
-            node=0,
-            nnodes=most,
-            nproc_per_node=self._layout.nproc_per_node,
-            kind=self._entry.kind,
-            target=self._entry.target,
-            args=job.args,
-            python_options=self._python[1:],
-            warm=launch.warm,
-            max_restarts=launch.max_restarts,
-            restart_delay=launch.restart_delay,
-            stop_timeout=launch.stop_timeout,
-            master_addr=launch.master_addr or _ALONE,
-            master_port=launch.master_port,
-            file_mode=0o640 if job.runs.group_readable else 0o600,
-            min_nodes=least,
-        )
+        nodes = self._job.resources.nodes
+        parts = self._entry, self._layout, self._python
+        return orders(self._job, self._run_dir, *parts, nodes=nodes)
 
     def _parts(self, spec: NodeSpec) -> Parts:
-        by_hand = f"bash {_SCRIPT}" if self._inside else f"sbatch {SCRIPT}"
+        by_hand = f"bash {_SCRIPT}" if self._inside else f"sbatch {contract.SBATCH_SCRIPT}"
         each = "a rank for each GPU" if self._ranks_unknown else format_count(spec.nproc_per_node, "rank")
         ranks = f"{format_count(spec.nnodes, 'node')} x {each}"
         return Parts(

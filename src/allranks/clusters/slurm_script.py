@@ -23,7 +23,6 @@ _FIRST_PORT, _PORTS = 16384, 16000
 #: From a port that is taken to the next one: those next to it are what jobs take that are submitted at the same time.
 _PORT_STEP = 997
 _WIDTH = 100
-SCRIPT = "script.sbatch"
 _STEP = "step"
 #: Functions of the script. They travel in the environment, where a program called "node" might look for itself.
 _NODE, _RANK = "allranks_node", "allranks_rank"
@@ -88,8 +87,8 @@ def batch_script(parts: Parts) -> str:
             ["#!/usr/bin/env bash", comment(parts.title), *written(parts.directives, "#SBATCH")],
             batch.strict(),
             required(parts.secrets) if parts.secrets else [],
-            batch.own_folder(run_dir, parts.spec.to_json(), mode, SCRIPT) if parts.standalone else [],
-            batch.attempt(run_dir, job_id, mode, SCRIPT, "$SLURM_ARRAY_TASK_ID" if is_array else None),
+            batch.own_folder(run_dir, parts.spec.to_json(), mode, contract.SBATCH_SCRIPT) if parts.standalone else [],
+            batch.attempt(run_dir, job_id, mode, contract.SBATCH_SCRIPT, "$SLURM_ARRAY_TASK_ID" if is_array else None),
             batch.ending(parts.own_python, job.retry.max_attempts if requeues else None),
             batch.once(parts.workdir, parts.environment),
             _rendezvous(parts),

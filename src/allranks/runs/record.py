@@ -55,11 +55,7 @@ class Run:
     @property
     def attempt(self) -> int:
         """Number of the newest attempt: a scheduler begins them without asking us."""
-        try:
-            names = os.listdir(self.folder / contract.ATTEMPTS_DIR)  # noqa: PTH208 - names are all that is needed
-        except OSError:
-            return 0
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return newest_attempt(self.folder)
 
     @property
     def attempt_folder(self) -> Path:
@@ -87,6 +83,15 @@ class Run:
     def _with(self, record: Record) -> Run:
         write_json(self.folder / contract.RECORD_FILE, record.to_json(), record.file_mode)
         return replace(self, record=record)
+
+
+def newest_attempt(folder: Path) -> int:
+    """Return the number of the newest attempt of the run in ``folder``, 0 where none has begun."""
+    try:
+        names = os.listdir(folder / contract.ATTEMPTS_DIR)  # noqa: PTH208 - names are all that is needed
+    except OSError:
+        return 0
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def new_run_id(folder: Path, name: str, now: float | None = None) -> str:

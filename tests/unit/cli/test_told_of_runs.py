@@ -84,14 +84,14 @@ def _read_until(process: Any, end: str) -> str:
 def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
     process = _submitted(allranks, "exec sleep 60")
     told = _read_until(process, "once more to leave at once, without waiting for it")
-    assert told.startswith("allranks: SIGINT: job 16 is being cancelled; Slurm gives its ranks the site's KillWait")
+    assert told.startswith("allranks: SIGINT: job 16 is being cancelled; once more to leave")
     time.sleep(0.5)  # A second one at once would count as the same.
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     name = allranks.run().name
     assert process.returncode == 130
     assert err.decode() == (
-        f"allranks: SIGINT: not waiting; Slurm has not said so yet: allranks cancel {name}\n"
+        f"allranks: SIGINT: not waiting; the cluster has not said so yet: allranks cancel {name}\n"
         f"next: allranks status {name}\n"
     )
 

@@ -19,7 +19,7 @@ from allranks.runs.status import State, Status
 
 EVENTS = [
     {"kind": "agent-started", "pid": 1, "began": 5.0},
-    {"kind": "ranks-started", "restart": 0, "ranks": []},
+    {"kind": "ranks-started", "restart": 0, "world_size": 2, "nodes": 1, "ranks": []},
     {"kind": "ended", "state": "FAILED", "exit_code": 7, "reason": "why", "because_of_rank": 1},
 ]
 END = Status(State.FAILED, "ended", reason="why", exit_code=7, rank=1, started=5.0, ended=9.0)
@@ -108,3 +108,17 @@ def test_a_child_that_was_told_to_end_was_cancelled(tmp_path: Path) -> None:
     status = child.understand(RUNNING)
     assert status is not None
     assert (status.state, status.reason, status.exit_code) == (State.CANCELLED, "got SIGTERM", 143)
+
+
+def test_it_tells_of_the_ranks_and_nodes_that_were_started_last(unsettled: Run) -> None:
+    """An elastic run may get fewer nodes than it asked for, and lose some later."""
+    other = unsettled.folder / "attempts/000/node-001"
+    other.mkdir()
+    for folder, events in ((unsettled.node_folder(0), ((8, 12, 3), (9, 8, 2))), (other, ((8, 12, 3),))):
+        lines = [
+            {"time": when, "host": "h", "kind": "ranks-started", "world_size": ranks, "nodes": nodes}
+            for when, ranks, nodes in events
+        ]
+        (folder / "agent.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    now = observed(unsettled)
+    assert (now.record.world_size, now.record.nnodes) == (8, 2)

@@ -12,6 +12,7 @@ import pytest
 from slurm_recorded import text_of
 
 from allranks.cli import logs, render, top
+from allranks.clusters.settle import observed
 from allranks.clusters.slurm import SlurmCluster, SubmittedJob
 from allranks.runs.logindex import LogIndexWriter
 from allranks.runs.record import Run, first_record, load
@@ -236,13 +237,13 @@ def test_top_asks_as_seldom(controller: Controller, run: Run, monkeypatch: pytes
 
 
 def test_a_run_began_with_its_first_attempt(controller: Controller, run: Run) -> None:
-    of_the_job = SlurmCluster().status(run).started
+    of_the_job = observed(run, SlurmCluster()).record.status.started
     job = run.folder / "attempts/000/job"
     job.write_text("15\n")
     os.utime(job, (1000, 1000))
-    assert SlurmCluster().status(run).started == of_the_job != 1000
+    assert observed(run, SlurmCluster()).record.status.started == of_the_job != 1000
     (run.folder / "attempts/001").mkdir()
-    assert SlurmCluster().status(run).started == 1000
+    assert observed(run, SlurmCluster()).record.status.started == 1000
     told = '{"time": 900, "host": "h", "kind": "agent-started", "pid": 1, "began": 900}\n'
     (run.folder / "attempts/000/node-000/agent.jsonl").write_text(told)
-    assert SlurmCluster().status(run).started == 900
+    assert observed(run, SlurmCluster()).record.status.started == 900
