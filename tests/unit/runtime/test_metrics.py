@@ -68,6 +68,32 @@ def test_without_a_loader_each_value_counts_once_and_a_weight_can_be_given(folde
     assert ctx.metrics.means() == {"a": (1 + 8 + 21) / 6, "b": 1.0}
 
 
+def test_many_values_with_weights_that_change(folder):
+    ctx = make_context(log_every=0)
+    for number in range(5000):
+        ctx.metrics.log(every=number, weight=1 if number < 2500 else 3)
+        if number % 2:
+            ctx.metrics.log(odd=torch.tensor(float(number)))
+    first, second = sum(range(2500)), sum(range(2500, 5000))
+    assert ctx.metrics.means() == {"every": (first + 3 * second) / 10_000, "odd": sum(range(1, 5000, 2)) / 2500}
+
+
+@pytest.mark.parametrize("value", [3, True + 2, 3.0, torch.tensor(3), torch.tensor([3.0]), torch.tensor([[3]])])
+def test_numbers_of_all_kinds(folder, value):
+    ctx = make_context()
+    ctx.metrics.log(a=value)
+    ctx.metrics.log(a=1, weight=3)
+    assert ctx.metrics.means() == {"a": 1.5}
+
+
+def test_what_is_logged_over_and_over_takes_no_more_memory(folder):
+    ctx = make_context(log_every=0)
+    for number in range(3000):
+        ctx.metrics.log(loss=float(number))
+    assert len(ctx.metrics._numbers["loss"]) <= 1000
+    assert ctx.metrics.means() == {"loss": 1499.5}
+
+
 def test_bf16_and_float32_of_numpy_are_added_up_in_double_precision(folder):
     import numpy
 
@@ -211,6 +237,7 @@ def test_a_job_that_was_asked_to_stop_leaves_the_rest_to_its_checkpoint(folder):
         ({"loss": 1, "weight": math.nan}, r"weight=nan cannot be"),
         ({"step": 1}, r"cannot be named 'step'"),
         ({"loss": 1j}, r"metric loss is a complex"),
+        ({"loss": torch.tensor(1j)}, r"metric loss is a tensor of shape \(\) and type torch.complex64"),
     ],
 )
 def test_what_is_no_metric_is_an_error(values, what, folder):

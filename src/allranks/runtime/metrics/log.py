@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 
 #: Written by us in each record.
 _RESERVED = frozenset({"step", "time", "steps_per_second", "samples_per_second"})
+#: So many calls of ``log`` are kept as they are before their numbers are added up.
+_MOST = 1000
 
 
-class _Fresh(dict[str, Sums]):
-    """Sums by name, made when a name is asked for: one look-up where two would be seen in the time of a step."""
+class _Numbers(dict[str, "list[float]"]):
+    """Numbers by name, a list made when its name is asked for: one look-up where two would cost a step something."""
 
-    def __missing__(self, name: str) -> Sums:
+    def __missing__(self, name: str) -> list[float]:
         _check_name(name)
-        sums = self[name] = Sums()
-        return sums
+        numbers: list[float] = []
+        self[name] = numbers
+        return numbers
 
 
 class Metrics:
@@ -51,8 +54,12 @@ class Metrics:
         self._trackers: TrackerGroup | None = None
         self._totals = Totals(ctx)
         self._records = Records(ctx, self._totals, log_every, store, self._write)
-        self._fresh = _Fresh()
         self._since_means: dict[str, Sums] = {}
+        #: What was logged and not merged yet: numbers of one weight as they came, and sums of all else.
+        self._numbers = _Numbers()
+        self._weight: float = 1
+        self._room = _MOST
+        self._fresh: dict[str, Sums] = {}
 
     def log(self, *, weight: float | Tensor | None = None, **values: float | Tensor) -> None:
         """Take values of this rank's current batch into the means. Nothing is sent, and no GPU is waited for.
@@ -79,21 +86,23 @@ class Metrics:
         if not weight > 0:
             _check_weight(weight)
             return
-        fresh = self._fresh
+        if weight != self._weight or not self._room:
+            self._fold()
+            self._weight = weight
+        self._room -= 1
+        numbers = self._numbers
         name, value = "", None
         try:
             for name, value in values.items():
-                sums = fresh[name]
                 # By the type itself, since this is where the time goes; Parameters and the like come second.
                 if type(value) is Tensor and value.is_cpu:
-                    sums.total += value.item() * weight
+                    number: object = value.tolist()  # It asks less of torch's dispatcher than item() does.
+                    numbers[name].append(number if type(number) is float else _number(name, value))
                 elif isinstance(value, Tensor) and not value.is_cpu:
                     _check_one(name, value)
-                    sums.hold(value, weight)
-                    continue
+                    self._sums(name).hold(value, weight)
                 else:
-                    sums.total += (value if type(value) is float else _number(name, value)) * weight
-                sums.weight += weight
+                    numbers[name].append(value if type(value) is float else _number(name, value))
         except (TypeError, RuntimeError) as error:
             raise _no_number(name, value) from error
 
@@ -166,7 +175,7 @@ class Metrics:
         """Take over what :meth:`state_dict` gave, and :meth:`resume`; what was logged before is forgotten."""
         # They are sums over all ranks: one rank takes them.
         held = state if self._rank == 0 else {"epoch": {}, "window": {}}
-        self._fresh = _Fresh()
+        self._numbers, self._fresh = _Numbers(), {}
         self.resume(state["step"])
         self._since_means = {name: Sums(*sums) for name, sums in held["epoch"].items()}
         self._records.window = {name: Sums(*sums) for name, sums in held["window"].items()}
@@ -193,10 +202,27 @@ class Metrics:
                 _check_one(name, value)
             else:
                 value = weight.new_full((), _number(name, value), dtype=float32)
-            self._fresh[name].hold(value.to(weight.device, non_blocking=True), weight)
+            self._sums(name).hold(value.to(weight.device, non_blocking=True), weight)
+
+    def _sums(self, name: str) -> Sums:
+        if name not in self._fresh:
+            _check_name(name)
+            self._fresh[name] = Sums()
+        return self._fresh[name]
+
+    def _fold(self) -> None:
+        """Add up the numbers that all have one weight."""
+        for name, numbers in self._numbers.items():
+            if numbers:
+                sums = self._sums(name)
+                sums.total += sum(numbers) * self._weight
+                sums.weight += len(numbers) * self._weight
+                numbers.clear()
+        self._room = _MOST
 
     def _merge(self) -> None:
-        fresh, self._fresh = self._fresh, _Fresh()
+        self._fold()
+        fresh, self._fresh = self._fresh, {}
         merge(self._since_means, fresh)
         self._records.add(fresh)
 
@@ -225,7 +251,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_one(name: str, value: Tensor) -> None:
-    if value.numel() != 1:
+    if value.numel() != 1 or value.is_complex():
         raise _no_number(name, value)
 
 

@@ -48,8 +48,6 @@ class Sums:
         Raises:
             RankError: a tensor was changed after it had been logged.
         """
-        if not self._held:
-            return
         by_device: dict[torch.device, list[tuple[torch.Tensor, float | torch.Tensor]]] = {}
         for value, weight, version in self._held:
             if version not in (-1, value._version):
@@ -59,16 +57,10 @@ class Sums:
         for held in by_device.values():
             self._add_part(_weighted(*zip(*held, strict=True)))
 
-    def add(self, other: Sums) -> None:
-        """Add other sums."""
-        self.total += other.total
-        self.weight += other.weight
-        if other._part is not None:
-            self._add_part(other._part)
-
     def part(self) -> torch.Tensor | None:
         """Give sum and weight of what was added up on a device, shape (2,); None if nothing was."""
-        self.fold()
+        if self._held:
+            self.fold()
         return self._part
 
     def _add_part(self, part: torch.Tensor) -> None:
@@ -140,14 +132,13 @@ def plain_rows(sums: dict[str, Sums]) -> list[tuple[float, float]] | None:
 def merge(sums: dict[str, Sums], fresh: dict[str, Sums]) -> None:
     """Add the sums in ``fresh`` to those in ``sums``."""
     for name, new in fresh.items():
-        if isinstance(new.total, complex):
-            raise RankError(
-                f"metric {name} is a complex number", why="a metric is one real number", fix="log its .abs()"
-            )
-        new.fold()
-        if name not in sums:
-            sums[name] = Sums()
-        sums[name].add(new)
+        known = sums.get(name)
+        if known is None:
+            known = sums[name] = Sums()
+        known.total += new.total
+        known.weight += new.weight
+        if (part := new.part()) is not None:
+            known._add_part(part)
 
 
 def means(names: Iterable[str], rows: Iterable[Sequence[float]]) -> dict[str, float]:
