@@ -74,6 +74,8 @@ CODE_DIR: Final = "code"
 #: Folders and files of the package that a run carries for its nodes: they need only Python and torch.
 NODE_CODE: Final = ("__init__.py", "contract.py", "errors.py", "processes.py", "agent", "runtime", "runs")
 ATTEMPTS_DIR: Final = "attempts"
+#: How the folders of an array's tasks begin; each is laid out like a run's.
+TASK: Final = "task-"
 LATEST: Final = "latest"
 #: What rank 0 writes of the training: one line of JSON for each record.
 METRICS_FILE: Final = "metrics.jsonl"

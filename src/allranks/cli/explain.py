@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
-from allranks.clusters.agents import told_error
+from allranks.clusters.agents import told_by_all, told_error
 from allranks.clusters.registry import load_kind
 from allranks.errors import AllranksError, LaunchError
 from allranks.runs.last_line import last_line
@@ -33,7 +35,7 @@ def explain(run: Run) -> AllranksError:
             why=status.reason,
             fix=f"allranks resume {name_to_type(run)}",
         )
-    return _of_cluster(run)
+    return _of_task(run) or _of_cluster(run)
 
 
 def _told(run: Run) -> LaunchError | None:
@@ -48,8 +50,7 @@ def _told(run: Run) -> LaunchError | None:
 
 
 def _of_rank(run: Run, rank: int) -> AllranksError:
-    name = contract.rank_log(rank, "err")
-    log = next(run.attempt_folder.glob(f"*/{name}"), run.node_folder(0) / name)
+    log = _log(run.attempt_folder, rank)
     return LaunchError(
         run.record.status.reason or f"rank {rank} failed",
         why=last_line(log),
@@ -58,9 +59,25 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     )
 
 
+def _of_task(run: Run) -> AllranksError | None:
+    """Return what the first task of a job array tells in which a rank is to blame."""
+    for attempt in run.tasks if run.record.status.state is State.FAILED else ():
+        told = told_by_all(attempt)
+        if told.rank is not None:
+            log = _log(attempt, told.rank)
+            task = attempt.parents[1].name.replace("-", " ")
+            return LaunchError(f"{run.record.id}, {task}: {told.reason}", why=last_line(log), see=render.path(log))
+    return None
+
+
+def _log(attempt: Path, rank: int) -> Path:
+    return next(attempt.glob(f"*/{contract.rank_log(rank, 'err')}"), attempt)
+
+
 def _of_cluster(run: Run) -> AllranksError:
     said = load_kind(run.record.kind).said(run)
-    started = any(run.attempt_folder.glob(f"node-*/{contract.rank_log('*', 'err')}"))
+    logs = f"node-*/{contract.rank_log('*', 'err')}"
+    started = any(any(attempt.glob(logs)) for attempt in (run.attempt_folder, *run.tasks))
     what = _how(run) if started or run.record.status.reason else f"{_how(run)} before any rank had started"
     return LaunchError(what, why="; ".join(said.causes)[:500] or None, see=render.path(said.log) if said.log else None)
 

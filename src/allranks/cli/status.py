@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import click
 
+from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, run_arguments, runs_folder
 from allranks.job.units import format_count
@@ -42,8 +43,8 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "exit code", str(status.exit_code)
     yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"
     yield "cluster", f"{record.cluster} ({record.kind})"
-    if record.handle.job_id:
-        yield "job", record.handle.job_id
+    if run.job_id:
+        yield "job", run.job_id
     if record.handle.pid:
         yield "agent", f"process {record.handle.pid} on {record.handle.host}"
     began = status.started or record.created
@@ -61,6 +62,8 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def _next(run: Run) -> str:
     status, name = run.record.status, name_to_type(run)
+    if run.tasks:
+        return f"next: ls {render.path(run.folder)}/{contract.TASK}*/attempts/*/node-* for the logs of each task"
     if status.state is State.UNKNOWN:
         return f"next: allranks logs {name}"
     if not status.state.is_final:

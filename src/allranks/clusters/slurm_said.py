@@ -28,12 +28,10 @@ _TAIL_BYTES = 1 << 20
 
 def log_of(run: Run) -> Path | None:
     """Return the log of a run's newest attempt, if there is one: the agent's, inside an allocation."""
-    if run.record.handle.job_id is None:
+    job = run.job_id
+    if run.record.handle.job_id is None or job is None:
         log = run.node_folder(0) / contract.AGENT_LOG
         return log if log.exists() else None
-    job = run.record.handle.job_id
-    with contextlib.suppress(OSError):
-        job = (run.attempt_folder / contract.JOB).read_text().strip() or job
     return find_log(run.folder, job)
 
 

@@ -82,7 +82,7 @@ def attempt(run_dir: str, job_id: str, mode: int, script: str, array_task: str |
         head = [
             comment("each task of the array has a folder of its own, like that of a run"),
             f"job={job_id}",
-            f"export {contract.RUN_DIR}={run}/task-{array_task} {contract.ATTEMPT}=0",
+            f"export {contract.RUN_DIR}={run}/{contract.TASK}{array_task} {contract.ATTEMPT}=0",
             f'({_umask(mode)} && mkdir -p "${contract.RUN_DIR}" && {links})',
         ]
     return [

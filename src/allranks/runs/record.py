@@ -68,6 +68,20 @@ class Run:
         logs = self.attempt_folder.glob(f"node-*/{contract.rank_log('*', 'out')}")
         return max(self.record.world_size, len({log.name for log in logs}))
 
+    @property
+    def job_id(self) -> str | None:
+        """Id of the newest attempt's job, where a scheduler has one; later attempts may be jobs of their own."""
+        with contextlib.suppress(OSError):
+            return (self.attempt_folder / contract.JOB).read_text().strip() or self.record.handle.job_id
+        return self.record.handle.job_id
+
+    @property
+    def tasks(self) -> list[Path]:
+        """The newest attempt of each task of a job array, in their order; none if it is no array."""
+        found = self.folder.glob(f"{contract.TASK}*")
+        tasks = sorted(found, key=lambda task: int(task.name.removeprefix(contract.TASK)))
+        return [task / contract.attempt_dir(newest_attempt(task)) for task in tasks]
+
     def node_folder(self, node: int) -> Path:
         """Folder of a node in the newest attempt."""
         return self.folder / contract.node_dir(self.attempt, node)
