@@ -166,6 +166,13 @@ class NodeSpec:
     file_mode: int
     #: With fewer nodes than this the job cannot go on.
     min_nodes: int = 1
+    #: What the agents of a run know each other by, where each node has a folder of its own for it.
+    rendezvous_id: str | None = None
+
+    @property
+    def rendezvous(self) -> str:
+        """What the agents of all nodes have in common: the run's folder, or its id where they share none."""
+        return self.rendezvous_id or self.run_dir
 
     @property
     def needs_all(self) -> bool:

@@ -110,8 +110,8 @@ VERBS = {
     "log": "did you mean allranks logs?",
     "my job.yaml": "allranks run 'my job.yaml'",
     "train.py": "allranks run train.py",
-    "xyzzy": "the commands are init, plan, run, resume, shell, ps, status, top, logs, cancel, checkpoint, schema, "
-    "completion; allranks --help says what they do",
+    "xyzzy": "the commands are init, plan, run, node, resume, shell, ps, status, top, logs, cancel, checkpoint, "
+    "schema, completion; allranks --help says what they do",
 }
 
 
@@ -178,3 +178,32 @@ def test_results_that_cannot_be_written(allranks):
         )
     error = b"error: cannot write to stdout\n  why: No space left on device\n"
     assert (result.returncode, result.stderr) == (1, error)
+
+
+NODES = {
+    ("--nnodes", "2", "--node-rank", "0"): (
+        "--master-addr is not given\n  why: the nodes meet at the first one, and have to be told where that is\n"
+        "  fix: --master-addr with an address of the first node, on each node alike\n"
+    ),
+    ("--nnodes", "2", "--node-rank", "2", "--master-addr", "gpu1"): (
+        "--node-rank 2: there is no such node\n  why: of 2 the ranks are 0 to 1\n"
+        "  fix: --nnodes says how many there are, on each node alike\n"
+    ),
+    ("--node-rank", "-1"): (
+        "--node-rank -1: there is no such node\n  why: the job has one node, of rank 0\n"
+        "  fix: --nnodes says how many there are, on each node alike\n"
+    ),
+    ("--nnodes", "2:4", "--node-rank", "0", "--master-addr", "gpu1"): (
+        "--nnodes 2:4: nodes that are started by hand must be told how many there are\n  fix: --nnodes 4 on each\n"
+    ),
+    ("--nnodes", "2"): (
+        "--node-rank is not given\n  why: each node has to be told which one it is\n"
+        "  fix: --node-rank 0 on the first node, 1 on the next\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("flags", NODES, ids=" ".join)
+def test_a_place_among_nodes_that_makes_no_sense(allranks, flags: tuple[str, ...]):
+    allranks.script("")
+    refused(allranks, "node", "train.py", *flags, error=f"error: {NODES[flags]}")

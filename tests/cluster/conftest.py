@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nodes import Network, why_no_nodes
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
 from slurm_daemons import why_no_slurm
@@ -49,6 +50,19 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 def slurm_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Give such a cluster with slurmdbd: account ``lab``, QOS ``normal``, ``urgent`` and ``brief``."""
     yield from _up(tmp_path_factory, Shape(accounting=True))
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Give four nodes, gpu01 to gpu04, with networks of their own and no scheduler."""
+    if why := why_no_nodes():
+        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
+            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there are no nodes: {why}", pytrace=False)
+        pytest.skip(f"no nodes: {why}")
+    network = Network(tmp_path_factory.mktemp("nodes"), [f"gpu{number:02}" for number in range(1, 5)])
+    network.start()
+    yield network
+    network.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import Network, why_no_nodes
+from nodes import Network
 
 from agents_by_hand import ByHand
 from allranks import contract
@@ -27,19 +26,6 @@ while "HANG" in os.environ:
     dist.barrier()
     time.sleep(0.02)
 """
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Give three nodes."""
-    if why := why_no_nodes():
-        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
-            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there are no nodes: {why}", pytrace=False)
-        pytest.skip(f"no nodes: {why}")
-    network = Network(tmp_path_factory.mktemp("nodes"), NAMES)
-    network.start()
-    yield network
-    network.stop()
 
 
 @pytest.fixture

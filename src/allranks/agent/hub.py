@@ -178,8 +178,9 @@ class Hub:
             self._take(peer, message)
 
     def _why_not(self, hello: Message) -> str | None:
-        if hello["kind"] != "hello" or (hello["run"], hello["attempt"]) != (self._node.run_dir, self._node.attempt):
-            return f"the agent there belongs to attempt {self._node.attempt} of the run in {self._node.run_dir}"
+        if hello["kind"] != "hello" or (hello["run"], hello["attempt"]) != (self._node.rendezvous, self._node.attempt):
+            job = self._node.rendezvous_id or f"the run in {self._node.run_dir}"
+            return f"the agent there belongs to attempt {self._node.attempt} of {job}"
         if self._is_over:
             return "the job has ended"
         if peer := self._peers.get(hello["node"]):

@@ -15,6 +15,7 @@ from allranks import contract
 from allranks.agent.channel import Channel, Message
 from allranks.agent.hub import JOIN_SECONDS, Hub, name_of
 from allranks.agent.outcome import Outcome
+from allranks.agent.place import asked_by, says_of_first
 from allranks.agent.ranks import RankExit
 from allranks.agent.stop import Stop
 from allranks.contract import NodeSpec
@@ -202,7 +203,7 @@ class Member:
         node = self._node
         self._channel.send(
             "hello",
-            run=node.run_dir,
+            run=node.rendezvous,
             attempt=node.attempt,
             node=node.node,
             host=socket.gethostname(),
@@ -222,9 +223,8 @@ class Member:
         return LaunchError(
             f"{self._name} cannot reach node 0 at {where} for {DIAL_SECONDS:g} s",
             why=problem,
-            fix="see what the agent of node 0 says (in slurm-*.out in the run's folder; inside an allocation in "
-            f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must "
-            "mean its host on this node, and no firewall may close the port between the nodes",
+            fix=f"see what the agent of node 0 says ({says_of_first(self._node)}); that name must mean its host on "
+            "this node, and no firewall may close the port between the nodes",
         )
 
     # --- what it hears ---
@@ -254,5 +254,5 @@ class Member:
         return LaunchError(
             f"{self._name} was turned away by the agent at {self._node.master_addr}:{self._node.master_port}",
             why=why,
-            fix=f"{contract.RDZV_HOST} and {contract.RDZV_PORT} must be the same on all nodes of a job, and no other's",
+            fix=f"{' and '.join(asked_by(self._node))} must be the same on all nodes of a job, and no other's",
         )

@@ -50,28 +50,25 @@ def _told(run: Run) -> LaunchError | None:
 
 
 def _of_rank(run: Run, rank: int) -> AllranksError:
-    log = _log(run.attempt_folder, rank)
-    return LaunchError(
-        run.record.status.reason or f"rank {rank} failed",
-        why=last_line(log),
-        fix=f"allranks logs {name_to_type(run)} --rank {rank}",
-        see=render.path(log),
-    )
+    what, log = run.record.status.reason or f"rank {rank} failed", _log(run.attempt_folder, rank)
+    if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
+        return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
+    fix = f"allranks logs {name_to_type(run)} --rank {rank}"
+    return LaunchError(what, why=last_line(log), fix=fix, see=render.path(log))
 
 
 def _of_task(run: Run) -> AllranksError | None:
     """Return what the first task of a job array tells in which a rank is to blame."""
     for attempt in run.tasks if run.record.status.state is State.FAILED else ():
         told = told_by_all(attempt)
-        if told.rank is not None:
-            log = _log(attempt, told.rank)
+        if told.rank is not None and (log := _log(attempt, told.rank)):
             task = attempt.parents[1].name.replace("-", " ")
             return LaunchError(f"{run.record.id}, {task}: {told.reason}", why=last_line(log), see=render.path(log))
     return None
 
 
-def _log(attempt: Path, rank: int) -> Path:
-    return next(attempt.glob(f"*/{contract.rank_log(rank, 'err')}"), attempt)
+def _log(attempt: Path, rank: int) -> Path | None:
+    return next(attempt.glob(f"*/{contract.rank_log(rank, 'err')}"), None)
 
 
 def _of_cluster(run: Run) -> AllranksError:

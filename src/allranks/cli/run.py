@@ -19,6 +19,7 @@ from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type
 from allranks.errors import AllranksError, LaunchError, RunFolderError
+from allranks.job.units import format_count
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
@@ -83,13 +84,22 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
 
 def _introduce(plan: Plan, run: Run) -> None:
     why = {reason.subject: reason.why for reason in plan.reasons}
-    where = "this machine" if plan.kind == "local" else f"{render.nodes(plan)} of {plan.cluster}"
-    what = f"{render.ranks(plan)} on {where}, backend {plan.backend} ({why['backend']})"
-    render.talk(f"allranks: {run.record.id}: {what}")
+    render.talk(f"allranks: {run.record.id}: {_where(plan)}, backend {plan.backend} ({why['backend']})")
     for reason in plan.debug:
         render.talk(f"allranks: debug: {reason.subject}={reason.value}")
     for note in plan.notes:
         render.talk(f"allranks: note: {note}")
+
+
+def _where(plan: Plan) -> str:
+    if plan.kind != "local":
+        return f"{render.ranks(plan)} on {render.nodes(plan)} of {plan.cluster}"
+    (node,) = plan.commands
+    ranks = f"{format_count(plan.nproc_per_node, 'rank')} on this machine"
+    if plan.nnodes == 1:
+        return ranks
+    met = next(reason.value for reason in plan.reasons if reason.subject == "master")
+    return f"{ranks}, node {node.node} of {plan.nnodes} that meet at {met}"
 
 
 def _point_latest(run: Run) -> None:

@@ -24,6 +24,7 @@ class Request:
         run_dir: absolute folder of the run.
         environ: the calling environment.
         standalone: whether the script is all there will be: nothing makes the run's folder before it starts.
+        node_rank: which node of the job this machine is, where somebody starts each node by hand.
     """
 
     job: Job
@@ -31,6 +32,7 @@ class Request:
     run_dir: Path
     environ: Mapping[str, str]
     standalone: bool = False
+    node_rank: int | None = None
 
 
 @dataclass(frozen=True)

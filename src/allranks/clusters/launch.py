@@ -40,6 +40,7 @@ class Launch:
         folder: folder that relative paths of the job are relative to.
         runs_folder: folder that holds a folder for each run.
         environ: the calling environment.
+        node_rank: which node of the job this machine is, where somebody starts each node by hand.
     """
 
     job: Job
@@ -47,10 +48,11 @@ class Launch:
     folder: Path
     runs_folder: Path
     environ: Mapping[str, str]
+    node_rank: int | None = None
 
     def request(self, run_dir: Path, *, standalone: bool = False) -> Request:
         """Return what a plan is made from."""
-        return Request(self.job, self.folder, run_dir, self.environ, standalone)
+        return Request(self.job, self.folder, run_dir, self.environ, standalone, self.node_rank)
 
     def environ_for(self, plan: Plan) -> dict[str, str]:
         """Return the calling environment with the secrets that the plan names and does not hold."""

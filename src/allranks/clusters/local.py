@@ -72,16 +72,17 @@ class LocalCluster:
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
         """Start the agent of the plan's one node."""
-        log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
+        (node,) = plan.commands
+        log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
         mode = 0o640 if plan.group_readable else 0o600
         # All that belongs to the run can be found by this, whatever becomes of its agent.
         mark = {contract.RUN_DIR: plan.run_dir}
-        self._child = ChildAgent(plan.commands[0].command, {**_clean(environ), **mark}, log, mode, attached=not detach)
+        self._child = ChildAgent(node.command, {**_clean(environ), **mark}, log, mode, attached=not detach)
         return self._child
 
     def status(self, run: Run) -> Status:
         """Find out what has become of a run, from what its agent told and whether it is alive."""
-        told = agents.told_by(run.node_folder(0))
+        told = agents.told_by(_folder(run))
         if told.state.is_final:
             return told
         if _host(run) != socket.gethostname():
@@ -108,16 +109,16 @@ class LocalCluster:
             if not process.await_end(handle, patience):
                 process.send(handle, signal.SIGKILL)
                 process.await_end(handle, _KILL_PATIENCE)
-            if agents.told_by(run.node_folder(0)).started is None:
+            if agents.told_by(_folder(run)).started is None:
                 process.kill_group(handle)  # It was being set up still.
-        if agents.told_by(run.node_folder(0)).state.is_final:
+        if agents.told_by(_folder(run)).state.is_final:
             return  # The agent has seen to its ranks.
         if not process.end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
             raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
 
     def said(self, run: Run) -> Said:
         """Find what the agent said at last."""
-        log = run.node_folder(0) / contract.AGENT_LOG
+        log = _folder(run) / contract.AGENT_LOG
         last = last_line(log)
         return Said(log if log.exists() else None, [last] if last else [])
 
@@ -127,7 +128,7 @@ class LocalCluster:
     def _gone(self, run: Run) -> Status:
         """Make the status of a run whose agent is no more and has told of no end."""
         # Looked at again after the process: it may have told its end between the two looks.
-        told = agents.told_by(run.node_folder(0))
+        told = agents.told_by(_folder(run))
         if told.state.is_final:
             return told
         if _is_any_alive(run):
@@ -149,6 +150,11 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
 
 
+def _folder(run: Run) -> Path:
+    """Return the folder of the one node that is here: of a job whose nodes are started by hand it may be any."""
+    return next(run.attempt_folder.glob("node-*"), run.node_folder(0))
+
+
 def _host(run: Run) -> str:
     return run.record.handle.host or run.record.host
 
@@ -157,7 +163,7 @@ def _find_agent(run: Run) -> Handle:
     """Return the handle on record or, where a launcher ended before it could write one, that of the agent we find."""
     handle = run.record.handle
     if handle.pid is None and _host(run) == socket.gethostname():
-        pid = agents.agent_pid(run.node_folder(0))
+        pid = agents.agent_pid(_folder(run))
         if pid in processes.marked(contract.RUN_DIR, str(run.folder)):
             return process.identify(pid)
     return handle
@@ -174,7 +180,7 @@ def _never_started(run: Run) -> Status:
 
 
 def _elsewhere(run: Run, told: Status) -> Status:
-    age = agents.heartbeat_age(run.node_folder(0))
+    age = agents.heartbeat_age(_folder(run))
     host = _host(run)
     if age is not None and age < agents.HEARTBEAT_IS_OLD:
         return told

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from allranks.clusters.base import Request
     from allranks.job.spec import Job
 
-_SCRIPT, _SPEC = "node-000.sh", "node-000.json"
+#: As torchrun's: whoever starts nodes by hand has to tell all of them the same one.
+_PORT = 29500
 
 
 def make_plan(request: Request) -> Plan:
@@ -36,9 +37,11 @@ def make_plan(request: Request) -> Plan:
         JobError: the job cannot run on one machine, or its script is not there.
         PreflightError: the machine lacks what the job needs.
     """
+    if request.node_rank is not None:
+        request = replace(request, job=_with_port(request.job))
     job = request.job
     _refuse_platform()
-    _refuse(job)
+    _refuse(request)
     workdir = workdir_of(job, request.folder)
     python = python_of(job)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
@@ -50,7 +53,7 @@ def with_attempt(plan: Plan, attempt: int) -> Plan:
     """Return a plan with another number of the attempt in the agent's orders."""
 
     def renumbered(file: PlanFile) -> PlanFile:
-        if file.path != _SPEC:
+        if not file.path.endswith(".json"):
             return file
         return replace(file, text=replace(NodeSpec.from_json(file.text), attempt=attempt).to_json())
 
@@ -64,9 +67,16 @@ def _refuse_platform() -> None:
         )
 
 
-def _refuse(job: Job) -> None:
+def _with_port(job: Job) -> Job:
+    """Return a job that has a port where its nodes meet."""
+    port = job.launch.master_port or _PORT
+    return job.model_copy(update={"launch": job.launch.model_copy(update={"master_port": port})})
+
+
+def _refuse(request: Request) -> None:
+    job = request.job
     least, _ = job.resources.nodes
-    if least > 1:
+    if least > 1 and request.node_rank is None:
         raise JobError(
             f"{least} nodes were asked for, and cluster local is this one machine",
             fix="--nodes 1, or --on a cluster that has them",
@@ -79,36 +89,56 @@ def _refuse(job: Job) -> None:
 
 def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entry, layout: Layout) -> Plan:
     job, run_dir = request.job, request.run_dir
-    spec = orders(job, run_dir, entry, layout, python, nodes=(1, 1))
+    spec = _orders(request, python, entry, layout)
     mode = spec.file_mode
-    script = _script(request, workdir, python, layout)
+    script = _script(request, workdir, python, layout, spec)
+    stem = f"node-{spec.node:03}"
     return Plan(
         run_id=run_dir.name,
         name=name_of(job),
-        cluster=job.cluster,
+        cluster=job.cluster if request.node_rank is None else "local",
         kind="local",
         run_dir=str(run_dir),
         workdir=str(workdir),
-        nnodes=1,
+        nnodes=spec.nnodes,
         nproc_per_node=layout.nproc_per_node,
         backend=layout.backend,
         stop_timeout=job.launch.stop_timeout,
-        files=(PlanFile(_SCRIPT, script, mode | 0o100), PlanFile(_SPEC, spec.to_json(), mode)),
-        commands=(NodeCommand(0, socket.gethostname(), ("bash", str(run_dir / _SCRIPT))),),
+        files=(PlanFile(f"{stem}.sh", script, mode | 0o100), PlanFile(f"{stem}.json", spec.to_json(), mode)),
+        commands=(NodeCommand(spec.node, socket.gethostname(), ("bash", str(run_dir / f"{stem}.sh"))),),
         secrets=environment.secrets(job),
         reasons=_reasons(request, spec, entry, layout),
-        notes=_notes(job),
+        notes=_notes(request),
         group_readable=job.runs.group_readable,
     )
 
 
-def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: Layout) -> str:
+def _orders(request: Request, python: tuple[str, ...], entry: Entry, layout: Layout) -> NodeSpec:
+    job, node = request.job, request.node_rank
+    if node is None:
+        return orders(job, request.run_dir, entry, layout, python, nodes=(1, 1))
+    _, nodes = job.resources.nodes
+    met = f"{name_of(job)} at {job.launch.master_addr}, port {job.launch.master_port}"
+    return orders(job, request.run_dir, entry, layout, python, nodes=(nodes, nodes), node=node, rendezvous_id=met)
+
+
+def _settings(request: Request, layout: Layout) -> tuple[Reason, ...]:
+    """Return the variables of the ranks; of several nodes each decides itself on what depends on it."""
+    return environment.settings(request.job, layout if _is_alone(request) else None, request.environ)
+
+
+def _is_alone(request: Request) -> bool:
+    return request.node_rank is None or request.job.resources.nodes[1] == 1
+
+
+def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: Layout, spec: NodeSpec) -> str:
     job, run_dir = request.job, request.run_dir
-    code = str(run_dir / contract.CODE_DIR)
-    settings = environment.settings(job, layout, request.environ)
+    code, stem = str(run_dir / contract.CODE_DIR), f"node-{spec.node:03}"
+    settings = _settings(request, layout)
     decided = [setting.subject for setting in settings if setting.subject not in job.environment.variables]
+    by_hand = f"to start it by hand: bash {stem}.sh"
     return node_script(
-        title=f"allranks {allranks.__version__}: node 0 of run {run_dir.name}; to start it by hand: bash {_SCRIPT}",
+        title=f"allranks {allranks.__version__}: node {spec.node} of run {run_dir.name}; {by_hand}",
         workdir=str(workdir),
         environment=environment_of(job, request.folder),
         settings=(
@@ -117,28 +147,33 @@ def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: La
         ),
         variables=((contract.BACKEND, layout.backend),),
         secrets=environment.secrets(job),
-        command=(*python, code, str(run_dir / _SPEC)),
+        command=(*python, code, str(run_dir / f"{stem}.json")),
         code=code,
     )
 
 
 def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> tuple[Reason, ...]:
-    port = str(spec.master_port) if spec.master_port else "a free port"
+    port = f"port {spec.master_port}" if spec.master_port else "a free port"
     why = "as asked" if request.job.launch.master_addr or spec.master_port else "all ranks are on this machine"
     return (
         Reason(entry.kind, entry.target, entry.why),
         *layout.reasons,
         Reason("master", f"{spec.master_addr}, {port}", why),
-        *environment.settings(request.job, layout, request.environ),
-        *environment.kept(request.job, layout, request.environ),
+        *_settings(request, layout),
+        *(() if _is_alone(request) else environment.decided_on_nodes(request.job, request.environ)),
+        *environment.kept(request.job, layout if _is_alone(request) else None, request.environ),
     )
 
 
-def _notes(job: Job) -> tuple[str, ...]:
+def _notes(request: Request) -> tuple[str, ...]:
     """Say what the job asks for and this machine does not do: nothing is left out in silence."""
+    job = request.job
     resources, retry, scheduler = job.resources, job.retry, job.scheduler
     asked = {
-        "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1,
+        "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1 and request.node_rank is None,
+        f"cluster {job.cluster} is not used: each node is started by hand": (
+            job.cluster != "local" and request.node_rank is not None
+        ),
         "resources.gpu_type is not looked at on this machine": resources.gpu_type,
         "resources.time is not enforced on this machine": resources.time,
         "resources.memory is not enforced on this machine": resources.memory,

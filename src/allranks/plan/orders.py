@@ -25,8 +25,10 @@ def orders(
     python: Sequence[str],
     *,
     nodes: tuple[int, int],
+    node: int = 0,
+    rendezvous_id: str | None = None,
 ) -> NodeSpec:
-    """Make the orders of the first node in the first attempt; those of the others differ in their place only.
+    """Make the orders of a node in the first attempt; those of the others differ in their place only.
 
     Args:
         job: the job.
@@ -35,13 +37,15 @@ def orders(
         layout: how many there are on a node.
         python: the ranks' interpreter with its options.
         nodes: the fewest and the most nodes.
+        node: this one's place among them.
+        rendezvous_id: what they know each other by, where they do not share the run's folder.
     """
     launch, (least, most) = job.launch, nodes
     return NodeSpec(
         run_id=run_dir.name,
         run_dir=str(run_dir),
         attempt=0,
-        node=0,
+        node=node,
         nnodes=most,
         nproc_per_node=layout.nproc_per_node,
         kind=entry.kind,
@@ -56,4 +60,5 @@ def orders(
         master_port=launch.master_port,
         file_mode=0o640 if job.runs.group_readable else 0o600,
         min_nodes=least,
+        rendezvous_id=rendezvous_id,
     )

@@ -1,0 +1,204 @@
+"""``allranks node`` on each node, by people who may not ssh between nodes and share no filesystem between them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_tools import wait_until
+from nodes import Network
+from ranks_told import WHO, who
+
+from exact_runs import SCRIPT, undisturbed, weights_in
+
+OPTIONS = ("--epochs", "2", "--quiet")
+
+
+@dataclass
+class ByHand:
+    """Nodes of a network, on each of which a person types a command, in a folder that only this node has.
+
+    Attributes:
+        network: the nodes.
+        folder: holds the folders of the nodes.
+        env: what each command gets.
+    """
+
+    network: Network
+    folder: Path
+    env: Mapping[str, str]
+    typed: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def at(self, node: int) -> Path:
+        """Return the folder of a node."""
+        folder = self.folder / f"of-{node}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def type(self, node: int, *words: str | Path) -> None:
+        """Type a command on a node."""
+        self.typed[node] = self.network.nodes[f"gpu{node + 1:02}"].popen(
+            ["sh", "-c", 'echo $$ >typed; exec "$@"', "sh", sys.executable, "-m", "allranks", *words],
+            self.at(node),
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, nodes: int, script: str | Path, *flags: str, ranks: int = 1) -> None:
+        """Type ``allranks node`` on each node, on the first one last."""
+        for node in reversed(range(nodes)):
+            place = ("--nnodes", str(nodes), "--node-rank", str(node), "--master-addr", "gpu01")
+            if isinstance(script, str):
+                (self.at(node) / "train.py").write_text(script)
+            target = "train.py" if isinstance(script, str) else script
+            self.type(node, "node", target, *place, "--nproc-per-node", str(ranks), *flags)
+
+    def said(self, node: int) -> tuple[int, str, str]:
+        """Wait for the end of a node's command; return its exit code, stdout and stderr."""
+        out, err = self.typed[node].communicate(timeout=150)
+        return self.typed[node].returncode, out, err
+
+    def run(self, node: int) -> Path:
+        """Return the folder of a node's only run."""
+        (run,) = [folder for folder in (self.at(node) / "runs").iterdir() if not folder.is_symlink()]
+        return run
+
+    def record(self, node: int) -> dict[str, Any]:
+        """Return what the record of a node's only run holds."""
+        record: dict[str, Any] = json.loads((self.run(node) / "record.json").read_text())
+        return record
+
+
+@pytest.fixture
+def by_hand(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
+    """Give the nodes; they are whole again afterwards."""
+    yield ByHand(network, tmp_path, {**allranks_env, "OMP_NUM_THREADS": "1"})
+    for name in network.nodes:
+        network.kill(name)
+    network.start_nodes(network.nodes)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_all_meet(by_hand: ByHand, nodes: int) -> None:
+    by_hand.start(nodes, WHO, ranks=2)
+    told = []
+    for node in range(nodes):
+        code, out, err = by_hand.said(node)
+        name = by_hand.run(node).name
+        place = f"2 ranks on this machine, node {node} of {nodes} that meet at gpu01, port 29500"
+        first, *_, last = err.splitlines()
+        assert first == f"allranks: {name}: {place}, backend gloo (no GPU on this machine)"
+        assert last.startswith(f"allranks: {name} succeeded in ")
+        assert code == 0
+        told += who(out)
+        record = by_hand.record(node)
+        assert (record["world_size"], record["nnodes"], record["status"]["state"]) == (2 * nodes, nodes, "SUCCEEDED")
+    world = 2 * nodes
+    assert told == [[rank, rank % 2, world, 2, f"gpu{rank // 2 + 1:02}", world] for rank in range(world)]
+
+
+def test_a_training_that_was_stopped_on_one_node_goes_on_exactly(by_hand: ByHand, allranks: Any) -> None:
+    by_hand.start(2, SCRIPT, "--", "--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
+    latest = by_hand.at(0) / "checkpoints" / "latest"
+    wait_until("a checkpoint", latest.exists, 90)
+    _type_ctrl_c(by_hand, 1)
+    codes, shown = zip(*((code, err) for code, _, err in map(by_hand.said, (0, 1))), strict=True)
+    assert codes == (130, 130)
+    assert "was cancelled\n  why: node 1 (gpu02): got SIGINT\n" in shown[0]
+    assert "was cancelled\n  why: got SIGINT\n" in shown[1]
+    assert not (by_hand.at(1) / "checkpoints").exists()  # The second node needs none: the first one tells it.
+    for node in (0, 1):
+        (by_hand.at(node) / "go").touch()
+        by_hand.type(node, "resume")
+    (code, out, err), (other, _, _) = map(by_hand.said, (0, 1))
+    assert (code, other) == (0, 0), err
+    assert re.search(r"continuing from checkpoints/step-\d+ \(epoch \d, step [1-9]\d*\)", err)
+    assert weights_in(out) == undisturbed(allranks, *OPTIONS)
+
+
+def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
+    by_hand.start(
+        2, 'import allranks\nif allranks.init().rank == 1:\n    raise ValueError("no data")\nwhile True: pass\n'
+    )
+    (code, _, err), (other, _, shown) = map(by_hand.said, (0, 1))
+    assert (code, other) == (1, 1)
+    assert err.splitlines()[-2:] == [
+        "error: rank 1 on gpu02 ended with exit code 1",
+        "  fix: allranks logs --rank 1 where that rank ran: its output is not here",
+    ]
+    name = by_hand.run(1).name
+    assert shown.splitlines()[-4:] == [
+        "error: rank 1 on gpu02 ended with exit code 1",
+        "  why: ValueError: no data",
+        f"  fix: allranks logs {name} --rank 1",
+        f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
+    ]
+
+
+def test_a_node_that_loses_power_is_named_at_once(by_hand: ByHand, network: Network) -> None:
+    by_hand.start(3, "import allranks\nallranks.init()\nprint('up', flush=True)\nwhile True: pass\n")
+    log = "attempts/000/node-000/rank-0.out"
+    wait_until("all to be up", lambda: _text(lambda: by_hand.run(0) / log) == "up\n", 90)
+    network.kill("gpu03")
+    for node in (0, 1):
+        code, _, err = by_hand.said(node)
+        assert code == 1
+        assert "node 2 (gpu03) was lost: the connection broke" in err
+    assert by_hand.record(0)["status"]["state"] == "FAILED"
+
+
+def test_nodes_that_were_told_different_things(by_hand: ByHand) -> None:
+    script = "raise SystemExit('must not start')\n"
+    by_hand.start(1, script, "--nnodes", "2")
+    (by_hand.at(1) / "train.py").write_text(script)
+    (by_hand.at(2) / "other.py").write_text(script)
+    place = ("--master-addr", "gpu01")
+    by_hand.type(1, "node", "train.py", "--nnodes", "3", "--node-rank", "2", *place)
+    by_hand.type(2, "node", "other.py", "--nnodes", "2", "--node-rank", "1", *place)
+    fix = "  fix: --master-addr and --master-port must be the same on all nodes of a job, and no other's"
+    whys = ("the agent there expects 2 nodes", "the agent there belongs to attempt 0 of train at gpu01, port 29500")
+    for node, rank, host, why in ((1, 2, "gpu02", whys[0]), (2, 1, "gpu03", whys[1])):
+        code, _, err = by_hand.said(node)
+        assert code == 1
+        what = f"error: node {rank} ({host}) was turned away by the agent at gpu01:29500"
+        assert err.splitlines()[-3:] == [what, f"  why: {why}", fix]
+    _type_ctrl_c(by_hand, 0)
+    assert by_hand.said(0)[0] == 130
+
+
+def test_a_port_that_is_taken(by_hand: ByHand, network: Network) -> None:
+    holder = "import socket; s = socket.create_server(('', 29500)); print('held', flush=True); s.accept()"
+    held = network.nodes["gpu01"].popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True)
+    assert held.stdout is not None
+    assert held.stdout.readline() == "held\n"
+    by_hand.start(1, "", "--nnodes", "2")
+    code, _, err = by_hand.said(0)
+    assert code == 1
+    assert err.splitlines()[-3:] == [
+        "error: cannot listen on port 29500 of this machine",
+        "  why: Address already in use (while attempting to bind on address ('', 29500))",
+        "  fix: --master-port must be a free port of node 0",
+    ]
+
+
+def _type_ctrl_c(by_hand: ByHand, node: int) -> None:
+    """Do what a terminal does: tell the command in its foreground, once it has started the run."""
+    wait_until("the run", lambda: (by_hand.at(node) / "runs" / "latest").exists(), 60)
+    by_hand.network.nodes[f"gpu{node + 1:02}"].run(["kill", "-INT", (by_hand.at(node) / "typed").read_text().strip()])
+
+
+def _text(path: Callable[[], Path]) -> str:
+    try:
+        return path().read_text()
+    except (OSError, ValueError):
+        return ""
