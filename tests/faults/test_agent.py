@@ -152,6 +152,7 @@ def test_the_events_of_a_run(allranks, watch):
         "kind": "ranks-started",
         "restart": 0,
         "world_size": 2,
+        "nodes": 1,
         "master_addr": "127.0.0.1",
         "master_port": ranks["master_port"],
     }
