@@ -49,7 +49,9 @@ class Failure:
 
 
 def blame(status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
-    """Tell in a run's status which rank failed first and how, if srun started the ranks and has told that.
+    """Tell in a run's status what failed first, if srun has told that: a rank, or a node that was still being set up.
+
+    The exit code of srun itself is the highest of all, and 143 where it had to end others.
 
     Args:
         status: of a run that has failed, as it is known otherwise.
@@ -58,18 +60,21 @@ def blame(status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
         job_id: id of the job.
     """
     logs = [*attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")]
-    if not logs or any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
-        return status  # srun started agents, or nothing.
+    if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
+        return status  # Agents know more.
     log = slurm_said.find_log(folder, job_id)
     failure = first_failure(slurm_said.lines_of(log)) if log else None
     if failure is None:
         return status
+    code = failure.code if failure.code > 0 else 128 - failure.code
+    if not logs:
+        return replace(status, exit_code=code)
     many = slurm_said.plan_of(folder).get("nnodes", 1) > 1  # A rank of another node may have no log yet.
     has_log = contract.rank_log(failure.rank, "err") in {log.name for log in logs}
     return replace(
         status,
         reason=failure.told(with_host=many),
-        exit_code=failure.code if failure.code > 0 else 128 - failure.code,
+        exit_code=code,
         rank=failure.rank if has_log else None,
     )
 

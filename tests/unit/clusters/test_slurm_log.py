@@ -152,6 +152,12 @@ def test_a_rank_that_never_began_has_no_log_to_point_to(run: Path) -> None:
     assert _told(run) == ("rank 3 on node01 ended with exit code 3", 3, None)
 
 
+def test_of_nodes_that_were_being_set_up_the_first_one_gives_the_code(run: Path) -> None:
+    for log in run.glob("attempts/000/*/rank-*.err"):
+        log.unlink()
+    assert _told(run) == (None, 3, None)
+
+
 def test_what_srun_says_of_agents_is_not_of_ranks(run: Path) -> None:
     (run / "attempts/000/node-001/agent.jsonl").touch()
     assert _told(run) == (None, 143, None)
