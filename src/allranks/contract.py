@@ -72,7 +72,16 @@ PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
 CODE_DIR: Final = "code"
 #: Folders and files of the package that a run carries for its nodes: they need only Python and torch.
-NODE_CODE: Final = ("__init__.py", "contract.py", "errors.py", "processes.py", "agent", "runtime", "runs")
+NODE_CODE: Final = (
+    "__init__.py",
+    "contract.py",
+    "errors.py",
+    "hostlist.py",
+    "processes.py",
+    "agent",
+    "runtime",
+    "runs",
+)
 ATTEMPTS_DIR: Final = "attempts"
 #: How the folders of an array's tasks begin; each is laid out like a run's.
 TASK: Final = "task-"

@@ -13,6 +13,7 @@ from nodes import Network, why_no_nodes
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
 from slurm_daemons import why_no_slurm
+from ssh_nodes import SshNodes, why_no_sshd
 
 HERE = Path(__file__).parent
 CLUSTERS = """\
@@ -63,6 +64,19 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.start()
     yield network
     network.stop()
+
+
+@pytest.fixture(scope="module")
+def ssh_nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
+    """Give an sshd on each of the four nodes, and a user's ``ssh`` that reaches them (``ssh_nodes.env``)."""
+    if why := why_no_sshd():
+        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
+            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there is no sshd: {why}", pytrace=False)
+        pytest.skip(f"no sshd: {why}")
+    ssh_nodes = SshNodes(network, tmp_path_factory.mktemp("ssh"))
+    ssh_nodes.start()
+    yield ssh_nodes
+    ssh_nodes.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import click
 
 from allranks import contract
 from allranks.cli.runs import runs_folder
+from allranks.errors import UsageError
 from allranks.job.options import OPTIONS, Option
 
 if TYPE_CHECKING:
@@ -83,10 +84,24 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     flags: dict[str, object] = {
         option.path: value for option in OPTIONS if (value := values.get(_key(option))) not in (None, ())
     }
+    _take_hosts(flags)
     target = _target(values, flags)
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
     return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
+
+
+def _take_hosts(flags: dict[str, object]) -> None:
+    """Let names of machines stand where the number of nodes does: they are the nodes, all of them."""
+    from allranks.job.hosts import look_like_hosts, parse_hosts
+
+    asked = str(flags.get("resources.nodes", ""))
+    if look_like_hosts(asked):
+        try:
+            flags["resources.nodes"] = len(parse_hosts([asked]))
+        except ValueError as error:
+            raise UsageError(f"--nodes: {error}", fix="a number, 2:4, gpu1,gpu2, gpu[1-3] or ada@gpu7:2222") from error
+        flags["resources.hosts"] = asked
 
 
 def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:

@@ -143,6 +143,9 @@ class _Relay:
         if self._started is None:
             self._early.append(number)
             return
+        if number == signal.SIGHUP and self._started.outlives and self._run:
+            render.talk(f"allranks: SIGHUP: the run goes on\nnext: allranks logs -f {name_to_type(self._run)}")
+            raise SystemExit(128 + number)
         if self._started.handle.job_id:
             self._cancel(self._started, signal.Signals(number))
             return

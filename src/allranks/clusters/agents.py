@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
+from allranks.clusters.base import Said
 from allranks.runs.events import Event, read_events
+from allranks.runs.last_line import last_line
 from allranks.runs.status import State, Status
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
 
+#: A line of an agent's log that tells of a variable which it has set.
+_SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
 #: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
 HEARTBEAT_IS_OLD = 30.0
 
@@ -33,9 +38,14 @@ def told_by(folder: Path) -> Status:
     return fold(read_events(folder / contract.AGENT_EVENTS))
 
 
-def told_by_all(attempt: Path) -> Status:
-    """Return the status that the agents of all nodes of an attempt told of: final when all of them have ended."""
-    told = [told_by(folder) for folder in sorted(attempt.glob("node-*"))]
+def told_by_all(attempt: Path, without: Collection[Path] = ()) -> Status:
+    """Return the status that the agents of all nodes of an attempt told of: final when all of them have ended.
+
+    Args:
+        attempt: folder of the attempt.
+        without: folders of nodes whose agents cannot tell anything any more.
+    """
+    told = [told_by(folder) for folder in sorted(attempt.glob("node-*")) if folder not in without]
     if not told:
         return fold(())
     ended = [status for status in told if status.state.is_final]
@@ -113,6 +123,24 @@ def heartbeat_age(folder: Path) -> float | None:
         return time.time() - float((folder / contract.HEARTBEAT).read_text())
     except (OSError, ValueError):
         return None
+
+
+def told_lost(attempt: Path) -> set[int]:
+    """Return the nodes that others of an attempt say were lost."""
+    return {
+        int(event.fields["node"])
+        for folder in attempt.glob("node-*")
+        for event in read_events(folder / contract.AGENT_EVENTS)
+        if event.kind == contract.NODE_LOST
+    }
+
+
+def said(folder: Path) -> Said:
+    """Find what a node's agent said at last that may tell why it ended."""
+    log = folder / contract.AGENT_LOG
+    last = last_line(log)
+    is_cause = last is not None and not _SETTING.match(last)
+    return Said(log if log.exists() else None, [last] if last and is_cause else [])
 
 
 def told_error(folder: Path) -> Event | None:

@@ -52,6 +52,8 @@ class Started(Protocol):
     """A run that was just started, held by the process that started it."""
 
     handle: Handle
+    #: Whether it goes on without that process: a terminal that is closed does not end it.
+    outlives: bool
 
     def wait(self, seconds: float) -> bool:
         """Wait until its end, at most so long; tell whether it has ended."""

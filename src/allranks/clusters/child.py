@@ -57,6 +57,8 @@ class ChildAgent:
             kernel closes it whatever becomes of us.
     """
 
+    outlives = False
+
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str], log: Path, mode: int, *, attached: bool
     ) -> None:

@@ -16,7 +16,6 @@ from allranks.clusters.base import Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.errors import JobError, LaunchError
 from allranks.job.variables import is_set_for_ranks
-from allranks.runs.last_line import last_line
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 
@@ -118,9 +117,7 @@ class LocalCluster:
 
     def said(self, run: Run) -> Said:
         """Find what the agent said at last."""
-        log = _folder(run) / contract.AGENT_LOG
-        last = last_line(log)
-        return Said(log if log.exists() else None, [last] if last else [])
+        return agents.said(_folder(run))
 
     def _was_cancelled(self, run: Run) -> bool:
         return run.record.id in self._cancelled

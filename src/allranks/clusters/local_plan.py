@@ -171,6 +171,7 @@ def _notes(request: Request) -> tuple[str, ...]:
     resources, retry, scheduler = job.resources, job.retry, job.scheduler
     asked = {
         "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1 and request.node_rank is None,
+        "resources.hosts: the job runs on this machine": resources.hosts or resources.hostfile,
         f"cluster {job.cluster} is not used: each node is started by hand": (
             job.cluster != "local" and request.node_rank is not None
         ),

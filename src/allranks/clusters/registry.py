@@ -14,19 +14,27 @@ from allranks.job.problems import did_you_mean
 if TYPE_CHECKING:
     from allranks.job.load import LoadedJob
 
-_BUILT_IN = {"local": "allranks.clusters.local:LocalCluster", "slurm": "allranks.clusters.slurm:SlurmCluster"}
+_BUILT_IN = {
+    "local": "allranks.clusters.local:LocalCluster",
+    "ssh": "allranks.clusters.ssh:SshCluster",
+    "slurm": "allranks.clusters.slurm:SlurmCluster",
+}
 _GROUP = "allranks.clusters"
 #: What tells that a process is inside an allocation of a scheduler, and the kind that can use it.
 _ALLOCATIONS = {"SLURM_JOB_ID": "slurm"}
 
 
 def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
-    """Return the kind that a job runs on: the one that is named, else the allocation we are in, else this machine.
+    """Return the kind that a job runs on: the one that is named, else ssh for a job that names machines, else the
+    allocation that we are in, else this machine.
 
     Raises:
         JobError: there is no such kind.
     """
-    if loaded.sources["cluster"].kind == "default" and contract.RUN_DIR not in environ:
+    is_open, resources = loaded.sources["cluster"].kind == "default", loaded.job.resources
+    if is_open and (resources.hosts or resources.hostfile):
+        return load_kind("ssh")
+    if is_open and contract.RUN_DIR not in environ:
         for variable, name in _ALLOCATIONS.items():
             if environ.get(variable):
                 return load_kind(name)

@@ -192,6 +192,8 @@ class SlurmCluster:
 class SubmittedJob:
     """A job that was just submitted. Waiting for it is asking Slurm, now and then, and looking at the run's files."""
 
+    outlives = False
+
     def __init__(self, cluster: SlurmCluster, folder: Path, job_id: str) -> None:
         self.handle = Handle(job_id=job_id)
         self._cluster, self._folder = cluster, folder

@@ -230,6 +230,8 @@ class _Planning:
         )
         if overriding:
             yield f"set in your environment, and for sbatch above what the script asks for: {', '.join(overriding)}"
+        if resources.hosts or resources.hostfile:
+            yield "resources.hosts is not used: Slurm chooses the nodes; scheduler.include names some of them"
         if resources.gpu_type and not resources.gpus_per_node:
             yield "resources.gpu_type says nothing without resources.gpus_per_node"
         if self._ranks_unknown:

@@ -83,7 +83,14 @@ OPTIONS: tuple[Option, ...] = (
         established=("LOG_LEVEL",),
     ),
     # --- resources ---
-    Option("resources.nodes", ("--nnodes", "--nodes", "-N"), "N|MIN:MAX", "Number of nodes, or MIN:MAX."),
+    Option(
+        "resources.nodes",
+        ("--nnodes", "--nodes", "-N"),
+        "N|MIN:MAX|HOSTS",
+        "Number of nodes, MIN:MAX, or machines as in --hosts.",
+    ),
+    Option("resources.hosts", ("--hosts",), "HOSTS", "Machines to run on over SSH: gpu[1-3], user@host:port."),
+    Option("resources.hostfile", ("--hostfile",), "FILE", "File with such machines, one a line."),
     Option("resources.gpus_per_node", ("--gpus-per-node",), "N", "GPUs on each node."),
     Option("resources.gpu_type", ("--gpu-type",), "TYPE", "Type of GPU as the cluster names it, such as a100."),
     Option("resources.cpus_per_node", ("--cpus-per-node",), "N", "CPUs on each node, shared by its ranks."),

@@ -40,6 +40,10 @@ class Resources(Section):
 
     nodes: Nodes = (1, 1)
     """Number of nodes, or MIN:MAX for a job that runs on as many as it gets."""
+    hosts: Hosts = ()
+    """Machines to run on over SSH, such as gpu[1-4] or ada@gpu7:2222; the first ones, if nodes says fewer."""
+    hostfile: Text | None = None
+    """File with these machines instead, one a line, with slots=N behind it for the number of its ranks."""
     gpus_per_node: Count | None = None
     """GPUs on each node. Default: all that a local machine has; none on a scheduler."""
     gpu_type: Text | None = None
@@ -180,7 +184,7 @@ class Job(Section):
     workdir: Text = "."
     """Working directory of the ranks; relative to the job file."""
     cluster: Text = "local"
-    """Cluster to run on: local, or a name from clusters.yaml."""
+    """Cluster to run on: local, or a name from clusters.yaml. Default: local; ssh for a job that names hosts."""
     debug: bool = False
     """Turn on what helps to see what happens: logs of NCCL and torch, consistency checks of collectives."""
     resources: Resources = Resources()
@@ -201,7 +205,7 @@ class Cluster(Section):
     """An entry of clusters.yaml: a kind of cluster, and defaults for the jobs that run there."""
 
     kind: Text
-    """Kind of the cluster: local, or what an installed extension adds."""
+    """Kind of the cluster: local, ssh, slurm, or what an installed extension adds."""
     resources: Resources = Resources()
     """Defaults for the section of that name in the job file."""
     launch: Launch = Launch()

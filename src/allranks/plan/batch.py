@@ -51,14 +51,14 @@ def own_folder(run_dir: str, spec: str, mode: int, script: str) -> list[str]:
     return [
         comment("the run's folder, with this script, the agents' code and their orders"),
         f"run={shlex.quote(run_dir)}",
-        f'({_umask(mode)} && mkdir -p "$run")',
+        f'({umask(mode)} && mkdir -p "$run")',
         f'if [ ! -d "$run/{contract.CODE_DIR}" ]; then',
         '  new=$(mktemp -d "$run/new-XXXXXX")',
         f'  cp -Rp {sources} "$new"',
         f'  mv -T "$new" "$run/{contract.CODE_DIR}" 2>/dev/null || rm -rf "$new"  # another task was quicker',
         "fi",
         'new="$run/new-$HOSTNAME-$$"  # others may read what is there',
-        f'({_umask(mode)} && cp "$0" "$new" && mv "$new" "$run/{script}"',
+        f'({umask(mode)} && cp "$0" "$new" && mv "$new" "$run/{script}"',
         f'  cat >"$new" && mv "$new" "$run/{SPEC_FILE}") <<\'END\'',
         *spec.splitlines(),
         "END",
@@ -83,13 +83,13 @@ def attempt(run_dir: str, job_id: str, mode: int, script: str, array_task: str |
             comment("each task of the array has a folder of its own, like that of a run"),
             f"job={job_id}",
             f"export {contract.RUN_DIR}={run}/{contract.TASK}{array_task} {contract.ATTEMPT}=0",
-            f'({_umask(mode)} && mkdir -p "${contract.RUN_DIR}" && {links})',
+            f'({umask(mode)} && mkdir -p "${contract.RUN_DIR}" && {links})',
         ]
     return [
         *head,
         comment("the attempt is the first one that no job has taken: its folder has no file with a job's id yet"),
         "until",
-        *indented(_take(_umask(mode))),
+        *indented(_take(umask(mode))),
         "do",
         f'  [ -s "$attempt/{contract.JOB}" ] || {{ echo "allranks: cannot write into $attempt" >&2; exit 1; }}',
         f"  {contract.ATTEMPT}=$(({contract.ATTEMPT} + 1))",
@@ -105,7 +105,7 @@ def _take(umask: str) -> list[str]:
     ]
 
 
-def _umask(mode: int) -> str:
+def umask(mode: int) -> str:
     """Return the command after which folders are created with these permission bits."""
     return f"umask {0o777 & ~mode:03o}"
 
@@ -177,7 +177,7 @@ def on_nodes(
         comment("the node's number, and its folder in the attempt"),
         f"export {contract.NODE_RANK}={node}",
         f"printf -v folder '%s/{contract.ATTEMPTS_DIR}/%03d/node-%03d' {place}",
-        f'({_umask(mode)} && mkdir -p "$folder")',
+        f'({umask(mode)} && mkdir -p "$folder")',
         *last,
     ]
     return [comment(why), f"{name}() {{", *indented(body), "}", f"export -f {name}"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.runtime.environment.hostlist import expand
+from allranks.hostlist import expand
 
 
 @pytest.mark.parametrize(

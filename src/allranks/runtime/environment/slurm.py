@@ -9,8 +9,8 @@ import os
 import re
 
 from allranks.errors import RankEnvironmentError
+from allranks.hostlist import expand
 from allranks.runtime.environment.base import EnvironmentKind, Variables
-from allranks.runtime.environment.hostlist import expand
 
 #: Step ids from here up are no steps of srun: 0xfffffffb is the batch script, 0xfffffffa the shell of salloc.
 RESERVED_STEPS = 0xFFFFFFF0

@@ -1,6 +1,6 @@
-"""Slurm's short way to write many host names: ``gpu[01-03,07],login1``.
+"""The short way to write many host names: ``gpu[01-03,07],login1``.
 
-Source: the "Hostlist" notation in the manual of scontrol(1), which may be missing on compute nodes.
+Source: the "Hostlist" notation in the manual of scontrol(1), which may be missing on compute nodes; pdsh has it too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ def expand(text: str) -> Iterator[str]:
     Raises:
         ValueError: the text is not written so; the message names the part.
     """
-    for name in _split(text):
+    for name in split(text):
         yield from map("".join, itertools.product(*_pieces(name)))
 
 
-def _split(text: str) -> list[str]:
-    """Split at the commas that are outside of brackets."""
+def split(text: str) -> list[str]:
+    """Split at the commas that are outside of brackets.
+
+    Raises:
+        ValueError: there is nothing before or after one.
+    """
     names = [name.strip() for name in re.split(r",(?![^\[\]]*\])", text)]
     if not all(names):
         raise ValueError(f"an empty name in {text!r}")

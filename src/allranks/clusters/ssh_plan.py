@@ -1,0 +1,200 @@
+"""The plan of a job on machines that are reached over SSH."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import allranks
+from allranks import contract
+from allranks.clusters import ssh_script
+from allranks.clusters.ssh_script import END, START
+from allranks.clusters.ssh_shell import real_name, ssh_command
+from allranks.contract import NodeSpec
+from allranks.errors import JobError
+from allranks.job.hosts import Host, hosts_of
+from allranks.job.units import format_count
+from allranks.plan import batch, environment
+from allranks.plan.entry import Entry, find_entry, name_of
+from allranks.plan.layout import Layout, lay_out
+from allranks.plan.machine import Machine, this_machine
+from allranks.plan.orders import orders
+from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
+from allranks.plan.resolve import environment_of, python_of, workdir_of
+from allranks.plan.script import node_script
+
+if TYPE_CHECKING:
+    from allranks.clusters.base import Request
+    from allranks.job.spec import Job
+
+#: Nothing of the calling environment travels over SSH: what the ranks need stands in the job.
+_NO_ENVIRONMENT: dict[str, str] = {}
+#: Ports lie below the range that outgoing connections take theirs from: 32768 and up on Linux.
+_FIRST_PORT, _PORTS = 16384, 16000
+
+
+def make_plan(request: Request) -> Plan:
+    """Decide what will be executed on the machines of a job.
+
+    Raises:
+        JobError: the job asks for what cannot be had there, its script is not there, or its hosts cannot be read.
+        PreflightError: ranks, GPUs and backend do not fit each other.
+    """
+    job = request.job
+    _refuse(job)
+    hosts = hosts_of(job, request.folder)
+    workdir = workdir_of(job, request.folder)
+    python = python_of(job)
+    entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
+    layout = lay_out(job, _machine(job, hosts, request))
+    return _Planning(request, hosts, workdir, python, entry, layout).plan()
+
+
+def with_attempt(plan: Plan, attempt: int) -> Plan:
+    """Return a plan with another number of the attempt in the commands of its nodes."""
+
+    def again(command: tuple[str, ...]) -> tuple[str, ...]:
+        words, _, _ = command[-1].rpartition(" ")
+        return (*command[:-1], f"{words} {attempt}")
+
+    commands = tuple(replace(node, command=again(node.command)) for node in plan.commands)
+    return replace(plan, attempt=attempt, commands=commands)
+
+
+def _refuse(job: Job) -> None:
+    launch = job.launch
+    if launch.launcher != "torchrun":
+        why = "there is no scheduler that could start ranks" if launch.launcher == "direct" else None
+        raise JobError(f"launcher {launch.launcher} does not exist over SSH", why=why, fix="--launcher torchrun")
+    if launch.launcher_args:
+        raise JobError("launch.launcher_args: over SSH the agent takes none", fix="leave them out")
+    if job.environment.setup:
+        raise JobError(
+            "environment.setup: over SSH there is no place where lines could run once for all nodes",
+            fix="environment.node_setup, which runs on each node",
+        )
+
+
+def _machine(job: Job, hosts: tuple[Host, ...], request: Request) -> Machine:
+    """Say what each of the machines has, as far as it is told: by the job, by slots, else by this machine."""
+    here = this_machine(request.environ)
+    cpus = job.resources.cpus_per_node or here.cpus
+    if (asked := job.resources.gpus_per_node) is not None:
+        return Machine(cpus, asked, f"gpus_per_node is {asked}")
+    if slots := {host.slots for host in hosts if host.slots}:
+        return Machine(cpus, max(slots), "slots in the file of hosts")
+    return Machine(cpus, here.gpus, f"the machines are taken to be like this one: {here.gpus_from}")
+
+
+class _Planning:
+    """What the plan for a request is made from, and the plan."""
+
+    def __init__(
+        self,
+        request: Request,
+        hosts: tuple[Host, ...],
+        workdir: Path,
+        python: tuple[str, ...],
+        entry: Entry,
+        layout: Layout,
+    ) -> None:
+        self._request, self._job, self._hosts = request, request.job, hosts
+        self._workdir, self._python, self._entry, self._layout = workdir, python, entry, layout
+        self._settings = environment.settings(self._job, None, _NO_ENVIRONMENT)
+        self._secrets = environment.secrets(self._job)
+        self._run_dir = request.run_dir
+        self._port = self._job.launch.master_port or _FIRST_PORT + zlib.crc32(self._run_dir.name.encode()) % _PORTS
+        self._master = self._job.launch.master_addr or real_name(hosts[0], request.environ)
+
+    def plan(self) -> Plan:
+        """Make the plan."""
+        job, spec = self._job, self._spec()
+        return Plan(
+            run_id=spec.run_id,
+            name=name_of(job),
+            cluster="ssh" if job.cluster == "local" else job.cluster,
+            kind="ssh",
+            run_dir=spec.run_dir,
+            workdir=str(self._workdir),
+            nnodes=spec.nnodes,
+            nproc_per_node=spec.nproc_per_node,
+            backend=self._layout.backend,
+            stop_timeout=spec.stop_timeout,
+            files=tuple(self._files(spec)),
+            commands=tuple(self._commands()),
+            secrets=self._secrets,
+            reasons=tuple(self._reasons()),
+            notes=tuple(self._notes()),
+            group_readable=job.runs.group_readable,
+        )
+
+    def _spec(self) -> NodeSpec:
+        nodes = (len(self._hosts), len(self._hosts))
+        return orders(self._job, self._run_dir, self._entry, self._layout, self._python, nodes=nodes)
+
+    def _files(self, spec: NodeSpec) -> Iterator[PlanFile]:
+        made_by = f"allranks {allranks.__version__}: run {spec.run_id}"
+        mode, run_dir = spec.file_mode, spec.run_dir
+        starting = ssh_script.starting(
+            f"{made_by}; on each machine: bash {START} NODE RANKS ATTEMPT </dev/null",
+            run_dir,
+            mode | 0o100 | (mode & 0o040) >> 2,
+            spec.nnodes,
+            self._master,
+            self._port,
+        )
+        ending = ssh_script.ending(f"{made_by}: end it on a machine", run_dir, spec.stop_timeout)
+        yield PlanFile(START, starting, mode)
+        yield PlanFile(END, ending, mode)
+        yield PlanFile(ssh_script.NODE_SCRIPT, self._node_script(made_by), mode)
+        yield PlanFile(batch.SPEC_FILE, spec.to_json(), mode)
+
+    def _node_script(self, made_by: str) -> str:
+        code = str(self._run_dir / contract.CODE_DIR)
+        return node_script(
+            title=f"{made_by}: what runs on each of {format_count(len(self._hosts), 'node')}",
+            workdir=str(self._workdir),
+            environment=environment_of(self._job, self._request.folder),
+            settings=self._settings,
+            variables=((contract.BACKEND, self._layout.backend),),
+            secrets=self._secrets,
+            command=(*self._python, code, str(self._run_dir / batch.SPEC_FILE)),
+            code=code,
+        )
+
+    def _commands(self) -> Iterator[NodeCommand]:
+        for node, host in enumerate(self._hosts):
+            words = ("bash", str(self._run_dir / START), str(node), str(self._ranks_on(host)), "0")
+            yield NodeCommand(node, str(host), ssh_command(host, words))
+
+    def _ranks_on(self, host: Host) -> int:
+        counted = self._job.launch.nproc_per_node in ("auto", "gpu")
+        return host.slots if counted and host.slots else self._layout.nproc_per_node
+
+    def _reasons(self) -> Iterator[Reason]:
+        launch = self._job.launch
+        yield Reason(self._entry.kind, self._entry.target, self._entry.why)
+        yield from self._layout.reasons
+        why = "as asked" if launch.master_addr else "the first node"
+        port_why = "as asked" if launch.master_port else "from the run's name"
+        yield Reason("master", f"{self._master}, port {self._port}", f"{why}; the port {port_why}")
+        yield from environment.decided_on_nodes(self._job, _NO_ENVIRONMENT)
+        yield from self._settings
+
+    def _notes(self) -> Iterator[str]:
+        """Say what the job asks for and does not get: nothing is left out in silence."""
+        resources, retry, scheduler = self._job.resources, self._job.retry, self._job.scheduler
+        if resources.time:
+            yield "resources.time is not enforced over SSH"
+        if resources.memory:
+            yield "resources.memory is not enforced over SSH"
+        if resources.gpu_type:
+            yield "resources.gpu_type is not looked at over SSH"
+        if retry != type(retry)():
+            yield "retry: there is no queue over SSH to go back into"
+        if used := [f"scheduler.{name}" for name, value in scheduler if value != getattr(type(scheduler)(), name)]:
+            yield f"there is no scheduler: {', '.join(used)} not used"

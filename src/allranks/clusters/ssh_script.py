@@ -1,0 +1,114 @@
+"""The scripts that are run on the machines of a run: one starts the node's agent, one ends it."""
+
+from __future__ import annotations
+
+import shlex
+
+from allranks import contract
+from allranks.plan import batch
+from allranks.plan.script import comment
+
+#: Exit codes of :func:`starting`, of those that mean something else neither to ssh nor to a shell.
+ENDED_AT_ONCE, NO_FOLDER = 70, 73
+#: What runs on each node, in the run's folder.
+NODE_SCRIPT = "node.sh"
+#: These two: one starts the node's agent, one ends it.
+START, END = "start.sh", "end.sh"
+#: What an agent takes at most, beyond the time that its ranks have to leave.
+_SECONDS_TO_END = 20
+
+
+def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, master_port: int) -> str:
+    """Write the script that starts a node's agent, in a session of its own, and returns when it is there.
+
+    Its arguments are the node's number, the number of its ranks and the attempt. It prints one line: the agent's
+    process id, its start time (man 5 proc) and the machine's own name.
+
+    Args:
+        title: one line on what this is.
+        run_dir: absolute folder of the run.
+        mode: permission bits of folders.
+        nodes: how many nodes there are.
+        master_addr: where they meet.
+        master_port: likewise.
+    """
+    place = f'"${contract.RUN_DIR}" "${contract.ATTEMPT}" "${contract.NODE_RANK}"'
+    return batch.joined(
+        [
+            ["#!/usr/bin/env bash", comment(title)],
+            [
+                comment("this node's place, and where all meet"),
+                f"export {contract.RUN_DIR}={shlex.quote(run_dir)} {contract.NODE_COUNT}={nodes}",
+                f"export {contract.NODE_RANK}=$1 {contract.NODE_NPROC}=$2 {contract.ATTEMPT}=$3",
+                f"export {contract.RDZV_HOST}={shlex.quote(master_addr)} {contract.RDZV_PORT}={master_port}",
+                comment("secrets come by stdin, as lines of shell: they stand in no file and in no command line"),
+                'eval "$(cat)"',
+            ],
+            [
+                f"printf -v folder '%s/{contract.ATTEMPTS_DIR}/%03d/node-%03d' {place}",
+                f'({batch.umask(mode)} && mkdir -p "$folder" && : >>"$folder/{contract.AGENT_LOG}")'
+                f" || exit {NO_FOLDER}",
+            ],
+            [
+                comment("a session of its own: it goes on when the connection ends"),
+                f'setsid bash "${contract.RUN_DIR}/{NODE_SCRIPT}" </dev/null >>"$folder/{contract.AGENT_LOG}" 2>&1 &',
+                "agent=$!",
+                comment("who starts it hears at once if it cannot begin"),
+                f'until [ -s "$folder/{contract.AGENT_EVENTS}" ]; do',
+                '  if ! kill -0 "$agent" 2>/dev/null; then',
+                f'    [ ! -s "$folder/{contract.AGENT_EVENTS}" ] || break',
+                f'    tail -n 5 "$folder/{contract.AGENT_LOG}" >&2',
+                f"    exit {ENDED_AT_ONCE}",
+                "  fi",
+                "  sleep 0.05",
+                "done",
+                'stat=$(cat "/proc/$agent/stat" 2>/dev/null)',
+                'read -ra fields <<<"${stat##*) }"',
+                'echo "$agent ${fields[19]:-0} $HOSTNAME"',
+            ],
+        ]
+    )
+
+
+def ending(title: str, run_dir: str, patience: float) -> str:
+    """Write the script that passes a signal on to a run's agent on a machine, or ends all that the run has there.
+
+    Its arguments are the signal's name, and process id and start time that the other script printed, so that no later
+    process is mistaken for the agent; both are 0 if nobody knows them. It returns 0, or 1 if there is no agent. ``0``
+    only looks. With ``END`` in place of a name it waits until nothing of the run is left, as long as the ranks have to
+    leave, and then kills the rest.
+    """
+    return batch.joined(
+        [
+            ["#!/usr/bin/env bash", comment(title)],
+            [
+                f"signal=$1 agent=$2 started=$3 run={shlex.quote(run_dir)}",
+                comment("all that was started with the run's folder in its environment, the ranks above all"),
+                f'marked() {{ grep -lsxzF "{contract.RUN_DIR}=$run" /proc/[0-9]*/environ | cut -d/ -f3; }}',
+                "is_there() {",
+                "  local fields stat",
+                '  if [ "$agent" = 0 ]; then [ -n "$(marked)" ]; return; fi  # nobody has noted which one it is',
+                '  stat=$(cat "/proc/$agent/stat" 2>/dev/null) || return 1',
+                '  read -ra fields <<<"${stat##*) }"',
+                '  [ "${fields[19]}" = "$started" ] && [ "${fields[0]}" != Z ]',
+                "}",
+                "tell() {",
+                '  if [ "$agent" != 0 ]; then kill -s "$1" -- "-$agent"; return; fi',
+                '  for process in $(marked); do kill -s "$1" "$process" 2>/dev/null; done',
+                "}",
+            ],
+            [
+                'if [ "$signal" != END ]; then',
+                '  is_there && { [ "$signal" = 0 ] || tell "$signal"; }',
+                "  exit",
+                "fi",
+                "if is_there; then tell TERM; fi",
+                f"for _ in $(seq {round((patience + _SECONDS_TO_END) * 10)}); do",
+                '  if ! is_there && [ -z "$(marked)" ]; then exit 0; fi',
+                "  sleep 0.1",
+                "done",
+                'for process in $(marked); do kill -s KILL "$process" 2>/dev/null; done',
+                "exit 0",
+            ],
+        ]
+    )

@@ -1,0 +1,157 @@
+"""The machines of a job that no scheduler chooses: a list, or a file of hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.errors import JobError
+from allranks.hostlist import expand, split
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Job
+
+#: No name begins like an option of ssh, and none holds what a shell would read.
+_NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
+#: An address of IPv6 without a port: the same groups as those of an item.
+_ADDRESS = re.compile(r"(?:([^@\s]+)@)?([0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.%\w]*)()()")
+_ITEM = re.compile(r"(?:([^@\s]+)@)?(?:\[([^\]]*:[^\]]*)\]|(.+?))(?::(\d{1,5}))?")
+_SLOTS = re.compile(r"slots=(\d{1,4})")
+#: What tells names of machines from a number of nodes that is written out.
+_OF_A_NAME = re.compile(r"[A-Za-z].*[\d,\[@.-]|\d\.\d+\.\d")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that is reached over SSH.
+
+    Attributes:
+        name: as ssh knows it: a name, an alias from its configuration, or an address.
+        user: whom to be there; None: as ssh's configuration says.
+        port: where its sshd listens; None: likewise.
+        slots: how many ranks a file of hosts gives it, if it does.
+    """
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    slots: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name and self.port else self.name
+        return f"{self.user}@{name}" * bool(self.user) + name * (not self.user) + f":{self.port}" * bool(self.port)
+
+
+def look_like_hosts(text: str) -> bool:
+    """Tell whether ``--nodes`` was given names of machines instead of a number."""
+    return bool(_OF_A_NAME.search(text))
+
+
+def parse_hosts(items: Sequence[str]) -> tuple[Host, ...]:
+    """Return the hosts in items such as ``gpu[1-3]``, ``ada@gpu7:2222``, ``10.0.0.4`` or ``[2001:db8::7]:22``.
+
+    Raises:
+        ValueError: an item is none, or a host stands there twice.
+    """
+    return _each_once([host for item in items for part in split(item) for host in _parse(part)])
+
+
+def read_hostfile(text: str) -> tuple[Host, ...]:
+    """Return the hosts in a file of hosts, as Open MPI and DeepSpeed read it: ``gpu1 slots=8`` on each line.
+
+    Raises:
+        ValueError: a line is not written so, or a host stands there twice.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            slots = [_slots(word) for word in words[1:]]
+            if len(slots) > 1:
+                raise ValueError("slots stand there twice")
+            found += [Host(host.name, host.user, host.port, *slots) for host in _parse(words[0])]
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+    if not found:
+        raise ValueError("no host stands in it")
+    return _each_once(found)
+
+
+def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
+    """Return the hosts that a job runs on: as many as it asks for of those that are listed, in their order.
+
+    Args:
+        job: the job.
+        folder: what the path of a file of hosts is relative to.
+
+    Raises:
+        JobError: there are none, too few, or what lists them cannot be read.
+    """
+    found = _listed(job, folder)
+    least, most = job.resources.nodes if "nodes" in job.resources.model_fields_set else (len(found), len(found))
+    if least < most:
+        raise JobError(
+            f"{least}:{most} nodes were asked for, and hosts over SSH are listed one by one",
+            fix=f"--nodes {most}, or --hosts with those that are to take part",
+        )
+    if most > len(found):
+        raise JobError(
+            f"{most} nodes were asked for, and {len(found)} hosts are listed",
+            why=", ".join(map(str, found[:5])) + ", …" * (len(found) > 5),
+            fix=f"--nodes {len(found)}, or more hosts in resources.hosts",
+        )
+    return found[:most]
+
+
+def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
+    resources = job.resources
+    try:
+        if resources.hosts:
+            return parse_hosts(resources.hosts)
+        if resources.hostfile:
+            return read_hostfile((folder / resources.hostfile).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobError(f"resources.hostfile: cannot read {resources.hostfile}", why=error.strerror) from error
+    except ValueError as error:
+        where = "resources.hosts" if resources.hosts else f"resources.hostfile: {resources.hostfile}"
+        fix = "write gpu[1-3], ada@gpu7:2222 or 10.0.0.4; in a file a line each, with slots=8 behind it"
+        raise JobError(f"{where}: {error}", fix=fix) from error
+    raise JobError(
+        f"cluster {job.cluster} has no hosts",
+        why="over SSH nobody else says which machines a job runs on",
+        fix="resources: {hosts: 'gpu[1-4]'} in the entry of clusters.yaml, or --hosts gpu1,gpu2",
+    )
+
+
+def _parse(item: str) -> Iterator[Host]:
+    match = _ADDRESS.fullmatch(item) or _ITEM.fullmatch(item)
+    if not match:
+        raise ValueError(f"{item!r} is no host")
+    user, address, names, port = match.groups()
+    for name in [address] if address else expand(names):
+        if not _NAME.fullmatch(name) or (user and not _NAME.fullmatch(user)):
+            raise ValueError(f"{item!r} is no host")
+        if port and not 1 <= int(port) <= 65535:
+            raise ValueError(f"{item!r}: there is no port {port}")
+        yield Host(name, user, int(port) if port else None)
+
+
+def _slots(word: str) -> int:
+    match = _SLOTS.fullmatch(word)
+    if not match or not int(match[1]):
+        raise ValueError(f"{word!r} is not understood, only slots=N is")
+    return int(match[1])
+
+
+def _each_once(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    seen: set[tuple[str, int | None]] = set()
+    for host in hosts:
+        if (host.name, host.port) in seen:
+            raise ValueError(f"{host} stands there twice: each host runs one agent, with as many ranks as it has GPUs")
+        seen.add((host.name, host.port))
+    return tuple(hosts)

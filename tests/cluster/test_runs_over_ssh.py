@@ -1,0 +1,276 @@
+"""``allranks run`` over SSH: real sshds on nodes with networks of their own, which share the run's folder."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_tools import wait_until
+from nodes import Network
+from ranks_told import WHO, who
+from ssh_nodes import SshNodes
+
+from exact_runs import SCRIPT, undisturbed, weights_in
+
+#: A rank that goes on until it is told to end.
+UP = "import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
+OPTIONS = ("--epochs", "2", "--quiet")
+
+
+@pytest.fixture
+def ssh(ssh_nodes: SshNodes, allranks: Any) -> Any:
+    """Give the command, with an ssh that reaches the nodes."""
+    allranks.env = ssh_nodes.env({**allranks.env, "OMP_NUM_THREADS": "1"})
+    return allranks
+
+
+@pytest.fixture
+def mended(network: Network, ssh_nodes: SshNodes) -> Iterator[Network]:
+    """Give the nodes to a test that breaks one; they are whole again afterwards."""
+    yield network
+    for name, node in network.nodes.items():
+        if node.is_alive:
+            network.mend(name)
+        else:
+            network.start_nodes([name])
+            ssh_nodes.restart(name)
+
+
+def left_on(network: Network, run: Path) -> dict[str, str]:
+    """Return what the nodes still have of a run, by node."""
+    look = f"grep -lsxzF 'ALLRANKS_RUN_DIR={run}' /proc/[0-9]*/environ || true"
+    found = {name: node.run(look) for name, node in network.nodes.items() if node.is_alive}
+    return {name: text for name, text in found.items() if text}
+
+
+def wait_for_ranks(ssh: Any, *ranks: str) -> Path:
+    """Wait until ranks, each named with its node, have said that they are up; return the run."""
+    logs = [f"node-{rank.partition(':')[0]:>03}/rank-{rank.partition(':')[2]}.out" for rank in ranks]
+
+    def are_up() -> bool:
+        return bool(ssh.runs()) and all(_text(ssh.run() / "attempts/000" / log) == "up\n" for log in logs)
+
+    wait_until("all ranks to be up", are_up, 90)
+    run: Path = ssh.run()
+    wait_until("the launcher to know all agents", lambda: ssh.record(run)["handle"]["extra"].get("nodes"), 20)
+    return run
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_all_meet(ssh: Any, network: Network, nodes: int) -> None:
+    ssh.script(WHO)
+    done = ssh("run", "train.py", "--nodes", f"gpu[01-{nodes:02}]", "--nproc-per-node", "2")
+    assert done.rc == 0, done.stderr
+    world = 2 * nodes
+    assert who(done.stdout) == [[rank, rank % 2, world, 2, f"gpu{rank // 2 + 1:02}", world] for rank in range(world)]
+    first, *_, last = done.stderr.splitlines()
+    name = ssh.run().name
+    why = "the machines are taken to be like this one: no GPU on this machine"
+    assert first == f"allranks: {name}: {world} ranks on {nodes} nodes of ssh, backend gloo ({why})"
+    assert re.fullmatch(rf"allranks: {name} succeeded in .* s", last)
+    record = ssh.record()
+    assert (record["kind"], record["world_size"], record["nnodes"]) == ("ssh", world, nodes)
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_a_cluster_with_a_file_of_hosts(ssh: Any) -> None:
+    ssh.script("racks: {kind: ssh, resources: {hostfile: hosts.txt}, launch: {backend: gloo}}\n", "clusters.yaml")
+    ssh.script("# two machines\ngpu03 slots=1\nroot@gpu01:22 slots=3\n", "hosts.txt")
+    ssh.job("script: train.py\ncluster: racks\n")
+    ssh.script(WHO)
+    done = ssh("run", "job.yaml")
+    assert done.rc == 0, done.stderr
+    places = [(0, 0, 1, "gpu03"), *((1 + local, local, 3, "gpu01") for local in range(3))]
+    assert who(done.stdout) == [[rank, local, 4, count, name, 4] for rank, local, count, name in places]
+
+
+def test_a_training_that_was_cancelled_goes_on_exactly(ssh: Any, network: Network) -> None:
+    # Sums are rounded as their parts are shared by threads; variables of this shell stay here.
+    flags = ("--hosts", "alias01,gpu02", "--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1")
+    script = ("--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
+    process = ssh.popen("run", SCRIPT, *flags, "--", *script)
+    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists, 90)
+    assert ssh("cancel").rc == 0
+    assert left_on(network, ssh.run()) == {}
+    assert process.wait(20) == 143
+    (ssh.folder / "go").touch()
+    done = ssh("resume", timeout=150)
+    assert weights_in(done.stdout) == undisturbed(ssh, *OPTIONS)
+    assert re.search(r"^attempts +2$", ssh("status", ssh.runs()[0].name).stdout, re.MULTILINE)
+
+
+def test_a_launcher_that_is_killed_ends_nothing(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    told = ssh("status", run.name).stdout
+    assert re.search(r"^state +RUNNING ", told, re.MULTILINE)
+    assert re.search(r"^ranks +2 on 2 nodes$", told, re.MULTILINE)
+    assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
+    done = ssh("cancel")
+    assert (done.rc, left_on(network, run)) == (0, {})
+    assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)
+
+
+def test_a_launcher_that_is_killed_while_it_starts_the_agents(ssh: Any, network: Network) -> None:
+    """It has not written down which processes they are."""
+    ssh.script(UP)
+    ssh.job(
+        "script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 600']}\n"
+    )
+    process = ssh.popen("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2, 60)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run = ssh.run()
+    assert ssh.record(run)["handle"]["extra"] == {}
+    assert re.search(r"^state +PENDING ", ssh("status", run.name).stdout, re.MULTILINE)
+    assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
+    done = ssh("cancel")
+    assert (done.rc, left_on(network, run)) == (0, {}), done.stderr
+
+
+def test_a_terminal_that_is_closed_ends_nothing(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 129
+    assert err.decode().endswith(f"allranks: SIGHUP: the run goes on\nnext: allranks logs -f {run.name}\n")
+    assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
+    follower = ssh.popen("logs", "-f")
+    assert ssh("cancel").rc == 0
+    assert follower.wait(20) == 0
+    assert left_on(network, run) == {}
+
+
+def test_ctrl_c_ends_all_machines(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--nodes", "gpu[01-03]", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1", "2:2")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 130, err.decode()
+    assert f"error: {run.name} was cancelled" in err.decode()
+    assert left_on(network, run) == {}
+
+
+def test_a_rank_that_fails_is_named_with_its_machine(ssh: Any, network: Network) -> None:
+    ssh.script(f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no data')\n{UP}")
+    done = ssh("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    name = ssh.run().name
+    assert done.rc == 1
+    assert done.stderr.splitlines()[-4:] == [
+        "error: rank 1 on gpu02 ended with exit code 1",
+        "  why: ValueError: no data",
+        f"  fix: allranks logs {name} --rank 1",
+        f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
+    ]
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_a_machine_that_loses_power_is_named(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--nodes", "gpu[01-03]", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1", "2:2")
+    mended.kill("gpu03")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "node 2 (gpu03) was lost: the connection broke" in err.decode()
+    assert left_on(mended, run) == {}
+
+
+def test_all_machines_lose_power(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    for name in ("gpu01", "gpu02"):
+        mended.kill(name)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert f"error: {run.name} FAILED: the agents are gone without a word" in err.decode()
+
+
+def test_a_cable_that_is_cut_ends_the_run_on_both_sides(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    mended.cut("gpu02")
+    _, err = process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert re.search(r"node (0 \(gpu01\)|1 \(gpu02\)) was lost: ", err.decode())  # Each side lost the other one.
+    wait_until("nothing left on either side", lambda: left_on(mended, run) == {}, 60)
+
+
+REFUSALS = {
+    "forget_key": "  why: Host key verification failed.\n  fix: ssh gpu02 once by hand, ",
+    "lock_out": "  why: root@gpu02: Permission denied (publickey).\n  fix: ssh-copy-id gpu02, ",
+}
+
+
+@pytest.mark.parametrize("breaks", REFUSALS)
+def test_a_machine_that_lets_nobody_in(ssh: Any, ssh_nodes: SshNodes, network: Network, breaks: str) -> None:
+    ssh.script(UP)
+    getattr(ssh_nodes, breaks)("gpu02")
+    try:
+        done = ssh("run", "train.py", "--nodes", "gpu01,gpu02,gpu03", "--nproc-per-node", "1")
+    finally:
+        ssh_nodes.know_all()
+        ssh_nodes.restart("gpu02")
+    assert done.rc == 1
+    assert f"error: cannot reach gpu02\n{REFUSALS[breaks]}" in done.stderr
+    assert left_on(network, ssh.run()) == {}
+    assert ssh.record()["status"]["state"] == "FAILED"
+
+
+def test_no_such_machine(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    done = ssh("run", "train.py", "--nodes", "gpu01,gpu99", "--nproc-per-node", "1")
+    assert done.rc == 1
+    assert "error: cannot reach gpu99\n  why: ssh: Could not resolve hostname gpu99: " in done.stderr
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_a_machine_without_the_folder(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    mended.nodes["gpu02"].run(["mount", "-t", "tmpfs", "tmpfs", str(ssh.folder)])
+    done = ssh("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    mended.nodes["gpu02"].run(["umount", str(ssh.folder)])
+    assert done.rc == 1
+    assert "error: gpu02 does not see the run's folder\n" in done.stderr
+    assert left_on(mended, ssh.run()) == {}
+
+
+def test_a_machine_on_which_the_setup_fails(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    ssh.job("script: train.py\nenvironment: {node_setup: ['[ $HOSTNAME = gpu01 ] || cp /nowhere/data .']}\n")
+    done = ssh("run", "job.yaml", "--hosts", "gpu01,gpu02", "--nproc-per-node", "1")
+    assert done.rc == 1
+    assert "error: the agent on gpu02 ended before it began\n  why: " in done.stderr
+    assert "cp /nowhere/data . failed with exit code 1" in done.stderr
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_a_secret_reaches_the_ranks_and_no_command_line(ssh: Any, network: Network) -> None:
+    ssh.script("import os\nprint(os.environ['API_KEY'][::-1])\n")
+    ssh.job("script: train.py\nenvironment: {variables: {API_KEY: \"it's 'secret'\"}}\n")
+    done = ssh("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    assert done.rc == 0, done.stderr
+    assert done.stdout == "[0-1] 'terces' s'ti\n"
+    found = subprocess.run(["grep", "-r", "it's 'secret'", str(ssh.run())], capture_output=True, text=True)
+    assert found.stdout == ""

@@ -1,0 +1,49 @@
+"""The scripts that run on machines over SSH, as they have been read and found good; see ``test_golden_scripts.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from golden_plans import assert_bash, compare, plan_of
+
+SCRIPTS = Path(__file__).with_name("ssh")
+JOBS = {
+    "two": """\
+script: train.py
+cluster: racks
+resources: {hosts: 'gpu[1-2]', gpus_per_node: 8}
+launch: {master_addr: gpu1, master_port: 29400}
+""",
+    "all": """\
+module: my.package
+args: [--name, "a b"]
+cluster: racks
+resources: {hosts: ["ada@gpu7:2222", "[2001:db8::7]:22"]}
+launch: {nproc_per_node: 2, backend: gloo, master_addr: 'gw; reboot', master_port: 29400, stop_timeout: 5}
+environment:
+  variables: {WANDB_API_KEY: 0123456789abcdef, NCCL_IB_TIMEOUT: 22}
+  modules: [cuda/12.4]
+  venv: .venv
+  node_setup: [ulimit -n 65536]
+  container: [apptainer, exec, --nv, my image.sif]
+runs: {group_readable: true}
+""",
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_files_of_a_plan(tmp_path: Path, name: str):
+    files = plan_of(tmp_path, JOBS[name], {}, {"OMP_NUM_THREADS": "3"})
+    assert [*files] == ["start.sh", "end.sh", "node.sh", "node.json"]
+    for path, text in files.items():
+        compare(SCRIPTS / f"{name}-{path}", text)
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.stem)
+def test_golden_script_is_bash(path: Path):
+    assert_bash(path)
+
+
+def test_no_secret_is_in_a_golden_file():
+    assert not [path for path in SCRIPTS.iterdir() if "0123456789abcdef" in path.read_text()]

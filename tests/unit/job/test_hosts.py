@@ -1,0 +1,138 @@
+"""Machines of a job: lists and files of hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.errors import JobError
+from allranks.job.hosts import Host, hosts_of, look_like_hosts, parse_hosts, read_hostfile
+from allranks.job.spec import Job
+
+names = st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z0-9]", fullmatch=True)
+hosts = st.builds(
+    Host, names, st.none() | st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.none() | st.integers(1, 65535)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu[1-3]", [Host("gpu1"), Host("gpu2"), Host("gpu3")]),
+        ("gpu1,gpu2", [Host("gpu1"), Host("gpu2")]),
+        ("ada@gpu[1,3]:2222, x", [Host("gpu1", "ada", 2222), Host("gpu3", "ada", 2222), Host("x")]),
+        ("10.0.0.4", [Host("10.0.0.4")]),
+        ("10.0.0.[4-5]", [Host("10.0.0.4"), Host("10.0.0.5")]),
+        ("2001:db8::7", [Host("2001:db8::7")]),
+        ("ada@[2001:db8::7]:22", [Host("2001:db8::7", "ada", 22)]),
+        ("fe80::1%eth0", [Host("fe80::1%eth0")]),
+        ("gpu1:22,gpu1:23", [Host("gpu1", None, 22), Host("gpu1", None, 23)]),
+    ],
+)
+def test_lists(text: str, expected: list[Host]):
+    assert [*parse_hosts([text])] == expected
+
+
+@given(st.lists(hosts, min_size=1, max_size=6, unique_by=lambda host: (host.name, host.port)))
+def test_what_is_written_is_read_again(given: list[Host]):
+    assert [*parse_hosts([",".join(map(str, given))])] == given
+    assert [*parse_hosts([*map(str, given)])] == given
+    assert [*read_hostfile("\n".join(map(str, given)))] == given
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("-oProxyCommand=touch", "'-oProxyCommand=touch' is no host"),
+        ("ada@-x", "'ada@-x' is no host"),
+        ("-x@gpu1", "'-x@gpu1' is no host"),
+        ("gpu1;reboot", "'gpu1;reboot' is no host"),
+        ("$(reboot)", "'$(reboot)' is no host"),
+        ("gpu1:70000", "'gpu1:70000': there is no port 70000"),
+        ("gpu1:0", "'gpu1:0': there is no port 0"),
+        ("gpu[3-1]", "'3-1' is no range of numbers"),
+        ("gpu1,,gpu2", "an empty name in 'gpu1,,gpu2'"),
+        ("gpu1,gpu1", "gpu1 stands there twice"),
+        ("ada@gpu1,bob@gpu1", "bob@gpu1 stands there twice"),
+    ],
+)
+def test_what_is_no_list_of_hosts(text: str, error: str):
+    with pytest.raises(ValueError, match=r".") as raised:
+        parse_hosts([text])
+    assert str(raised.value).startswith(error)
+
+
+@given(st.text(max_size=12))
+def test_any_text_gives_hosts_or_a_value_error(text: str):
+    try:
+        found = parse_hosts([text])
+    except ValueError:
+        return
+    assert found
+    assert not any(host.name.startswith("-") or set(host.name) & set(" ;&|$`'\"\\\n") for host in found)
+
+
+@pytest.mark.parametrize("text", ["gpu1,gpu2", "gpu-node1", "gpu[1-3]", "10.0.0.1,10.0.0.2", "a@b", "gpu1"])
+def test_names_instead_of_a_number_of_nodes(text: str):
+    assert look_like_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["2", "2:4", "-1", "1.5", "", "eight", "2,4"])
+def test_a_number_of_nodes_is_no_name(text: str):
+    assert not look_like_hosts(text)
+
+
+def test_a_file_of_hosts():
+    text = "# two racks\n\ngpu[1-2] slots=8\n  ada@gpu7:2222   slots=4  # the old one\nx\n"
+    assert [*read_hostfile(text)] == [
+        Host("gpu1", slots=8),
+        Host("gpu2", slots=8),
+        Host("gpu7", "ada", 2222, 4),
+        Host("x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("gpu1\ngpu2 slot=8\n", "line 2: 'slot=8' is not understood, only slots=N is"),
+        ("gpu1 slots=0", "line 1: 'slots=0' is not understood, only slots=N is"),
+        ("gpu1 slots=1 slots=2", "line 1: slots stand there twice"),
+        ("# nothing\n", "no host stands in it"),
+        ("gpu1\ngpu1", "gpu1 stands there twice"),
+    ],
+)
+def test_what_is_no_file_of_hosts(text: str, error: str):
+    with pytest.raises(ValueError, match=r".") as raised:
+        read_hostfile(text)
+    assert str(raised.value).startswith(error)
+
+
+def _job(**resources: object) -> Job:
+    return Job.model_validate({"script": "train.py", "cluster": "lab", "resources": resources})
+
+
+def test_the_first_ones_are_taken_if_a_job_asks_for_fewer(tmp_path: Path):
+    assert [host.name for host in hosts_of(_job(hosts="gpu[1-4]", nodes=2), tmp_path)] == ["gpu1", "gpu2"]
+    assert len(hosts_of(_job(hosts="gpu[1-4]"), tmp_path)) == 4
+    (tmp_path / "hosts").write_text("gpu1 slots=2\ngpu2\n")
+    assert hosts_of(_job(hostfile="hosts"), tmp_path) == (Host("gpu1", slots=2), Host("gpu2"))
+
+
+@pytest.mark.parametrize(
+    ("resources", "error"),
+    [
+        ({}, "cluster lab has no hosts\n"),
+        ({"hosts": "gpu[1-2]", "nodes": 3}, "3 nodes were asked for, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
+        ({"hosts": "gpu[1-4]", "nodes": "2:4"}, "2:4 nodes were asked for, and hosts over SSH are listed one by one\n"),
+        ({"hosts": "gpu[1"}, "resources.hosts: "),
+        ({"hostfile": "nowhere"}, "resources.hostfile: cannot read nowhere\n  why: No such file or directory"),
+    ],
+)
+def test_errors_name_what_was_asked_for(tmp_path: Path, resources: dict[str, object], error: str):
+    with pytest.raises(JobError) as raised:
+        hosts_of(_job(**resources), tmp_path)
+    assert str(raised.value).startswith(error)
