@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -33,8 +34,12 @@ _BEGIN_SECONDS = 300.0
 #: What a machine may take beyond the ranks' own time to end a run, and to answer.
 _END_SECONDS = 60.0
 _LOOK_SECONDS = 20.0
+#: How often what the agents tell is read: on a shared filesystem each look costs.
+_READ_SECONDS = 0.3
 #: How often agents that say nothing are looked for.
 _ASK_SECONDS = 5.0
+#: What a machine tells of its agent, after whatever else a login there may print.
+_TOLD = re.compile(r"^(\d+) (\d+)$", re.MULTILINE)
 #: The exit code of bash for a script that is not there.
 _NOT_FOUND = 127
 
@@ -45,7 +50,7 @@ class SshCluster:
     name = "ssh"
 
     def __init__(self) -> None:
-        self._lost: dict[Path, _Lost] = {}
+        self._lost: dict[tuple[Path, object], _Lost] = {}
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed on the machines.
@@ -83,11 +88,11 @@ class SshCluster:
         secrets = "".join(f"export {name}={shlex.quote(environ[name])}\n" for name in plan.secrets)
         answers = run_all([node.command for node in plan.commands], environ, sent=secrets, seconds=_BEGIN_SECONDS)
         pairs = [*zip(plan.commands, answers, strict=True)]
-        nodes = [_agent(node, answer) for node, answer in pairs if not answer.code]
+        nodes = [_agent(node, answer) for node, answer in pairs if not answer.code or answer.is_late]
         handle = Handle(host=socket.gethostname(), extra={"nodes": nodes, "began": time.time()})
-        if len(nodes) < len(pairs):
+        if failed := [(node, answer) for node, answer in pairs if answer.code]:
             _tell(handle, Path(plan.run_dir), "END", plan.stop_timeout)
-            raise _cannot_start(plan, [(node, answer) for node, answer in pairs if answer.code])
+            raise _cannot_start(plan, failed)
         return SshRun(self, Path(plan.run_dir), handle)
 
     def status(self, run: Run) -> Status:
@@ -100,7 +105,8 @@ class SshCluster:
         told = agents.told_by_all(attempt)
         if told.state.is_final:
             return told
-        lost = self._lost.setdefault(folder, _Lost(folder, handle)).look(attempt)
+        key = folder, handle.extra.get("began")
+        lost = self._lost.setdefault(key, _Lost(folder, handle)).look(attempt)
         if not lost:
             return told
         known = agents.told_by_all(attempt, without=lost)
@@ -139,11 +145,14 @@ class SshRun:
         self.handle = handle
         self._cluster, self._folder = cluster, folder
         self._has_ended = False
+        self._next = 0.0
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, unless the run has ended; tell whether it has."""
         if not self._has_ended:
             time.sleep(seconds)
+        if not self._has_ended and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _READ_SECONDS
             self._has_ended = self._cluster.status_of(self._folder, self.handle).state.is_final
         return self._has_ended
 
@@ -204,9 +213,10 @@ def _handle(run: Run) -> Handle:
 
 
 def _agent(node: NodeCommand, answer: Answer) -> dict[str, Any]:
-    """Return what identifies the agent that a machine told of."""
-    pid, started, name = answer.out.split()[-3:]
-    return {"node": node.node, "host": node.host, "name": name, "pid": int(pid), "started": int(started)}
+    """Return what identifies the agent that a machine told of; 0 where it has told nothing."""
+    told = _TOLD.search(answer.out)
+    pid, started = (int(told[1]), int(told[2])) if told else (0, 0)
+    return {"node": node.node, "host": node.host, "pid": pid, "started": started}
 
 
 def _commands(nodes: Iterable[Mapping[str, Any]], folder: Path, what: str) -> list[tuple[str, ...]]:

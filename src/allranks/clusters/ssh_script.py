@@ -22,7 +22,7 @@ def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, 
     """Write the script that starts a node's agent, in a session of its own, and returns when it is there.
 
     Its arguments are the node's number, the number of its ranks and the attempt. It prints one line: the agent's
-    process id, its start time (man 5 proc) and the machine's own name.
+    process id and its start time (man 5 proc).
 
     Args:
         title: one line on what this is.
@@ -64,7 +64,7 @@ def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, 
                 "done",
                 'stat=$(cat "/proc/$agent/stat" 2>/dev/null)',
                 'read -ra fields <<<"${stat##*) }"',
-                'echo "$agent ${fields[19]:-0} $HOSTNAME"',
+                'echo "$agent ${fields[19]:-0}"',
             ],
         ]
     )

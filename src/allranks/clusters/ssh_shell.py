@@ -36,13 +36,15 @@ class Answer:
         code: its exit code.
         out: its stdout.
         err: its stderr, or what ssh said.
-        unreached: whether ssh could not run it at all.
+        unreached: whether ssh could not run it at all, or nobody knows how it ended.
+        is_late: whether it had begun, perhaps, and has not ended in time.
     """
 
     code: int
     out: str
     err: str
     unreached: bool = False
+    is_late: bool = False
 
     @property
     def last_words(self) -> str:
@@ -100,7 +102,7 @@ def run_all(
                 start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
             )
         except subprocess.TimeoutExpired:
-            return Answer(_OF_SSH, "", f"no answer within {seconds:g} s", unreached=True)
+            return Answer(_OF_SSH, "", f"no answer within {seconds:g} s", unreached=True, is_late=True)
         except OSError as error:
             raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix="install OpenSSH's client") from error
         return Answer(done.returncode, done.stdout, done.stderr, unreached=done.returncode == _OF_SSH)

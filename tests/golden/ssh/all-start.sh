@@ -25,4 +25,4 @@ until [ -s "$folder/agent.jsonl" ]; do
 done
 stat=$(cat "/proc/$agent/stat" 2>/dev/null)
 read -ra fields <<<"${stat##*) }"
-echo "$agent ${fields[19]:-0} $HOSTNAME"
+echo "$agent ${fields[19]:-0}"
