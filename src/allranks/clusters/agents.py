@@ -68,16 +68,14 @@ def began(run: Run) -> float | None:
 def size(attempt: Path) -> tuple[int, int] | None:
     """Return how many ranks on how many nodes were started last in an attempt; None if none were.
 
-    With an elastic number of nodes it need not be what was planned.
+    With an elastic number of nodes it need not be what was planned. The first node that is here tells: node 0, which is
+    part of every generation, or the one node of a job whose nodes were started by hand.
     """
-    found = [
-        event
-        for folder in attempt.glob("node-*")
-        for event in read_events(folder / contract.AGENT_EVENTS)
-        if event.kind == contract.RANKS_STARTED and "nodes" in event.fields
-    ]
-    newest = max(found, key=lambda event: event.time, default=None)
-    return (int(newest.fields["world_size"]), int(newest.fields["nodes"])) if newest else None
+    for folder in sorted(attempt.glob("node-*")):
+        found = [event.fields for event in read_events(folder / contract.AGENT_EVENTS) if "nodes" in event.fields]
+        if found:
+            return int(found[-1]["world_size"]), int(found[-1]["nodes"])
+    return None
 
 
 def _after(status: Status, event: Event) -> Status:
