@@ -187,7 +187,7 @@ def test_a_port_that_is_taken(by_hand: ByHand, network: Network) -> None:
     assert err.splitlines()[-3:] == [
         "error: cannot listen on port 29500 of this machine",
         "  why: Address already in use (while attempting to bind on address ('', 29500))",
-        "  fix: --master-port must be a free port of node 0",
+        "  fix: launch.master_port (--master-port) must be a free port of node 0",
     ]
 
 

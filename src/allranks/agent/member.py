@@ -15,7 +15,6 @@ from allranks import contract
 from allranks.agent.channel import Channel, Message
 from allranks.agent.hub import JOIN_SECONDS, Hub, name_of
 from allranks.agent.outcome import Outcome
-from allranks.agent.place import asked_by, says_of_first
 from allranks.agent.ranks import RankExit
 from allranks.agent.stop import Stop
 from allranks.contract import NodeSpec
@@ -223,8 +222,9 @@ class Member:
         return LaunchError(
             f"{self._name} cannot reach node 0 at {where} for {DIAL_SECONDS:g} s",
             why=problem,
-            fix=f"see what the agent of node 0 says ({says_of_first(self._node)}); that name must mean its host on "
-            "this node, and no firewall may close the port between the nodes",
+            fix="see what the agent of node 0 says, in its run's folder (slurm-*.out, or "
+            f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "
+            "node, and no firewall may close the port between the nodes",
         )
 
     # --- what it hears ---
@@ -254,5 +254,5 @@ class Member:
         return LaunchError(
             f"{self._name} was turned away by the agent at {self._node.master_addr}:{self._node.master_port}",
             why=why,
-            fix=f"{' and '.join(asked_by(self._node))} must be the same on all nodes of a job, and no other's",
+            fix="--master-addr and --master-port must be the same on all nodes of a job, and no other's",
         )

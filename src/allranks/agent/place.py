@@ -49,21 +49,6 @@ def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
     return mine if nodes == 1 else replace(mine, master_addr=environ[contract.RDZV_HOST], master_port=port)
 
 
-def asked_by(node: NodeSpec) -> tuple[str, str]:
-    """Return what tells a node where all meet, address and port: flags where each is started by hand."""
-    if node.rendezvous_id is not None:
-        return "--master-addr", "--master-port"
-    return contract.RDZV_HOST, contract.RDZV_PORT
-
-
-def says_of_first(node: NodeSpec) -> str:
-    """Return where a person reads what the agent of node 0 says."""
-    if node.rendezvous_id is not None:
-        return "where allranks node was typed on it"
-    log = f"{contract.node_dir(node.attempt, 0)}/{contract.AGENT_LOG}"
-    return f"in slurm-*.out in the run's folder; inside an allocation in {log}"
-
-
 def _number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
     text = environ[name]
     try:

@@ -239,8 +239,8 @@ def test_it_is_said_why_node_0_cannot_be_reached(tmp_path, monkeypatch, host, wh
             member.join(time.sleep)
     assert caught.value.what == f"node 1 ({socket.gethostname()}) cannot reach node 0 at {host}:{port} for 0.2 s"
     assert str(caught.value.why).startswith(why)
-    where = "slurm-*.out in the run's folder; inside an allocation in attempts/002/node-000/agent.log"
-    assert str(caught.value.fix).startswith(f"see what the agent of node 0 says (in {where});")
+    where = "in its run's folder (slurm-*.out, or attempts/002/node-000/agent.log)"
+    assert str(caught.value.fix).startswith(f"see what the agent of node 0 says, {where};")
 
 
 def test_an_agent_that_begins_anew_while_it_is_dialled_is_dialled_again(meet, tmp_path):
