@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -15,24 +16,22 @@ from allranks.processes import let_gloo_rest
 
 
 class Worker:
-    """A thread that has gloo's name, works for a while and then waits for more, as gloo's do."""
+    """A thread that has gloo's name, does so many small things, and then waits for more, as gloo's do."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.done = False
-        self._named = threading.Event()
+    def __init__(self, things: float) -> None:
+        self.things = things
+        self._ready = threading.Event()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
-        self._named.wait()
+        self._ready.wait()
 
     def _work(self) -> None:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("pt_gloo_runloop")
-        self._named.set()
-        until = time.monotonic() + self.seconds
-        while time.monotonic() < until:
+        self._ready.set()
+        while self.things and not self._end.is_set():
             time.sleep(0.002)
-        self.done = True
+            self.things -= 1
         self._end.wait()
 
     def stop(self) -> None:
@@ -41,22 +40,24 @@ class Worker:
 
 
 @pytest.fixture
-def two_workers() -> Iterator[tuple[Worker, Worker]]:
-    """Give one that is idle and one that works for 0.3 s."""
-    workers = (Worker(0), Worker(0.3))
+def workers(request: pytest.FixtureRequest) -> Iterator[list[Worker]]:
+    """Give threads that have so many things to do."""
+    workers = [Worker(things) for things in request.param]
     yield workers
     for worker in workers:
         worker.stop()
 
 
-def test_it_waits_until_all_are_idle(two_workers: tuple[Worker, Worker]) -> None:
-    let_gloo_rest()
-    assert [worker.done for worker in two_workers] == [True, True]
+@pytest.mark.parametrize("workers", [(0, 100)], indirect=True)
+def test_it_waits_until_all_are_idle(workers: list[Worker]) -> None:
+    let_gloo_rest(limit=60)
+    assert [worker.things for worker in workers] == [0, 0]
 
 
-def test_it_does_not_wait_for_ever(two_workers: tuple[Worker, Worker]) -> None:
+@pytest.mark.parametrize("workers", [(math.inf,)], indirect=True)
+def test_it_does_not_wait_for_ever(workers: list[Worker]) -> None:
     let_gloo_rest(limit=0.05)
-    assert [worker.done for worker in two_workers] == [True, False]
+    assert workers[0].things == math.inf
 
 
 LOOK = "import atexit, allranks.processes as processes\nprocesses._gloo_threads = lambda: print('looked') or {}\n"
