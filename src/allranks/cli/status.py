@@ -43,8 +43,8 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "exit code", str(status.exit_code)
     yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"
     yield "cluster", f"{record.cluster} ({record.kind})"
-    if run.job_id:
-        yield "job", run.job_id
+    if job := run.job_id:
+        yield "job", job
     if record.handle.pid:
         yield "agent", f"process {record.handle.pid} on {record.handle.host}"
     began = status.started or record.created

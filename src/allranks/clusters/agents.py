@@ -38,14 +38,18 @@ def told_by(folder: Path) -> Status:
     return fold(read_events(folder / contract.AGENT_EVENTS))
 
 
-def told_by_all(attempt: Path, without: Collection[Path] = ()) -> Status:
-    """Return the status that the agents of all nodes of an attempt told of: final when all of them have ended.
+def told_by_each(attempt: Path) -> dict[Path, Status]:
+    """Return the status that each node's agent told of, by the node's folder."""
+    return {folder: told_by(folder) for folder in sorted(attempt.glob("node-*"))}
 
-    Args:
-        attempt: folder of the attempt.
-        without: folders of nodes whose agents cannot tell anything any more.
-    """
-    told = [told_by(folder) for folder in sorted(attempt.glob("node-*")) if folder not in without]
+
+def told_by_all(attempt: Path) -> Status:
+    """Return the status that the agents of all nodes of an attempt told of: final when all of them have ended."""
+    return combined(told_by_each(attempt).values())
+
+
+def combined(told: Collection[Status]) -> Status:
+    """Combine what agents told of: final when all of them have ended."""
     if not told:
         return fold(())
     ended = [status for status in told if status.state.is_final]
@@ -72,8 +76,12 @@ def size(attempt: Path) -> tuple[int, int] | None:
     part of every generation, or the one node of a job whose nodes were started by hand.
     """
     for folder in sorted(attempt.glob("node-*")):
-        found = [event.fields for event in read_events(folder / contract.AGENT_EVENTS) if "nodes" in event.fields]
-        if found:
+        found = [
+            event.fields
+            for event in read_events(folder / contract.AGENT_EVENTS)
+            if event.kind == contract.RANKS_STARTED
+        ]
+        if found and "nodes" in found[-1]:
             return int(found[-1]["world_size"]), int(found[-1]["nodes"])
     return None
 

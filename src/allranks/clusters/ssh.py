@@ -102,18 +102,19 @@ class SshCluster:
     def status_of(self, folder: Path, handle: Handle) -> Status:
         """Find out what has become of the run in a folder, from what its agents told and whether they are there."""
         attempt = folder / contract.attempt_dir(newest_attempt(folder))
-        told = agents.told_by_all(attempt)
-        if told.state.is_final:
-            return told
+        told = agents.told_by_each(attempt)
+        status = agents.combined(told.values())
+        if status.state.is_final:
+            return status
         key = folder, handle.extra.get("began")
-        lost = self._lost.setdefault(key, _Lost(folder, handle)).look(attempt)
+        lost = self._lost.setdefault(key, _Lost(folder, handle)).look(attempt, told)
         if not lost:
-            return told
-        known = agents.told_by_all(attempt, without=lost)
+            return status
+        known = agents.combined([each for node, each in told.items() if node not in lost])
         if known.state.is_final:
             return known
         reason = "the agents are gone without a word: they were killed, or their machines went down"
-        return Status(State.FAILED, "agents gone", reason, 1, started=told.started, ended=time.time())
+        return Status(State.FAILED, "agents gone", reason, 1, started=status.started, ended=time.time())
 
     def cancel(self, run: Run) -> None:
         """End a run and wait until nothing of it is left on any machine.
@@ -173,27 +174,34 @@ class _Lost:
         self._next = 0.0
         self._found: set[Path] = set()
 
-    def look(self, attempt: Path) -> set[Path]:
+    def look(self, attempt: Path, told: Mapping[Path, Status]) -> set[Path]:
         """Return the folders of the nodes that have told no end, if the agents of all of these are gone.
 
         Agents hear of each other's end: one that is there while others have ended ends soon, and one that these say
         was lost is gone for them. All others are asked for by ssh; one whose machine cannot be reached is gone when
         its last heartbeat is old as well.
+
+        Args:
+            attempt: folder of the newest attempt.
+            told: what each node's agent told of.
         """
         nodes = {attempt / f"node-{node['node']:03}": node for node in self._handle.extra.get("nodes", ())}
-        lost = {attempt / f"node-{node:03}" for node in agents.told_lost(attempt)}
-        open_ = {folder: node for folder, node in nodes.items() if not agents.told_by(folder).state.is_final}
-        asked = {folder: node for folder, node in open_.items() if folder not in lost}
-        is_quiet = all(self._age(folder) > agents.HEARTBEAT_IS_OLD for folder in asked)
-        if self._found.issuperset(open_):
-            return {*open_}
-        if time.monotonic() < self._next or (len(open_) == len(nodes) and not is_quiet):
+        open_ = {folder for folder in nodes if folder not in told or not told[folder].state.is_final}
+        if self._found >= open_:
+            return open_
+        if time.monotonic() < self._next:
             return set()
-        answers = run_all(_commands(asked.values(), self._folder, "0"), os.environ, seconds=_LOOK_SECONDS)
+        asked = open_ - {attempt / f"node-{node:03}" for node in agents.told_lost(attempt)}
+        is_quiet = all(self._age(folder) > agents.HEARTBEAT_IS_OLD for folder in asked)
+        if len(open_) == len(nodes) and not is_quiet:
+            return set()
+        commands = _commands([nodes[folder] for folder in asked], self._folder, "0")
+        answers = run_all(commands, os.environ, seconds=_LOOK_SECONDS)
         self._next = time.monotonic() + _ASK_SECONDS
         if all(is_quiet if answer.unreached else answer.code for answer in answers):
+            # Looked at again after the processes: one may have told its end between the two looks; the next call hears.
             self._found = {folder for folder in open_ if not agents.told_by(folder).state.is_final}
-        return self._found
+        return self._found if self._found == open_ else set()
 
     def _age(self, folder: Path) -> float:
         """Return the seconds since a node's agent showed that it is alive, or was started."""

@@ -42,7 +42,8 @@ class Host:
 
     def __str__(self) -> str:
         name = f"[{self.name}]" if ":" in self.name and self.port else self.name
-        return f"{self.user}@{name}" * bool(self.user) + name * (not self.user) + f":{self.port}" * bool(self.port)
+        user = f"{self.user}@" if self.user else ""
+        return f"{user}{name}:{self.port}" if self.port else user + name
 
 
 def look_like_hosts(text: str) -> bool:
