@@ -92,6 +92,7 @@ def test_a_cluster_with_a_file_of_hosts(ssh: Any) -> None:
     ssh.script(WHO)
     done = ssh("run", "job.yaml")
     assert done.rc == 0, done.stderr
+    assert f"allranks: {ssh.run().name}: 4 ranks on 2 nodes of racks, backend gloo " in done.stderr
     places = [(0, 0, 1, "gpu03"), *((1 + local, local, 3, "gpu01") for local in range(3))]
     assert who(done.stdout) == [[rank, local, 4, count, name, 4] for rank, local, count, name in places]
 

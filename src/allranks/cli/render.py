@@ -141,7 +141,7 @@ def ranks(plan: Plan) -> str:
     """Write how many ranks there will be: 4 ranks, 2 to 8 ranks, as many ranks as the nodes have GPUs."""
     if plan.ranks_unknown:
         return "as many ranks as the nodes have GPUs"
-    least = (plan.min_nodes or plan.nnodes) * plan.nproc_per_node
+    least = plan.min_nodes * plan.nproc_per_node if plan.min_nodes else plan.world_size
     return _counted(least, plan.world_size, "rank")
 
 

@@ -17,7 +17,7 @@ from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import this_machine
 from allranks.plan.orders import orders
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, workdir_of
+from allranks.plan.resolve import environment_of, python_of, unused_scheduler, workdir_of
 from allranks.plan.script import node_script
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> 
 def _notes(request: Request) -> tuple[str, ...]:
     """Say what the job asks for and this machine does not do: nothing is left out in silence."""
     job = request.job
-    resources, retry, scheduler = job.resources, job.retry, job.scheduler
+    resources, retry = job.resources, job.retry
     asked = {
         "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1 and request.node_rank is None,
         "resources.hosts: the job runs on this machine": resources.hosts or resources.hostfile,
@@ -181,7 +181,4 @@ def _notes(request: Request) -> tuple[str, ...]:
         "retry: there is no queue here to go back into": retry != type(retry)(),
         "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.launcher == "direct",
     }
-    defaults = type(scheduler)()
-    used = [f"scheduler.{name}" for name, value in scheduler if value != getattr(defaults, name)]
-    unused = (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
-    return tuple(note for note, is_asked in asked.items() if is_asked) + unused
+    return tuple(note for note, is_asked in asked.items() if is_asked) + unused_scheduler(job)

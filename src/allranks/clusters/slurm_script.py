@@ -12,14 +12,13 @@ from allranks.clusters.slurm_directives import own_tasks
 from allranks.contract import NodeSpec
 from allranks.plan import batch
 from allranks.plan.directives import Directive, written
+from allranks.plan.orders import FIRST_PORT, PORTS
 from allranks.plan.script import comment, export, required
 
 if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job
     from allranks.plan.plan import Reason
 
-#: Ports lie below the range that outgoing connections take theirs from: 32768 and up on Linux.
-_FIRST_PORT, _PORTS = 16384, 16000
 #: From a port that is taken to the next one: those next to it are what jobs take that are submitted at the same time.
 _PORT_STEP = 997
 _WIDTH = 100
@@ -117,12 +116,12 @@ def _rendezvous(parts: Parts) -> list[str]:
         ]
     if asked.master_port:
         return [*lines, f"export {contract.RDZV_PORT}={asked.master_port} {count}"]
-    further = _PORT_STEP - _FIRST_PORT % _PORTS
+    further = _PORT_STEP - FIRST_PORT % PORTS
     return [
         *lines,
-        f"export {contract.RDZV_PORT}=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS})) {count}",
+        f"export {contract.RDZV_PORT}=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS})) {count}",
         f'while (: <"/dev/tcp/{host}/{port}") 2>/dev/null; do',
-        f"  {contract.RDZV_PORT}=$(({_FIRST_PORT} + ({contract.RDZV_PORT} + {further}) % {_PORTS}))",
+        f"  {contract.RDZV_PORT}=$(({FIRST_PORT} + ({contract.RDZV_PORT} + {further}) % {PORTS}))",
         "done",
     ]
 

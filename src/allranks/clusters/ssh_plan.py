@@ -22,9 +22,9 @@ from allranks.plan import batch, environment
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import Machine, this_machine
-from allranks.plan.orders import orders
+from allranks.plan.orders import FIRST_PORT, PORTS, orders
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, workdir_of
+from allranks.plan.resolve import environment_of, python_of, unused_scheduler, workdir_of
 from allranks.plan.script import node_script
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Nothing of the calling environment travels over SSH: what the ranks need stands in the job.
 _NO_ENVIRONMENT: dict[str, str] = {}
-#: Ports lie below the range that outgoing connections take theirs from: 32768 and up on Linux.
-_FIRST_PORT, _PORTS = 16384, 16000
 
 
 def make_plan(request: Request) -> Plan:
@@ -107,7 +105,7 @@ class _Planning:
         self._settings = environment.settings(self._job, None, _NO_ENVIRONMENT)
         self._secrets = environment.secrets(self._job)
         self._run_dir = request.run_dir
-        self._port = self._job.launch.master_port or _FIRST_PORT + zlib.crc32(self._run_dir.name.encode()) % _PORTS
+        self._port = self._job.launch.master_port or FIRST_PORT + zlib.crc32(self._run_dir.name.encode()) % PORTS
         self._master = self._job.launch.master_addr or real_name(hosts[0], request.environ)
 
     def plan(self) -> Plan:
@@ -130,6 +128,7 @@ class _Planning:
             reasons=tuple(self._reasons()),
             notes=tuple(self._notes()),
             group_readable=job.runs.group_readable,
+            ranks=sum(map(self._ranks_on, self._hosts)),
         )
 
     def _spec(self) -> NodeSpec:
@@ -187,7 +186,7 @@ class _Planning:
 
     def _notes(self) -> Iterator[str]:
         """Say what the job asks for and does not get: nothing is left out in silence."""
-        resources, retry, scheduler = self._job.resources, self._job.retry, self._job.scheduler
+        resources, retry = self._job.resources, self._job.retry
         if resources.time:
             yield "resources.time is not enforced over SSH"
         if resources.memory:
@@ -196,5 +195,4 @@ class _Planning:
             yield "resources.gpu_type is not looked at over SSH"
         if retry != type(retry)():
             yield "retry: there is no queue over SSH to go back into"
-        if used := [f"scheduler.{name}" for name, value in scheduler if value != getattr(type(scheduler)(), name)]:
-            yield f"there is no scheduler: {', '.join(used)} not used"
+        yield from unused_scheduler(self._job)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from allranks.plan.entry import Entry
     from allranks.plan.layout import Layout
 
+#: Ports lie below the range that outgoing connections take theirs from: 32768 and up on Linux.
+FIRST_PORT, PORTS = 16384, 16000
 #: Where the ranks of a single node meet; of several, the first node tells the others.
 _ALONE = "127.0.0.1"
 

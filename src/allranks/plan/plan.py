@@ -68,11 +68,13 @@ class Plan:
     min_nodes: int = 0
     #: Whether each node starts a rank for each of its GPUs, and nobody knows yet how many those are.
     ranks_unknown: bool = False
+    #: Number of all ranks, where nodes have different numbers of them; 0: as many on each.
+    ranks: int = 0
 
     @property
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
-        return self.nnodes * self.nproc_per_node
+        return self.ranks or self.nnodes * self.nproc_per_node
 
     @property
     def debug(self) -> tuple[Reason, ...]:

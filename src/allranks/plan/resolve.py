@@ -41,3 +41,10 @@ def environment_of(job: Job, folder: Path) -> Environment:
     """Return the job's environment with an absolute path to its virtual environment."""
     venv = job.environment.venv
     return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment
+
+
+def unused_scheduler(job: Job) -> tuple[str, ...]:
+    """Return the note that a job asks a scheduler for something where there is none, if it does."""
+    defaults = type(job.scheduler)()
+    used = [f"scheduler.{name}" for name, value in job.scheduler if value != getattr(defaults, name)]
+    return (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
