@@ -106,6 +106,7 @@ class MergedLogs:
         """
         self._discover()
         self._take(self._logs.growths())
+        self._flush(_LAST)  # When what follows came is not known: whoever looked on has seen these lines before it.
         self._take(iter(self._logs.unindexed(_LAST)))
         for stream in self._logs.streams():
             self._accept(stream, _LAST, stream.cutter.end())
