@@ -105,6 +105,10 @@ AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
 USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
+#: In place of a rank: all ranks of a node, whose output torch's own launcher puts together.
+ALL_OF_A_NODE: Final = -1
+#: In the folder of node 0, one line of JSON for each node whose agent could not be started: it will not come.
+NOT_STARTED: Final = "not-started"
 
 # --- kinds of events in agent.jsonl ---
 AGENT_STARTED: Final = "agent-started"
@@ -113,6 +117,7 @@ RANKS_STARTED: Final = "ranks-started"
 RANK_EXITED: Final = "rank-exited"
 RESTART: Final = "restart"
 NODE_LOST: Final = "node-lost"
+WAITING: Final = "waiting"
 STOP_REQUESTED: Final = "stop-requested"
 WARNED: Final = "warned"
 ERROR: Final = "error"
@@ -144,8 +149,8 @@ def node_dir(attempt: int, node: int) -> str:
 
 
 def rank_log(rank: int | Literal["*"], stream: str) -> str:
-    """Name of a rank's log in its node's folder; ``stream`` is ``out`` or ``err``."""
-    return f"rank-{rank}.{stream}"
+    """Name of a rank's log in its node's folder, or that of all its ranks; ``stream`` is ``out`` or ``err``."""
+    return f"node.{stream}" if rank == ALL_OF_A_NODE else f"rank-{rank}.{stream}"
 
 
 @dataclass(frozen=True)
@@ -177,11 +182,18 @@ class NodeSpec:
     min_nodes: int = 1
     #: What the agents of a run know each other by, where each node has a folder of its own for it.
     rendezvous_id: str | None = None
+    #: How many of the nodes wait to take the place of one that is lost: the last ones, at first.
+    spares: int = 0
 
     @property
     def rendezvous(self) -> str:
         """What the agents of all nodes have in common: the run's folder, or its id where they share none."""
         return self.rendezvous_id or self.run_dir
+
+    @property
+    def places(self) -> int:
+        """How many nodes take part, at most."""
+        return self.nnodes - self.spares
 
     @property
     def needs_all(self) -> bool:

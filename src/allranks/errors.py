@@ -9,6 +9,7 @@ The tree::
     ├── PreflightError           exit code 3: it was checked and cannot work
     ├── RunFolderError           the run's folder cannot be written or read
     ├── LaunchError              the job could not be started
+    │   └── StartCancelledError  exit code 130, or 143: a signal came before it was
     └── RankError                raised inside a rank by the training runtime
         ├── RankEnvironmentError the variables that say who a rank is are half set or disagree
         └── DeviceError          the rank cannot have the device that it was given
@@ -26,6 +27,7 @@ __all__ = [
     "RankError",
     "RunFolderError",
     "RunNotFoundError",
+    "StartCancelledError",
     "UsageError",
 ]
 
@@ -83,6 +85,20 @@ class RunFolderError(AllranksError):
 
 class LaunchError(AllranksError):
     """The job could not be started."""
+
+
+class StartCancelledError(LaunchError):
+    """The job was not started: a signal asked for its end before it was, and what had begun of it was ended.
+
+    Args:
+        what: what happened.
+        number: the signal's number.
+        why: what became of what had begun.
+    """
+
+    def __init__(self, what: str, number: int, *, why: str | None = None) -> None:
+        super().__init__(what, why=why)
+        self.exit_code = 128 + number
 
 
 class RankError(AllranksError):

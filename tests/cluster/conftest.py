@@ -79,6 +79,25 @@ def ssh_nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Ite
     ssh_nodes.stop()
 
 
+@pytest.fixture
+def ssh(ssh_nodes: SshNodes, allranks: Any) -> Any:
+    """Give the command, with an ssh that reaches the nodes."""
+    allranks.env = ssh_nodes.env({**allranks.env, "OMP_NUM_THREADS": "1"})
+    return allranks
+
+
+@pytest.fixture
+def mended(network: Network, ssh_nodes: SshNodes) -> Iterator[Network]:
+    """Give the nodes to a test that breaks one; they are whole again afterwards."""
+    yield network
+    for name, node in network.nodes.items():
+        if node.is_alive:
+            network.mend(name)
+        else:
+            network.start_nodes([name])
+            ssh_nodes.restart(name)
+
+
 @pytest.fixture(autouse=True)
 def _idle_again(request: pytest.FixtureRequest) -> Iterator[None]:
     """Leave each cluster as the next test expects it: all nodes alive and idle, no jobs."""

@@ -7,10 +7,13 @@ look names up in the file of hosts that the nodes have, so that a name means the
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -69,7 +72,10 @@ class SshNodes:
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network, self.folder = network, folder
+        self.home = folder / "home"
         self._daemons: dict[str, subprocess.Popen[Any]] = {}
+        # Short: the path of a socket has 108 bytes at most.
+        self.runtime = Path(tempfile.mkdtemp(prefix="ssh-"))
 
     def start(self) -> None:
         """Make all keys and configurations, and start sshd on all nodes; return when all of them take connections."""
@@ -77,6 +83,7 @@ class SshNodes:
         for name in ["user", *names]:
             called(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", self.folder / name])
         (self.folder / "nobody.pub").write_text("")
+        self._make_home()
         self._make_user(names)
         # It must be there, as the service of Debian makes it at boot; left in place, since other sshds may use it.
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -85,6 +92,12 @@ class SshNodes:
         except BaseException:
             self.stop()
             raise
+
+    def _make_home(self) -> None:
+        """Give the user a home of the nodes' own, with nothing in it that a shell would run first."""
+        self.home.mkdir()
+        of_root = re.compile(r"^(root:(?:[^:\n]*:){4})[^:\n]*", re.MULTILINE)
+        (self.folder / "passwd").write_text(of_root.sub(rf"\g<1>{self.home}", Path("/etc/passwd").read_text()))
 
     def _make_user(self, names: list[str]) -> None:
         """Write what the user's ssh reads, and the wrapper that says so."""
@@ -99,7 +112,7 @@ class SshNodes:
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return an environment in which ``ssh`` is the user's, without an agent that has other keys."""
-        env = {**base, "PATH": f"{self.folder / 'bin'}:{base['PATH']}"}
+        env = {**base, "PATH": f"{self.folder / 'bin'}:{base['PATH']}", "XDG_RUNTIME_DIR": str(self.runtime)}
         env.pop("SSH_AUTH_SOCK", None)
         return env
 
@@ -114,6 +127,7 @@ class SshNodes:
         known = self.folder / "known_hosts"
         lines = known.read_text().splitlines(keepends=True)
         known.write_text("".join(line for line in lines if not line.startswith(f"{name},")))
+        self.end_kept()
 
     def lock_out(self, name: str) -> None:
         """Have a node take no key, until ``restart``; connections to it are ended."""
@@ -128,6 +142,20 @@ class SshNodes:
     def stop(self) -> None:
         """End all sshds and all connections to them."""
         self._end([*self._daemons])
+        self.end_kept()
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def kept(self) -> list[int]:
+        """Return the processes that keep connections of the user: each calls itself by the path of its socket."""
+        title = b"ssh: " + os.fsencode(self.runtime)
+        return [process for process in _processes() if _called(process).startswith(title)]
+
+    def end_kept(self) -> None:
+        """End all connections that are kept."""
+        for process in self.kept():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+        wait_until("the end of kept connections", lambda: not self.kept(), 30)
 
     def processes(self, name: str) -> list[int]:
         """Return the processes of a node that are sshd, for connections too, as this machine counts."""
@@ -144,6 +172,7 @@ class SshNodes:
             config = self.folder / f"{name}.sshd_config"
             authorized = self.folder / f"{who}.pub"
             config.write_text(SERVER.format(host_key=self.folder / name, authorized=authorized))
+            self.network.nodes[name].run(["mount", "--bind", self.folder / "passwd", "/etc/passwd"])
             with self.log(name).open("a") as log:
                 self._daemons[name] = self.network.nodes[name].popen(
                     [SSHD, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -183,12 +212,24 @@ def _sshds(node: Node) -> list[int]:
     if not node.is_alive:
         return []
     namespace = _link(node.pid, "ns/pid")
-    all_processes = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return [
         process
-        for process in all_processes
+        for process in _processes()
         if _link(process, "ns/pid") == namespace and Path(_link(process, "exe")).name.startswith("sshd")
     ]
+
+
+def _processes() -> list[int]:
+    """Return all processes, as this machine counts."""
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def _called(process: int) -> bytes:
+    """Return the command line of a process, or what it calls itself; nothing for one that has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _link(process: int, name: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,58 +12,11 @@ from cluster_tools import wait_until
 from nodes import Network
 from ranks_told import WHO, who
 from ssh_nodes import SshNodes
+from ssh_runs import UP, left_on, wait_for_ranks
 
 from exact_runs import SCRIPT, undisturbed, weights_in
 
-#: A rank that goes on until it is told to end.
-UP = "import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
 OPTIONS = ("--epochs", "2", "--quiet")
-
-
-@pytest.fixture
-def ssh(ssh_nodes: SshNodes, allranks: Any) -> Any:
-    """Give the command, with an ssh that reaches the nodes."""
-    allranks.env = ssh_nodes.env({**allranks.env, "OMP_NUM_THREADS": "1"})
-    return allranks
-
-
-@pytest.fixture
-def mended(network: Network, ssh_nodes: SshNodes) -> Iterator[Network]:
-    """Give the nodes to a test that breaks one; they are whole again afterwards."""
-    yield network
-    for name, node in network.nodes.items():
-        if node.is_alive:
-            network.mend(name)
-        else:
-            network.start_nodes([name])
-            ssh_nodes.restart(name)
-
-
-def left_on(network: Network, run: Path) -> dict[str, str]:
-    """Return what the nodes still have of a run, by node."""
-    look = f"grep -lsxzF 'ALLRANKS_RUN_DIR={run}' /proc/[0-9]*/environ || true"
-    found = {name: node.run(look) for name, node in network.nodes.items() if node.is_alive}
-    return {name: text for name, text in found.items() if text}
-
-
-def wait_for_ranks(ssh: Any, *ranks: str) -> Path:
-    """Wait until ranks, each named with its node, have said that they are up; return the run."""
-    logs = [f"node-{rank.partition(':')[0]:>03}/rank-{rank.partition(':')[2]}.out" for rank in ranks]
-
-    def are_up() -> bool:
-        return bool(ssh.runs()) and all(_text(ssh.run() / "attempts/000" / log) == "up\n" for log in logs)
-
-    wait_until("all ranks to be up", are_up, 90)
-    run: Path = ssh.run()
-    wait_until("the launcher to know all agents", lambda: ssh.record(run)["handle"]["extra"].get("nodes"), 20)
-    return run
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return ""
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
@@ -169,6 +120,29 @@ def test_ctrl_c_ends_all_machines(ssh: Any, network: Network) -> None:
     assert process.returncode == 130, err.decode()
     assert f"error: {run.name} was cancelled" in err.decode()
     assert left_on(network, run) == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "options"),
+    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ()), (signal.SIGINT, 130, ("--detach",))],
+)
+def test_a_signal_while_the_machines_are_set_up(
+    ssh: Any, network: Network, number: signal.Signals, code: int, options: tuple[str, ...]
+) -> None:
+    ssh.script(UP)
+    ssh.job(
+        "script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 1000']}\n"
+    )
+    process = ssh.popen("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1", *options)
+    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2, 60)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    run = ssh.run()
+    assert process.returncode == code, err.decode()
+    assert err.decode() == f"error: {run.name} was cancelled before all its nodes had begun\n"
+    assert left_on(network, run) == {}
+    status = ssh.record(run)["status"]
+    assert (status["state"], status["native"], status["exit_code"]) == ("CANCELLED", "not started", code)
 
 
 def test_a_rank_that_fails_is_named_with_its_machine(ssh: Any, network: Network) -> None:
@@ -275,3 +249,30 @@ def test_a_secret_reaches_the_ranks_and_no_command_line(ssh: Any, network: Netwo
     assert done.stdout == "[0-1] 'terces' s'ti\n"
     found = subprocess.run(["grep", "-r", "it's 'secret'", str(ssh.run())], capture_output=True, text=True)
     assert found.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_what_is_attached_ends_with_its_command(ssh: Any, network: Network, number: signal.Signals) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--attach", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    process.send_signal(number)
+    process.communicate(timeout=40)
+    assert process.returncode == (-9 if number is signal.SIGKILL else 129)
+    wait_until("the end on both nodes", lambda: left_on(network, run) == {}, 30)
+    told = ssh("status", run.name).stdout
+    assert re.search(r"^state +CANCELLED ", told, re.MULTILINE), told
+
+
+def test_what_is_attached_ends_as_all_else(ssh: Any, network: Network) -> None:
+    ssh.script(WHO)
+    done = ssh("run", "train.py", "--attach", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    assert (done.rc, len(who(done.stdout))) == (0, 2), done.stderr
+    assert [node.run("pgrep -f '[e]nd.sh' || true") for node in network.nodes.values()] == ["", "", "", ""]
+
+
+def test_attached_and_detached(ssh: Any) -> None:
+    ssh.script(UP)
+    done = ssh("run", "train.py", "--attach", "--detach", "--nodes", "gpu01")
+    assert (done.rc, ssh.runs()) == (2, [])
+    assert done.stderr.startswith("error: --detach leaves the run going, and --attach ends it with this command\n")

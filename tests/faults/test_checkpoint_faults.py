@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 
@@ -126,7 +127,7 @@ def test_a_full_disk_costs_the_save_and_not_the_training(tmp_path, small_disk, a
     folder = small_disk / "checkpoints"
     assert failed[1] == "step-000000003"
     assert "error: the checkpoint of step 4 could not be saved" in done.stderr
-    assert "why: rank 0: No space left on device" in done.stderr
+    assert f"why: rank 0 on {socket.gethostname()}: No space left on device" in done.stderr
     found = entries(folder)
     assert not [problem for entry in found for problem in problems(entry.path)]
     assert not unfinished(folder)

@@ -115,6 +115,27 @@ def test_a_node_that_dies_is_gone_without(run: ByHand) -> None:
     assert run.events(0, contract.ENDED)[0]["lost"] == [f"node 1 ({HOST})", f"node 2 ({HOST})"]
 
 
+def test_a_spare_node_takes_the_place_of_one_that_dies(run: ByHand) -> None:
+    """A spare that is asked to end leaves alone; the other one gets the ranks of the lost node, in their order."""
+    run.nodes = 5
+    run.orders(TRAIN, min_nodes=3, spares=2)
+    run.start(ranks=1)
+    wait_for_line(run, 2, 2, "2 0 3 1 2 3 0 3")
+    run.event(3, contract.WAITING)
+    run.event(4, contract.WAITING)
+    run.agents[3].terminate()
+    assert run.wait(3) == [143]
+    assert run.ended(3) == ("CANCELLED", 143, None, "got SIGTERM")
+    run.agents[1].kill()
+    wait_for_line(run, 0, 0, "0 0 3 1 0 3 1 3")
+    wait_for_line(run, 4, 1, "1 0 3 1 1 3 1 3")
+    wait_for_line(run, 2, 2, "2 0 3 1 2 3 1 3")
+    lost = [(event["node"], event["why"], event["goes_on"]) for event in run.events(0, contract.NODE_LOST)]
+    assert lost == [(3, "it was to end: got SIGTERM", True), (1, "its agent is gone", True)]
+    run.agents[2].terminate()
+    assert run.wait(0, 2, 4) == [143] * 3
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_is_needed_and_dies_ends_all(run: ByHand, node: int) -> None:
     run.orders(TRAIN, max_restarts=3)

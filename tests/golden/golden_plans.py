@@ -18,12 +18,14 @@ from allranks.job.load import load_job
 def plan_of(
     folder: Path, text: str, flags: dict[str, object], environ: dict[str, str], *, standalone: bool = False
 ) -> dict[str, str]:
-    """Return the files of the plan for a job in ``folder``; cluster ``lab`` is of kind slurm, ``racks`` of kind ssh."""
+    """Return the files of the plan for a job in ``folder``; cluster ``lab`` is of kind slurm, ``racks`` of kind ssh,
+    ``pods`` of kind pdsh.
+    """
     (folder / "train.py").write_text("")
     (folder / "program").write_text("#!/bin/sh\n")
     (folder / "program").chmod(0o755)
     (folder / "job.yaml").write_text(f"{text}name: demo\n")
-    (folder / "clusters.yaml").write_text("lab: {kind: slurm}\nracks: {kind: ssh}\n")
+    (folder / "clusters.yaml").write_text("lab: {kind: slurm}\nracks: {kind: ssh}\npods: {kind: pdsh}\n")
     loaded = load_job(folder / "job.yaml", flags=flags, environ={}, cwd=folder)
     launch = Launch(loaded.job, "", loaded.folder, folder / "runs", {"PATH": os.environ["PATH"], **environ})
     kind = load_kind(loaded.cluster.kind)

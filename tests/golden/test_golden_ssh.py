@@ -29,6 +29,14 @@ environment:
   container: [apptainer, exec, --nv, my image.sif]
 runs: {group_readable: true}
 """,
+    "apart": """\
+script: train.py
+cluster: racks
+resources: {hosts: 'gpu[1-2]', gpus_per_node: 8}
+launch: {master_addr: gpu1, master_port: 29400}
+environment: {venv: .venv}
+sync: {method: rsync, folder: ~/project}
+""",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from allranks import contract
@@ -104,14 +105,20 @@ class RankGroup:
         self._hand_on_warnings()
         self._tell_exits()
 
-    def end(self, number: signal.Signals) -> None:
-        """End all ranks: ``number``, patience, then SIGKILL; at once when the user is in a hurry."""
-        for current, patience in ((number, self._node.stop_timeout), (signal.SIGKILL, _KILL_PATIENCE)):
+    def end(self, number: signal.Signals, patience: Callable[[], float] | None = None) -> None:
+        """End all ranks: ``number``, patience, then SIGKILL; at once when the user is in a hurry.
+
+        Args:
+            number: the signal that they get first.
+            patience: gives the seconds that they have to leave, which may change meanwhile; by default the job says so.
+        """
+        asked = patience or (lambda: self._node.stop_timeout)
+        for current, seconds in ((number, asked), (signal.SIGKILL, lambda: _KILL_PATIENCE)):
             if not self._ranks.pids:
                 break
             self._ranks.signal(current)
-            deadline = time.monotonic() + patience
-            while self._ranks.pids and (left := deadline - time.monotonic()) > 0:
+            began = time.monotonic()
+            while self._ranks.pids and (left := began + seconds() - time.monotonic()) > 0:
                 if self._stop.hurry and current != signal.SIGKILL:
                     break
                 self._ranks.wait(min(left, _HURRY_SECONDS))

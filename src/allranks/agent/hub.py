@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from allranks import contract
 from allranks.agent.channel import Channel, Message
 from allranks.agent.outcome import Outcome, failed
+from allranks.agent.places import filled
 from allranks.contract import NodeSpec
 
 #: How long nodes are waited for that have not come; importing torch can take minutes where many nodes do it at once.
@@ -38,6 +39,7 @@ class _Peer:
         node: its number.
         host: its name.
         ranks: how many it has.
+        torch: its version of torch.
         is_ready: whether it waits for the next generation.
         failure: of its ranks, the first: global rank, code, and when by its clock.
         report: what it said when all its ranks had ended.
@@ -49,6 +51,7 @@ class _Peer:
     node: int
     host: str
     ranks: int
+    torch: str
     is_ready: bool = False
     failure: Message | None = None
     report: Message | None = None
@@ -91,15 +94,24 @@ class Hub:
         node: the orders of node 0.
         listener: where the other agents dial.
         stores: of the generations of ranks.
+        not_started: gives the nodes that cannot come, as far as somebody knows: their hosts, and why.
     """
 
-    def __init__(self, node: NodeSpec, listener: socket.socket, stores: Stores) -> None:
+    def __init__(
+        self,
+        node: NodeSpec,
+        listener: socket.socket,
+        stores: Stores,
+        not_started: Callable[[], Mapping[int, tuple[str, str]]] = dict,
+    ) -> None:
         self._node = node
         self._listener = listener
         self._stores = stores
         self._strangers: list[Channel] = []
         self._peers: dict[int, _Peer] = {}
         self._gone: dict[int, tuple[str, str]] = {}  # node -> its name, and why it was lost
+        self._not_started = not_started
+        self._places: list[int] = [*range(node.places)]  # who has them, in the order of their ranks
         self._round: _Round | None = None
         self._number = 0
         self._failures = 0
@@ -170,7 +182,10 @@ class Hub:
             channel.send("refused", why=why)
             channel.close()
             return
-        peer = _Peer(channel, hello["node"], hello["host"], hello["ranks"])
+        peer = _Peer(channel, hello["node"], hello["host"], hello["ranks"], hello["torch"])
+        if why := self._other_torch(peer):
+            self._turn_away(peer, why)
+            return
         self._peers[peer.node] = peer
         self._gone.pop(peer.node, None)
         channel.send("welcome", host=socket.gethostname())
@@ -189,6 +204,23 @@ class Hub:
             return f"the agent there expects {self._node.nnodes} nodes"
         return None
 
+    def _other_torch(self, peer: _Peer) -> str | None:
+        """Say how a node's version of torch differs from that of those who are here: ranks could hang, or worse."""
+        here = next((here for here in self._peers.values() if here.torch != peer.torch), None)
+        return f"it has torch {peer.torch}, and {here.name} has torch {here.torch}" if here else None
+
+    def _turn_away(self, peer: _Peer, why: str) -> None:
+        """Go on without a node that cannot take part; it hears why and, if too few are left, so do all others."""
+        outcome = Outcome("FAILED", 1, f"{peer.name} was turned away: {why}")
+        peer.channel.send("welcome", host=socket.gethostname())
+        peer.channel.send("outcome", **asdict(outcome))
+        peer.channel.close()
+        self._gone[peer.node] = (peer.name, why)
+        if self._are_too_few and not self._round:
+            self.finish(outcome)
+        else:
+            self._tell_loss(peer, why)
+
     def _lose(self, peer: _Peer) -> None:
         del self._peers[peer.node]
         peer.channel.close()
@@ -196,11 +228,14 @@ class Hub:
             return
         why = peer.why or peer.channel.lost or ""
         self._gone[peer.node] = (peer.name, why)
-        self._tell(self._peers, "lost", node=peer.node, host=peer.host, why=why)
+        self._tell_loss(peer, why)
         if self._round and peer.node in self._round.nodes and not peer.is_fine:
             self._round.has_lost = True
             self._stores.tell_of_loss()
             self._end_ranks()
+
+    def _tell_loss(self, peer: _Peer, why: str) -> None:
+        self._tell(self._peers, "lost", node=peer.node, host=peer.host, why=why, goes_on=not self._are_too_few)
 
     # --- what they say ---
 
@@ -234,15 +269,33 @@ class Hub:
         self._enough_since: float | None = None
 
     def _gather(self) -> None:
-        """Begin a generation when all nodes are ready, or enough of them and nobody else is to be expected."""
+        """Begin a generation when all places are taken, or enough of them and nobody else is to be expected."""
+        self._note_who_cannot_come()
         ready = sorted(node for node, peer in self._peers.items() if peer.is_ready)
-        now, enough = time.monotonic(), len(ready) >= self._node.min_nodes
-        if self._node.nnodes - len(self._gone) < self._node.min_nodes:
+        places = filled(self._places, ready)
+        nodes = [node for node in places if node in ready]
+        now, enough = time.monotonic(), len(nodes) >= self._node.min_nodes
+        if self._are_too_few:
             self.finish(self._too_few())
-        elif len(ready) == self._node.nnodes or (enough and (now > self._deadline or self._is_last_call_over(ready))):
-            self._begin(ready)
+        elif enough and (self._is_settled(places, ready) or now > self._deadline or self._is_last_call_over(ready)):
+            self._places = places
+            self._begin(nodes)
         elif now > self._deadline:
             self.finish(self._absent(ready))
+
+    def _note_who_cannot_come(self) -> None:
+        for node, (host, why) in self._not_started().items():
+            if node not in self._peers:
+                self._gone.setdefault(node, (name_of(node, host), why))
+
+    def _is_settled(self, places: list[int], ready: list[int]) -> bool:
+        """Tell whether nobody is to be expected any more for whom there is a place."""
+        expected = {*range(self._node.nnodes)}.difference(ready, self._gone)
+        return not expected or ({*places} <= {*ready} and expected.isdisjoint(self._places))
+
+    @property
+    def _are_too_few(self) -> bool:
+        return self._node.nnodes - len(self._gone) < self._node.min_nodes
 
     def _is_last_call_over(self, ready: list[int]) -> bool:
         self._enough_since = self._enough_since or time.monotonic()
@@ -280,7 +333,8 @@ class Hub:
         """When all ranks of all nodes have ended, decide what follows."""
         assert self._round
         here = [self._peers[node] for node in self._members()]
-        if any(peer.is_ready for node, peer in self._peers.items() if node not in self._round.nodes):
+        has_room = len(self._round.nodes) < self._node.places
+        if has_room and any(peer.is_ready for node, peer in self._peers.items() if node not in self._round.nodes):
             self._end_ranks()
         if any(peer.report is None for peer in here):
             return
@@ -305,7 +359,7 @@ class Hub:
 
     def _go_on(self) -> None:
         """Go on with the nodes there are; that some were lost or have come is no failure of the ranks."""
-        if self._node.nnodes - len(self._gone) < self._node.min_nodes:
+        if self._are_too_few:
             self.finish(self._too_few())
         else:
             self._again(rank=None, counted=False)

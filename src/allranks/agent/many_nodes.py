@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
@@ -24,12 +25,15 @@ from allranks.agent.hub import Hub
 from allranks.agent.listener import listen_everywhere, port_of
 from allranks.agent.member import Meeting, Member
 from allranks.agent.outcome import Outcome
+from allranks.agent.places import not_started
 from allranks.agent.rendezvous import serve
 from allranks.agent.stop import Stop, StopRequestedError
 from allranks.contract import NodeSpec
 from allranks.runs.events import EventWriter
 
 _LOOK_SECONDS = 0.05
+#: What ranks get to leave when a node is lost and others go on: they wait for its ranks, and cannot save together.
+_WITHOUT_A_NODE_SECONDS = 5.0
 #: What node 0 waits for the others when the attempt is over, beyond what their ranks may take to end.
 _LEAVE_SECONDS = 10.0
 
@@ -169,10 +173,14 @@ class ManyNodesAgent(WarmElasticAgent):
         if cut and not failure:
             group.forgive()
         if cut:
-            group.end(signal.SIGTERM)
+            group.end(signal.SIGTERM, self._patience)
         if not group.is_running:
             member.over(cut=cut, wants_to_continue=group.wants_to_continue)
             self._is_reported = True
+
+    def _patience(self) -> float:
+        most = self._node.stop_timeout
+        return min(most, _WITHOUT_A_NODE_SECONDS) if self._member.goes_on_without else most
 
     def _exit_barrier(self) -> None:
         """Wait for nobody: when the attempt is over, it is so on all nodes."""
@@ -211,7 +219,7 @@ def run_many_nodes(
         LaunchError: the other agents cannot be reached, or no further process is allowed.
         StopRequestedError: the run shall end.
     """
-    hub = Hub(node, listener, _prepared_stores()) if listener else None
+    hub = Hub(node, listener, _prepared_stores(), partial(not_started, node)) if listener else None
     member = Member(node, stop, events, hub)
     group.attend(member)
     why: str | None = "its agent failed"
@@ -221,7 +229,10 @@ def run_many_nodes(
     except (_OverError, StopRequestedError) as error:
         why = None
         if isinstance(error, StopRequestedError):
-            member.ask_to_stop(stop.signal or signal.SIGTERM, str(error))
+            if member.is_spare:
+                why = f"it was to end: {error}"
+            else:
+                member.ask_to_stop(stop.signal or signal.SIGTERM, str(error))
             group.give_up()
         if member.outcome is None:
             raise

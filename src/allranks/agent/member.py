@@ -17,6 +17,7 @@ from allranks.agent.hub import JOIN_SECONDS, Hub, name_of
 from allranks.agent.outcome import Outcome
 from allranks.agent.ranks import RankExit
 from allranks.agent.stop import Stop
+from allranks.agent.torch_import import version_to_match
 from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.runs.events import EventWriter
@@ -42,6 +43,10 @@ class Meeting:
     def world_size(self) -> int:
         """How many ranks there are on all nodes."""
         return sum(ranks for _, _, ranks in self.nodes)
+
+    def __contains__(self, node: int) -> bool:
+        """Tell whether a node takes part."""
+        return any(number == node for number, _, _ in self.nodes)
 
     def place(self, node: int) -> tuple[int, int]:
         """Return a node's place among the nodes, and its first rank."""
@@ -70,13 +75,14 @@ class Member:
     Attributes:
         meeting: the newest generation, from when it is to begin until it is over.
         shall_end: whether the ranks are to be ended.
+        goes_on_without: whether a node of this generation is lost, and another one can begin all the same.
         again: what is to follow, when all nodes have ended their ranks.
         outcome: how the attempt has ended, once it has.
     """
 
     def __init__(self, node: NodeSpec, stop: Stop, events: EventWriter, hub: Hub | None) -> None:
         self.meeting: Meeting | None = None
-        self.shall_end = False
+        self.shall_end = self.goes_on_without = False
         self.again: Again | None = None
         self.outcome: Outcome | None = None
         self._node = node
@@ -85,6 +91,12 @@ class Member:
         self._hub = hub
         self._channel: Channel | None = None
         self._master: str | None = None
+        self._has_taken_part = False
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it has only waited so far for another node to be lost: the others can do without it."""
+        return self._node.node >= self._node.places and not self._has_taken_part
 
     @property
     def descriptors(self) -> list[Any]:
@@ -107,7 +119,7 @@ class Member:
         for message in messages:
             self._hear(message)
         if self._channel.lost and self._master and not (self.outcome or self._stop.signal):
-            why = f"{self._master} was lost: {self._channel.lost}"
+            why = f"{self._master} was lost: {self._channel.lost} (no other node can take its place)"
             self.outcome = Outcome("FAILED", 1, why, lost=(self._master,))
         return bool(messages) or self._channel.lost is not None
 
@@ -131,8 +143,10 @@ class Member:
     def ready(self) -> None:
         """Say that this node can begin a generation."""
         self.meeting = self.again = None
-        self.shall_end = False
+        self.shall_end = self.goes_on_without = False
         self._say("ready")
+        if self.is_spare:
+            self._events.write(contract.WAITING)
 
     def failed(self, rank: int, ended: RankExit) -> None:
         """Say that a rank has failed, the first of this node."""
@@ -207,6 +221,7 @@ class Member:
             node=node.node,
             host=socket.gethostname(),
             ranks=node.nproc_per_node,
+            torch=version_to_match(),
         )
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._master and not self._channel.lost and time.monotonic() < deadline:
@@ -237,12 +252,15 @@ class Member:
             case "generation":
                 nodes = tuple((node, host, ranks) for node, host, ranks in fields["nodes"])
                 self.meeting = Meeting(fields["number"], nodes, fields["address"], fields["port"])
+                self._has_taken_part = True
             case "end-ranks":
                 self.shall_end = True
             case "again":
                 self.again = Again(**fields)
             case "lost":
                 self._events.write(contract.NODE_LOST, **fields)
+                if self.meeting and fields["node"] in self.meeting:
+                    self.goes_on_without = fields["goes_on"]
             case "stop":
                 self._stop.request(signal.Signals(fields["signal"]), fields["by"])
             case "outcome":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from allranks import contract
 from allranks.contract import NodeSpec
@@ -43,10 +45,17 @@ def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
         node=_number(environ, contract.NODE_RANK, 0, nodes - 1),
         nnodes=nodes,
         nproc_per_node=_number(environ, contract.NODE_NPROC, 1),
+        target=_found_here(spec),
     )
     port = _number(environ, contract.RDZV_PORT, 1, _HIGHEST_PORT)
     # A node alone meets nobody: its ranks meet where the orders say.
     return mine if nodes == 1 else replace(mine, master_addr=environ[contract.RDZV_HOST], master_port=port)
+
+
+def _found_here(spec: NodeSpec) -> str:
+    """Return what the ranks run: relative to the working directory where each node has a copy of that."""
+    is_name = spec.kind == "module" or (spec.kind == "binary" and os.sep not in spec.target)
+    return spec.target if is_name else str(Path.cwd() / spec.target)
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:

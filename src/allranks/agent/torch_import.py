@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 
+from allranks import contract
 from allranks.agent.telling import complain
 from allranks.errors import LaunchError
+
+
+def version_to_match() -> str:
+    """Return what must be the same on all nodes of torch's version.
+
+    With nccl that is all of it: behind the + stands which CUDA it was built for, and so which NCCL. Builds for GPUs and
+    for CPUs of one version do understand each other over gloo.
+    """
+    import torch
+
+    version = str(torch.__version__)
+    return version.partition("+")[0] if os.environ.get(contract.BACKEND) == "gloo" else version
 
 
 class TorchImport:

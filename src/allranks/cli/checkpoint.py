@@ -14,7 +14,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import json_option
 from allranks.errors import AllranksError, UsageError
-from allranks.job.units import format_count
+from allranks.job.units import format_count, format_size
 from allranks.runs import checkpoints
 from allranks.runs.checkpoints import Entry
 
@@ -95,7 +95,7 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
         _export_with_torch(path, target, name)
     else:
         _export_safetensors(path, target, manifest, str(name))
-    size = render.size(target.stat().st_size)
+    size = format_size(target.stat().st_size)
     render.talk(f"wrote {render.path(target)}: {name or 'everything'} of step {manifest.step}, {size}")
     return 0
 
@@ -135,7 +135,7 @@ def _row(entry: Entry, latest: str) -> tuple[str, ...]:
     metric = "-" if manifest.metric is None else f"{manifest.metric_name or 'metric'} {manifest.metric:.6g}"
     state = f"damaged: {entry.problem}" if entry.problem else "whole"
     age = render.seconds(max(0.0, time.time() - manifest.time))
-    return (str(entry.step), age, render.size(manifest.size), str(manifest.world_size), metric, state, mark)
+    return (str(entry.step), age, format_size(manifest.size), str(manifest.world_size), metric, state, mark)
 
 
 def _as_json(entry: Entry, latest: str) -> dict[str, Any]:

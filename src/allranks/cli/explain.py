@@ -7,7 +7,7 @@ from pathlib import Path
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
-from allranks.clusters.agents import told_by_all, told_error
+from allranks.clusters.agents import ended_by_loss, told_by_all, told_error
 from allranks.clusters.registry import load_kind
 from allranks.errors import AllranksError, LaunchError
 from allranks.runs.last_line import last_line
@@ -68,7 +68,9 @@ def _of_task(run: Run) -> AllranksError | None:
 
 
 def _log(attempt: Path, rank: int) -> Path | None:
-    return next(attempt.glob(f"*/{contract.rank_log(rank, 'err')}"), None)
+    """Return what a rank wrote to stderr, on the node that had it last: another may have taken a lost one's place."""
+    logs = attempt.glob(f"*/{contract.rank_log(rank, 'err')}")
+    return max(logs, key=lambda log: (log.stat().st_mtime, log), default=None)
 
 
 def _of_cluster(run: Run) -> AllranksError:
@@ -76,7 +78,15 @@ def _of_cluster(run: Run) -> AllranksError:
     logs = f"node-*/{contract.rank_log('*', 'err')}"
     started = any(any(attempt.glob(logs)) for attempt in (run.attempt_folder, *run.tasks))
     what = _how(run) if started or run.record.status.reason else f"{_how(run)} before any rank had started"
-    return LaunchError(what, why="; ".join(said.causes)[:500] or None, see=render.path(said.log) if said.log else None)
+    why = "; ".join(said.causes)[:500] or None
+    return LaunchError(what, why=why, fix=_fix(run), see=render.path(said.log) if said.log else None)
+
+
+def _fix(run: Run) -> str | None:
+    """Say what to do about a machine that was lost; nodes that were started by hand are started by hand again."""
+    if run.record.kind == "local" or not ended_by_loss(run.attempt_folder):
+        return None
+    return f"allranks resume {name_to_type(run)} goes on from the newest checkpoint, when the machine is back"
 
 
 def _how(run: Run) -> str:

@@ -10,6 +10,7 @@ from itertools import count
 
 import click
 
+from allranks import contract
 from allranks.cli.live import Live
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
@@ -43,9 +44,12 @@ def command(
     """
     found = find(runs_folder(runs_folder_), run)
     first = _attempt(found, attempt)
-    logs = _Logs(
-        found, _numbers("--rank", ranks, found.world_size), _numbers("--node", nodes, found.record.nnodes), Live()
-    )
+    if ranks and any(found.attempt_folder.glob(f"node-*/{contract.rank_log(contract.ALL_OF_A_NODE, 'out')}")):
+        why = "torch's own launcher started them, and puts together what they say"
+        raise UsageError("--rank: the ranks of this run have no logs of their own", why=why, fix="--node 0")
+    there = sum(1 for _ in found.attempt_folder.glob("node-*"))  # Spares, and those that were lost, wrote as well.
+    counted = max(there, found.record.nnodes)
+    logs = _Logs(found, _numbers("--rank", ranks, found.world_size), _numbers("--node", nodes, counted), Live())
     if follow:
         logs.follow(first, attempt, tail)
     else:
@@ -78,6 +82,10 @@ class _Logs:
 
     def show(self, attempt: int, tail: int | None) -> None:
         """Show what there is of an attempt."""
+        from allranks.clusters.registry import load_kind
+
+        if not self.run.record.status.state.is_final:
+            load_kind(self.run.record.kind).bring(self.run)
         merged = self._merge(attempt, tail)
         merged.finish()
         self.live.end_tail(merged)

@@ -35,14 +35,14 @@ def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
     from allranks.clusters.registry import load_kind
 
     loaded = load(ctx, values)
-    launch = replace(launch_of(loaded), node_rank=_checked(loaded.job, node_rank))
+    launch = replace(launch_of(loaded), node_rank=checked(loaded.job, node_rank))
     kind = load_kind("local")
     run, plan = launching.prepare(launch, kind)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=False)
 
 
-def _checked(job: Job, node_rank: int | None) -> int:
-    """Return the node's rank.
+def checked(job: Job, node_rank: int | None) -> int:
+    """Return the rank of a node that is started by hand.
 
     Raises:
         UsageError: it is none, or the nodes could not meet.

@@ -81,14 +81,17 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     """
     from allranks.job.load import load_job
 
-    flags: dict[str, object] = {
-        option.path: value for option in OPTIONS if (value := values.get(_key(option))) not in (None, ())
-    }
+    flags = flag_values(values)
     _take_hosts(flags)
     target = _target(values, flags)
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
     return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
+
+
+def flag_values(values: dict[str, Any]) -> dict[str, object]:
+    """Return the values of the options that were typed, by their place in the job."""
+    return {option.path: value for option in OPTIONS if (value := values.get(_key(option))) not in (None, ())}
 
 
 def _take_hosts(flags: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.options import JobCommand, job_options, launch_of, load
+from allranks.cli.per_node import NodeLine, lines
 from allranks.cli.runs import json_option
 from allranks.errors import JobError
 
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
 @job_options
 @click.option("--sources", is_flag=True, help="Show where each value of the job came from.")
 @click.option("--script", "-o", "script", metavar="FILE", help="Write the batch script there, for sbatch by hand.")
+@click.option("--per-node", is_flag=True, help="Show the line to type on each node, where they are started by hand.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, sources: bool, script: str | None, as_json: bool, **values: Any) -> int:
+def command(
+    ctx: click.Context, /, sources: bool, script: str | None, per_node: bool, as_json: bool, **values: Any
+) -> int:
     """Show what would be executed for a job, and why, line by line. Nothing is started; only -o writes a file.
 
     TARGET and the options are those of allranks run.
@@ -37,6 +42,9 @@ def command(ctx: click.Context, /, sources: bool, script: str | None, as_json: b
     if sources:
         _show_sources(loaded, as_json)
         return 0
+    if per_node:
+        _show_lines(lines(ctx, values, loaded, kind_for(loaded, os.environ)), as_json)
+        return 0
     plan = dry_run(launch_of(loaded), kind_for(loaded, os.environ), standalone=script is not None)
     if script is not None:
         return _write_script(plan, Path(script))
@@ -45,6 +53,13 @@ def command(ctx: click.Context, /, sources: bool, script: str | None, as_json: b
     else:
         render.data(_text(plan))
     return 0
+
+
+def _show_lines(found: list[NodeLine], as_json: bool) -> None:
+    if as_json:
+        render.as_json([asdict(one) for one in found])
+    else:
+        render.data("\n".join(map(str, found)))
 
 
 def _write_script(plan: Plan, path: Path) -> int:
@@ -92,6 +107,7 @@ def _text(plan: Plan) -> str:
     parts.append(render.table(("WHAT", "VALUE", "WHY"), rows))
     parts += [f"note: {note}" for note in plan.notes]
     parts += [_file(plan, file) for file in plan.files]
+    parts += [f"first, node {node.node} on {node.host}:\n  {shlex.join(node.command)}" for node in plan.before]
     parts += [f"node {node.node} on {node.host}:\n  {shlex.join(node.command)}" for node in plan.commands]
     return "\n\n".join(parts)
 

@@ -128,15 +128,6 @@ def seconds(amount: float) -> str:
     return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
 
 
-def size(amount: float) -> str:
-    """Write bytes with three digits and the unit that fits: 512 B, 1.21 GB."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if amount < 999.5:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TB"
-
-
 def ranks(plan: Plan) -> str:
     """Write how many ranks there will be: 4 ranks, 2 to 8 ranks, as many ranks as the nodes have GPUs."""
     if plan.ranks_unknown:
@@ -146,8 +137,9 @@ def ranks(plan: Plan) -> str:
 
 
 def nodes(plan: Plan) -> str:
-    """Write how many nodes there will be: 2 nodes, 1 to 4 nodes."""
-    return _counted(plan.min_nodes or plan.nnodes, plan.nnodes, "node")
+    """Write how many nodes there will be: 2 nodes, 1 to 4 nodes, 2 nodes and 1 spare."""
+    spares = f" and {format_count(plan.spares, 'spare')}" if plan.spares else ""
+    return _counted(plan.min_nodes or plan.nnodes, plan.nnodes, "node") + spares
 
 
 def _counted(least: int, most: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from allranks.cli.explain import explain
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type
-from allranks.errors import AllranksError, LaunchError, RunFolderError
+from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count
 from allranks.runs.status import State
 
@@ -52,6 +52,12 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
     from allranks.clusters.registry import kind_for
 
     loaded = load(ctx, values)
+    if detach and loaded.job.launch.attach:
+        raise UsageError(
+            "--detach leaves the run going, and --attach ends it with this command",
+            why=f"launch.attach is set by {loaded.sources['launch.attach']}",
+            fix="one of them; --no-attach against a file",
+        )
     launch = launch_of(loaded)
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind)
@@ -72,9 +78,11 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
 
     watched = not detach and render.is_lively(sys.stderr)
     relay = None if detach else _Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
-    run, started = launching.start(run, plan, kind, environ, detach=detach, watched=watched)
+    interrupted = relay.interrupted if relay else lambda: 0  # Without a relay, Python's own handler raises.
+    run, started = launching.start(run, plan, kind, environ, detach=detach, watched=watched, interrupted=interrupted)
     _point_latest(run)
     _introduce(plan, run)
+    _tell_news(started, run)
     if relay is None:
         return _leave_it(run)
     relay.attach(started, run)
@@ -89,6 +97,11 @@ def _introduce(plan: Plan, run: Run) -> None:
         render.talk(f"allranks: debug: {reason.subject}={reason.value}")
     for note in plan.notes:
         render.talk(f"allranks: note: {note}")
+
+
+def _tell_news(started: Started, run: Run) -> None:
+    for line in started.news():
+        render.talk(f"allranks: {run.record.id}: {line}")
 
 
 def _where(plan: Plan) -> str:
@@ -132,6 +145,10 @@ class _Relay:
             # nohup has had SIGHUP ignored: the run shall outlive the terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self)
+
+    def interrupted(self) -> int:
+        """Return the number of the first signal that has asked for the run's end before it was started; 0: none."""
+        return next((number for number in self._early if number != signal.SIGHUP), 0)
 
     def attach(self, started: Started, run: Run) -> None:
         """Name the run, once it has been started, and pass on what came before."""
@@ -188,8 +205,7 @@ def _follow(run: Run, started: Started, kind: ClusterKind) -> None:
         merged = live.merge(run, attempt=attempt)
 
         def step(action: Callable[[], None]) -> None:
-            for line in started.news():
-                render.talk(f"allranks: {run.record.id}: {line}")
+            _tell_news(started, run)
             live.step(merged, action)
 
         follow(merged, lambda: started.wait(0) or run.attempt > attempt, started.wait, around=step)

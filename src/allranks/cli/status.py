@@ -10,7 +10,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, run_arguments, runs_folder
-from allranks.job.units import format_count
+from allranks.job.units import format_count, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
 
@@ -56,7 +56,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     if status.restarts:
         yield "restarts", str(status.restarts)
     if status.peak_memory:
-        yield "memory", f"{render.size(status.peak_memory)} at most, of a task"
+        yield "memory", f"{format_size(status.peak_memory)} at most, of a task"
     yield "folder", render.path(run.folder)
 
 

@@ -10,6 +10,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.runs import json_option, run_arguments, runs_folder
+from allranks.job.units import format_size
 from allranks.runs.record import Run, find
 from allranks.runs.usage import NodeUsage, read_usage
 
@@ -52,9 +53,9 @@ def _text(run: Run) -> str:
 def _rows(usage: NodeUsage) -> Iterator[tuple[str, ...]]:
     node = f"{usage.node} {usage.host}".rstrip()
     seen = f"{render.seconds(max(0.0, time.time() - usage.time))} ago"
-    used = (node, f"{usage.cpus:.1f}", render.size(usage.memory))
+    used = (node, f"{usage.cpus:.1f}", format_size(usage.memory))
     gpus = [
-        (str(number), f"{gpu.busy} %", f"{render.size(gpu.memory)} of {render.size(gpu.total)}")
+        (str(number), f"{gpu.busy} %", f"{format_size(gpu.memory)} of {format_size(gpu.total)}")
         for number, gpu in enumerate(usage.gpus)
     ]
     first, *others = gpus or [("-", "-", "-")]

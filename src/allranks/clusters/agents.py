@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from allranks import contract
 from allranks.clusters.base import Said
 from allranks.runs.events import Event, read_events
 from allranks.runs.last_line import last_line
+from allranks.runs.launcher_log import causes
 from allranks.runs.status import State, Status
 
 if TYPE_CHECKING:
@@ -59,6 +60,34 @@ def combined(told: Collection[Status]) -> Status:
     worst = [status for status in ended if status.state is not State.SUCCEEDED]
     first = min(blamed or worst or ended, key=lambda status: status.ended or 0.0)
     return replace(first, ended=max(status.ended or 0.0 for status in ended))
+
+
+def end_of(attempt: Path, told: Mapping[Path, Status]) -> Status:
+    """Return how an attempt ended, from what its nodes told: those that the others have lost do not count.
+
+    A node that was cancelled tells more than nodes that were cut off and saw no more than that they lost each other.
+
+    Args:
+        attempt: folder of the attempt.
+        told: the status that each node's agent told of, by the node's folder.
+    """
+    cancelled = [status for status in told.values() if status.state is State.CANCELLED]
+    others = (folder for folder, status in told.items() if status.state not in (State.CANCELLED, State.SUCCEEDED))
+    if cancelled and all(_names_lost(folder) for folder in others):
+        return combined(cancelled)
+    lost = lost_folders(attempt)
+    return combined([status for folder, status in told.items() if folder not in lost] or told.values())
+
+
+def lost_folders(attempt: Path) -> set[Path]:
+    """Return the folders of the nodes that others of an attempt say were lost."""
+    return {attempt / f"node-{node:03}" for node in told_lost(attempt)}
+
+
+def has_one_failed(attempt: Path) -> bool:
+    """Tell whether a node of an attempt has ended, and not well."""
+    ended = (status for status in told_by_each(attempt).values() if status.state.is_final)
+    return any(status.state is not State.SUCCEEDED for status in ended)
 
 
 def began(run: Run) -> float | None:
@@ -141,8 +170,22 @@ def told_lost(attempt: Path) -> set[int]:
     }
 
 
+def ended_by_loss(attempt: Path) -> bool:
+    """Tell whether an attempt ended because nodes of it were lost."""
+    return any(_names_lost(folder) for folder in attempt.glob("node-*"))
+
+
+def _names_lost(folder: Path) -> bool:
+    """Tell whether a node's agent has ended because nodes were lost."""
+    events = read_events(folder / contract.AGENT_EVENTS)
+    return any(event.kind == contract.ENDED and event.fields.get("lost") for event in events)
+
+
 def said(folder: Path) -> Said:
-    """Find what a node's agent said at last that may tell why it ended."""
+    """Find what a node's agent said at last that may tell why it ended, or torch's own launcher in its place."""
+    launcher_log = folder / contract.rank_log(contract.ALL_OF_A_NODE, "err")
+    if launcher_log.exists() and (found := causes(launcher_log)):
+        return Said(launcher_log, found)
     log = folder / contract.AGENT_LOG
     last = last_line(log)
     is_cause = last is not None and not _SETTING.match(last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -81,11 +81,18 @@ class ClusterKind(Protocol):
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt of the run, from the plan of its first."""
 
-    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
-        """Execute the plan. Unless ``detach``, the run ends with the process that called this."""
+    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
+        """Execute the plan. Unless ``detach``, the run ends with the process that called this.
+
+        ``interrupted`` returns the number of the signal that has asked for the run's end, 0 if none has: a start that
+        may take long ends all that it has begun then, and raises :class:`~allranks.errors.StartCancelledError`.
+        """
 
     def status(self, run: Run) -> Status:
         """Find out what has become of a run."""
+
+    def bring(self, run: Run) -> None:
+        """Bring what a run has written to its folder here, where its nodes do not see that folder."""
 
     def cancel(self, run: Run) -> None:
         """End a run and wait until nothing of it is left."""

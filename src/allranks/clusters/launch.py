@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import allranks
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Request, Started
-from allranks.errors import AllranksError, RunFolderError
+from allranks.errors import AllranksError, RunFolderError, StartCancelledError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
 from allranks.runs import record
@@ -87,7 +87,14 @@ def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
 
 
 def start(
-    run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool, watched: bool
+    run: Run,
+    plan: Plan,
+    kind: ClusterKind,
+    environ: Mapping[str, str],
+    *,
+    detach: bool,
+    watched: bool,
+    interrupted: Callable[[], int] = lambda: 0,
 ) -> tuple[Run, Started]:
     """Execute the plan; return the run with its handle, and what it can be waited for with.
 
@@ -98,12 +105,13 @@ def start(
         environ: the calling environment, and the job's secrets.
         detach: whether the run goes on without this process.
         watched: whether somebody watches on a terminal, so that progress bars make sense.
+        interrupted: returns the number of the signal that has asked for the run's end meanwhile; 0 if none has.
     """
     inherited = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
     if watched:
         inherited[contract.TERMINAL] = "1"
     try:
-        started = kind.start(plan, inherited, detach=detach)
+        started = kind.start(plan, inherited, detach=detach, interrupted=interrupted)
     except AllranksError as error:
         _note_refusal(run, error)
         raise
@@ -118,7 +126,8 @@ def start(
 
 def _note_refusal(run: Run, error: AllranksError) -> None:
     reason = f"{error.what}: {error.why}" if error.why else error.what
-    status = Status(State.FAILED, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())
+    state = State.CANCELLED if isinstance(error, StartCancelledError) else State.FAILED
+    status = Status(state, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())
     with contextlib.suppress(RunFolderError):  # The error itself is what counts.
         run.with_status(status)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +69,7 @@ class LocalCluster:
 
         return with_attempt(plan, attempt)
 
-    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
+    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Start the agent of the plan's one node."""
         (node,) = plan.commands
         log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
@@ -90,6 +90,9 @@ class LocalCluster:
         if handle.pid is None and not self._was_cancelled(run) and not _is_any_alive(run):
             return _never_started(run)
         return told if process.is_alive(handle) else self._gone(run)
+
+    def bring(self, run: Run) -> None:
+        """Do nothing: all that a run writes is in its folder."""
 
     def cancel(self, run: Run) -> None:
         """End a run and wait until nothing of it is left.

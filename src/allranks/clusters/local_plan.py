@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 from dataclasses import replace
@@ -11,14 +12,15 @@ import allranks
 from allranks import contract
 from allranks.contract import NodeSpec
 from allranks.errors import JobError, PreflightError
-from allranks.plan import environment
+from allranks.plan import environment, plain_launcher
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import this_machine
-from allranks.plan.orders import orders
+from allranks.plan.orders import orders, port_of
+from allranks.plan.plain_script import own_place, plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, unused_scheduler, workdir_of
-from allranks.plan.script import node_script
+from allranks.plan.resolve import environment_of, only_over_ssh, python_of, unused_scheduler, workdir_of
+from allranks.plan.script import agent_script, node_setup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,14 +52,17 @@ def make_plan(request: Request) -> Plan:
 
 
 def with_attempt(plan: Plan, attempt: int) -> Plan:
-    """Return a plan with another number of the attempt in the agent's orders."""
+    """Return a plan with another number of the attempt in the agent's orders, or in what the script is given."""
 
     def renumbered(file: PlanFile) -> PlanFile:
         if not file.path.endswith(".json"):
             return file
         return replace(file, text=replace(NodeSpec.from_json(file.text), attempt=attempt).to_json())
 
-    return replace(plan, attempt=attempt, files=tuple(map(renumbered, plan.files)))
+    commands = tuple(replace(node, command=(*node.command[:2], str(attempt))) for node in plan.commands)
+    has_orders = any(file.path.endswith(".json") for file in plan.files)
+    files = tuple(map(renumbered, plan.files))
+    return replace(plan, attempt=attempt, files=files, commands=plan.commands if has_orders else commands)
 
 
 def _refuse_platform() -> None:
@@ -81,9 +86,9 @@ def _refuse(request: Request) -> None:
             f"{least} nodes were asked for, and cluster local is this one machine",
             fix="--nodes 1, or --on a cluster that has them",
         )
-    if job.launch.launcher == "legacy":
-        raise JobError("launcher legacy does not exist on cluster local", fix="--launcher torchrun")
-    if job.launch.launcher_args:
+    if plain_launcher.is_used(job):
+        plain_launcher.refuse(job, least if request.node_rank is not None else 1)
+    elif job.launch.launcher_args:
         raise JobError("launch.launcher_args: on cluster local the agent takes none", fix="leave them out")
 
 
@@ -104,13 +109,19 @@ def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entr
         nproc_per_node=layout.nproc_per_node,
         backend=layout.backend,
         stop_timeout=job.launch.stop_timeout,
-        files=(PlanFile(f"{stem}.sh", script, mode | 0o100), PlanFile(f"{stem}.json", spec.to_json(), mode)),
+        files=(PlanFile(f"{stem}.sh", script, mode | 0o100), *_agents_orders(job, f"{stem}.json", spec)),
         commands=(NodeCommand(spec.node, socket.gethostname(), ("bash", str(run_dir / f"{stem}.sh"))),),
         secrets=environment.secrets(job),
         reasons=_reasons(request, spec, entry, layout),
         notes=_notes(request),
         group_readable=job.runs.group_readable,
+        master_addr=spec.master_addr if spec.nnodes > 1 else "",
+        master_port=spec.master_port or 0 if spec.nnodes > 1 else 0,
     )
+
+
+def _agents_orders(job: Job, name: str, spec: NodeSpec) -> tuple[PlanFile, ...]:
+    return () if plain_launcher.is_used(job) else (PlanFile(name, spec.to_json(), spec.file_mode),)
 
 
 def _orders(request: Request, python: tuple[str, ...], entry: Entry, layout: Layout) -> NodeSpec:
@@ -137,18 +148,33 @@ def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: La
     settings = _settings(request, layout)
     decided = [setting.subject for setting in settings if setting.subject not in job.environment.variables]
     by_hand = f"to start it by hand: bash {stem}.sh"
-    return node_script(
+    is_plain, chosen = plain_launcher.is_used(job), environment_of(job, request.folder)
+    head = node_setup(
         title=f"allranks {allranks.__version__}: node {spec.node} of run {run_dir.name}; {by_hand}",
         workdir=str(workdir),
-        environment=environment_of(job, request.folder),
+        environment=chosen,
         settings=(
             *settings,
             Reason(contract.DECIDED, " ".join(decided), "a run that a rank starts inherits none of these"),
         ),
-        variables=((contract.BACKEND, layout.backend),),
+        variables=((contract.BACKEND, layout.backend), *([(contract.RUN_ID, run_dir.name)] if is_plain else [])),
         secrets=environment.secrets(job),
-        command=(*python, code, str(run_dir / f"{stem}.json")),
-        code=code,
+        code=shlex.quote(code),
+    )
+    if not is_plain:
+        command = [shlex.quote(word) for word in (*python, code, str(run_dir / f"{stem}.json"))]
+        return agent_script(head, chosen.container, command)
+    port = spec.master_port or port_of(run_dir.name)
+    return plain_script(
+        head,
+        job,
+        chosen,
+        python,
+        Entry(spec.kind, spec.target),
+        mode=spec.file_mode,
+        place=own_place(spec, port),
+        is_alone=_is_alone(request),
+        finds_port=spec.master_port is None,
     )
 
 
@@ -172,6 +198,7 @@ def _notes(request: Request) -> tuple[str, ...]:
     asked = {
         "resources.nodes: this machine is the one node there is": resources.nodes[1] > 1 and request.node_rank is None,
         "resources.hosts: the job runs on this machine": resources.hosts or resources.hostfile,
+        "resources.spares: nodes are kept ready over SSH only": resources.spares,
         f"cluster {job.cluster} is not used: each node is started by hand": (
             job.cluster != "local" and request.node_rank is not None
         ),
@@ -181,4 +208,7 @@ def _notes(request: Request) -> tuple[str, ...]:
         "retry: there is no queue here to go back into": retry != type(retry)(),
         "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.launcher == "direct",
     }
-    return tuple(note for note, is_asked in asked.items() if is_asked) + unused_scheduler(job)
+    plain = tuple(plain_launcher.notes(job)) if plain_launcher.is_used(job) else ()
+    return (
+        tuple(note for note, is_asked in asked.items() if is_asked) + unused_scheduler(job) + only_over_ssh(job) + plain
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _BUILT_IN = {
     "local": "allranks.clusters.local:LocalCluster",
     "ssh": "allranks.clusters.ssh:SshCluster",
+    "pdsh": "allranks.clusters.pdsh:PdshCluster",
     "slurm": "allranks.clusters.slurm:SlurmCluster",
 }
 _GROUP = "allranks.clusters"

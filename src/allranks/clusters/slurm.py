@@ -82,7 +82,7 @@ class SlurmCluster:
             )
         return replace(plan, attempt=attempt)
 
-    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool) -> Started:
+    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Submit the plan's script, or start it where the allocation is there already.
 
         Raises:
@@ -143,6 +143,9 @@ class SlurmCluster:
         if status.state is State.CANCELLED and job_id in self._signals:
             return replace(status, exit_code=128 + self._signals[job_id])
         return status
+
+    def bring(self, run: Run) -> None:
+        """Do nothing: all that a run writes is in its folder."""
 
     def cancel(self, run: Run) -> None:
         """End a run, in the queue or running, and wait until Slurm says that nothing of it is left.

@@ -23,7 +23,7 @@ from allranks.plan.layout import lay_out
 from allranks.plan.machine import Machine
 from allranks.plan.orders import orders
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, workdir_of
+from allranks.plan.resolve import environment_of, only_over_ssh, python_of, workdir_of
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
@@ -74,6 +74,9 @@ def _refuse(job: Job, gpus: Gpus | None) -> None:
     if launch.launcher == "legacy":
         why = "torch.distributed.launch gave way to torchrun, and cannot be told of several nodes by Slurm"
         raise JobError(f"launcher legacy does not exist on cluster {job.cluster}", why=why, fix="--launcher torchrun")
+    if not launch.agent and launch.launcher != "direct":
+        why = "the nodes and their places are known to the agents alone, which Slurm starts"
+        raise JobError(f"launch.agent cannot be false on cluster {job.cluster}", why=why, fix="--launcher direct")
     if launch.nproc_per_node == "cpu" and not job.resources.cpus_per_node:
         why = "how many CPUs Slurm gives is not known yet"
         raise JobError("one rank for each CPU was asked for", why=why, fix="--cpus-per-node 8")
@@ -232,6 +235,9 @@ class _Planning:
             yield f"set in your environment, and for sbatch above what the script asks for: {', '.join(overriding)}"
         if resources.hosts or resources.hostfile:
             yield "resources.hosts is not used: Slurm chooses the nodes; scheduler.include names some of them"
+        yield from only_over_ssh(job)
+        if resources.spares:
+            yield "resources.spares: nodes are kept ready over SSH only; --nodes MIN:MAX goes on with fewer"
         if resources.gpu_type and not resources.gpus_per_node:
             yield "resources.gpu_type says nothing without resources.gpus_per_node"
         if self._ranks_unknown:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING
 import allranks
 from allranks import contract
 from allranks.clusters import ssh_script
+from allranks.clusters.ssh_copy import WORKDIR, Copy, copy_for, entry_in, environment_in, refuse_if_large
 from allranks.clusters.ssh_script import END, START
 from allranks.clusters.ssh_shell import real_name, ssh_command
 from allranks.contract import NodeSpec
 from allranks.errors import JobError
-from allranks.job.hosts import Host, hosts_of
+from allranks.job.hosts import Host, hosts_of, taking_part
 from allranks.job.units import format_count
-from allranks.plan import batch, environment
+from allranks.plan import batch, environment, plain_launcher
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import Machine, this_machine
-from allranks.plan.orders import FIRST_PORT, PORTS, orders
+from allranks.plan.orders import orders, port_of
+from allranks.plan.plain_script import plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.resolve import environment_of, python_of, unused_scheduler, workdir_of
-from allranks.plan.script import node_script
+from allranks.plan.script import agent_script, node_setup
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
-    from allranks.job.spec import Job
+    from allranks.job.spec import Environment, Job
 
 #: Nothing of the calling environment travels over SSH: what the ranks need stands in the job.
 _NO_ENVIRONMENT: dict[str, str] = {}
@@ -46,10 +48,11 @@ def make_plan(request: Request) -> Plan:
     _refuse(job)
     hosts = hosts_of(job, request.folder)
     workdir = workdir_of(job, request.folder)
-    python = python_of(job)
+    copy = copy_for(job.sync, workdir, request.run_dir) if job.sync.method == "rsync" else None
+    python = python_of(job, elsewhere=copy is not None)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
     layout = lay_out(job, _machine(job, hosts, request))
-    return _Planning(request, hosts, workdir, python, entry, layout).plan()
+    return _Planning(request, hosts, workdir, copy, python, entry, layout).plan()
 
 
 def with_attempt(plan: Plan, attempt: int) -> Plan:
@@ -65,10 +68,10 @@ def with_attempt(plan: Plan, attempt: int) -> Plan:
 
 def _refuse(job: Job) -> None:
     launch = job.launch
-    if launch.launcher != "torchrun":
-        why = "there is no scheduler that could start ranks" if launch.launcher == "direct" else None
-        raise JobError(f"launcher {launch.launcher} does not exist over SSH", why=why, fix="--launcher torchrun")
-    if launch.launcher_args:
+    if launch.launcher == "direct":
+        why = "there is no scheduler that could start ranks"
+        raise JobError("launcher direct does not exist over SSH", why=why, fix="--launcher torchrun")
+    if launch.launcher_args and not plain_launcher.is_used(job):
         raise JobError("launch.launcher_args: over SSH the agent takes none", fix="leave them out")
     if job.environment.setup:
         raise JobError(
@@ -96,17 +99,25 @@ class _Planning:
         request: Request,
         hosts: tuple[Host, ...],
         workdir: Path,
+        copy: Copy | None,
         python: tuple[str, ...],
         entry: Entry,
         layout: Layout,
     ) -> None:
         self._request, self._job, self._hosts = request, request.job, hosts
-        self._workdir, self._python, self._entry, self._layout = workdir, python, entry, layout
+        self._workdir, self._copy, self._python, self._layout = workdir, copy, python, layout
+        self._entry = entry_in(copy, entry, self._job) if copy else entry
+        if copy:
+            refuse_if_large(copy.size, self._job.sync)
         self._settings = environment.settings(self._job, None, _NO_ENVIRONMENT)
         self._secrets = environment.secrets(self._job)
         self._run_dir = request.run_dir
-        self._port = self._job.launch.master_port or FIRST_PORT + zlib.crc32(self._run_dir.name.encode()) % PORTS
+        self._port = self._job.launch.master_port or port_of(self._run_dir.name)
         self._master = self._job.launch.master_addr or real_name(hosts[0], request.environ)
+        self._is_plain = plain_launcher.is_used(self._job)
+        if self._is_plain:
+            plain_launcher.refuse(self._job, len(hosts))
+            plain_launcher.refuse_uneven(self._job, [*map(self._ranks_on, hosts)])
 
     def plan(self) -> Plan:
         """Make the plan."""
@@ -118,7 +129,7 @@ class _Planning:
             kind="ssh",
             run_dir=spec.run_dir,
             workdir=str(self._workdir),
-            nnodes=spec.nnodes,
+            nnodes=spec.places,
             nproc_per_node=spec.nproc_per_node,
             backend=self._layout.backend,
             stop_timeout=spec.stop_timeout,
@@ -128,51 +139,79 @@ class _Planning:
             reasons=tuple(self._reasons()),
             notes=tuple(self._notes()),
             group_readable=job.runs.group_readable,
-            ranks=sum(map(self._ranks_on, self._hosts)),
+            min_nodes=0 if spec.min_nodes == spec.places else spec.min_nodes,
+            master_addr=self._master,
+            master_port=self._port,
+            ranks=sum(map(self._ranks_on, self._hosts[: spec.places])),
+            spares=spec.spares,
+            before=tuple(self._before()),
+            copied_to=self._copy.folder if self._copy else "",
+            is_attached=job.launch.attach,
         )
 
     def _spec(self) -> NodeSpec:
-        nodes = (len(self._hosts), len(self._hosts))
-        return orders(self._job, self._run_dir, self._entry, self._layout, self._python, nodes=nodes)
+        nodes, spares = taking_part(self._job, self._hosts), self._job.resources.spares
+        known_by = self._copy.run if self._copy else None
+        made_from = (self._job, self._run_dir, self._entry, self._layout, self._python)
+        return orders(*made_from, nodes=nodes, rendezvous_id=known_by, spares=spares)
 
     def _files(self, spec: NodeSpec) -> Iterator[PlanFile]:
         made_by = f"allranks {allranks.__version__}: run {spec.run_id}"
-        mode, run_dir = spec.file_mode, spec.run_dir
+        mode = spec.file_mode
+        run = ssh_script.BESIDE if self._copy else shlex.quote(spec.run_dir)
         starting = ssh_script.starting(
             f"{made_by}; on each machine: bash {START} NODE RANKS ATTEMPT </dev/null",
-            run_dir,
+            run,
             mode | 0o100 | (mode & 0o040) >> 2,
             spec.nnodes,
             self._master,
             self._port,
         )
-        ending = ssh_script.ending(f"{made_by}: end it on a machine", run_dir, spec.stop_timeout)
+        ending = ssh_script.ending(f"{made_by}: end it on a machine", run, spec.stop_timeout)
         yield PlanFile(START, starting, mode)
         yield PlanFile(END, ending, mode)
-        yield PlanFile(ssh_script.NODE_SCRIPT, self._node_script(made_by), mode)
-        yield PlanFile(batch.SPEC_FILE, spec.to_json(), mode)
+        yield PlanFile(ssh_script.NODE_SCRIPT, self._node_script(made_by, mode), mode)
+        if not self._is_plain:
+            yield PlanFile(batch.SPEC_FILE, spec.to_json(), mode)
 
-    def _node_script(self, made_by: str) -> str:
-        code = str(self._run_dir / contract.CODE_DIR)
-        return node_script(
+    def _node_script(self, made_by: str, mode: int) -> str:
+        chosen, run_id = self._environment(), ((contract.RUN_ID, self._run_dir.name),)
+        head = node_setup(
             title=f"{made_by}: what runs on each of {format_count(len(self._hosts), 'node')}",
-            workdir=str(self._workdir),
-            environment=environment_of(self._job, self._request.folder),
+            workdir=WORKDIR if self._copy else str(self._workdir),
+            environment=chosen,
             settings=self._settings,
-            variables=((contract.BACKEND, self._layout.backend),),
+            variables=((contract.BACKEND, self._layout.backend), *(run_id if self._is_plain else ())),
             secrets=self._secrets,
-            command=(*self._python, code, str(self._run_dir / batch.SPEC_FILE)),
-            code=code,
+            code=batch.CODE,
         )
+        if self._is_plain:
+            parts = (self._job, chosen, self._python, self._entry)
+            return plain_script(head, *parts, mode=mode)
+        return agent_script(head, chosen.container, (*map(shlex.quote, self._python), batch.CODE, batch.SPEC))
+
+    def _environment(self) -> Environment:
+        environment = environment_of(self._job, self._request.folder)
+        return environment_in(self._copy, environment) if self._copy else environment
+
+    def _before(self) -> Iterator[NodeCommand]:
+        if self._copy:
+            for number in range(2):  # All working directories first: what fails does so before there is any run.
+                for node, host in enumerate(self._hosts):
+                    yield NodeCommand(node, str(host), self._copy.commands(host)[number])
 
     def _commands(self) -> Iterator[NodeCommand]:
+        run = self._copy.run if self._copy else str(self._run_dir)
         for node, host in enumerate(self._hosts):
-            words = ("bash", str(self._run_dir / START), str(node), str(self._ranks_on(host)), "0")
-            yield NodeCommand(node, str(host), ssh_command(host, words))
+            words = ("bash", f"{run}/{START}", str(node), str(self._ranks_on(host)), "0")
+            yield NodeCommand(node, str(host), ssh_command(host, words), self._slots(host))
 
     def _ranks_on(self, host: Host) -> int:
+        return self._slots(host) or self._layout.nproc_per_node
+
+    def _slots(self, host: Host) -> int:
         counted = self._job.launch.nproc_per_node in ("auto", "gpu")
-        return host.slots if counted and host.slots else self._layout.nproc_per_node
+        return host.slots if counted and host.slots else 0
 
     def _reasons(self) -> Iterator[Reason]:
         launch = self._job.launch
@@ -181,6 +220,11 @@ class _Planning:
         why = "as asked" if launch.master_addr else "the first node"
         port_why = "as asked" if launch.master_port else "from the run's name"
         yield Reason("master", f"{self._master}, port {self._port}", f"{why}; the port {port_why}")
+        if self._copy:
+            yield Reason("copy", self._copy.shown, f"sync is rsync: {self._copy.size} of {self._workdir}")
+        if spares := self._job.resources.spares:
+            why = "it waits, with all set up, to take the place of a node that is lost"
+            yield Reason("spares", ", ".join(map(str, self._hosts[-spares:])), why)
         yield from environment.decided_on_nodes(self._job, _NO_ENVIRONMENT)
         yield from self._settings
 
@@ -196,3 +240,7 @@ class _Planning:
         if retry != type(retry)():
             yield "retry: there is no queue over SSH to go back into"
         yield from unused_scheduler(self._job)
+        if self._copy:
+            yield f"each machine gets a copy of {self._workdir}, {self._copy.size}, in {self._copy.shown}"
+        if self._is_plain:
+            yield from plain_launcher.notes(self._job)

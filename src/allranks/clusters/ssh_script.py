@@ -9,24 +9,28 @@ from allranks.plan import batch
 from allranks.plan.script import comment
 
 #: Exit codes of :func:`starting`, of those that mean something else neither to ssh nor to a shell.
-ENDED_AT_ONCE, NO_FOLDER = 70, 73
+ENDED_AT_ONCE, NO_FOLDER, UNWRITABLE = 70, 72, 73
 #: What runs on each node, in the run's folder.
 NODE_SCRIPT = "node.sh"
 #: These two: one starts the node's agent, one ends it.
 START, END = "start.sh", "end.sh"
+#: What ending is told that it shall do when the one who tells it is gone, and how long it bears silence.
+HELD, _SECONDS_OF_SILENCE = "HELD", 30
+#: A word of shell for the folder that a script lies in.
+BESIDE = '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)"'
 #: What an agent takes at most, beyond the time that its ranks have to leave.
 _SECONDS_TO_END = 20
 
 
-def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, master_port: int) -> str:
+def starting(title: str, run: str, mode: int, nodes: int, master_addr: str, master_port: int) -> str:
     """Write the script that starts a node's agent, in a session of its own, and returns when it is there.
 
     Its arguments are the node's number, the number of its ranks and the attempt. It prints one line: the agent's
-    process id and its start time (man 5 proc).
+    process id and its start time (man 5 proc), or the event of the error that the agent ended with.
 
     Args:
         title: one line on what this is.
-        run_dir: absolute folder of the run.
+        run: a word of shell for the absolute folder of the run.
         mode: permission bits of folders.
         nodes: how many nodes there are.
         master_addr: where they meet.
@@ -38,7 +42,8 @@ def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, 
             ["#!/usr/bin/env bash", comment(title)],
             [
                 comment("this node's place, and where all meet"),
-                f"export {contract.RUN_DIR}={shlex.quote(run_dir)} {contract.NODE_COUNT}={nodes}",
+                f"{contract.RUN_DIR}={run} || exit {NO_FOLDER}",
+                f"export {contract.RUN_DIR} {contract.NODE_COUNT}={nodes}",
                 f"export {contract.NODE_RANK}=$1 {contract.NODE_NPROC}=$2 {contract.ATTEMPT}=$3",
                 f"export {contract.RDZV_HOST}={shlex.quote(master_addr)} {contract.RDZV_PORT}={master_port}",
                 comment("secrets come by stdin, as lines of shell: they stand in no file and in no command line"),
@@ -46,17 +51,23 @@ def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, 
             ],
             [
                 f"printf -v folder '%s/{contract.ATTEMPTS_DIR}/%03d/node-%03d' {place}",
-                f'({batch.umask(mode)} && mkdir -p "$folder" && : >>"$folder/{contract.AGENT_LOG}")'
-                f" || exit {NO_FOLDER}",
+                comment("its heartbeat takes the room that it needs now: a disk that is full is told at once"),
+                f'({batch.umask(mode)} && mkdir -p "$folder" && : >>"$folder/{contract.AGENT_LOG}" && '
+                f'date +%s.000000 >"$folder/{contract.HEARTBEAT}") || exit {UNWRITABLE}',
             ],
             [
                 comment("a session of its own: it goes on when the connection ends"),
-                f'setsid bash "${contract.RUN_DIR}/{NODE_SCRIPT}" </dev/null >>"$folder/{contract.AGENT_LOG}" 2>&1 &',
+                f'cd -- "${contract.RUN_DIR}"',
+                "(trap - INT QUIT  # a shell has what it starts in the background ignore them, for good",
+                f'  exec setsid bash "${contract.RUN_DIR}/{NODE_SCRIPT}" </dev/null \\',
+                f'    >>"$folder/{contract.AGENT_LOG}" 2>&1) &',
                 "agent=$!",
                 comment("who starts it hears at once if it cannot begin"),
-                f'until [ -s "$folder/{contract.AGENT_EVENTS}" ]; do',
+                f'tells() {{ grep -s "\\"kind\\": \\"$1\\"" "$folder/{contract.AGENT_EVENTS}"; }}',
+                f"until tells {contract.AGENT_STARTED} >/dev/null; do",
                 '  if ! kill -0 "$agent" 2>/dev/null; then',
-                f'    [ ! -s "$folder/{contract.AGENT_EVENTS}" ] || break',
+                f"    ! tells {contract.AGENT_STARTED} >/dev/null || break",
+                f"    tells {contract.ERROR}",
                 f'    tail -n 5 "$folder/{contract.AGENT_LOG}" >&2',
                 f"    exit {ENDED_AT_ONCE}",
                 "  fi",
@@ -70,19 +81,19 @@ def starting(title: str, run_dir: str, mode: int, nodes: int, master_addr: str, 
     )
 
 
-def ending(title: str, run_dir: str, patience: float) -> str:
+def ending(title: str, run: str, patience: float) -> str:
     """Write the script that passes a signal on to a run's agent on a machine, or ends all that the run has there.
 
     Its arguments are the signal's name, and process id and start time that the other script printed, so that no later
     process is mistaken for the agent; both are 0 if nobody knows them. It returns 0, or 1 if there is no agent. ``0``
     only looks. With ``END`` in place of a name it waits until nothing of the run is left, as long as the ranks have to
-    leave, and then kills the rest.
+    leave, and then kills the rest. With ``HELD`` it does so when stdin ends, or brings no line for 30 s.
     """
     return batch.joined(
         [
             ["#!/usr/bin/env bash", comment(title)],
             [
-                f"signal=$1 agent=$2 started=$3 run={shlex.quote(run_dir)}",
+                f"signal=$1 agent=$2 started=$3 run={run}",
                 comment("all that was started with the run's folder in its environment, the ranks above all"),
                 f'marked() {{ grep -lsxzF "{contract.RUN_DIR}=$run" /proc/[0-9]*/environ | cut -d/ -f3; }}',
                 "is_there() {",
@@ -98,10 +109,11 @@ def ending(title: str, run_dir: str, patience: float) -> str:
                 "}",
             ],
             [
-                'if [ "$signal" != END ]; then',
-                '  is_there && { [ "$signal" = 0 ] || tell "$signal"; }',
-                "  exit",
-                "fi",
+                "case $signal in",
+                "  END) ;;",
+                f"  {HELD}) while is_there && read -r -t {_SECONDS_OF_SILENCE} _; do :; done ;;",
+                '  *) is_there && { [ "$signal" = 0 ] || tell "$signal"; }; exit ;;',
+                "esac",
                 "if is_there; then tell TERM; fi",
                 f"for _ in $(seq {round((patience + _SECONDS_TO_END) * 10)}); do",
                 '  if ! is_there && [ -z "$(marked)" ]; then exit 0; fi',

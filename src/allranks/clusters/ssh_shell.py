@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from allranks.clusters import ssh_kept
 from allranks.errors import LaunchError
 from allranks.job.hosts import Host
 
 #: Nobody is there to answer a question, and nothing but the command is wanted.
-_OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=15")
+_OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
 #: As many at a time; each costs a machine some 60 ms of CPU for its keys (OpenSSH 9.2).
 _AT_ONCE = 64
+#: How often a command that is waited for may be ended.
+_LOOK_SECONDS = 0.2
 #: The exit code of ssh itself, where it could not run the command.
 _OF_SSH = 255
+_PACKAGES = {"ssh": "OpenSSH's client", "rsync": "rsync, here and on all machines", "pdsh": "pdsh, or kind: ssh"}
+_BROKE = "the connection broke"
 #: What ssh says, and what its user can do.
 _FIXES = {
     "Host key verification failed": "ssh {typed} once by hand, and look at the key that it shows before you accept it",
@@ -24,6 +35,8 @@ _FIXES = {
     "Could not resolve hostname": "look at the name, or give it a HostName in ~/.ssh/config",
     "No route to host": "is {host} up, and is the network between the two?",
     "Connection refused": "is sshd running on {host}, and at that port?",
+    "not responding": "has {host} lost its power, or its network?",
+    _BROKE: "has {host} lost its power, or its network?",
     "timed out": "is {host} up, and does no firewall close the port of its sshd?",
 }
 
@@ -50,14 +63,20 @@ class Answer:
     def last_words(self) -> str:
         """The last line of stderr, where ssh and most programs say what is wrong."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {self.code}"
+        # A connection that was kept, and breaks, ends without a word.
+        return lines[-1] if lines else _BROKE if self.unreached else f"exit code {self.code}"
 
 
 def ssh_command(host: Host, words: Sequence[str]) -> tuple[str, ...]:
     """Build the command that runs ``words`` on a host, quoted once for the shell there."""
+    return ("ssh", *ssh_options(host), host.name, shlex.join(words))
+
+
+def ssh_options(host: Host) -> tuple[str, ...]:
+    """Return the options of ssh for a host, who one is there and its port among them."""
     user = ("-l", host.user) if host.user else ()
     port = ("-p", str(host.port)) if host.port else ()
-    return ("ssh", *_OPTIONS, *user, *port, host.name, shlex.join(words))
+    return (*_OPTIONS, *user, *port)
 
 
 def real_name(host: Host, environ: Mapping[str, str]) -> str:
@@ -66,7 +85,8 @@ def real_name(host: Host, environ: Mapping[str, str]) -> str:
     Raises:
         LaunchError: there is no ssh, or it cannot read its configuration.
     """
-    (answer,) = run_all([("ssh", "-G", host.name)], environ)
+    ssh, *options = ssh_command(host, ())[:-1]
+    answer = run_one([ssh, "-G", *options], environ, seconds=60.0)
     if answer.code:
         raise LaunchError(f"ssh cannot read its configuration for {host.name}", why=answer.last_words)
     found = [line.split(maxsplit=1)[1] for line in answer.out.splitlines() if line.startswith("hostname ")]
@@ -74,41 +94,115 @@ def real_name(host: Host, environ: Mapping[str, str]) -> str:
 
 
 def run_all(
-    commands: Sequence[Sequence[str]], environ: Mapping[str, str], *, sent: str = "", seconds: float = 60.0
+    commands: Sequence[Sequence[str]],
+    environ: Mapping[str, str],
+    *,
+    sent: str = "",
+    seconds: float | None = 60.0,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[Answer]:
-    """Run commands of :func:`ssh_command` at the same time, and return their answers in the same order.
+    """Run commands at the same time, and return their answers in the same order.
+
+    Connections are kept for the next commands to the same hosts, unless the user's configuration has its own way.
 
     Args:
-        commands: the commands.
+        commands: those of :func:`ssh_command`, or rsync with such an ssh behind ``-e``.
         environ: of ssh, not of the commands.
         sent: what each gets by stdin.
-        seconds: after which one counts as unreached.
+        seconds: after which one counts as unreached; None: never, as long as its connection lives.
+        is_over: tells whether nobody waits for them any more: all that have not ended count as unreached then.
 
     Raises:
         LaunchError: there is no ssh.
     """
+    if not commands:
+        return []
+    kept = ssh_kept.keeping(environ)
+    given_up = threading.Event()
+
+    def nobody_waits() -> bool:
+        return given_up.is_set() or is_over()
 
     def run(command: Sequence[str]) -> Answer:
+        command = _with(command, kept)
+        answer = run_one(command, environ, sent=sent, seconds=seconds, is_over=nobody_waits)
+        if kept and answer.is_late and command[0] == "ssh":
+            ssh_kept.forget(command[:-1], environ)
+        return answer
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(commands))) as pool:
         try:
-            done = subprocess.run(
+            return list(pool.map(run, commands))
+        except BaseException:  # Ctrl-C: the pool would wait for them.
+            given_up.set()
+            raise
+
+
+def _with(command: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return a command with more options for its ssh."""
+    if command[0] == "ssh":
+        return ["ssh", *options, *command[1:]]
+    words = [*command]
+    place = words.index("-e") + 1
+    words[place] = shlex.join([*shlex.split(words[place]), *options])
+    return words
+
+
+def run_one(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    sent: str = "",
+    seconds: float | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Run one command, and end it when its time is over; see :func:`run_all`.
+
+    Raises:
+        LaunchError: there is no such command.
+    """
+    # No pipe for stderr: before OpenSSH 8.5, who keeps the connection kept it open.
+    with tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
                 command,
-                input=sent,
                 env=environ,
-                capture_output=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
                 text=True,
                 errors="replace",
-                timeout=seconds,
-                check=False,
                 start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
             )
-        except subprocess.TimeoutExpired:
-            return Answer(_OF_SSH, "", f"no answer within {seconds:g} s", unreached=True, is_late=True)
         except OSError as error:
-            raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix="install OpenSSH's client") from error
-        return Answer(done.returncode, done.stdout, done.stderr, unreached=done.returncode == _OF_SSH)
+            fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
+            raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
+        with process:
+            out, why = _wait(process, sent, seconds, is_over)
+        if out is None:
+            return Answer(_OF_SSH, "", why, unreached=True, is_late=True)
+        err.seek(0)
+        said = err.read().decode(errors="replace")
+        return Answer(process.returncode, out, said, unreached=process.returncode == _OF_SSH)
 
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(commands)))) as pool:
-        return list(pool.map(run, commands))
+
+def _wait(
+    process: subprocess.Popen[str], sent: str, seconds: float | None, is_over: Callable[[], bool]
+) -> tuple[str | None, str]:
+    """Wait for a process; return its stdout, or None and why it was killed with what it had started."""
+    began, more = time.monotonic(), {"input": sent}
+    try:
+        while not is_over():
+            left = _LOOK_SECONDS if seconds is None else began + seconds - time.monotonic()
+            if left <= 0:
+                return None, f"no answer within {seconds:g} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(**more, timeout=min(left, _LOOK_SECONDS))[0], ""
+            more = {}
+        return None, "ended before it had answered"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def fix_for(host: Host, said: str) -> str:

@@ -24,7 +24,7 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 _INIT = "allranks init writes one to start from"
 
 
-def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+def sections_of(model: type[BaseModel]) -> dict[str, type[Section]]:
     """Return the fields of a model that are sections themselves, with their types."""
     return {
         name: field.annotation
@@ -74,10 +74,12 @@ class Reading:
                 found |= self._field(f"{above}{key}", entry, sections_of(model).get(key))
         return found
 
-    def _field(self, path: str, entry: Entry, section: type[BaseModel] | None) -> Layer:
+    def _field(self, path: str, entry: Entry, section: type[Section] | None) -> Layer:
         if section is None and path != VARIABLES:
             return {path: self._setting(entry)}
         if not isinstance(entry.value.data, dict):
+            if section is not None and section.short_for and isinstance(entry.value.data, str):
+                return {f"{path}.{section.short_for}": self._setting(entry)}
             self._no_section(path, entry, section)
             return {}
         if section is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
 from allranks.hostlist import expand, split
+from allranks.job.units import format_count
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
@@ -21,7 +22,7 @@ _ADDRESS = re.compile(r"(?:([^@\s]+)@)?([0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.%
 _ITEM = re.compile(r"(?:([^@\s]+)@)?(?:\[([^\]]*:[^\]]*)\]|(.+?))(?::(\d{1,5}))?")
 _SLOTS = re.compile(r"slots=(\d{1,4})")
 #: What tells names of machines from a number of nodes that is written out.
-_OF_A_NAME = re.compile(r"[A-Za-z].*[\d,\[@.-]|\d\.\d+\.\d")
+_OF_A_NAME = re.compile(r"[A-Za-z].*[\d,\[@.-]|\d\.\d+\.\d|:.*:")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
 
 
 def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
-    """Return the hosts that a job runs on: as many as it asks for of those that are listed, in their order.
+    """Return the hosts of a job: as many as it asks for of those that are listed, in their order; spares are last.
 
     Args:
         job: the job.
@@ -93,20 +94,39 @@ def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
     Raises:
         JobError: there are none, too few, or what lists them cannot be read.
     """
-    found = _listed(job, folder)
-    least, most = job.resources.nodes if "nodes" in job.resources.model_fields_set else (len(found), len(found))
-    if least < most:
-        raise JobError(
-            f"{least}:{most} nodes were asked for, and hosts over SSH are listed one by one",
-            fix=f"--nodes {most}, or --hosts with those that are to take part",
-        )
-    if most > len(found):
-        raise JobError(
-            f"{most} nodes were asked for, and {len(found)} hosts are listed",
-            why=", ".join(map(str, found[:5])) + ", …" * (len(found) > 5),
-            fix=f"--nodes {len(found)}, or more hosts in resources.hosts",
-        )
-    return found[:most]
+    found, spares = _listed(job, folder), job.resources.spares
+    least, most = _asked(job) or (1, max(1, len(found) - spares))
+    if least + spares > len(found):
+        raise _too_few(job, found)
+    return found[: most + spares]
+
+
+def taking_part(job: Job, hosts: Sequence[Host]) -> tuple[int, int]:
+    """Return how few and how many of a job's hosts take part at the same time; the others are spares."""
+    most = len(hosts) - job.resources.spares
+    least, _ = _asked(job) or (most, most)
+    return least, most
+
+
+def _asked(job: Job) -> tuple[int, int] | None:
+    return job.resources.nodes if "nodes" in job.resources.model_fields_set else None
+
+
+def _too_few(job: Job, found: Sequence[Host]) -> JobError:
+    spares, asked = job.resources.spares, _asked(job)
+    least, most = asked or (0, 0)
+    wanted = [f"{'at least ' if least < most else ''}{format_count(least, 'node')}"] if asked else []
+    wanted += [format_count(spares, "spare")] if spares else []
+    left = len(found) - spares
+    return JobError(
+        f"{' and '.join(wanted)} were asked for, and {format_count(len(found), 'host')} {_is(len(found))} listed",
+        why=", ".join(map(str, found[:5])) + ", …" * (len(found) > 5),
+        fix=(f"--nodes {left}" if left > 0 else "fewer --spares") + ", or more hosts in resources.hosts",
+    )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _listed(job: Job, folder: Path) -> tuple[Host, ...]:

@@ -89,6 +89,7 @@ OPTIONS: tuple[Option, ...] = (
         "N|MIN:MAX|HOSTS",
         "Number of nodes, MIN:MAX, or machines as in --hosts.",
     ),
+    Option("resources.spares", ("--spares",), "N", "Machines that wait to take the place of one that is lost."),
     Option("resources.hosts", ("--hosts",), "HOSTS", "Machines to run on over SSH: gpu[1-3], user@host:port."),
     Option("resources.hostfile", ("--hostfile",), "FILE", "File with such machines, one a line."),
     Option("resources.gpus_per_node", ("--gpus-per-node",), "N", "GPUs on each node."),
@@ -105,6 +106,13 @@ OPTIONS: tuple[Option, ...] = (
         established=("NPROC_PER_NODE",),
     ),
     Option("launch.launcher", ("--launcher",), "torchrun|direct|legacy", "How the ranks of a node are started."),
+    Option(
+        "launch.agent",
+        ("--agent",),
+        "",
+        "Start ranks by an agent of ours (the default), or by torchrun itself.",
+        off_flag="--no-agent",
+    ),
     Option(
         "launch.backend",
         ("--backend",),
@@ -133,6 +141,13 @@ OPTIONS: tuple[Option, ...] = (
         "PORT",
         "Port that the ranks rendezvous at. Default: a free one.",
         established=("MASTER_PORT",),
+    ),
+    Option(
+        "launch.attach",
+        ("--attach",),
+        "",
+        "Over SSH: end the run when this command is gone.",
+        off_flag="--no-attach",
     ),
     Option("launch.interface", ("--interface",), "NAME", "Network interface for gloo and NCCL."),
     Option(
@@ -195,6 +210,8 @@ OPTIONS: tuple[Option, ...] = (
         "Go back into the queue at the time limit, on preemption and when a node fails.",
         off_flag="--no-requeue",
     ),
+    # --- machines without a shared folder ---
+    Option("sync.method", ("--sync",), "none|rsync", "Over SSH: copy the working directory to each machine first."),
     # --- the record ---
     Option("runs.folder", ("--runs-folder",), "DIR", "Folder that holds a folder for each run."),
     Option("runs.group_readable", ("--group-readable",), "", "Let the group read the run's folder."),

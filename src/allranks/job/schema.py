@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from allranks.job import spec
+from allranks.job.files import sections_of
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ANNOTATIONS = ("title", "description", "default")
@@ -22,6 +23,11 @@ def job_schema() -> dict[str, Any]:
             key: _property(value, texts[name, key]) for key, value in definition["properties"].items()
         }
     schema["$defs"]["Resources"]["properties"]["nodes"]["default"] = "1"
+    schema["$defs"]["Sync"]["properties"]["max_size"]["default"] = "1G"
+    for name, section in sections_of(spec.Job).items():
+        if section.short_for:  # A plain value may stand in place of the section.
+            short = schema["$defs"][section.__name__]["properties"][section.short_for]["anyOf"][0]
+            schema["properties"][name]["anyOf"].insert(1, short)
     return {"$schema": _DIALECT, **schema, "title": "allranks job file"}
 
 

@@ -6,7 +6,7 @@ from the source only then (see ``schema.py``): pydantic reading them here would 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -34,12 +34,17 @@ class Section(BaseModel):
     # Inputs are hidden because pydantic's own messages would show the values of secrets.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    #: The field that a plain value in place of the section stands for, where that is allowed.
+    short_for: ClassVar[str | None] = None
+
 
 class Resources(Section):
     """What the job needs."""
 
     nodes: Nodes = (1, 1)
     """Number of nodes, or MIN:MAX for a job that runs on as many as it gets."""
+    spares: Count = 0
+    """Further machines, over SSH, that wait to take the place of one that is lost: the last of hosts."""
     hosts: Hosts = ()
     """Machines to run on over SSH, such as gpu[1-4] or ada@gpu7:2222; the first ones, if nodes says fewer."""
     hostfile: Text | None = None
@@ -96,9 +101,13 @@ class Launch(Section):
     launcher: Literal["torchrun", "direct", "legacy"] = "torchrun"
     """torchrun: one agent per node; direct: the scheduler starts each rank; legacy:
     torch.distributed.launch."""
+    agent: bool = True
+    """false: with launcher torchrun, start torchrun itself on each node in place of an agent of ours. Nothing of
+    allranks then runs in the ranks' environment, whose Python and PyTorch may be old."""
     launcher_args: Words = ()
-    """Further arguments of the launcher, passed on word for word: those of srun on Slurm, which starts
-    the agents, or with direct the ranks."""
+    """Further arguments of the launcher, passed on word for word: those of torch.distributed.launch with
+    legacy, those of torchrun without an agent, and on Slurm those of srun, which starts the agents, or with
+    direct the ranks."""
     nproc_per_node: Ranks = "auto"
     """Ranks on each node: a number, gpu (one per GPU), cpu (one per CPU), or auto (GPUs, else one)."""
     backend: Literal["nccl", "gloo"] | None = None
@@ -114,6 +123,8 @@ class Launch(Section):
     """Address that the ranks rendezvous at. Default: found out."""
     master_port: Port | None = None
     """Port that the ranks rendezvous at. Default: a free one."""
+    attach: bool = False
+    """Over SSH: end the run when the command that started it is gone, as a run on one machine does."""
     interface: Text | None = None
     """Network interface for gloo and NCCL. Default: on one machine the loopback for gloo; on several
     nodes each takes the one that carries the route to the first node, and leaves NCCL alone where an
@@ -159,6 +170,24 @@ class Retry(Section):
     get SIGUSR1 to save and leave; half of a time limit that is shorter than twice that. 0: never."""
 
 
+class Sync(Section):
+    """Where machines that are reached over SSH have the job from."""
+
+    short_for: ClassVar[str | None] = "method"
+
+    method: Literal["none", "rsync"] = "none"
+    """none: all machines see the same folders; rsync: each gets a copy of the working directory first, and logs,
+    events, metrics and checkpoints come back. `sync: rsync` is short for it."""
+    folder: Text | None = None
+    """Folder of the copy on each machine, relative to the home there. Default: allranks/, with the name of the
+    working directory and a number."""
+    exclude: Lines = ()
+    """Patterns of rsync for what is not copied, beside what .gitignore names: /data/ or *.ckpt; one that begins with
+    "+ " copies what others leave out."""
+    max_size: Memory = 1 << 30
+    """A working directory of which more than this would be copied is refused, with what is large in it."""
+
+
 class Runs(Section):
     """Where and how the record of the run is kept."""
 
@@ -197,6 +226,8 @@ class Job(Section):
     """What a batch scheduler is told besides the resources."""
     retry: Retry = Retry()
     """What happens when an attempt ends before the training does."""
+    sync: Sync = Sync()
+    """Where machines that are reached over SSH have the job from."""
     runs: Runs = Runs()
     """Where and how the record of the run is kept."""
 
@@ -205,7 +236,7 @@ class Cluster(Section):
     """An entry of clusters.yaml: a kind of cluster, and defaults for the jobs that run there."""
 
     kind: Text
-    """Kind of the cluster: local, ssh, slurm, or what an installed extension adds."""
+    """Kind of the cluster: local, ssh, pdsh, slurm, or what an installed extension adds."""
     resources: Resources = Resources()
     """Defaults for the section of that name in the job file."""
     launch: Launch = Launch()
@@ -215,6 +246,8 @@ class Cluster(Section):
     scheduler: Scheduler = Scheduler()
     """Defaults for the section of that name in the job file."""
     retry: Retry = Retry()
+    """Defaults for the section of that name in the job file."""
+    sync: Sync = Sync()
     """Defaults for the section of that name in the job file."""
     runs: Runs = Runs()
     """Defaults for the section of that name in the job file."""

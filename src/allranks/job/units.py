@@ -95,6 +95,15 @@ def format_memory(size: int) -> str:
     return f"{amount}T"
 
 
+def format_size(amount: float) -> str:
+    """Write bytes with three digits and the unit that fits: 512 B, 1.21 GB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
 def parse_nodes(text: str) -> tuple[int, int]:
     """Return the least and the most nodes in ``text``: ``4`` or, for elastic jobs, ``2:4``.
 

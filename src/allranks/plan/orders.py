@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,11 @@ FIRST_PORT, PORTS = 16384, 16000
 _ALONE = "127.0.0.1"
 
 
+def port_of(run_id: str) -> int:
+    """Return the port of a run where nothing else says one: its nodes need not ask each other for it."""
+    return FIRST_PORT + zlib.crc32(run_id.encode()) % PORTS
+
+
 def orders(
     job: Job,
     run_dir: Path,
@@ -29,6 +35,7 @@ def orders(
     nodes: tuple[int, int],
     node: int = 0,
     rendezvous_id: str | None = None,
+    spares: int = 0,
 ) -> NodeSpec:
     """Make the orders of a node in the first attempt; those of the others differ in their place only.
 
@@ -38,9 +45,10 @@ def orders(
         entry: what the ranks run.
         layout: how many there are on a node.
         python: the ranks' interpreter with its options.
-        nodes: the fewest and the most nodes.
+        nodes: the fewest and the most nodes that take part.
         node: this one's place among them.
         rendezvous_id: what they know each other by, where they do not share the run's folder.
+        spares: how many more wait to take the place of a lost one.
     """
     launch, (least, most) = job.launch, nodes
     return NodeSpec(
@@ -48,7 +56,7 @@ def orders(
         run_dir=str(run_dir),
         attempt=0,
         node=node,
-        nnodes=most,
+        nnodes=most + spares,
         nproc_per_node=layout.nproc_per_node,
         kind=entry.kind,
         target=entry.target,
@@ -63,4 +71,5 @@ def orders(
         file_mode=0o640 if job.runs.group_readable else 0o600,
         min_nodes=least,
         rendezvous_id=rendezvous_id,
+        spares=spares,
     )

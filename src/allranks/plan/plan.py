@@ -26,6 +26,8 @@ class NodeCommand:
     node: int
     host: str
     command: tuple[str, ...]
+    #: How many ranks a file of hosts gives this node; 0: none does.
+    slots: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,23 @@ class Plan:
     group_readable: bool
     #: Number of the attempt that is started: 0 for a new run.
     attempt: int = 0
-    #: The least number of nodes, where Slurm may give fewer than ``nnodes``; 0: exactly so many.
+    #: The least number of nodes, where it may be fewer than ``nnodes``; 0: exactly so many.
     min_nodes: int = 0
     #: Whether each node starts a rank for each of its GPUs, and nobody knows yet how many those are.
     ranks_unknown: bool = False
     #: Number of all ranks, where nodes have different numbers of them; 0: as many on each.
     ranks: int = 0
+    #: Nodes that wait to take the place of one that is lost; ``nnodes`` does not count them.
+    spares: int = 0
+    #: Where the nodes meet, if that is known before they are; empty and 0 otherwise.
+    master_addr: str = ""
+    master_port: int = 0
+    #: What is run before, in this order: it copies the job to nodes that do not see its folders.
+    before: tuple[NodeCommand, ...] = ()
+    #: Where these copies are on each node, relative to the home there; empty: all nodes see the job's folders.
+    copied_to: str = ""
+    #: Whether the run on other machines ends when the command that started it is gone.
+    is_attached: bool = False
 
     @property
     def world_size(self) -> int:
@@ -95,6 +108,9 @@ class Plan:
         known = {field.name: raw[field.name] for field in fields(cls)}
         parts = {"files": PlanFile, "reasons": Reason}
         made = {name: tuple(part(**one) for one in raw[name]) for name, part in parts.items()}
-        commands = tuple(NodeCommand(one["node"], one["host"], tuple(one["command"])) for one in raw["commands"])
         words = {name: tuple(raw[name]) for name in ("secrets", "notes")}
-        return cls(**{**known, **made, **words, "commands": commands})
+        commands = {
+            name: tuple(NodeCommand(**{**one, "command": tuple(one["command"])}) for one in raw[name])
+            for name in ("before", "commands")
+        }
+        return cls(**{**known, **made, **words, **commands})

@@ -29,12 +29,19 @@ def workdir_of(job: Job, folder: Path) -> Path:
     return workdir
 
 
-def python_of(job: Job) -> tuple[str, ...]:
-    """Return the command line of the ranks' interpreter: as asked, that of their environment, or this one."""
+def python_of(job: Job, *, elsewhere: bool = False) -> tuple[str, ...]:
+    """Return the command line of the ranks' interpreter: as asked, that of their environment, or this one.
+
+    Args:
+        job: the job.
+        elsewhere: whether the ranks run where this interpreter is not.
+    """
     chosen = job.environment
     if chosen.python:
         return chosen.python
-    return ("python",) if chosen.conda or chosen.venv else (sys.executable,)
+    if chosen.conda or chosen.venv:
+        return ("python",)
+    return ("python3",) if elsewhere else (sys.executable,)
 
 
 def environment_of(job: Job, folder: Path) -> Environment:
@@ -48,3 +55,9 @@ def unused_scheduler(job: Job) -> tuple[str, ...]:
     defaults = type(job.scheduler)()
     used = [f"scheduler.{name}" for name, value in job.scheduler if value != getattr(defaults, name)]
     return (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
+
+
+def only_over_ssh(job: Job) -> tuple[str, ...]:
+    """Return the notes that a job asks for what runs over SSH alone have, where it runs elsewhere."""
+    asked = {"launch.attach": job.launch.attach, "sync": job.sync.method != "none"}
+    return tuple(f"{name} is for runs over SSH, and not used here" for name, is_asked in asked.items() if is_asked)

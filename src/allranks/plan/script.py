@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from allranks.job.spec import Environment
 
 
-def node_script(
+def agent_script(head: Sequence[str], container: Sequence[str], command: Sequence[str]) -> str:
+    """Write the script that sets a node up and becomes its agent.
+
+    Args:
+        head: what :func:`node_setup` returned.
+        container: command that the agent's is put behind.
+        command: the agent's command, in words of shell.
+    """
+    why = comment("the agent takes the place of this shell: it starts the ranks and watches them")
+    return "\n".join([*head, "", why, " ".join(["exec", *map(shlex.quote, container), *command])]) + "\n"
+
+
+def node_setup(
     *,
     title: str,
     workdir: str,
@@ -21,9 +33,8 @@ def node_script(
     variables: Sequence[tuple[str, str]],
     secrets: Sequence[str],
     code: str,
-    command: Sequence[str],
-) -> str:
-    """Write the script that sets a node up and becomes its agent.
+) -> list[str]:
+    """Write the head of a script that sets a node up, and ends where a line of that fails.
 
     Args:
         title: one line on what this is.
@@ -32,17 +43,14 @@ def node_script(
         settings: variables with the reason for each.
         variables: further variables, of ours.
         secrets: names of variables that must come with the environment.
-        code: the run's copy of the node-side code, which the ranks can import.
-        command: the agent's command.
+        code: a word of shell for the run's copy of the node-side code, which the ranks can import.
     """
     lines = ["#!/usr/bin/env bash", comment(title), "set -e", _TRAP, ""]
-    python_path = shlex.quote(code) + '"${PYTHONPATH:+:$PYTHONPATH}"'
+    python_path = code + '"${PYTHONPATH:+:$PYTHONPATH}"'
     lines += prepared(workdir, environment, settings, variables, python_path)
     if secrets:
         lines += ["", *required(secrets)]
-    lines += ["", comment("the agent takes the place of this shell: it starts the ranks and watches them")]
-    lines += ["exec " + shlex.join([*environment.container, *command])]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def prepared(
@@ -116,8 +124,8 @@ def _setup(environment: Environment) -> list[str]:
     lines: list[str] = []
     lines += _block("environment.setup", users_lines(environment.setup))
     lines += _block("environment.modules", _modules(environment.modules))
-    lines += _block("environment.conda", _conda(environment.conda))
-    lines += _block("environment.venv", _venv(environment.venv))
+    lines += _block("environment.conda", conda_lines(environment.conda))
+    lines += _block("environment.venv", venv_lines(environment.venv))
     lines += _block("environment.node_setup", users_lines(environment.node_setup))
     return lines
 
@@ -149,13 +157,15 @@ _DEFINE_MODULE = (
 )
 
 
-def _conda(name: str | None) -> list[str]:
+def conda_lines(name: str | None) -> list[str]:
+    """Write the lines that activate a conda environment, if one is asked for."""
     if not name:
         return []
     return ['eval "$("${CONDA_EXE:-conda}" shell.bash hook)"', f"conda activate {shlex.quote(name)}"]
 
 
-def _venv(path: str | None) -> list[str]:
+def venv_lines(path: str | None) -> list[str]:
+    """Write the line that activates a virtual environment, if one is asked for."""
     return [f". {shlex.quote(path.rstrip('/') + '/bin/activate')}"] if path else []
 
 

@@ -11,7 +11,7 @@ _SAMPLE = 8192
 
 
 class Source(NamedTuple):
-    """Whose lines: the global rank, and the node that it is on."""
+    """Whose lines: the global rank, or ``contract.ALL_OF_A_NODE``, and the node."""
 
     rank: int
     node: int

@@ -1,9 +1,13 @@
-"""The ``[3]`` before each line: by rank, by ``node:rank`` where nodes are several, folded as ``[0,2-3]``."""
+"""The ``[3]`` before each line: by rank, by ``node:rank`` where nodes are several, folded as ``[0,2-3]``.
+
+Where nobody can tell the ranks of a node apart it is ``[node 1]``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from allranks import contract
 from allranks.runs.pending import Source
 
 #: Codes of colours that can be read on light and on dark terminals; ranks take turns.
@@ -52,6 +56,8 @@ class Prefixes:
     def _make(self, sources: tuple[Source, ...]) -> bytes:
         rank, node = sources[0]
         names = f"{node}:{rank}" if self._several_nodes and len(sources) == 1 else ranges(s.rank for s in sources)
+        if rank == contract.ALL_OF_A_NODE:
+            rank, names = node, f"node {ranges(s.node for s in sources)}"
         if self._colour:
             return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[{names}]\x1b[0m ".encode()
         return f"[{names}] ".encode()

@@ -15,12 +15,12 @@ from allranks.runs.logindex import KINDS, Growth, LogIndexReader
 from allranks.runs.pending import Source
 
 _NODE = re.compile(r"node-(\d+)")
-_LOG = re.compile(r"rank-(\d+)\.(out|err)")
+_LOG = re.compile(r"(?:rank-(\d+)|node)\.(out|err)")
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
 class LogStream:
-    """One rank's stdout or stderr, and how far it has been read.
+    """One rank's stdout or stderr, or those of a node's ranks in one file, and how far it has been read.
 
     The file is opened for each read: thousands of ranks need no thousands of open files.
     """
@@ -123,7 +123,8 @@ class AttemptLogs:
         for node in sorted(self._indexes):
             for name, _ in _entries(self._found[node]):
                 if match := _LOG.fullmatch(name):
-                    growths.append(self._rest(node, int(match[1]), match[2][0], time))
+                    rank = int(match[1]) if match[1] else contract.ALL_OF_A_NODE
+                    growths.append(self._rest(node, rank, match[2][0], time))
         return sorted((g for g in growths if g), key=lambda g: (g.rank, g.node, g.kind != "o"))
 
     def _rest(self, node: int, rank: int, kind: str, time: int) -> Growth | None:

@@ -29,10 +29,10 @@ export NCCL_IB_TIMEOUT=22
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=gloo
 # `import allranks` in the ranks finds the run's own copy
-export PYTHONPATH=/project/runs/RUN/code"${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$ALLRANKS_RUN_DIR/code""${PYTHONPATH:+:$PYTHONPATH}"
 
 # secrets: they come with the environment, their values are written nowhere
 : "${WANDB_API_KEY?set it before you start this script by hand}"
 
 # the agent takes the place of this shell: it starts the ranks and watches them
-exec apptainer exec --nv 'my image.sif' python /project/runs/RUN/code /project/runs/RUN/node.json
+exec apptainer exec --nv 'my image.sif' python "$ALLRANKS_RUN_DIR/code" "$ALLRANKS_RUN_DIR/node.json"

@@ -16,10 +16,11 @@ tell() {
   for process in $(marked); do kill -s "$1" "$process" 2>/dev/null; done
 }
 
-if [ "$signal" != END ]; then
-  is_there && { [ "$signal" = 0 ] || tell "$signal"; }
-  exit
-fi
+case $signal in
+  END) ;;
+  HELD) while is_there && read -r -t 30 _; do :; done ;;
+  *) is_there && { [ "$signal" = 0 ] || tell "$signal"; }; exit ;;
+esac
 if is_there; then tell TERM; fi
 for _ in $(seq 500); do
   if ! is_there && [ -z "$(marked)" ]; then exit 0; fi

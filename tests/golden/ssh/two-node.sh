@@ -9,7 +9,7 @@ cd -- /project
 # the backend that allranks.init() takes
 export ALLRANKS_BACKEND=nccl
 # `import allranks` in the ranks finds the run's own copy
-export PYTHONPATH=/project/runs/RUN/code"${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$ALLRANKS_RUN_DIR/code""${PYTHONPATH:+:$PYTHONPATH}"
 
 # the agent takes the place of this shell: it starts the ranks and watches them
-exec PYTHON /project/runs/RUN/code /project/runs/RUN/node.json
+exec PYTHON "$ALLRANKS_RUN_DIR/code" "$ALLRANKS_RUN_DIR/node.json"

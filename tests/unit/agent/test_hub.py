@@ -8,12 +8,14 @@ import time
 
 import pytest
 
+from allranks import contract
 from allranks.agent import hub as hub_module
 from allranks.agent import member as member_module
 from allranks.agent.hub import Hub
 from allranks.agent.listener import listen_everywhere, port_of
 from allranks.agent.member import Member
 from allranks.agent.stop import Stop
+from allranks.agent.torch_import import version_to_match
 from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.runs.events import EventWriter
@@ -46,7 +48,7 @@ class Meeting:
 
     def agent(self, node, *, behind=0.0, ranks=2, **fields):
         agent = Agent(self, behind)
-        said = {"run": "/nowhere", "attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks}
+        said = {"run": "/nowhere", "attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks, "torch": "2.13.0"}
         agent.say("hello", **{**said, **fields})
         self.agents.append(agent)
         return agent
@@ -118,6 +120,32 @@ def test_nodes_that_come_in_any_order_are_numbered_as_the_scheduler_did(meet):
         told = agent.hear("generation")
         assert told["nodes"] == [[0, "host0", 2], [1, "host1", 4], [2, "host2", 2]]
         assert (told["number"], told["address"], told["port"]) == (0, "127.0.0.1", 1001)
+
+
+def test_nodes_with_different_versions_of_torch_do_not_begin(meet):
+    meeting = meet(orders(2))
+    agents = [*meeting.ready(0), *meeting.ready(1, torch="2.12.1")]
+    for agent in agents:
+        outcome = agent.hear("outcome")
+        told = (outcome["state"], outcome["reason"], outcome["lost"])
+        versions = "it has torch 2.12.1, and node 0 (host0) has torch 2.13.0"
+        assert told == ("FAILED", f"node 1 (host1) was turned away: {versions}", [])
+
+
+def test_a_node_with_another_torch_is_left_out_where_it_is_not_needed(meet):
+    meeting = meet(orders(3, min_nodes=2))
+    agents = meeting.ready(0, 1)
+    (other,) = meeting.ready(2, torch="2.12.1")
+    assert other.hear("outcome")["state"] == "FAILED"
+    for agent in agents:
+        assert agent.hear("generation")["nodes"] == [[0, "host0", 2], [1, "host1", 2]]
+
+
+@pytest.mark.parametrize(("backend", "wanted"), [("gloo", "2.13.0"), ("nccl", "2.13.0+cu130")])
+def test_the_build_of_torch_matters_where_it_says_which_nccl(monkeypatch, backend, wanted):
+    monkeypatch.setenv(contract.BACKEND, backend)
+    monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
+    assert version_to_match() == wanted
 
 
 def test_the_earliest_failure_is_blamed_whatever_the_clocks_say(meet):
@@ -267,3 +295,117 @@ def test_an_agent_that_begins_anew_while_it_is_dialled_is_dialled_again(meet, tm
         member.join(wait)
     assert member.outcome is None
     member.leave(time.sleep, 0.0, None)
+
+
+def with_spares(nodes, spares, **fields):
+    return orders(nodes + spares, **{"spares": spares, "min_nodes": nodes, **fields})
+
+
+def generation(agents):
+    """Wait until these agents are told of a generation, and return its nodes in the order of their ranks."""
+    (told,) = {tuple(node for node, _, _ in agent.hear("generation")["nodes"]) for agent in agents}
+    return [*told]
+
+
+def end_all(agents, restart):
+    """Have agents end their ranks, as they are told to, and be ready again; no restart is counted."""
+    for agent in agents:
+        agent.hear("end-ranks")
+        agent.say("over", cut=True, **{"continue": False})
+    for agent in agents:
+        told = agent.hear("again")
+        assert (told["restart"], told["rank"], told["counted"]) == (restart, None, False)
+        agent.say("ready")
+
+
+def test_spares_wait_and_leave_with_the_others(meet):
+    meeting = meet(with_spares(2, 2))
+    spares = meeting.ready(3, 2)
+    agents = meeting.ready(1, 0)
+    assert generation(agents) == [0, 1]
+    for agent in agents:
+        agent.say("over", cut=False, **{"continue": False})
+    for agent in (*agents, *spares):
+        assert agent.hear("outcome")["state"] == "SUCCEEDED"
+    heard = {message["kind"] for agent in spares for message in agent.heard}
+    assert heard == {"welcome"}  # No generation, and nothing of how the ranks ended.
+
+
+def test_a_spare_takes_the_place_of_a_lost_node_without_a_restart_that_counts(meet):
+    meeting = meet(with_spares(3, 2))
+    first, second, third, *spares = meeting.ready(0, 1, 2, 3, 4)
+    assert generation([first, second, third]) == [0, 1, 2]
+    second.socket.close()
+    lost = first.hear("lost")
+    assert (lost["node"], lost["goes_on"]) == (1, True)
+    end_all([first, third], 1)
+    assert generation([first, third, spares[0]]) == [0, 3, 2]
+    third.socket.close()
+    end_all([first, spares[0]], 2)
+    assert generation([first, *spares]) == [0, 3, 4]
+    spares[0].socket.close()
+    assert [first.hear("lost")["goes_on"] for _ in range(2)] == [True, False]
+    for agent in (first, spares[1]):
+        agent.hear("end-ranks")
+        agent.say("over", cut=True, **{"continue": False})
+    outcome = first.hear("outcome")
+    assert outcome["state"] == "FAILED"
+    assert outcome["reason"].endswith("node 3 (host3) was lost: its agent is gone (2 of 5 nodes left, 3 needed)")
+
+
+def test_the_loss_of_a_spare_is_told_and_ends_nothing(meet):
+    meeting = meet(with_spares(2, 1))
+    first, second, spare = meeting.ready(0, 1, 2)
+    assert generation([first, second]) == [0, 1]
+    spare.say("leaving", why="it was to end")
+    spare.socket.close()
+    lost = second.hear("lost")
+    assert (lost["node"], lost["why"], lost["goes_on"]) == (2, "it was to end", True)
+    for agent in (first, second):
+        agent.say("over", cut=False, **{"continue": False})
+    assert first.hear("outcome")["state"] == "SUCCEEDED"
+    assert not [message for message in second.heard if message["kind"] == "end-ranks"]
+
+
+def test_a_spare_that_comes_back_or_late_waits(meet):
+    """There is no room for it: the ranks that run are not disturbed, as they are where a place is free."""
+    meeting = meet(with_spares(2, 1))
+    first, second = meeting.ready(0, 1)
+    assert generation([first, second]) == [0, 1]
+    (spare,) = meeting.ready(2)
+    spare.hear("welcome")
+    for agent in (first, second):
+        agent.say("over", cut=False, **{"continue": False})
+    assert second.hear("outcome")["state"] == "SUCCEEDED"
+    assert [message["kind"] for message in second.heard] == ["welcome"]
+
+
+def test_who_could_not_be_started_is_not_waited_for(meet):
+    absent = {1: ("host1", "ssh: no route to host")}
+    for spares, expected in ((0, [0, 2]), (1, [0, 3, 2])):
+        meeting = meet(with_spares(3, spares, min_nodes=2))
+        meeting.hub._not_started = lambda: absent
+        agents = meeting.ready(*expected)
+        began = time.monotonic()
+        assert generation(agents) == expected
+        assert time.monotonic() - began < hub_module.LAST_CALL_SECONDS
+
+
+def test_the_others_hear_of_a_node_that_is_turned_away(meet):
+    """So that its own end does not count as that of the run."""
+    meeting = meet(orders(3, min_nodes=2))
+    agents = meeting.ready(0, 1)
+    agents[0].hear("welcome")
+    (other,) = meeting.ready(2, torch="1.0")
+    assert other.hear("outcome")["state"] == "FAILED"
+    lost = agents[0].hear("lost")
+    assert (lost["node"], lost["why"]) == (2, "it has torch 1.0, and node 0 (host0) has torch 2.13.0")
+    assert generation(agents) == [0, 1]
+
+
+def test_too_few_are_left_when_most_could_not_be_started(meet):
+    meeting = meet(orders(3, min_nodes=2))
+    meeting.hub._not_started = lambda: {1: ("host1", "no route"), 2: ("host2", "no key")}
+    (first,) = meeting.ready(0)
+    why = "node 1 (host1) was lost: no route; node 2 (host2) was lost: no key (1 of 3 nodes left, 2 needed)"
+    assert first.hear("outcome")["reason"] == why

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import JobError
-from allranks.job.hosts import Host, hosts_of, look_like_hosts, parse_hosts, read_hostfile
+from allranks.job.hosts import Host, hosts_of, look_like_hosts, parse_hosts, read_hostfile, taking_part
 from allranks.job.spec import Job
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z0-9]", fullmatch=True)
@@ -75,7 +75,9 @@ def test_any_text_gives_hosts_or_a_value_error(text: str):
     assert not any(host.name.startswith("-") or set(host.name) & set(" ;&|$`'\"\\\n") for host in found)
 
 
-@pytest.mark.parametrize("text", ["gpu1,gpu2", "gpu-node1", "gpu[1-3]", "10.0.0.1,10.0.0.2", "a@b", "gpu1"])
+@pytest.mark.parametrize(
+    "text", ["gpu1,gpu2", "gpu-node1", "gpu[1-3]", "10.0.0.1,10.0.0.2", "2001::1,2001::2", "a@b", "gpu1"]
+)
 def test_names_instead_of_a_number_of_nodes(text: str):
     assert look_like_hosts(text)
 
@@ -123,11 +125,49 @@ def test_the_first_ones_are_taken_if_a_job_asks_for_fewer(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("resources", "count", "part"),
+    [
+        ({}, 5, (5, 5)),
+        ({"nodes": 2}, 2, (2, 2)),
+        ({"nodes": "2:4"}, 4, (2, 4)),
+        ({"nodes": "2:8"}, 5, (2, 5)),
+        ({"spares": 2}, 5, (3, 3)),
+        ({"nodes": 2, "spares": 1}, 3, (2, 2)),
+        ({"nodes": "2:8", "spares": 1}, 5, (2, 4)),
+    ],
+)
+def test_how_many_take_part(tmp_path: Path, resources: dict[str, object], count: int, part: tuple[int, int]):
+    job = _job(hosts="gpu[1-5]", **resources)
+    found = hosts_of(job, tmp_path)
+    assert ([host.name for host in found], taking_part(job, found)) == ([f"gpu{n}" for n in range(1, count + 1)], part)
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.none() | st.tuples(st.integers(1, 9), st.integers(0, 9)))
+def test_whatever_is_asked_for_there_are_enough_or_an_error(listed: int, spares: int, nodes: tuple[int, int] | None):
+    asked = {} if nodes is None else {"nodes": f"{nodes[0]}:{sum(nodes)}"}
+    job = _job(hosts=f"gpu[1-{listed}]", spares=spares, **asked)
+    try:
+        found = hosts_of(job, Path())
+    except JobError:
+        assert listed < spares + (nodes[0] if nodes else 1)
+        return
+    least, most = taking_part(job, found)
+    assert 1 <= least <= most == len(found) - spares
+    assert len(found) <= listed
+    assert nodes is None or (nodes[0] == least and most <= sum(nodes))
+
+
+@pytest.mark.parametrize(
     ("resources", "error"),
     [
         ({}, "cluster lab has no hosts\n"),
         ({"hosts": "gpu[1-2]", "nodes": 3}, "3 nodes were asked for, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
-        ({"hosts": "gpu[1-4]", "nodes": "2:4"}, "2:4 nodes were asked for, and hosts over SSH are listed one by one\n"),
+        ({"hosts": "gpu1", "nodes": "2:4"}, "at least 2 nodes were asked for, and 1 host is listed\n  why: gpu1\n"),
+        ({"hosts": "gpu[1-2]", "spares": 2}, "2 spares were asked for, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
+        (
+            {"hosts": "gpu[1-4]", "nodes": 4, "spares": 1},
+            "4 nodes and 1 spare were asked for, and 4 hosts are listed\n  why: gpu1, gpu2, gpu3, gpu4\n",
+        ),
         ({"hosts": "gpu[1"}, "resources.hosts: "),
         ({"hostfile": "nowhere"}, "resources.hostfile: cannot read nowhere\n  why: No such file or directory"),
     ],

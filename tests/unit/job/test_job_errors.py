@@ -261,8 +261,8 @@ def test_clusters(tmp_path: Path) -> None:
         "--on: there is no cluster 'gpuu'\n  why: known clusters: local, gpu, lab and ok\n  fix: did you mean 'gpu'?"
     )
     assert error(tmp_path, flags={"cluster": "gpu"}) == (
-        "clusters.yaml:1: unknown key 'x' in launch (known here: launcher, launcher_args, nproc_per_node, "
-        "backend, max_restarts, restart_delay, stop_timeout, master_addr, master_port, interface and warm)\n"
+        "clusters.yaml:1: unknown key 'x' in launch (known here: launcher, agent, launcher_args, nproc_per_node, "
+        "backend, max_restarts, restart_delay, stop_timeout, master_addr, master_port, attach, interface and warm)\n"
         "clusters.yaml:1: the cluster gpu has no kind (write 'kind: local' below it)"
     )
     assert error(tmp_path, flags={"cluster": "lab"}).startswith(

@@ -201,3 +201,13 @@ def test_the_template_loads(load: Load) -> None:
     whole = load("script: t\n" + "\n".join(keys) + "\n")
     assert whole.job.resources.time == 172800
     assert whole.job.scheduler.account == "my-project"
+
+
+def test_a_section_that_has_a_short_form(load: Load) -> None:
+    loaded = load("script: t.py\nsync: rsync\ncluster: lab\n", clusters="lab: {kind: ssh, sync: {exclude: /data/}}\n")
+    assert (loaded.job.sync.method, loaded.job.sync.exclude) == ("rsync", ("/data/",))
+    assert str(loaded.sources["sync.method"]) == "job file job.yaml:2"
+    with pytest.raises(JobError, match=r"job\.yaml:1: sync must be a mapping, not a list"):
+        load("{script: t.py, sync: [rsync]}\n")
+    with pytest.raises(JobError, match=r"sync\.method"):
+        load("script: t.py\nsync: rsink\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.job.spec import Environment
 from allranks.plan.plan import Reason
-from allranks.plan.script import comment, node_script
+from allranks.plan.script import agent_script, comment, node_setup
 
 HOSTILE = [
     "$(touch pwned)",
@@ -45,16 +46,16 @@ def script(
     environment: Environment | None = None,
     secrets: tuple[str, ...] = (),
 ) -> str:
-    return node_script(
+    head = node_setup(
         title=title,
         workdir=workdir,
-        environment=(environment or Environment()).model_copy(update={"container": container}),
+        environment=environment or Environment(),
         settings=[Reason(f"V{number}", value, why) for number, value in enumerate(values or [])],
         variables=[("ALLRANKS_BACKEND", "gloo")],
         secrets=secrets,
-        code=code,
-        command=command,
+        code=shlex.quote(code),
     )
+    return agent_script(head, container, [shlex.quote(word) for word in command])
 
 
 def test_hostile_values_in_variables_and_words(executed, tmp_path: Path):

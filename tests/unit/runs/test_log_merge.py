@@ -31,6 +31,26 @@ def test_time_order_not_rank_order(attempt: FakeAttempt) -> None:
     assert attempt.shown() == b"[1] a\n[0] b\n[1] c\n[1] d\n[0] e\n"
 
 
+def test_what_all_ranks_of_a_node_wrote_into_one_file_is_the_nodes(attempt: FakeAttempt) -> None:
+    attempt.write(contract.ALL_OF_A_NODE, b"a\n")
+    attempt.tick(50)
+    attempt.write(contract.ALL_OF_A_NODE, b"b\n", "err")
+    attempt.tick(50)
+    attempt.write(contract.ALL_OF_A_NODE, b"nobody noted this\n")
+    attempt.merged().finish()
+    assert attempt.shown() == b"[node 0] a\n[node 0] b\n[node 0] nobody noted this\n"
+    attempt.merged(ranks=[0]).finish()
+    assert attempt.shown() == b""
+
+
+def test_lines_of_nodes_fold(attempt: FakeAttempt) -> None:
+    for node in (0, 1):
+        attempt.write(contract.ALL_OF_A_NODE, b"the same\n", node=node)
+        attempt.tick()
+    attempt.merged().finish()
+    assert attempt.shown() == b"[node 0-1] the same\n"
+
+
 @pytest.mark.parametrize("fold", [True, False])
 def test_stdout_and_stderr_go_apart_in_one_order(attempt: FakeAttempt, fold: bool) -> None:
     attempt.write(0, b"out 1\n")

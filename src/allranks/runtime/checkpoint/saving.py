@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -184,4 +185,4 @@ class Saver:
             reason = error.strerror or str(error)
         else:
             reason = error.what if isinstance(error, AllranksError) else f"{type(error).__name__}: {error}"
-        return f"rank {self._rank}: {reason}"
+        return f"rank {self._rank} on {socket.gethostname()}: {reason}"

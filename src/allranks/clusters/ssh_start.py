@@ -1,0 +1,194 @@
+"""Starts the agents of a run on all its machines at the same time, and says why one cannot be started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allranks import contract
+from allranks.clusters import pdsh_shell
+from allranks.clusters.ssh_agents import PDSH, agent_told_by, handle_of, tell
+from allranks.clusters.ssh_copy import not_copied, said_by, send
+from allranks.clusters.ssh_fetch import Fetched
+from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, UNWRITABLE
+from allranks.clusters.ssh_shell import Answer, fix_for, run_all, ssh_command
+from allranks.errors import LaunchError, StartCancelledError
+from allranks.job.hosts import parse_hosts
+from allranks.runs.files import write_whole
+from allranks.runs.status import Handle
+
+if TYPE_CHECKING:
+    from allranks.plan.plan import NodeCommand, Plan
+
+#: The exit code of bash for a script that is not there.
+_NOT_FOUND = 127
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The agents that have begun, and what their user has to know of the other nodes, a line each."""
+
+    handle: Handle
+    news: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A node that does not begin, and why: what the job's copy to it said, or its start."""
+
+    node: NodeCommand
+    answer: Answer
+    is_of_copy: bool = False
+
+
+def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> Begun:
+    """Copy the job where that is needed, and begin all nodes of a plan, however long their set-ups take.
+
+    Args:
+        plan: the plan.
+        environ: of ssh, with the values of the plan's secrets.
+        interrupted: returns the number of a signal that has asked for the end; 0 if none has.
+
+    Raises:
+        LaunchError: the first one, or too many, cannot be started. Those of the other nodes are ended then.
+        StartCancelledError: a signal came before; all are ended.
+    """
+    uncopied, answers = _begin_all(plan, environ, interrupted)
+    failures = [_Failure(node, uncopied[node.node], is_of_copy=True) for node in plan.commands if node.node in uncopied]
+    failures += [_Failure(node, answer) for node, answer in answers if answer.code]
+    begun = [agent_told_by(node, answer) for node, answer in answers if not answer.code]
+    late = [agent_told_by(node, answer) for node, answer in answers if answer.is_late]
+    is_enough = not failures or _is_enough(plan, begun)
+    tell(handle_of(plan, late if is_enough else begun + late), Path(plan.run_dir), "END", plan.stop_timeout)
+    if not is_enough:
+        _bring_logs(plan, failures)
+        raise _cannot_start(plan, failures)
+    errors = {failure.node: _cannot_start(plan, [failure]) for failure in failures}
+    if errors:
+        _tell_who_cannot_come(plan, errors, environ)
+    news = (f"{error.what}: {error.why}; the run goes on without it" for error in errors.values())
+    return Begun(handle_of(plan, begun), tuple(news))
+
+
+_Pairs = list[tuple["NodeCommand", Answer]]
+
+
+def _begin_all(
+    plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]
+) -> tuple[dict[int, Answer], _Pairs]:
+    """Copy and begin; return what the copies said that have failed, by node, and what all other nodes said.
+
+    Raises:
+        StartCancelledError: a signal came; whatever had begun is ended.
+    """
+
+    def is_over() -> bool:
+        return bool(interrupted())
+
+    pairs: _Pairs = []
+    uncopied: dict[int, Answer] = {}
+    try:
+        uncopied = send(plan, environ, is_over)
+        nodes = [node for node in plan.commands if node.node not in uncopied]
+        # Nobody relays signals to a run that is left alone: then Ctrl-C is an exception, and any may have begun.
+        pairs = [(node, Answer(1, "", "", is_late=True)) for node in nodes]
+        pairs = [*zip(nodes, _begin(plan, nodes, environ, is_over), strict=True)]
+        number = interrupted()
+    except KeyboardInterrupt:
+        number = signal.SIGINT
+    if number:
+        raise _cancelled(plan, pairs, number)
+    return uncopied, pairs
+
+
+def _cancelled(plan: Plan, pairs: _Pairs, number: int) -> StartCancelledError:
+    """End whatever has begun, and return the error that says so."""
+    begun = [agent_told_by(node, answer) for node, answer in pairs if answer.is_late or not answer.code]
+    names = ", ".join(tell(handle_of(plan, begun), Path(plan.run_dir), "END", plan.stop_timeout))
+    why = f"{names} cannot be reached; what has begun there ends by itself when it meets nobody" if names else None
+    return StartCancelledError(f"{plan.run_id} was cancelled before all its nodes had begun", number, why=why)
+
+
+def _begin(
+    plan: Plan, nodes: Sequence[NodeCommand], environ: Mapping[str, str], is_over: Callable[[], bool]
+) -> list[Answer]:
+    secrets = "".join(f"export {name}={shlex.quote(environ[name])}\n" for name in plan.secrets)
+    commands = [node.command for node in nodes]
+    if plan.kind == PDSH:
+        hosts = [node.host for node in nodes]
+        return pdsh_shell.begin(commands[0], hosts, environ, run_dir=plan.run_dir, secrets=secrets, is_over=is_over)
+    return run_all(commands, environ, sent=secrets, seconds=None, is_over=is_over)
+
+
+def _bring_logs(plan: Plan, failures: Sequence[_Failure]) -> None:
+    """Bring the logs that an error names, where the machines see no folder of ours."""
+    if plan.copied_to:
+        nodes = [agent_told_by(failure.node, failure.answer) for failure in failures]
+        Fetched(Path(plan.run_dir), nodes, plan.copied_to, Path(plan.workdir)).finish()
+
+
+def _is_enough(plan: Plan, begun: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether a run can go on with these agents: all meet at node 0, so there is none without it."""
+    return any(node["node"] == 0 for node in begun) and len(begun) >= (plan.min_nodes or plan.nnodes)
+
+
+def _tell_who_cannot_come(plan: Plan, errors: Mapping[NodeCommand, LaunchError], environ: Mapping[str, str]) -> None:
+    """Tell node 0's agent whom it need not wait for; if that fails, it begins a little later."""
+    told = [{"node": node.node, "host": node.host, "why": str(error.why)} for node, error in errors.items()]
+    lines = "".join(json.dumps(one) + "\n" for one in told)
+    if plan.kind == PDSH:  # It passes no stdin on, and sees the run's folder itself.
+        path = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.NOT_STARTED)
+        write_whole(path, lines, 0o640 if plan.group_readable else 0o600)
+        return
+    script = Path(shlex.split(plan.commands[0].command[-1])[1])  # In the run's folder as that machine knows it.
+    path = script.parent / contract.node_dir(plan.attempt, 0) / contract.NOT_STARTED
+    umask = "027" if plan.group_readable else "077"
+    words = ("bash", "-c", f'umask {umask} && cat >"$1.new" && mv "$1.new" "$1"', "bash", str(path))
+    host = parse_hosts([plan.commands[0].host])[0]
+    run_all([ssh_command(host, words)], environ, sent=lines)
+
+
+def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
+    first, *others = failures
+    node, answer = first.node, first.answer
+    host, more = node.host, f" (and {', '.join(other.node.host for other in others)})" if others else ""
+    log = str(Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG))
+    if answer.unreached:
+        return LaunchError(
+            f"cannot reach {host}{more}",
+            why=said_by(answer) if first.is_of_copy else answer.last_words,
+            fix=fix_for(parse_hosts([host])[0], answer.err or answer.last_words),
+        )
+    if first.is_of_copy:
+        return not_copied(host + more, answer)
+    if answer.code in (NO_FOLDER, _NOT_FOUND):
+        return LaunchError(
+            f"{host}{more} does not see the run's folder",
+            why=answer.last_words,
+            fix="runs.folder, and where the job is, must be on a filesystem that all machines share",
+        )
+    if answer.code == UNWRITABLE:
+        return LaunchError(
+            f"{host}{more} cannot write to the run's folder",
+            why=answer.last_words,
+            fix="free some space, or see why the folder cannot be written there",
+        )
+    if answer.code == ENDED_AT_ONCE and (error := _error_in(answer.out)):
+        return LaunchError(f"on {host}{more}: {error['what']}", why=error["why"], fix=error["fix"], see=log)
+    if answer.code == ENDED_AT_ONCE:
+        return LaunchError(f"the agent on {host}{more} ended before it began", why=answer.last_words, see=log)
+    return LaunchError(f"the agent on {host}{more} cannot be started", why=answer.last_words)
+
+
+def _error_in(out: str) -> Mapping[str, Any] | None:
+    """Return the fields of the error that an agent ended with, from what a machine told."""
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    with contextlib.suppress(ValueError):
+        return {"why": None, "fix": None, **json.loads(lines[-1])} if lines else None
+    return None

@@ -1,0 +1,338 @@
+"""What goes wrong with machines and networks, put in for real while ``allranks run`` uses them over SSH."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_tools import called, wait_until
+from nodes import Network
+from ranks_told import WHO, who
+from ssh_nodes import SshNodes
+from ssh_runs import UP, left_on, wait_for_ranks
+
+from exact_runs import SCRIPT, command, undisturbed, weights, weights_in
+
+OPTIONS = ("--epochs", "2", "--quiet")
+#: Sums are rounded as their parts are shared by threads, and variables of this shell stay here.
+EXACT = ("--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1")
+TWO = ("--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+#: What two ranks on two nodes tell.
+BOTH = [[0, 0, 2, 1, "gpu01", 2], [1, 0, 2, 1, "gpu02", 2]]
+NETWORK = "print('network', os.environ['GLOO_SOCKET_IFNAME'], os.environ['MASTER_ADDR'], flush=True)\n"
+#: A disk of 16 KiB without any space left.
+FULL = "mount -t tmpfs -o size=16k tmpfs '{0}' && head -c 16384 /dev/zero >'{0}/filled'"
+
+
+@pytest.fixture
+def undo(mended: Network) -> Iterator[Callable[..., object]]:
+    """Give what takes a node and a command that puts something right there when the test is over."""
+    with ExitStack() as stack:
+        yield lambda node, command: stack.callback(node.run, command)
+
+
+@contextmanager
+def text_of(path: Path, change: Callable[[str], str]) -> Iterator[None]:
+    """Have another text in a file for a while."""
+    before = path.read_text()
+    path.write_text(change(before))
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def last_lines(text: str, count: int, run: Path) -> list[str]:
+    """Return the last lines, in which the run's folder is ``RUN``."""
+    return text.replace(str(run), "RUN").splitlines()[-count:]
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_the_weights_are_those_of_one_machine(ssh: Any, nodes: int) -> None:
+    done = ssh("run", SCRIPT, "--nodes", f"gpu[01-{nodes:02}]", *EXACT, "--", *OPTIONS)
+    assert weights(done) == weights(ssh(*command("of-one-machine", *OPTIONS, ranks=nodes)))
+
+
+def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: Network) -> None:
+    flags = ("--nodes", "gpu01,gpu02", *EXACT)
+    process = ssh.popen("run", SCRIPT, *flags, "--", "--slow-until", "go", *OPTIONS)
+    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists, 90)
+    mended.cut("gpu02")
+    time.sleep(5)  # The fault itself.
+    mended.mend("gpu02")
+    (ssh.folder / "go").touch()
+    out, err = process.communicate(timeout=90)
+    assert weights_in(out.decode()) == undisturbed(ssh, *OPTIONS)
+    assert (process.returncode, err.decode().count(" was lost")) == (0, 0)
+
+
+def test_a_machine_that_loses_power_before_all_have_met(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    lines = "[': >here-$HOSTNAME', '[ $HOSTNAME != gpu02 ] || sleep 600']"
+    ssh.job(f"script: train.py\nenvironment: {{node_setup: {lines}}}\n")
+    process = ssh.popen("run", "job.yaml", "--nodes", "gpu[01-03]", "--nproc-per-node", "1")
+    wait_until("all to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 3, 60)
+    mended.kill("gpu02")
+    _, err = process.communicate(timeout=60)  # Agents wait for each other ten times as long.
+    assert process.returncode == 1
+    assert err.decode().splitlines() == [
+        "error: cannot reach gpu02",
+        "  why: the connection broke",
+        "  fix: has gpu02 lost its power, or its network?",
+    ]
+    assert left_on(mended, ssh.run()) == {}
+
+
+def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
+    ssh: Any, mended: Network, ssh_nodes: SshNodes
+) -> None:
+    options = ("--width", "300000", *OPTIONS)
+    process = ssh.popen("run", SCRIPT, "--nodes", "gpu01,gpu02", *EXACT, "--", *options)
+    folder, node = ssh.folder / "checkpoints", mended.nodes["gpu01"]
+    wait_until("a checkpoint", (folder / "latest").exists, 90)
+    ranks = " ".join(re.findall(r"/proc/(\d+)/", left_on(mended, ssh.run())["gpu01"]))
+
+    def is_caught() -> bool:
+        """Stop the ranks while they save, or let them go on."""
+        if not [*folder.glob(".step-*.tmp-*")]:
+            return False
+        node.run(f"kill -STOP {ranks}")
+        caught = bool([*folder.glob(".step-*.tmp-*")])
+        if not caught:
+            node.run(f"kill -CONT {ranks}")
+        return caught
+
+    wait_until("the middle of another one", is_caught, 60, every=0.001)
+    whole = (folder / "latest").resolve().name
+    mended.kill("gpu01")
+    mended.start_nodes(["gpu01"])  # It says itself that it knows nothing of the connections it had.
+    ssh_nodes.restart("gpu01")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert " FAILED: node 0 (gpu01) was lost: " in err.decode()
+    assert [*folder.glob(".step-*.tmp-*")] != []
+    done = ssh("resume", timeout=150)
+    assert f"continuing from checkpoints/{whole} " in done.stderr
+    assert [*folder.glob(".step-*")] == []
+    assert weights(done) == undisturbed(ssh, *options)
+
+
+def test_a_machine_without_torch(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    other = f'#!/bin/sh\n[ "$(hostname)" != gpu02 ] || set -- -S "$@"\nexec {sys.executable} "$@"\n'
+    wrapper = ssh.script(other, "python")
+    wrapper.chmod(0o755)
+    done = ssh("run", "train.py", *TWO, "--python", wrapper)
+    assert done.rc == 1
+    assert last_lines(done.stderr, 9, ssh.run()) == [
+        f"error: on gpu02: {sys.executable} cannot import torch",
+        "  why: No module named 'torch'",
+        "  fix: install torch there, or name the environment that has it: environment.venv, .conda or .python",
+        "  see: RUN/attempts/000/node-001/agent.log",
+    ]
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_a_machine_without_the_environment(ssh: Any, mended: Network, undo: Any) -> None:
+    ssh.script(UP)
+    called([sys.executable, "-m", "venv", "--without-pip", ssh.folder / "env"])
+    (packages,) = ssh.folder.glob("env/lib/python*/site-packages")
+    (packages / "of-the-tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    node = mended.nodes["gpu02"]
+    node.run(["mount", "-t", "tmpfs", "tmpfs", str(ssh.folder / "env")])
+    undo(node, ["umount", str(ssh.folder / "env")])
+    done = ssh("run", "train.py", *TWO, "--venv", ssh.folder / "env")
+    assert done.rc == 1
+    first, why, see = last_lines(done.stderr, 9, ssh.run())
+    assert first == "error: the agent on gpu02 ended before it began"
+    assert why.startswith("  why: RUN/node.sh: line ")
+    assert why.endswith(f": {ssh.folder}/env/bin/activate: No such file or directory")
+    assert see == "  see: RUN/attempts/000/node-001/agent.log"
+    assert left_on(mended, ssh.run()) == {}
+
+
+def test_a_machine_with_another_torch(ssh: Any, mended: Network, undo: Any) -> None:
+    ssh.script(UP)
+    real, here = Path(sysconfig.get_path("purelib"), "torch", "version.py"), version("torch")
+    changed = ssh.script(real.read_text().replace(f"'{here}'", "'1.99.0+cpu'"), "version.py")
+    node = mended.nodes["gpu02"]
+    node.run(["mount", "--bind", str(changed), str(real)])
+    undo(node, ["umount", str(real)])
+    done = ssh("run", "train.py", *TWO, "--env", "PYTHONDONTWRITEBYTECODE=1")
+    assert done.rc == 1
+    versions = f"it has torch 1.99.0, and node 0 (gpu01) has torch {here.partition('+')[0]}"
+    assert done.stderr.splitlines()[-1] == (
+        f"error: {ssh.run().name} FAILED: node 1 (gpu02) was turned away: {versions}"
+    )
+    assert left_on(mended, ssh.run()) == {}
+
+
+def test_a_machine_that_cannot_write_the_run_down(ssh: Any, mended: Network, undo: Any) -> None:
+    ssh.script(UP)
+    mended.cut("gpu02")  # Its agent is started when there is a folder to be filled, and it is.
+    process = ssh.popen("run", "train.py", *TWO)
+    wait_until("the run", lambda: [*ssh.folder.glob("runs/*/attempts/000/node-001")], 30)
+    folder, node = ssh.run() / "attempts/000/node-001", mended.nodes["gpu02"]
+    node.run(FULL.format(folder))
+    undo(node, ["umount", str(folder)])
+    mended.mend("gpu02")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.decode().splitlines() == [
+        "error: gpu02 cannot write to the run's folder",
+        "  why: date: write error: No space left on device",
+        "  fix: free some space, or see why the folder cannot be written there",
+    ]
+    assert left_on(mended, ssh.run()) == {}
+
+
+def test_a_machine_that_cannot_write_checkpoints(ssh: Any, mended: Network, undo: Any) -> None:
+    folder, node = ssh.folder / "checkpoints", mended.nodes["gpu02"]
+    folder.mkdir()
+    node.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)])
+    undo(node, ["umount", str(folder)])
+    done = ssh("run", SCRIPT, "--nodes", "gpu02,gpu01", *EXACT, "--", "--width", "2000", *OPTIONS)
+    assert "error: the checkpoint of step 2 could not be saved to checkpoints\n" in done.stderr
+    assert "  why: rank 0 on gpu02: No space left on device\n" in done.stderr
+    assert weights(done) == undisturbed(ssh, "--width", "2000", *OPTIONS)
+
+
+def test_a_machine_with_a_full_folder_for_temporary_files(ssh: Any, mended: Network, undo: Any) -> None:
+    ssh.script(WHO)
+    (ssh.folder / "full").mkdir()
+    node = mended.nodes["gpu02"]
+    node.run(FULL.format(ssh.folder / "full"))
+    undo(node, ["umount", str(ssh.folder / "full")])
+    done = ssh("run", "train.py", *TWO, "--env", f"TMPDIR={ssh.folder / 'full'}")
+    assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
+
+
+def test_a_port_that_is_taken_on_the_first_machine(ssh: Any, network: Network) -> None:
+    holder = "import socket; s = socket.create_server(('', 29700)); print('held', flush=True); input()"
+    with network.nodes["gpu01"].popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as held:
+        assert held.stdout is not None
+        assert held.stdout.readline() == "held\n"
+        ssh.script(UP)
+        done = ssh("run", "train.py", *TWO, "--master-port", "29700")
+        held.communicate("\n")
+    assert done.rc == 1
+    assert last_lines(done.stderr, 9, ssh.run()) == [
+        "error: on gpu01: cannot listen on port 29700 of this machine",
+        "  why: Address already in use (while attempting to bind on address ('', 29700))",
+        "  fix: launch.master_port (--master-port) must be a free port of node 0",
+        "  see: RUN/attempts/000/node-000/agent.log",
+    ]
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_machines_whose_own_names_mean_their_loopback(ssh: Any, mended: Network, undo: Any) -> None:
+    """As Debian writes /etc/hosts: 127.0.1.1 and the machine's own name."""
+    for name in ("gpu01", "gpu02"):
+        node = mended.nodes[name]
+        others = [line for line in node.hosts.read_text().splitlines() if not line.endswith(f" {name}")]
+        own = ssh.script("\n".join([f"127.0.1.1 {name}", *others]) + "\n", f"hosts-of-{name}")
+        node.run(["mount", "--bind", str(own), "/etc/hosts"])
+        undo(node, ["umount", "/etc/hosts"])
+    assert mended.nodes["gpu01"].run("getent hosts gpu01").split() == ["127.0.1.1", "gpu01"]
+    ssh.script(WHO + NETWORK)
+    done = ssh("run", "train.py", *TWO)
+    assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
+    assert f"[0-1] network eth0 {mended.nodes['gpu01'].ip}\n" in done.stdout
+
+
+def test_machines_with_two_networks_use_that_of_the_route(ssh: Any, mended: Network, undo: Any) -> None:
+    nodes = [mended.nodes[name] for name in ("gpu01", "gpu02")]
+    ends = [["name", "eth1", "netns", str(node.pid)] for node in nodes]
+    called(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]])
+    undo(nodes[0], "ip link delete eth1")
+    for number, node in enumerate(nodes, 1):
+        node.run(f"ip addr add 198.19.0.{number}/24 dev eth1 && ip link set eth1 up")
+    ssh.script(WHO + NETWORK)
+    for flags, met in (((), f"eth0 {nodes[0].ip}"), (("--master-addr", "198.19.0.1"), "eth1 198.19.0.1")):
+        done = ssh("run", "train.py", *TWO, *flags)
+        assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
+        assert f"[0-1] network {met}\n" in done.stdout
+
+
+def test_machines_that_have_ipv6_only(ssh: Any, mended: Network, ssh_nodes: SshNodes, undo: Any) -> None:
+    keys = ""
+    for number, name in enumerate(("gpu01", "gpu02"), 1):
+        node = mended.nodes[name]
+        node.run(f"ip addr flush dev eth0 scope global && ip addr add fdac::{number}/64 dev eth0 nodad")
+        undo(node, f"ip addr flush dev eth0 scope global && ip addr add {node.address} dev eth0")
+        keys += f"fdac::{number} {(ssh_nodes.folder / f'{name}.pub').read_text()}"
+    called(["ip", "addr", "add", "fdac::254/64", "dev", mended.link, "nodad"])
+    ssh.script(WHO + NETWORK)
+    with text_of(ssh_nodes.folder / "known_hosts", lambda known: known + keys):
+        done = ssh("run", "train.py", "--nodes", "fdac::1,fdac::2", "--nproc-per-node", "1")
+        asked = ssh(
+            "run", "train.py", "--nodes", "fdac::1,fdac::2", "--nproc-per-node", "1", "--master-addr", "fdac::1"
+        )
+    called(["ip", "addr", "delete", "fdac::254/64", "dev", mended.link])
+    for each in (done, asked):
+        assert (each.rc, who(each.stdout)) == (0, BOTH), each.stderr
+        assert "[0-1] network eth0 fdac::1\n" in each.stdout
+
+
+def test_a_slow_link(ssh: Any, mended: Network, undo: Any) -> None:
+    node = mended.nodes["gpu02"]
+    node.run("tc qdisc add dev eth0 root tbf rate 300kbit burst 2000 latency 5s")
+    undo(node, "tc qdisc delete dev eth0 root")
+    ssh.script(WHO)
+    done = ssh("run", "train.py", *TWO)
+    assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
+
+
+def test_a_machine_behind_another_one(ssh: Any, mended: Network, ssh_nodes: SshNodes, undo: Any) -> None:
+    node, outside = mended.nodes["gpu02"], f"{mended.subnet}.254"
+    node.run(f"ip route add blackhole {outside}")
+    undo(node, f"ip route delete blackhole {outside}")
+    ssh.script(WHO)
+    ssh_nodes.end_kept()  # They go the direct way, which there is no more.
+    with text_of(ssh_nodes.folder / "config", lambda config: f"Host gpu02\n    ProxyJump gpu01\n{config}"):
+        done = ssh("run", "train.py", *TWO)
+    assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
+
+
+def test_a_run_that_has_lost_its_launcher_ends_well(ssh: Any, network: Network) -> None:
+    ssh.script("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n")
+    process = ssh.popen("run", "train.py", *TWO)
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    process.kill()
+    process.wait()
+    follower = ssh.popen("logs", "-f")
+    (ssh.folder / "go").touch()
+    out, _ = follower.communicate(timeout=30)
+    assert (follower.returncode, out) == (0, b"[0-1] up\n")
+    assert re.search(r"^state +SUCCEEDED ", ssh("status", run.name).stdout, re.MULTILINE)
+    assert left_on(network, run) == {}
+
+
+def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", *TWO)
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    mended.cut("gpu02")
+    done = ssh("cancel")
+    assert done.rc == 1
+    assert done.stderr.splitlines() == [
+        f"error: gpu02 cannot be reached; on the other machines nothing of {run.name} is left",
+        "  why: gpu02: ssh: connect to host gpu02 port 22: Connection timed out",
+        "  fix: an agent that is cut off from the others ends by itself; allranks cancel again to make sure",
+    ]
+    mended.mend("gpu02")
+    wait_until("nothing left on any machine", lambda: left_on(mended, run) == {}, 60)
+    _, err = process.communicate(timeout=60)
+    assert f"error: {run.name} was cancelled" in err.decode()
+    assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)

@@ -1,0 +1,146 @@
+"""``allranks run`` through pdsh: one for all machines, and the failure of none is lost."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+from cluster_tools import wait_until
+from nodes import Network
+from ssh_runs import UP, left_on, wait_for_ranks
+
+from exact_runs import SCRIPT, command, weights
+
+OPTIONS = ("--epochs", "2", "--quiet")
+LAB = """\
+lab:
+  kind: pdsh
+  resources: {hosts: 'gpu[01-04]'}
+  launch: {nproc_per_node: 1}
+  environment: {variables: {OMP_NUM_THREADS: 1}}  # Sums are rounded as their parts are shared by threads.
+"""
+
+
+@pytest.fixture
+def lab(ssh: Any) -> Any:
+    """Give the command in a folder that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
+    if not shutil.which("pdsh"):
+        pytest.skip("there is no pdsh")
+    ssh.env["PDSH_RCMD_TYPE"] = "ssh"
+    ssh.script(LAB, "clusters.yaml")
+    return ssh
+
+
+def test_the_weights_are_those_of_one_machine(lab: Any, network: Network) -> None:
+    done = lab("run", SCRIPT, "--on", "lab", "--nodes", "3", "--", *OPTIONS)
+    assert left_on(network, lab.run()) == {}
+    assert (lab.record()["kind"], lab.record()["cluster"]) == ("pdsh", "lab")
+    assert weights(done) == weights(lab(*command("of-one-machine", *OPTIONS, ranks=3)))
+
+
+def test_a_rank_that_fails_is_named_with_its_machine(lab: Any, network: Network) -> None:
+    lab.script(f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no data')\n{UP}")
+    done = lab("run", "train.py", "--on", "lab", "--nodes", "2")
+    name = lab.run().name
+    assert done.rc == 1
+    assert done.stderr.splitlines()[-4:] == [
+        "error: rank 1 on gpu02 ended with exit code 1",
+        "  why: ValueError: no data",
+        f"  fix: allranks logs {name} --rank 1",
+        f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
+    ]
+    assert left_on(network, lab.run()) == {}
+
+
+def test_no_such_machine(lab: Any, network: Network) -> None:
+    lab.script(UP)
+    done = lab("run", "train.py", "--on", "lab", "--hosts", "gpu01,gpu99,gpu02")
+    assert done.rc == 1
+    assert "error: cannot reach gpu99\n  why: ssh: Could not resolve hostname gpu99: " in done.stderr
+    assert left_on(network, lab.run()) == {}
+
+
+def test_a_machine_on_which_the_setup_fails(lab: Any, network: Network) -> None:
+    lab.script(UP)
+    lab.job("script: train.py\nenvironment: {node_setup: ['[ $HOSTNAME = gpu01 ] || cp /nowhere/data .']}\n")
+    done = lab("run", "job.yaml", "--on", "lab", "--nodes", "2")
+    assert done.rc == 1
+    assert "error: the agent on gpu02 ended before it began\n  why: " in done.stderr
+    assert "cp /nowhere/data . failed with exit code 1" in done.stderr
+    assert left_on(network, lab.run()) == {}
+
+
+def test_a_machine_without_the_folder(lab: Any, mended: Network) -> None:
+    lab.script(UP)
+    mended.nodes["gpu02"].run(["mount", "-t", "tmpfs", "tmpfs", str(lab.folder)])
+    done = lab("run", "train.py", "--on", "lab", "--nodes", "2")
+    mended.nodes["gpu02"].run(["umount", str(lab.folder)])
+    assert done.rc == 1
+    assert "error: gpu02 does not see the run's folder\n" in done.stderr
+    assert left_on(mended, lab.run()) == {}
+
+
+def test_cancel_and_resume(lab: Any, network: Network) -> None:
+    lab.script(UP)
+    process = lab.popen("run", "train.py", "--on", "lab", "--nodes", "2")
+    run = wait_for_ranks(lab, "0:0", "1:1")
+    assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
+    done = lab("cancel")
+    assert (done.rc, left_on(network, run)) == (0, {}), done.stderr
+    assert process.wait(20) == 143
+    assert re.search(r"^state +CANCELLED ", lab("status", run.name).stdout, re.MULTILINE)
+    lab.script("print('again', flush=True)\n")
+    done = lab("resume")
+    assert (done.rc, done.stdout) == (0, "[0-1] again\n"), done.stderr
+    assert left_on(network, run) == {}
+
+
+def test_ctrl_c_ends_all_machines(lab: Any, network: Network) -> None:
+    lab.script(UP)
+    process = lab.popen("run", "train.py", "--on", "lab", "--nodes", "2")
+    run = wait_for_ranks(lab, "0:0", "1:1")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 130, err.decode()
+    assert f"error: {run.name} was cancelled" in err.decode()
+    assert left_on(network, run) == {}
+
+
+SECRET = "it's 'secret'"
+VARIABLES = f'variables: {{API_KEY: "{SECRET}"}}'
+
+
+def test_ctrl_c_while_the_machines_are_set_up(lab: Any, network: Network) -> None:
+    lab.script(UP)
+    setup = "node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 1000']"
+    lab.job(f"script: train.py\nenvironment: {{{setup}, {VARIABLES}}}\n")
+    process = lab.popen("run", "job.yaml", "--on", "lab", "--nodes", "2")
+    wait_until("both to be set up", lambda: len([*lab.folder.glob("here-gpu*")]) == 2, 60)
+    run = lab.run()
+    file = run / "secrets.sh"
+    assert oct(file.stat().st_mode) == "0o100600"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.decode().splitlines()[-1] == f"error: {run.name} was cancelled before all its nodes had begun"
+    assert (left_on(network, run), file.exists()) == ({}, False)
+    assert lab.record(run)["status"]["state"] == "CANCELLED"
+    left = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+def test_a_secret_reaches_the_ranks_and_no_command_line(lab: Any, network: Network) -> None:
+    lab.script("import os\nprint(os.environ['API_KEY'][::-1])\n")
+    lab.job(f"script: train.py\nenvironment: {{{VARIABLES}}}\n")
+    done = lab("run", "job.yaml", "--on", "lab", "--nodes", "2")
+    assert done.rc == 0, done.stderr
+    assert done.stdout == "[0-1] 'terces' s'ti\n"
+    assert (
+        "note: pdsh passes no stdin: until all nodes have begun, secrets are in secrets.sh of the run's" in done.stderr
+    )
+    found = subprocess.run(["grep", "-r", SECRET, str(lab.run())], capture_output=True, text=True)
+    assert (found.stdout, (lab.run() / "secrets.sh").exists()) == ("", False)

@@ -1,0 +1,168 @@
+"""Runs over SSH that lose machines and go on: with fewer of them, or with a spare one in the place of the lost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_tools import wait_until
+from nodes import Network
+from ranks_told import WHO, who
+from ssh_nodes import SshNodes
+from ssh_runs import UP, left_on, wait_for_ranks
+
+from allranks import contract
+from allranks.runs.events import Event, read_events
+from exact_runs import SCRIPT, undisturbed, weights_in
+
+OPTIONS = ("--epochs", "2", "--quiet")
+
+
+def events(run: Path, node: int, kind: str) -> list[Event]:
+    """Return what a node's agent has told of a kind."""
+    told = read_events(run / contract.node_dir(0, node) / contract.AGENT_EVENTS)
+    return [event for event in told if event.kind == kind]
+
+
+def train(ssh: Any, *flags: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a training that waits in each step for the file ``go``; return it and its run, with a checkpoint."""
+    # Sums are rounded as their parts are shared by threads; variables of this shell stay here.
+    given = ("--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1", *flags)
+    process = ssh.popen("run", SCRIPT, *given, "--", "--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
+    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists, 120)
+    return process, ssh.run()
+
+
+def finish(ssh: Any, process: subprocess.Popen[bytes], run: Path, node: int) -> tuple[str, str]:
+    """Let a training go on without waiting once a node has started ranks again; return what it says at its end."""
+    wait_until("ranks to be started again", lambda: len(events(run, node, contract.RANKS_STARTED)) > 1, 90)
+    (ssh.folder / "go").touch()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    return out.decode(), err.decode()
+
+
+def test_a_spare_takes_the_place_of_a_machine_that_dies(ssh: Any, mended: Network) -> None:
+    """The training ends as one that nothing happens to, and no restart is counted: none is allowed."""
+    process, run = train(ssh, "--hosts", "gpu01,gpu02,gpu03", "--spares", "1")
+    assert ssh.record(run)["world_size"] == 2
+    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING), 60)
+    mended.kill("gpu02")
+    out, err = finish(ssh, process, run, 0)
+    assert f"allranks: {run.name}: 2 ranks on 2 nodes and 1 spare of ssh, " in err
+    assert weights_in(out) == undisturbed(ssh, *OPTIONS)
+    assert [event.fields["nodes"] for event in events(run, 0, contract.RANKS_STARTED)] == [2, 2]
+    (taken,) = events(run, 2, contract.RANKS_STARTED)
+    assert [rank["rank"] for rank in taken.fields["ranks"]] == [1]
+    record = ssh.record(run)
+    assert (record["status"]["state"], record["world_size"], record["nnodes"]) == ("SUCCEEDED", 2, 2)
+    assert left_on(mended, run) == {}
+
+
+def test_a_spare_that_is_not_needed(ssh: Any, network: Network) -> None:
+    ssh.script(WHO)
+    done = ssh("run", "train.py", "--nodes", "2", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
+    assert done.rc == 0, done.stderr
+    assert [[rank, world] for rank, _, world, *_ in who(done.stdout)] == [[0, 2], [1, 2]]
+    run = ssh.run()
+    states = [event.fields["state"] for node in range(4) for event in events(run, node, contract.ENDED)]
+    assert states == ["SUCCEEDED"] * 4
+    assert len([*run.glob("attempts/000/node-*/rank-*.out")]) == 2
+    assert re.search(r"^ranks +2 on 2 nodes$", ssh("status", run.name).stdout, re.MULTILINE)
+    assert left_on(network, run) == {}
+
+
+def test_a_spare_that_dies_or_never_comes_ends_nothing(ssh: Any, ssh_nodes: SshNodes, mended: Network) -> None:
+    ssh.script(UP.replace("while True", "import os\nwhile not os.path.exists('go')"))
+    ssh_nodes.lock_out("gpu04")
+    process = ssh.popen("run", "train.py", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING), 60)
+    mended.kill("gpu03")
+    (lost,) = wait_until("the spare to be missed", lambda: events(run, 0, contract.NODE_LOST), 60)
+    assert (lost.fields["node"], lost.host) == (2, "gpu03")
+    (ssh.folder / "go").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err.decode()
+    said = "cannot reach gpu04: root@gpu04: Permission denied (publickey).; the run goes on without it"
+    assert err.decode().count(f"allranks: {run.name}: {said}\n") == 1
+    assert len(events(run, 0, contract.RANKS_STARTED)) == 1
+    ssh_nodes.restart("gpu04")
+    assert left_on(mended, run) == {}
+
+
+def test_a_machine_that_cannot_be_reached_is_not_waited_for(ssh: Any, ssh_nodes: SshNodes, network: Network) -> None:
+    ssh.script(WHO)
+    ssh_nodes.lock_out("gpu02")
+    try:
+        done = ssh("run", "train.py", "--nodes", "2:3", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")
+    finally:
+        ssh_nodes.restart("gpu02")
+    assert done.rc == 0, done.stderr
+    assert who(done.stdout) == [[0, 0, 2, 1, "gpu01", 2], [1, 0, 2, 1, "gpu03", 2]]
+    name = ssh.run().name
+    assert f"allranks: {name}: 2 to 3 ranks on 2 to 3 nodes of ssh, " in done.stderr
+    said = "cannot reach gpu02: root@gpu02: Permission denied (publickey).; the run goes on without it"
+    assert done.stderr.count(f"allranks: {name}: {said}\n") == 1
+    assert re.search(r"^ranks +2 on 2 nodes$", ssh("status", name).stdout, re.MULTILINE)
+    assert left_on(network, ssh.run()) == {}
+
+
+@pytest.mark.parametrize("absent", ["gpu01", "gpu02,gpu03"])
+def test_too_few_machines_can_be_reached(ssh: Any, ssh_nodes: SshNodes, network: Network, absent: str) -> None:
+    """All meet at the first one, so there is no run without it."""
+    ssh.script(UP)
+    for name in absent.split(","):
+        ssh_nodes.lock_out(name)
+    try:
+        done = ssh("run", "train.py", "--nodes", "2:3", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")
+    finally:
+        for name in absent.split(","):
+            ssh_nodes.restart(name)
+    assert done.rc == 1
+    assert f"error: cannot reach {absent[:5]}" in done.stderr
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None:
+    process, run = train(ssh, "--nodes", "2:3", "--hosts", "gpu[01-03]")
+    mended.kill("gpu02")
+    out, err = finish(ssh, process, run, 0)
+    assert [event.fields["world_size"] for event in events(run, 0, contract.RANKS_STARTED)] == [3, 2]
+    assert weights_in(out)[0] == undisturbed(ssh, *OPTIONS)[0]
+    assert f"allranks: {run.name} succeeded in " in err
+    told = ssh("status", run.name).stdout
+    assert re.search(r"^state +SUCCEEDED ", told, re.MULTILINE)
+    assert re.search(r"^ranks +2 on 2 nodes$", told, re.MULTILINE)
+    assert left_on(mended, run) == {}
+
+
+def test_the_first_machine_cannot_be_replaced(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--hosts", "gpu[01-03]", "--spares", "1", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    mended.kill("gpu01")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert re.search(r"node 0 \(gpu01\) was lost: .* \(no other node can take its place\)", err.decode())
+    assert f"  fix: allranks resume {run.name} goes on from the newest checkpoint, when the machine is back" in (
+        err.decode()
+    )
+    assert left_on(mended, run) == {}
+
+
+def test_no_spare_is_left(ssh: Any, mended: Network) -> None:
+    ssh.script(UP)
+    process = ssh.popen("run", "train.py", "--hosts", "gpu[01-03]", "--spares", "1", "--nproc-per-node", "1")
+    run = wait_for_ranks(ssh, "0:0", "1:1")
+    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING), 60)
+    mended.kill("gpu02")
+    wait_until("the spare to take its place", lambda: events(run, 2, contract.RANKS_STARTED), 60)
+    mended.kill("gpu03")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert "(1 of 3 nodes left, 2 needed)" in err.decode()
+    assert left_on(mended, run) == {}

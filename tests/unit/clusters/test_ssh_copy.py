@@ -1,0 +1,91 @@
+"""What is copied to machines that share no folder, where it lies there, and where things come back to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from allranks.clusters.ssh_copy import Copy, copy_for, entry_in, environment_in, place_here
+from allranks.errors import JobError
+from allranks.job.hosts import parse_hosts
+from allranks.job.spec import Environment, Job, Sync
+from allranks.plan.entry import Entry
+
+RUN = Path("/home/ada/project/runs/train-1121-0931")
+RSYNC = "rsync" in subprocess.run("command -v rsync", shell=True, capture_output=True, text=True).stdout
+
+
+def copy(**given: object) -> Copy:
+    return copy_for(Sync.model_validate({"method": "rsync", **given}), Path("/home/ada/project"), RUN)
+
+
+def test_the_folder_is_named_after_the_project() -> None:
+    assert re.fullmatch(r"allranks/project-[0-9a-f]{8}", copy().folder)
+    assert copy(folder="~/code/").folder == "code"
+    assert copy(folder="/scratch/ada").run == "/scratch/ada/runs/train-1121-0931"
+
+
+def test_commands_for_a_machine() -> None:
+    (host,) = parse_hosts(["ada@[2001:db8::7]:2222"])
+    work, run = copy(folder="my code", exclude=["/data/"]).commands(host)
+    place = run.index("-e")
+    assert work[:2] == run[:2] == ("rsync", "-rlpts")
+    assert [word for word in work if word.startswith("--exclude=/")] == ["--exclude=/data/", "--exclude=/runs/"]
+    assert run[place + 1].split()[0] == "ssh"
+    assert run[place + 1].endswith(" -l ada -p 2222")
+    assert run[place + 2 :] == (
+        "--rsync-path",
+        "mkdir -p 'my code/runs/train-1121-0931' && rsync",
+        f"{RUN}/",
+        "[2001:db8::7]:my code/runs/train-1121-0931/",
+    )
+    assert work[-2:] == ("/home/ada/project/", "[2001:db8::7]:my code/work/")
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("/home/bob/code/work/checkpoints", "/home/ada/project/checkpoints"),
+        ("/home/bob/code/work", "/home/ada/project"),
+        ("/home/bob/code/runs/train-1121-0931/saved", f"{RUN}/saved"),
+        ("/home/bob/code/workshop/saved", f"{RUN}/saved"),
+        ("/scratch/saved", f"{RUN}/saved"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["code", "/home/bob/code"])
+def test_where_checkpoints_come_back_to(there: str, here: str, folder: str) -> None:
+    assert place_here(there, folder, Path("/home/ada/project"), RUN) == Path(here)
+
+
+def test_what_the_ranks_run_is_found_from_the_copy() -> None:
+    job = Job(script="src/train.py")
+    assert entry_in(copy(), Entry("script", "/home/ada/project/src/train.py"), job).target == "src/train.py"
+    assert entry_in(copy(), Entry("module", "package.train"), job).target == "package.train"
+    program = Entry("binary", "/usr/bin/hostname")
+    assert entry_in(copy(), program, Job(binary="hostname")).target == "hostname"
+    with pytest.raises(JobError, match="/usr/bin/hostname is outside of the working directory"):
+        entry_in(copy(), program, Job(binary="/usr/bin/hostname"))
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("/home/ada/project/.venv", ".venv"), ("/opt/venv", "/opt/venv"), (None, None)]
+)
+def test_a_virtual_environment_is_that_of_the_machine(here: str | None, there: str | None) -> None:
+    assert environment_in(copy(), Environment(venv=here)).venv == there
+
+
+@pytest.mark.skipif(not RSYNC, reason="there is no rsync")
+def test_size_of_what_would_be_copied(tmp_path: Path) -> None:
+    for name, size in {"a.py": 10, "data/x y": 300, "data/z": 200, ".git/pack": 999, "runs/r/log": 999}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    for checkpoint in ("ckpt/step-000000010/rank-0.data", "ckpt/.step-000000020.tmp-1/rank-0.data"):
+        (tmp_path / checkpoint).parent.mkdir(parents=True)
+        (tmp_path / checkpoint).write_bytes(bytes(999))
+    found = copy_for(Sync(method="rsync"), tmp_path, tmp_path / "runs" / "r").size
+    assert (found.files, found.bytes) == (3, 510)
+    assert found.largest == (("data/", 500), ("a.py", 10))
+    assert str(found) == "3 files, 510 B"
