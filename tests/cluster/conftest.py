@@ -1,4 +1,4 @@
-"""Real clusters for the tests of this folder; all of them run in one worker of pytest-xdist, one after another."""
+"""Real clusters for the tests of this folder; those of one cluster run in one worker of pytest-xdist, in turn."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ SLURM_FIXTURES = {"slurm", "slurm_with_accounting"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of this folder together, so that one cluster serves them all (needs --dist loadgroup)."""
+    """Keep tests of one cluster together, Slurm or bare nodes, so that it serves them all (needs --dist loadgroup)."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+            is_bare = isinstance(item, pytest.Function) and "network" in item.fixturenames
+            item.add_marker(pytest.mark.xdist_group("nodes" if is_bare else "cluster"))
 
 
 def _up(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[SlurmCluster]:
