@@ -83,6 +83,14 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
     assert {json.loads(line)["attempt"] for line in (run / "checkpoints.jsonl").read_text().splitlines()} == {0, 1}
 
 
+def test_torchs_own_launcher_finds_the_copy(apart: Any, network: Network) -> None:
+    apart.script("import os, time\ntime.sleep(int(os.environ['RANK']) / 5)\nprint('rank', os.environ['RANK'])\n")
+    flags = ("--nodes", "gpu01,gpu02", "--nproc-per-node", "1", "--no-agent", *COPIED)
+    done = apart("run", "train.py", *flags)
+    assert done.stdout == "[node 0] rank 0\n[node 1] rank 1\n", done.stderr
+    assert left_on(network, apart.run()) == {}
+
+
 def test_it_goes_on_without_this_machine(apart: Any, network: Network) -> None:
     apart.script(UP)
     process = apart.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1", *COPIED)

@@ -241,6 +241,17 @@ def test_a_machine_on_which_the_setup_fails(ssh: Any, network: Network) -> None:
     assert left_on(network, ssh.run()) == {}
 
 
+def test_nobody_waits_for_a_set_up_when_another_has_failed(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    ssh.job(
+        "script: train.py\nenvironment: {node_setup: ['[ $HOSTNAME = gpu03 ] || sleep 1000', cp /nowhere/data .]}\n"
+    )
+    done = ssh("run", "job.yaml", "--hosts", "gpu[01-03]", "--nproc-per-node", "1", timeout=30)
+    assert done.rc == 1
+    assert "error: the agent on gpu03 ended before it began\n  why: " in done.stderr
+    assert left_on(network, ssh.run()) == {}
+
+
 def test_a_secret_reaches_the_ranks_and_no_command_line(ssh: Any, network: Network) -> None:
     ssh.script("import os\nprint(os.environ['API_KEY'][::-1])\n")
     ssh.job("script: train.py\nenvironment: {variables: {API_KEY: \"it's 'secret'\"}}\n")

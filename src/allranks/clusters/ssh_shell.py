@@ -100,6 +100,7 @@ def run_all(
     sent: str = "",
     seconds: float | None = 60.0,
     is_over: Callable[[], bool] = lambda: False,
+    hear: Callable[[int, Answer], None] = lambda place, answer: None,
 ) -> list[Answer]:
     """Run commands at the same time, and return their answers in the same order.
 
@@ -111,6 +112,7 @@ def run_all(
         sent: what each gets by stdin.
         seconds: after which one counts as unreached; None: never, as long as its connection lives.
         is_over: tells whether nobody waits for them any more: all that have not ended count as unreached then.
+        hear: is told each answer when it comes, with its command's place among all; by any thread.
 
     Raises:
         LaunchError: there is no ssh.
@@ -123,16 +125,17 @@ def run_all(
     def nobody_waits() -> bool:
         return given_up.is_set() or is_over()
 
-    def run(command: Sequence[str]) -> Answer:
+    def run(place: int, command: Sequence[str]) -> Answer:
         command = _with(command, kept)
         answer = run_one(command, environ, sent=sent, seconds=seconds, is_over=nobody_waits)
         if kept and answer.is_late and command[0] == "ssh":
             ssh_kept.forget(command[:-1], environ)
+        hear(place, answer)
         return answer
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(commands))) as pool:
         try:
-            return list(pool.map(run, commands))
+            return list(pool.map(run, range(len(commands)), commands))
         except BaseException:  # Ctrl-C: the pool would wait for them.
             given_up.set()
             raise

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +62,11 @@ def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], 
     uncopied, answers = _begin_all(plan, environ, interrupted)
     failures = [_Failure(node, uncopied[node.node], is_of_copy=True) for node in plan.commands if node.node in uncopied]
     failures += [_Failure(node, answer) for node, answer in answers if answer.code]
+    # Those that were not waited for any more, because others had failed, are not to blame.
+    failures = [failure for failure in failures if not failure.answer.is_late] or failures
     begun = [agent_told_by(node, answer) for node, answer in answers if not answer.code]
     late = [agent_told_by(node, answer) for node, answer in answers if answer.is_late]
-    is_enough = not failures or _is_enough(plan, begun)
+    is_enough = _can_do_without(plan, [failure.node.node for failure in failures])
     tell(handle_of(plan, late if is_enough else begun + late), Path(plan.run_dir), "END", plan.stop_timeout)
     if not is_enough:
         _bring_logs(plan, failures)
@@ -118,12 +120,22 @@ def _cancelled(plan: Plan, pairs: _Pairs, number: int) -> StartCancelledError:
 def _begin(
     plan: Plan, nodes: Sequence[NodeCommand], environ: Mapping[str, str], is_over: Callable[[], bool]
 ) -> list[Answer]:
+    """Begin nodes; when too many have failed, the others are not waited for."""
+    missing = {node.node for node in plan.commands}.difference(node.node for node in nodes)
+
+    def hear(place: int, answer: Answer) -> None:
+        if answer.code:
+            missing.add(nodes[place].node)
+
+    def is_over_or_hopeless() -> bool:
+        return is_over() or not _can_do_without(plan, missing)
+
     secrets = "".join(f"export {name}={shlex.quote(environ[name])}\n" for name in plan.secrets)
     commands = [node.command for node in nodes]
     if plan.kind == PDSH:
         hosts = [node.host for node in nodes]
         return pdsh_shell.begin(commands[0], hosts, environ, run_dir=plan.run_dir, secrets=secrets, is_over=is_over)
-    return run_all(commands, environ, sent=secrets, seconds=None, is_over=is_over)
+    return run_all(commands, environ, sent=secrets, seconds=None, is_over=is_over_or_hopeless, hear=hear)
 
 
 def _bring_logs(plan: Plan, failures: Sequence[_Failure]) -> None:
@@ -133,9 +145,9 @@ def _bring_logs(plan: Plan, failures: Sequence[_Failure]) -> None:
         Fetched(Path(plan.run_dir), nodes, plan.copied_to, Path(plan.workdir)).finish()
 
 
-def _is_enough(plan: Plan, begun: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a run can go on with these agents: all meet at node 0, so there is none without it."""
-    return any(node["node"] == 0 for node in begun) and len(begun) >= (plan.min_nodes or plan.nnodes)
+def _can_do_without(plan: Plan, missing: Collection[int]) -> bool:
+    """Tell whether a run can go on without these nodes: all meet at node 0, so there is none without it."""
+    return 0 not in missing and len(plan.commands) - len(missing) >= (plan.min_nodes or plan.nnodes)
 
 
 def _tell_who_cannot_come(plan: Plan, errors: Mapping[NodeCommand, LaunchError], environ: Mapping[str, str]) -> None:
