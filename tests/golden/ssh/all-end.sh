@@ -21,9 +21,13 @@ case $signal in
   HELD) while is_there && read -r -t 30 _; do :; done ;;
   *) is_there && { [ "$signal" = 0 ] || tell "$signal"; }; exit ;;
 esac
-if is_there; then tell TERM; fi
+# an agent that nobody has noted may be about to start
+told="" quiet=0 needed=1
+if [ "$agent" = 0 ]; then needed=20; fi
 for _ in $(seq 250); do
-  if ! is_there && [ -z "$(marked)" ]; then exit 0; fi
+  if [ -z "$told" ] && is_there; then tell TERM && told=1; fi
+  if is_there || [ -n "$(marked)" ]; then quiet=0; else quiet=$((quiet + 1)); fi
+  if [ "$quiet" -ge "$needed" ]; then exit 0; fi
   sleep 0.1
 done
 for process in $(marked); do kill -s KILL "$process" 2>/dev/null; done
