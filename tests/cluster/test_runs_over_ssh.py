@@ -241,6 +241,37 @@ def test_a_machine_on_which_the_setup_fails(ssh: Any, network: Network) -> None:
     assert left_on(network, ssh.run()) == {}
 
 
+def test_what_is_set_up_once_is_there_on_all(ssh: Any, network: Network) -> None:
+    ssh.script("print(open('made').read().strip())\n")
+    ssh.job("script: train.py\nenvironment: {setup: ['echo talks', 'echo by $HOSTNAME >>made']}\n")
+    done = ssh("run", "job.yaml", "--hosts", "gpu02,gpu03", "--nproc-per-node", "1")
+    assert (done.rc, done.stdout) == (0, "[0-1] by gpu02\n"), done.stderr
+    assert (ssh.run() / "setup.log").read_text() == "talks\n"
+
+
+def test_what_is_set_up_once_fails(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    ssh.job("script: train.py\nenvironment: {setup: [cp /nowhere/data .]}\n")
+    done = ssh("run", "job.yaml", "--hosts", "gpu02,gpu03", "--nproc-per-node", "1")
+    assert done.rc == 1
+    what, why, see = done.stderr.splitlines()[-3:]
+    assert what == "error: environment.setup failed on gpu02"
+    assert why == "  why: allranks: cp /nowhere/data . failed with exit code 1 (line 19)"
+    assert see == f"  see: {ssh.run()}/setup.log"
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_what_is_set_up_once_is_cancelled(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    ssh.job("script: train.py\nenvironment: {setup: [touch begun, sleep 1000]}\n")
+    process = ssh.popen("run", "job.yaml", "--hosts", "gpu01,gpu02", "--nproc-per-node", "1")
+    wait_until("the set-up", (ssh.folder / "begun").exists, 60)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert [node.run("pgrep -f '[s]leep 1000' || true") for node in network.nodes.values()] == ["", "", "", ""]
+
+
 def test_nobody_waits_for_a_set_up_when_another_has_failed(ssh: Any, network: Network) -> None:
     ssh.script(UP)
     ssh.job(

@@ -25,6 +25,7 @@ environment:
   variables: {WANDB_API_KEY: 0123456789abcdef, NCCL_IB_TIMEOUT: 22}
   modules: [cuda/12.4]
   venv: .venv
+  setup: [make data]
   node_setup: [ulimit -n 65536]
   container: [apptainer, exec, --nv, my image.sif]
 runs: {group_readable: true}
@@ -43,7 +44,7 @@ sync: {method: rsync, folder: ~/project}
 @pytest.mark.parametrize("name", JOBS)
 def test_files_of_a_plan(tmp_path: Path, name: str):
     files = plan_of(tmp_path, JOBS[name], {}, {"OMP_NUM_THREADS": "3"})
-    assert [*files] == ["start.sh", "end.sh", "node.sh", "node.json"]
+    assert [*files] == [*(["setup.sh"] if name == "all" else []), "start.sh", "end.sh", "node.sh", "node.json"]
     for path, text in files.items():
         compare(SCRIPTS / f"{name}-{path}", text)
 

@@ -54,6 +54,8 @@ def _refuse(request: Request) -> None:
     job = request.job
     if job.sync.method != "none":
         raise JobError("sync: over pdsh nothing is copied to the machines", fix=_SSH)
+    if job.environment.setup:
+        raise JobError("environment.setup: pdsh runs all on every machine", fix="environment.node_setup does so too")
     if job.launch.attach:
         raise JobError("launch.attach: pdsh says nothing of a connection that ends", fix=_SSH)
     for host in hosts_of(job, request.folder):

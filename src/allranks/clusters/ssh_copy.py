@@ -11,15 +11,14 @@ import socket
 import subprocess
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.ssh_shell import Answer, run_all, ssh_options
+from allranks.clusters.ssh_shell import Answer, ssh_options
 from allranks.errors import JobError, LaunchError
 from allranks.job.units import format_count, format_memory, format_size
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from allranks.job.hosts import Host
     from allranks.job.spec import Environment, Job, Sync
     from allranks.plan.entry import Entry
-    from allranks.plan.plan import Plan
 
 _WORK, _RUNS = "work", "runs"
 #: The copy of the working directory, seen from that of the run's folder.
@@ -205,28 +203,10 @@ def through_ssh(host: Host) -> tuple[str, ...]:
     return ("-e", shlex.join(["ssh", *ssh_options(host)]))
 
 
-def send(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool]) -> dict[int, Answer]:
-    """Copy a job to its machines, as its plan says; return what rsync said where it failed, by node.
-
-    Args:
-        plan: the plan.
-        environ: of rsync and ssh.
-        is_over: tells whether nobody waits for it any more.
-
-    Raises:
-        LaunchError: there is no rsync here.
-    """
-    failed: dict[int, Answer] = {}
-    for _, copies in groupby(plan.before, key=lambda copy: copy.command[-2]):  # First one folder to all, then another.
-        begun = [copy for copy in copies if copy.node not in failed]
-        answers = run_all([copy.command for copy in begun], environ, seconds=None, is_over=is_over)
-        failed |= {copy.node: answer for copy, answer in zip(begun, answers, strict=True) if answer.code}
-    return failed
-
-
 def said_by(answer: Answer) -> str:
-    """Return what rsync or its ssh said first: what follows is what came of it."""
+    """Return what ssh or a shell said, else what rsync said first: what follows is what came of it."""
     lines = [line.strip() for line in answer.err.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("rsync")] or lines
     return lines[0] if lines else f"rsync ended with exit code {answer.code}"
 
 

@@ -13,7 +13,7 @@ import allranks
 from allranks import contract
 from allranks.clusters import ssh_script
 from allranks.clusters.ssh_copy import WORKDIR, Copy, copy_for, entry_in, environment_in, refuse_if_large
-from allranks.clusters.ssh_script import END, START
+from allranks.clusters.ssh_script import END, SETUP, START
 from allranks.clusters.ssh_shell import real_name, ssh_command
 from allranks.contract import NodeSpec
 from allranks.errors import JobError
@@ -73,9 +73,9 @@ def _refuse(job: Job) -> None:
         raise JobError("launcher direct does not exist over SSH", why=why, fix="--launcher torchrun")
     if launch.launcher_args and not plain_launcher.is_used(job):
         raise JobError("launch.launcher_args: over SSH the agent takes none", fix="leave them out")
-    if job.environment.setup:
+    if job.environment.setup and job.sync.method != "none":
         raise JobError(
-            "environment.setup: over SSH there is no place where lines could run once for all nodes",
+            "environment.setup: there is no place where lines could run once for machines that share nothing",
             fix="environment.node_setup, which runs on each node",
         )
 
@@ -168,6 +168,10 @@ class _Planning:
             self._port,
         )
         ending = ssh_script.ending(f"{made_by}: end it on a machine", run, spec.stop_timeout)
+        if self._job.environment.setup:
+            title = f"{made_by}: run once, on the first machine"
+            chosen, folders = self._environment(), mode | 0o100 | (mode & 0o040) >> 2
+            yield PlanFile(SETUP, ssh_script.setting_up(title, run, folders, str(self._workdir), chosen), mode)
         yield PlanFile(START, starting, mode)
         yield PlanFile(END, ending, mode)
         yield PlanFile(ssh_script.NODE_SCRIPT, self._node_script(made_by, mode), mode)
@@ -176,6 +180,7 @@ class _Planning:
 
     def _node_script(self, made_by: str, mode: int) -> str:
         chosen, run_id = self._environment(), ((contract.RUN_ID, self._run_dir.name),)
+        chosen = chosen.model_copy(update={"setup": ()})  # It has been run, once for all.
         head = node_setup(
             title=f"{made_by}: what runs on each of {format_count(len(self._hosts), 'node')}",
             workdir=WORKDIR if self._copy else str(self._workdir),
@@ -199,6 +204,9 @@ class _Planning:
             for number in range(2):  # All working directories first: what fails does so before there is any run.
                 for node, host in enumerate(self._hosts):
                     yield NodeCommand(node, str(host), self._copy.commands(host)[number])
+        if self._job.environment.setup:
+            first = self._hosts[0]
+            yield NodeCommand(0, str(first), ssh_command(first, ("bash", f"{self._run_dir}/{SETUP}")))
 
     def _commands(self) -> Iterator[NodeCommand]:
         run = self._copy.run if self._copy else str(self._run_dir)

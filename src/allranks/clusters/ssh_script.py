@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.plan import batch
 from allranks.plan.script import comment
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Environment
 
 #: Exit codes of :func:`starting`, of those that mean something else neither to ssh nor to a shell.
 ENDED_AT_ONCE, NO_FOLDER, UNWRITABLE = 70, 72, 73
@@ -18,8 +22,39 @@ START, END = "start.sh", "end.sh"
 HELD, _SECONDS_OF_SILENCE = "HELD", 30
 #: A word of shell for the folder that a script lies in.
 BESIDE = '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)"'
+#: The job's own set-up of all machines, and what it has said.
+SETUP, SETUP_LOG = "setup.sh", "setup.log"
 #: What an agent takes at most, beyond the time that its ranks have to leave.
 _SECONDS_TO_END = 20
+
+
+def setting_up(title: str, run: str, mode: int, workdir: str, environment: Environment) -> str:
+    """Write the script that runs the job's ``environment.setup`` once, on the first machine, before all nodes.
+
+    What the lines say is in :data:`SETUP_LOG`; when one fails, the end of that goes to stderr.
+
+    Args:
+        title: one line on what this is.
+        run: a word of shell for the absolute folder of the run.
+        mode: permission bits of folders.
+        workdir: absolute working directory of the ranks.
+        environment: the job's.
+    """
+    return batch.joined(
+        [
+            ["#!/usr/bin/env bash", comment(title)],
+            [
+                comment("what the lines say, and what ends them"),
+                f"export {contract.RUN_DIR}={run}",
+                f'log="${contract.RUN_DIR}/{SETUP_LOG}"',
+                f'({batch.umask(mode)} && : >"$log") || exit {UNWRITABLE}',
+                'exec 3>&2 >"$log" 2>&1 </dev/null',
+                """trap 'code=$?; [ "$code" = 0 ] || tail -n 5 "$log" >&3; exit "$code"' EXIT""",
+            ],
+            batch.strict(),
+            batch.once(workdir, environment),
+        ]
+    )
 
 
 def starting(title: str, run: str, mode: int, nodes: int, master_addr: str, master_port: int) -> str:

@@ -8,15 +8,16 @@ import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
 from allranks.clusters import pdsh_shell
 from allranks.clusters.ssh_agents import PDSH, agent_told_by, handle_of, tell
-from allranks.clusters.ssh_copy import not_copied, said_by, send
+from allranks.clusters.ssh_copy import not_copied, said_by
 from allranks.clusters.ssh_fetch import Fetched
-from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, UNWRITABLE
+from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, SETUP_LOG, UNWRITABLE
 from allranks.clusters.ssh_shell import Answer, fix_for, run_all, ssh_command
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.hosts import parse_hosts
@@ -26,6 +27,8 @@ from allranks.runs.status import Handle
 if TYPE_CHECKING:
     from allranks.plan.plan import NodeCommand, Plan
 
+#: What runs a command on a machine; what else comes before the nodes begin copies to it.
+_SSH = "ssh"
 #: The exit code of bash for a script that is not there.
 _NOT_FOUND = 127
 
@@ -40,11 +43,11 @@ class Begun:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A node that does not begin, and why: what the job's copy to it said, or its start."""
+    """A node that does not begin, and why: what its start said, or what had to be run before."""
 
     node: NodeCommand
     answer: Answer
-    is_of_copy: bool = False
+    before: NodeCommand | None = None
 
 
 def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> Begun:
@@ -59,8 +62,7 @@ def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], 
         LaunchError: the first one, or too many, cannot be started. Those of the other nodes are ended then.
         StartCancelledError: a signal came before; all are ended.
     """
-    uncopied, answers = _begin_all(plan, environ, interrupted)
-    failures = [_Failure(node, uncopied[node.node], is_of_copy=True) for node in plan.commands if node.node in uncopied]
+    failures, answers = _begin_all(plan, environ, interrupted)
     failures += [_Failure(node, answer) for node, answer in answers if answer.code]
     # Those that were not waited for any more, because others had failed, are not to blame.
     failures = [failure for failure in failures if not failure.answer.is_late] or failures
@@ -79,12 +81,12 @@ def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], 
 
 
 _Pairs = list[tuple["NodeCommand", Answer]]
+#: What is known of a command that nobody has waited for.
+_MAYBE = Answer(1, "", "", is_late=True)
 
 
-def _begin_all(
-    plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]
-) -> tuple[dict[int, Answer], _Pairs]:
-    """Copy and begin; return what the copies said that have failed, by node, and what all other nodes said.
+def _begin_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> tuple[list[_Failure], _Pairs]:
+    """Do what comes before, and begin; return the nodes for which the former failed, and what all others said.
 
     Raises:
         StartCancelledError: a signal came; whatever had begun is ended.
@@ -93,20 +95,34 @@ def _begin_all(
     def is_over() -> bool:
         return bool(interrupted())
 
-    pairs: _Pairs = []
-    uncopied: dict[int, Answer] = {}
+    # Nobody relays signals to a run that is left alone: then Ctrl-C is an exception, and any may have begun.
+    pairs = [(plan.commands[one.node], _MAYBE) for one in plan.before if one.command[0] == _SSH]
+    failures: list[_Failure] = []
     try:
-        uncopied = send(plan, environ, is_over)
-        nodes = [node for node in plan.commands if node.node not in uncopied]
-        # Nobody relays signals to a run that is left alone: then Ctrl-C is an exception, and any may have begun.
-        pairs = [(node, Answer(1, "", "", is_late=True)) for node in nodes]
-        pairs = [*zip(nodes, _begin(plan, nodes, environ, is_over), strict=True)]
+        failures = _before(plan, environ, is_over)
+        if not is_over():
+            unready = {failure.node.node for failure in failures}
+            nodes = [node for node in plan.commands if node.node not in unready]
+            pairs = [(node, _MAYBE) for node in nodes]
+            pairs = [*zip(nodes, _begin(plan, nodes, environ, is_over), strict=True)]
         number = interrupted()
     except KeyboardInterrupt:
         number = signal.SIGINT
     if number:
         raise _cancelled(plan, pairs, number)
-    return uncopied, pairs
+    return failures, pairs
+
+
+def _before(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool]) -> list[_Failure]:
+    """Run what a plan has run before its nodes begin; return where it failed."""
+    failures: list[_Failure] = []
+    for _, group in groupby(plan.before, key=lambda one: one.command[-2]):  # One folder to all machines, then another.
+        failed = {failure.node.node for failure in failures}
+        commands = [one for one in group if one.node not in failed]
+        answers = run_all([one.command for one in commands], environ, seconds=None, is_over=is_over)
+        pairs = zip(commands, answers, strict=True)
+        failures += [_Failure(plan.commands[one.node], answer, one) for one, answer in pairs if answer.code]
+    return failures
 
 
 def _cancelled(plan: Plan, pairs: _Pairs, number: int) -> StartCancelledError:
@@ -174,10 +190,13 @@ def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
     if answer.unreached:
         return LaunchError(
             f"cannot reach {host}{more}",
-            why=said_by(answer) if first.is_of_copy else answer.last_words,
+            why=said_by(answer) if first.before else answer.last_words,
             fix=fix_for(parse_hosts([host])[0], answer.err or answer.last_words),
         )
-    if first.is_of_copy:
+    if first.before and first.before.command[0] == _SSH:
+        log = str(Path(plan.run_dir, SETUP_LOG))
+        return LaunchError(f"environment.setup failed on {host}", why=answer.last_words, see=log)
+    if first.before:
         return not_copied(host + more, answer)
     if answer.code in (NO_FOLDER, _NOT_FOUND):
         return LaunchError(

@@ -150,7 +150,8 @@ class Environment(Section):
     """Interpreter of the ranks, with options if need be. Default: python of the conda or virtual
     environment, else the interpreter that runs allranks."""
     setup: Lines = ()
-    """Shell lines that run once, before the nodes are started; on one machine, before modules and conda."""
+    """Shell lines that run once, before the nodes are started: over SSH on the first machine; on one machine, before
+    modules and conda."""
     node_setup: Lines = ()
     """Shell lines that run on each node, before its ranks start."""
     container: Words = ()

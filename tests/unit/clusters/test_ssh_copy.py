@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.ssh_copy import Copy, copy_for, entry_in, environment_in, place_here
+from allranks.clusters.ssh_copy import Copy, copy_for, entry_in, environment_in, place_here, said_by
+from allranks.clusters.ssh_shell import Answer
 from allranks.errors import JobError
 from allranks.job.hosts import parse_hosts
 from allranks.job.spec import Environment, Job, Sync
@@ -89,3 +90,18 @@ def test_size_of_what_would_be_copied(tmp_path: Path) -> None:
     assert (found.files, found.bytes) == (3, 510)
     assert found.largest == (("data/", 500), ("a.py", 10))
     assert str(found) == "3 files, 510 B"
+
+
+@pytest.mark.parametrize(
+    ("err", "said"),
+    [
+        ("rsync: safe_write failed: Broken pipe\nssh: Could not resolve hostname x\nrsync error", "ssh: Could not"),
+        (
+            "rsync: [receiver] write failed: No space left\nrsync error: error in file IO (code 11)\n",
+            "rsync: [receiver]",
+        ),
+        ("", "rsync ended with exit code 12"),
+    ],
+)
+def test_what_rsync_says(err: str, said: str) -> None:
+    assert said_by(Answer(12, "", err)).startswith(said)
