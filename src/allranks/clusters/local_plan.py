@@ -164,7 +164,7 @@ def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: La
     if not is_plain:
         command = [shlex.quote(word) for word in (*python, code, str(run_dir / f"{stem}.json"))]
         return agent_script(head, chosen.container, command)
-    port = spec.master_port or port_of(run_dir.name)
+    port = spec.master_port or port_of(run_dir)
     return plain_script(
         head,
         job,

@@ -112,7 +112,7 @@ class _Planning:
         self._settings = environment.settings(self._job, None, _NO_ENVIRONMENT)
         self._secrets = environment.secrets(self._job)
         self._run_dir = request.run_dir
-        self._port = self._job.launch.master_port or port_of(self._run_dir.name)
+        self._port = self._job.launch.master_port or port_of(self._run_dir)
         self._master = self._job.launch.master_addr or real_name(hosts[0], request.environ)
         self._is_plain = plain_launcher.is_used(self._job)
         if self._is_plain:
@@ -226,7 +226,7 @@ class _Planning:
         yield Reason(self._entry.kind, self._entry.target, self._entry.why)
         yield from self._layout.reasons
         why = "as asked" if launch.master_addr else "the first node"
-        port_why = "as asked" if launch.master_port else "from the run's name"
+        port_why = "as asked" if launch.master_port else "from the run's folder"
         yield Reason("master", f"{self._master}, port {self._port}", f"{why}; the port {port_why}")
         if self._copy:
             yield Reason("copy", self._copy.shown, f"sync is rsync: {self._copy.size} of {self._workdir}")

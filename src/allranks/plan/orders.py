@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +21,12 @@ FIRST_PORT, PORTS = 16384, 16000
 _ALONE = "127.0.0.1"
 
 
-def port_of(run_id: str) -> int:
-    """Return the port of a run where nothing else says one: its nodes need not ask each other for it."""
-    return FIRST_PORT + zlib.crc32(run_id.encode()) % PORTS
+def port_of(run_dir: Path) -> int:
+    """Return the port of a run where nothing else says one: its nodes need not ask each other for it.
+
+    From the whole path: runs of several folders, or people, have one name when they begin in the same minute.
+    """
+    return FIRST_PORT + zlib.crc32(os.fsencode(run_dir)) % PORTS
 
 
 def orders(
