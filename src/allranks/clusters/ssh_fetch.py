@@ -69,24 +69,32 @@ class Fetched:
     def finish(self) -> dict[str, str]:
         """Bring all that there is, once; return the hosts from which it cannot be had, and what rsync or ssh says."""
         if self._missing is None:
-            with self._alone(wait=True):
-                self._next_whole = 0.0
-                self._missing = self._bring()
-                self._wait_for_checkpoints()
-                self._newest = None  # What came may be older than what it is called: a name is told first.
-                self._bring_checkpoints()
-                if (code := self._wait_for_checkpoints()) not in (0, _VANISHED):
-                    first = str(self._nodes[0][1])
-                    self._missing.setdefault(first, f"rsync of the checkpoints ended with exit code {code}")
+            with self._alone(wait=True) as is_alone:
+                self._missing = self._bring_all() if is_alone else {}
         return self._missing
+
+    def _bring_all(self) -> dict[str, str]:
+        self._next_whole = 0.0
+        missing = self._bring()
+        self._wait_for_checkpoints()
+        self._newest = None  # What came may be older than what it is called: a name is told first.
+        self._bring_checkpoints()
+        if (code := self._wait_for_checkpoints()) not in (0, _VANISHED):
+            missing.setdefault(str(self._nodes[0][1]), f"rsync of the checkpoints ended with exit code {code}")
+        return missing
 
     def _wait_for_checkpoints(self) -> int:
         return self._coming.wait() if self._coming else 0
 
     @contextlib.contextmanager
     def _alone(self, *, wait: bool) -> Iterator[bool]:
-        """Keep other commands from doing the same; give whether none does."""
-        with (self._folder / _LOCK).open("a") as stream:
+        """Keep other commands from doing the same; give whether none does. Who may only read here brings nothing."""
+        try:
+            stream = (self._folder / _LOCK).open("a")
+        except OSError:
+            yield False
+            return
+        with stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
