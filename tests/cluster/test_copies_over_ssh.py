@@ -74,7 +74,7 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
     (folder / "go").touch()
     done = apart("resume", cwd=folder, timeout=150)
     assert weights_in(done.stdout) == undisturbed(apart, *OPTIONS)
-    there = f"{ssh_nodes.home}/allranks/*/work/checkpoints"
+    there = f"{ssh_nodes.home}/allranks/*/project/checkpoints"
     newest = (folder / "checkpoints" / "latest").resolve()
     assert newest.name == network.nodes["gpu01"].run(f"readlink {there}/latest").strip()
     assert apart("checkpoint", "verify", newest).rc == 0
@@ -115,7 +115,7 @@ def test_what_is_copied(apart: Any, network: Network, ssh_nodes: SshNodes) -> No
     apart.job("script: train.py\nsync: {method: rsync, exclude: [notes.txt, '+ small.bin'], folder: ~/here/}\n")
     done = apart("run", "job.yaml", "--nodes", "gpu02", "--python", sys.executable)
     assert done.stdout == "[0] .gitignore job.yaml package/module.py small.bin train.py\n", done.stderr
-    assert network.nodes["gpu02"].run(f"ls {ssh_nodes.home}/here").split() == ["runs", "work"]
+    assert network.nodes["gpu02"].run(f"ls {ssh_nodes.home}/here").split() == ["project", "runs"]
 
 
 def test_a_folder_that_is_too_large(apart: Any) -> None:

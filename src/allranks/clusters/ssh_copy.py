@@ -1,6 +1,6 @@
 """Copies of a job for machines that share no folder with this one: where they lie, and what rsync is told.
 
-Beside each other, in one folder of the machine: ``work``, a copy of the working directory, and ``runs/ID``.
+Beside each other, in one folder of the machine: ``project``, a copy of the working directory, and ``runs/ID``.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-import subprocess
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.ssh_shell import Answer, ssh_options
+from allranks.clusters.ssh_shell import Answer, run_one, ssh_options
 from allranks.errors import JobError, LaunchError
 from allranks.job.units import format_count, format_memory, format_size
 
@@ -27,14 +26,15 @@ if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job, Sync
     from allranks.plan.entry import Entry
 
-_WORK, _RUNS = "work", "runs"
+_PROJECT, _RUNS = "project", "runs"
 #: The copy of the working directory, seen from that of the run's folder.
-WORKDIR = f"../../{_WORK}"
+WORKDIR = f"../../{_PROJECT}"
 #: Contents, links, permissions and times of folders; names go as they are, whatever a shell would read in them.
 _RSYNC = ("rsync", "-rlpts")
 #: What no job needs of its folder: history, caches, environments, which hold paths of their machine, and checkpoints,
 #: which stay where they were written.
-_NEVER = (".git/", ".hg/", ".svn/", "__pycache__/", ".venv/", "venv/", ".*_cache/", "step-[0-9]*[0-9]/", ".step-*/")
+_STEP = f"step-{'[0-9]' * 9}*/"
+_NEVER = (".git/", ".hg/", ".svn/", "__pycache__/", ".venv/", "venv/", ".*_cache/", _STEP, f".{_STEP}")
 #: Of a run's folder, what machines write or only its launcher needs.
 _NOT_OF_THE_RUN = (f"/{contract.ATTEMPTS_DIR}/", "/*.jsonl", f"/{contract.RECORD_FILE}")
 #: The exit code of rsync where the other machine has none.
@@ -80,7 +80,7 @@ class Copy:
         """Return the commands that bring the working directory and the run's folder to a machine, in this order."""
         left_out = tuple(f"--exclude={pattern}" for pattern in _NOT_OF_THE_RUN)
         return (
-            self._command(host, self.filters, self.workdir, f"{self.folder}/{_WORK}"),
+            self._command(host, self.filters, self.workdir, f"{self.folder}/{_PROJECT}"),
             self._command(host, left_out, self.run_dir, self.run),
         )
 
@@ -101,12 +101,13 @@ class Copy:
             LaunchError: there is no rsync.
             JobError: the folder cannot be read.
         """
-        listed = _run(
-            [*_RSYNC, "--dry-run", "--out-format=%l %n", *self.filters, f"{self.workdir}/", "/nowhere/at-all"]
-        )
+        command = [*_RSYNC, "--dry-run", "--out-format=%l %n", *self.filters, f"{self.workdir}/", "/nowhere/at-all"]
+        answer = run_one(command, os.environ)
+        if answer.code:
+            raise JobError("the working directory cannot be read", why=said_by(answer))
         sizes: Counter[str] = Counter()
         files = 0
-        for line in listed.splitlines():
+        for line in answer.out.splitlines():
             length, _, name = line.partition(" ")
             if not name.endswith("/"):
                 top, inside, _ = name.partition("/")
@@ -186,9 +187,10 @@ def place_here(path: str, folder: str, workdir: Path, run_dir: Path) -> Path:
         workdir: absolute working directory here.
         run_dir: absolute folder of the run here.
     """
-    _, found, inside = path.partition(f"/{folder.lstrip('/')}/")
-    for copy, original in ((_WORK, workdir), (f"{_RUNS}/{run_dir.name}", run_dir)):
-        if found and (inside == copy or inside.startswith(f"{copy}/")):
+    is_absolute = folder.startswith("/")
+    before, found, inside = path.partition(f"{folder}/" if is_absolute else f"/{folder}/")
+    for copy, original in ((_PROJECT, workdir), (f"{_RUNS}/{run_dir.name}", run_dir)):
+        if found and not (is_absolute and before) and (inside == copy or inside.startswith(f"{copy}/")):
             return original / inside[len(copy) + 1 :]
     return run_dir / Path(path).name
 
@@ -228,18 +230,3 @@ def _own_runs(workdir: Path, run_dir: Path) -> Iterator[str]:
     runs = run_dir.parent
     if workdir in runs.parents:
         yield f"/{runs.relative_to(workdir)}/"
-
-
-def _run(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", check=False)
-    except OSError as error:
-        raise no_rsync(os.strerror(error.errno or 0)) from error
-    if done.returncode:
-        raise JobError("the working directory cannot be read", why=done.stderr.strip().splitlines()[0])
-    return done.stdout
-
-
-def no_rsync(why: str) -> LaunchError:
-    """Return the error of a machine, this one, without rsync."""
-    return LaunchError("cannot run rsync here", why=why, fix="install rsync, here and on all machines")

@@ -4,7 +4,7 @@ set -e
 trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR
 
 # the ranks' working directory
-cd -- ../../work
+cd -- ../../project
 
 # environment.venv
 . .venv/bin/activate

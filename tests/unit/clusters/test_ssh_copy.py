@@ -43,16 +43,16 @@ def test_commands_for_a_machine() -> None:
         f"{RUN}/",
         "[2001:db8::7]:my code/runs/train-1121-0931/",
     )
-    assert work[-2:] == ("/home/ada/project/", "[2001:db8::7]:my code/work/")
+    assert work[-2:] == ("/home/ada/project/", "[2001:db8::7]:my code/project/")
 
 
 @pytest.mark.parametrize(
     ("there", "here"),
     [
-        ("/home/bob/code/work/checkpoints", "/home/ada/project/checkpoints"),
-        ("/home/bob/code/work", "/home/ada/project"),
+        ("/home/bob/code/project/checkpoints", "/home/ada/project/checkpoints"),
+        ("/home/bob/code/project", "/home/ada/project"),
         ("/home/bob/code/runs/train-1121-0931/saved", f"{RUN}/saved"),
-        ("/home/bob/code/workshop/saved", f"{RUN}/saved"),
+        ("/home/bob/code/projects/saved", f"{RUN}/saved"),
         ("/scratch/saved", f"{RUN}/saved"),
     ],
 )
