@@ -57,7 +57,7 @@ _OF_A_SLURM_JOB: Final = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND
 SBATCH_SCRIPT: Final = "script.sbatch"
 
 
-def outside_of_slurm_jobs(environ: Mapping[str, str]) -> dict[str, str]:
+def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave out what belongs to the job that this process may itself run in: it would leak into a new one."""
     return {
         name: value

@@ -65,7 +65,7 @@ class SlurmQueue:
         try:
             done = subprocess.run(
                 command,
-                env=contract.outside_of_slurm_jobs(self._environ),
+                env=contract.outside_of_jobs(self._environ),
                 cwd=self._folder,
                 capture_output=True,
                 text=True,

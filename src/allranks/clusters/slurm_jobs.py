@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allranks.clusters import slurm_errors, slurm_words
-from allranks.clusters.slurm_words import Reason
+from allranks.clusters import asking, slurm_errors, slurm_words
+from allranks.clusters.reason import Reason
 from allranks.errors import LaunchError
 from allranks.job.units import parse_memory
 from allranks.runs.status import State
@@ -222,31 +221,7 @@ def ask(
     Raises:
         LaunchError: the command is not there, Slurm cannot be reached, or it refuses.
     """
-    done = _run(command, environ, cwd, seconds)
-    if done.returncode:
-        raise slurm_errors.refusal(command, done.returncode, done.stdout + done.stderr)
-    return done.stdout
-
-
-def _run(
-    command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, seconds: float
-) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            env=environ,
-            cwd=cwd,
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C must not end an sbatch whose job is already in the queue.
-        )
-    except OSError as error:
-        raise slurm_errors.not_there(command[0], error) from error
-    except subprocess.TimeoutExpired as error:
-        raise slurm_errors.no_answer(command[0], seconds) from error
+    return asking.ask(command, environ, slurm_errors.SLURM, cwd=cwd, seconds=seconds)
 
 
 def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
@@ -257,16 +232,16 @@ def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | 
     Raises:
         LaunchError: Slurm cannot be reached.
     """
-    asking = {**(os.environ if environ is None else environ), **_IN_UTC}
+    in_utc = {**(os.environ if environ is None else environ), **_IN_UTC}
     command = show_command(job_id)
-    done = _run(command, asking, None, _SECONDS)
+    done = asking.run(command, in_utc, slurm_errors.SLURM, seconds=_SECONDS)
     if done.returncode and slurm_errors.NO_SUCH_JOB not in done.stderr:
-        raise slurm_errors.refusal(command, done.returncode, done.stdout + done.stderr)
+        raise slurm_errors.SLURM.refusal(command, done.returncode, done.stdout + done.stderr)
     tasks = {task.job_id: task for task in parse_shown(done.stdout)}
     if any(not task.state.is_final for task in tasks.values()):
         return _overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
-        answer = ask(account_command(job_id), asking, seconds=_ACCOUNTING_SECONDS)
+        answer = ask(account_command(job_id), in_utc, seconds=_ACCOUNTING_SECONDS)
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
         # ended long before others are in accounting alone.
         for task in filter(lambda task: task.state.is_final, parse_accounted(answer)):

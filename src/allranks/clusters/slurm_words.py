@@ -7,29 +7,10 @@ The words are those of Slurm's manual (squeue(1), "Job Reason Codes"), which onl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from allranks.clusters.reason import Reason
 from allranks.runs.status import State
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a job waits or has ended.
-
-    Attributes:
-        text: the reason.
-        fix: what the user can do, where that is known.
-        hopeless: whether the job waits for what can never come.
-    """
-
-    text: str
-    fix: str = ""
-    hopeless: bool = False
-
-    def __str__(self) -> str:
-        text = f"{self.text}, and so it will never start" if self.hopeless else self.text
-        return f"{text}: {self.fix}" if self.fix else text
-
 
 _RELEASE = "let it go with scontrol release {job}"
 _SITE = "ask the site's support"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from slurm_recorded import accounted, accounting, failures, shown, text_of
 
-from allranks.clusters.slurm_errors import refusal
+from allranks.clusters.slurm_errors import SLURM
 from allranks.clusters.slurm_jobs import ask, look_up
 from allranks.errors import LaunchError
 from allranks.runs.status import State
@@ -200,13 +200,13 @@ def test_refused_jobs(slurm: Answer, failure: tuple[list[str], int, str], fix: s
 
 @pytest.mark.parametrize("said", MORE_REFUSED)
 def test_other_refused_jobs(said: str) -> None:
-    error = refusal(["sbatch", "job.sh"], 1, said)
+    error = SLURM.refusal(["sbatch", "job.sh"], 1, said)
     assert (error.what, error.fix) == ("Slurm refuses the job", MORE_REFUSED[said])
 
 
 @pytest.mark.parametrize("failure", failures("no-controller.txt"), ids=lambda failure: failure[0][0])
 def test_no_controller(failure: tuple[list[str], int, str]) -> None:
-    error = refusal(*failure)
+    error = SLURM.refusal(*failure)
     assert (error.what, error.fix) == ("Slurm cannot be reached", "see scontrol ping, and try again when it is up")
 
 
@@ -215,7 +215,7 @@ def test_no_configuration() -> None:
         "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
         "sbatch: fatal: Could not establish a configuration source\n"
     )
-    assert str(refusal(["sbatch"], 1, said)) == (
+    assert str(SLURM.refusal(["sbatch"], 1, said)) == (
         "Slurm cannot be reached\n"
         "  why: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host; "
         "Could not establish a configuration source\n"
@@ -225,8 +225,8 @@ def test_no_configuration() -> None:
 
 def test_what_nobody_knows_is_handed_on() -> None:
     said = "sbatch: error: Ask Ada first\nsbatch: error: Ask Ada first\n"
-    assert str(refusal(["sbatch"], 1, said)) == "Slurm refuses the job\n  why: Ask Ada first"
-    silent = refusal(["scancel", "1"], 8, "")
+    assert str(SLURM.refusal(["sbatch"], 1, said)) == "Slurm refuses the job\n  why: Ask Ada first"
+    silent = SLURM.refusal(["scancel", "1"], 8, "")
     assert str(silent) == "scancel failed\n  why: scancel ended with 8 and said nothing"
-    other = refusal(["scontrol", "update"], 1, "Invalid partition name specified")
+    other = SLURM.refusal(["scontrol", "update"], 1, "Invalid partition name specified")
     assert str(other) == "scontrol failed\n  why: Invalid partition name specified"

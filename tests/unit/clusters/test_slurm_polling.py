@@ -12,8 +12,9 @@ import pytest
 from slurm_recorded import text_of
 
 from allranks.cli import logs, render, top
+from allranks.clusters.queued_job import SubmittedJob
 from allranks.clusters.settle import observed
-from allranks.clusters.slurm import SlurmCluster, SubmittedJob
+from allranks.clusters.slurm import SlurmCluster
 from allranks.runs.logindex import LogIndexWriter
 from allranks.runs.record import Run, first_record, load
 from allranks.runs.status import Handle, State, Status
