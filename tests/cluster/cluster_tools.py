@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -42,3 +43,9 @@ def wait_until(what: str, done: Callable[[], T | None], seconds: float, every: f
             raise ClusterError(f"waited {seconds:g} s for {what}")
         time.sleep(every)
     return found
+
+
+def passwd_of_root(home: Path) -> str:
+    """Return the users of this machine, root with another home, for nodes whose users are none of this machine."""
+    of_root = re.compile(r"^(root:(?:[^:\n]*:){4})[^:\n]*", re.MULTILINE)
+    return of_root.sub(rf"\g<1>{home}", Path("/etc/passwd").read_text())

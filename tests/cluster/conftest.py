@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import need
 from nodes import Network, why_no_nodes
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
@@ -32,10 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _up(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[SlurmCluster]:
-    if why := why_no_slurm(shape):
-        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
-            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there is no Slurm cluster: {why}", pytrace=False)
-        pytest.skip(f"no Slurm cluster: {why}")
+    need("Slurm cluster", why_no_slurm(shape))
     folder = tmp_path_factory.mktemp("slurm")
     with SlurmCluster(folder, shape) as cluster:
         yield cluster
@@ -57,10 +54,7 @@ def slurm_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Give four nodes, gpu01 to gpu04, with networks of their own and no scheduler."""
-    if why := why_no_nodes():
-        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
-            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there are no nodes: {why}", pytrace=False)
-        pytest.skip(f"no nodes: {why}")
+    need("network of nodes", why_no_nodes())
     network = Network(tmp_path_factory.mktemp("nodes"), [f"gpu{number:02}" for number in range(1, 5)])
     network.start()
     yield network
@@ -70,10 +64,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def ssh_nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
     """Give an sshd on each of the four nodes, and a user's ``ssh`` that reaches them (``ssh_nodes.env``)."""
-    if why := why_no_sshd():
-        if os.environ.get("ALLRANKS_REQUIRE_CLUSTER"):
-            pytest.fail(f"ALLRANKS_REQUIRE_CLUSTER is set, and there is no sshd: {why}", pytrace=False)
-        pytest.skip(f"no sshd: {why}")
+    need("sshd", why_no_sshd())
     ssh_nodes = SshNodes(network, tmp_path_factory.mktemp("ssh"))
     ssh_nodes.start()
     yield ssh_nodes

@@ -7,7 +7,6 @@ look names up in the file of hosts that the nodes have, so that a name means the
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster_tools import ClusterError, called, missing_commands, wait_until
+from cluster_tools import ClusterError, called, missing_commands, passwd_of_root, wait_until
 from nodes import Network, Node
 
 SSHD, SSH = "/usr/sbin/sshd", "/usr/bin/ssh"
@@ -96,8 +95,7 @@ class SshNodes:
     def _make_home(self) -> None:
         """Give the user a home of the nodes' own, with nothing in it that a shell would run first."""
         self.home.mkdir()
-        of_root = re.compile(r"^(root:(?:[^:\n]*:){4})[^:\n]*", re.MULTILINE)
-        (self.folder / "passwd").write_text(of_root.sub(rf"\g<1>{self.home}", Path("/etc/passwd").read_text()))
+        (self.folder / "passwd").write_text(passwd_of_root(self.home))
 
     def _make_user(self, names: list[str]) -> None:
         """Write what the user's ssh reads, and the wrapper that says so."""

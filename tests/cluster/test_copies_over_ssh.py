@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import wait_until
+from cluster_tools import missing_commands, wait_until
+from needed import need
 from nodes import Network
 from ranks_told import WHO, who
 from ssh_nodes import SshNodes
@@ -27,8 +28,7 @@ OPTIONS = ("--epochs", "2", "--quiet")
 @pytest.fixture
 def apart(ssh: Any, mended: Network, ssh_nodes: SshNodes) -> Iterator[Any]:
     """Give the command in a folder that no node sees; each node has an empty home."""
-    if not shutil.which("rsync"):
-        pytest.skip("there is no rsync")
+    need("rsync", missing_commands({"rsync": "rsync"}))
     for node in mended.nodes.values():
         for folder in (ssh_nodes.home, ssh.folder):
             node.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)])

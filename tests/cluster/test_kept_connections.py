@@ -12,6 +12,7 @@ from cluster_tools import wait_until
 from nodes import Network
 from ssh_nodes import SshNodes
 
+from allranks.clusters import ssh_kept
 from allranks.clusters.ssh_shell import Answer, run_all, ssh_command, ssh_options
 from allranks.job.hosts import parse_hosts
 
@@ -46,6 +47,7 @@ def own(nodes: SshNodes, *lines: str, host: str = "*") -> None:
     """Put lines for a host into the user's configuration."""
     config = nodes.folder / "config"
     config.write_text("\n    ".join((f"Host {host}", *lines)) + "\n" + config.read_text())
+    ssh_kept._has_own.cache_clear()
 
 
 def test_a_second_command_goes_over_the_same_connection(nodes: SshNodes) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import subprocess
 from typing import Any
 
 import pytest
-from cluster_tools import wait_until
+from cluster_tools import missing_commands, wait_until
+from needed import need
 from nodes import Network
-from ssh_runs import UP, left_on, wait_for_ranks
+from ssh_runs import UP, assert_rank_1_is_blamed, left_on, wait_for_ranks
 
 from exact_runs import SCRIPT, command, weights
 
@@ -28,8 +28,7 @@ lab:
 @pytest.fixture
 def lab(ssh: Any) -> Any:
     """Give the command in a folder that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
-    if not shutil.which("pdsh"):
-        pytest.skip("there is no pdsh")
+    need("pdsh", missing_commands({"pdsh": "pdsh"}))
     ssh.env["PDSH_RCMD_TYPE"] = "ssh"
     ssh.script(LAB, "clusters.yaml")
     return ssh
@@ -43,17 +42,7 @@ def test_the_weights_are_those_of_one_machine(lab: Any, network: Network) -> Non
 
 
 def test_a_rank_that_fails_is_named_with_its_machine(lab: Any, network: Network) -> None:
-    lab.script(f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no data')\n{UP}")
-    done = lab("run", "train.py", "--on", "lab", "--nodes", "2")
-    name = lab.run().name
-    assert done.rc == 1
-    assert done.stderr.splitlines()[-4:] == [
-        "error: rank 1 on gpu02 ended with exit code 1",
-        "  why: ValueError: no data",
-        f"  fix: allranks logs {name} --rank 1",
-        f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
-    ]
-    assert left_on(network, lab.run()) == {}
+    assert_rank_1_is_blamed(lab, network, "--on", "lab", "--nodes", "2")
 
 
 def test_no_such_machine(lab: Any, network: Network) -> None:

@@ -12,7 +12,7 @@ from cluster_tools import wait_until
 from nodes import Network
 from ranks_told import WHO, who
 from ssh_nodes import SshNodes
-from ssh_runs import UP, left_on, wait_for_ranks
+from ssh_runs import UP, assert_rank_1_is_blamed, left_on, wait_for_ranks
 
 from exact_runs import SCRIPT, undisturbed, weights_in
 
@@ -146,17 +146,7 @@ def test_a_signal_while_the_machines_are_set_up(
 
 
 def test_a_rank_that_fails_is_named_with_its_machine(ssh: Any, network: Network) -> None:
-    ssh.script(f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no data')\n{UP}")
-    done = ssh("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
-    name = ssh.run().name
-    assert done.rc == 1
-    assert done.stderr.splitlines()[-4:] == [
-        "error: rank 1 on gpu02 ended with exit code 1",
-        "  why: ValueError: no data",
-        f"  fix: allranks logs {name} --rank 1",
-        f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
-    ]
-    assert left_on(network, ssh.run()) == {}
+    assert_rank_1_is_blamed(ssh, network, "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
 
 
 def test_a_machine_that_loses_power_is_named(ssh: Any, mended: Network) -> None:

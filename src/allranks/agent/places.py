@@ -22,7 +22,12 @@ def filled(places: Sequence[int], ready: Collection[int]) -> list[int]:
 
 
 def not_started(node: NodeSpec) -> dict[int, tuple[str, str]]:
-    """Return the nodes whose agents the launcher could not start: their hosts, and why."""
+    """Return the nodes whose agents the launcher could not start: their hosts, and why.
+
+    Where all are needed it starts none without the others; then nothing is read, however often this is asked.
+    """
+    if node.needs_all:
+        return {}
     path = Path(node.run_dir, contract.node_dir(node.attempt, 0), contract.NOT_STARTED)
     try:
         told = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
-from allranks.clusters.agents import ended_by_loss, told_by_all, told_error
+from allranks.clusters.agents import told_by_all, told_error
 from allranks.clusters.registry import load_kind
 from allranks.errors import AllranksError, LaunchError
 from allranks.runs.last_line import last_line
@@ -79,14 +79,8 @@ def _of_cluster(run: Run) -> AllranksError:
     started = any(any(attempt.glob(logs)) for attempt in (run.attempt_folder, *run.tasks))
     what = _how(run) if started or run.record.status.reason else f"{_how(run)} before any rank had started"
     why = "; ".join(said.causes)[:500] or None
-    return LaunchError(what, why=why, fix=_fix(run), see=render.path(said.log) if said.log else None)
-
-
-def _fix(run: Run) -> str | None:
-    """Say what to do about a machine that was lost; nodes that were started by hand are started by hand again."""
-    if run.record.kind == "local" or not ended_by_loss(run.attempt_folder):
-        return None
-    return f"allranks resume {name_to_type(run)} goes on from the newest checkpoint, when the machine is back"
+    fix = said.fix.format(run=name_to_type(run)) or None
+    return LaunchError(what, why=why, fix=fix, see=render.path(said.log) if said.log else None)
 
 
 def _how(run: Run) -> str:

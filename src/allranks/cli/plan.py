@@ -12,11 +12,11 @@ import click
 
 from allranks.cli import render
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.per_node import NodeLine, lines
 from allranks.cli.runs import json_option
 from allranks.errors import JobError
 
 if TYPE_CHECKING:
+    from allranks.cli.per_node import NodeLine
     from allranks.job.load import LoadedJob
     from allranks.plan.plan import Plan, PlanFile
 
@@ -43,6 +43,8 @@ def command(
         _show_sources(loaded, as_json)
         return 0
     if per_node:
+        from allranks.cli.per_node import lines  # With it come two more verbs.
+
         _show_lines(lines(ctx, values, loaded, kind_for(loaded, os.environ)), as_json)
         return 0
     plan = dry_run(launch_of(loaded), kind_for(loaded, os.environ), standalone=script is not None)

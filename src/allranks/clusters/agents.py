@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +39,36 @@ def told_by(folder: Path) -> Status:
     return fold(read_events(folder / contract.AGENT_EVENTS))
 
 
-def told_by_each(attempt: Path) -> dict[Path, Status]:
-    """Return the status that each node's agent told of, by the node's folder."""
-    return {folder: told_by(folder) for folder in sorted(attempt.glob("node-*"))}
+@dataclass(frozen=True)
+class Told:
+    """What a node's agent has told.
+
+    Attributes:
+        status: the status that it told of.
+        lost: the nodes that it says were lost.
+        ended_by_loss: whether it has ended because nodes were lost.
+    """
+
+    status: Status
+    lost: frozenset[int]
+    ended_by_loss: bool
+
+
+def told_by_each(attempt: Path) -> dict[Path, Told]:
+    """Return what each node's agent told, by the node's folder."""
+    return {folder: _all_told_by(folder) for folder in sorted(attempt.glob("node-*"))}
+
+
+def _all_told_by(folder: Path) -> Told:
+    events = [*read_events(folder / contract.AGENT_EVENTS)]
+    lost = (int(event.fields["node"]) for event in events if event.kind == contract.NODE_LOST)
+    by_loss = any(event.kind == contract.ENDED and event.fields.get("lost") for event in events)
+    return Told(fold(events), frozenset(lost), by_loss)
 
 
 def told_by_all(attempt: Path) -> Status:
     """Return the status that the agents of all nodes of an attempt told of: final when all of them have ended."""
-    return combined(told_by_each(attempt).values())
+    return combined([each.status for each in told_by_each(attempt).values()])
 
 
 def combined(told: Collection[Status]) -> Status:
@@ -62,32 +84,31 @@ def combined(told: Collection[Status]) -> Status:
     return replace(first, ended=max(status.ended or 0.0 for status in ended))
 
 
-def end_of(attempt: Path, told: Mapping[Path, Status]) -> Status:
+def end_of(told: Mapping[Path, Told]) -> Status:
     """Return how an attempt ended, from what its nodes told: those that the others have lost do not count.
 
     A node that was cancelled tells more than nodes that were cut off and saw no more than that they lost each other.
 
     Args:
-        attempt: folder of the attempt.
-        told: the status that each node's agent told of, by the node's folder.
+        told: what each node's agent told, by the node's folder.
     """
-    cancelled = [status for status in told.values() if status.state is State.CANCELLED]
-    others = (folder for folder, status in told.items() if status.state not in (State.CANCELLED, State.SUCCEEDED))
-    if cancelled and all(_names_lost(folder) for folder in others):
+    cancelled = [each.status for each in told.values() if each.status.state is State.CANCELLED]
+    others = (each for each in told.values() if each.status.state not in (State.CANCELLED, State.SUCCEEDED))
+    if cancelled and all(each.ended_by_loss for each in others):
         return combined(cancelled)
-    lost = lost_folders(attempt)
-    return combined([status for folder, status in told.items() if folder not in lost] or told.values())
+    lost = lost_folders(told)
+    known = [each for folder, each in told.items() if folder not in lost] or told.values()
+    return combined([each.status for each in known])
 
 
-def lost_folders(attempt: Path) -> set[Path]:
+def lost_folders(told: Mapping[Path, Told]) -> set[Path]:
     """Return the folders of the nodes that others of an attempt say were lost."""
-    return {attempt / f"node-{node:03}" for node in told_lost(attempt)}
+    return {folder.with_name(f"node-{node:03}") for folder, each in told.items() for node in each.lost}
 
 
-def has_one_failed(attempt: Path) -> bool:
+def has_one_failed(told: Mapping[Path, Told]) -> bool:
     """Tell whether a node of an attempt has ended, and not well."""
-    ended = (status for status in told_by_each(attempt).values() if status.state.is_final)
-    return any(status.state is not State.SUCCEEDED for status in ended)
+    return any(each.status.state.is_final and each.status.state is not State.SUCCEEDED for each in told.values())
 
 
 def began(run: Run) -> float | None:
@@ -158,27 +179,6 @@ def heartbeat_age(folder: Path) -> float | None:
         return time.time() - float((folder / contract.HEARTBEAT).read_text())
     except (OSError, ValueError):
         return None
-
-
-def told_lost(attempt: Path) -> set[int]:
-    """Return the nodes that others of an attempt say were lost."""
-    return {
-        int(event.fields["node"])
-        for folder in attempt.glob("node-*")
-        for event in read_events(folder / contract.AGENT_EVENTS)
-        if event.kind == contract.NODE_LOST
-    }
-
-
-def ended_by_loss(attempt: Path) -> bool:
-    """Tell whether an attempt ended because nodes of it were lost."""
-    return any(_names_lost(folder) for folder in attempt.glob("node-*"))
-
-
-def _names_lost(folder: Path) -> bool:
-    """Tell whether a node's agent has ended because nodes were lost."""
-    events = read_events(folder / contract.AGENT_EVENTS)
-    return any(event.kind == contract.ENDED and event.fields.get("lost") for event in events)
 
 
 def said(folder: Path) -> Said:

@@ -42,10 +42,12 @@ class Said:
     Attributes:
         log: the log, if there is one.
         causes: lines of it that may tell why, oldest first.
+        fix: what to do about it, where there is more to say than that; ``{run}`` is what to call the run in a command.
     """
 
     log: Path | None = None
     causes: Sequence[str] = ()
+    fix: str = ""
 
 
 class Started(Protocol):

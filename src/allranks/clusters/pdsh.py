@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from allranks.clusters.pdsh_shell import OverPdsh
 from allranks.clusters.ssh import SshCluster
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ class PdshCluster(SshCluster):
     """The kind ``pdsh``."""
 
     name = "pdsh"
+    reach = OverPdsh()
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed on the machines.

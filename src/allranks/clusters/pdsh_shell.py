@@ -8,11 +8,17 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.clusters.pdsh_script import CODE, PDSH, SECRETS
+from allranks.clusters.ssh_reach import Reach
+from allranks.clusters.ssh_script import END
 from allranks.clusters.ssh_shell import Answer, run_one
 from allranks.job.hosts import parse_hosts
+from allranks.runs.files import write_whole
+
+if TYPE_CHECKING:
+    from allranks.plan.plan import NodeCommand
 
 #: A line of a machine, and what pdsh itself says of one.
 _LINE = re.compile(r"([^\s:]+): ?(.*)")
@@ -62,32 +68,42 @@ def run_pdsh(
     return [_answer(done, out[name], err[name], told[name]) for name in map(_name, hosts)]
 
 
-def tell(nodes: Sequence[Mapping[str, Any]], folder: str, script: str, what: str, seconds: float) -> list[Answer]:
-    """Run the script that tells agents something, or ends them; return the answers in the same order."""
-    if not nodes:
-        return []
-    words = {node["host"]: (what, str(node["pid"]), str(node["started"])) for node in nodes}
-    return run_pdsh(pdsh_command(folder, script, words, ()), [*words], os.environ, seconds=seconds)
+class OverPdsh(Reach):
+    """One pdsh for all machines, which see the run's folder itself."""
 
+    def begin(
+        self,
+        nodes: Sequence[NodeCommand],
+        environ: Mapping[str, str],
+        *,
+        run_dir: str,
+        secrets: str,
+        is_over: Callable[[], bool],
+        hear: Callable[[int, Answer], None],
+    ) -> list[Answer]:
+        """Begin all nodes. Secrets are in a file that only the user can read, as long as it takes.
 
-def begin(
-    command: Sequence[str],
-    hosts: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    run_dir: str,
-    secrets: str,
-    is_over: Callable[[], bool],
-) -> list[Answer]:
-    """Begin all nodes. Secrets are in a file that only the user can read, as long as it takes."""
-    file = Path(run_dir, SECRETS)
-    try:
-        if secrets:
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-                stream.write(secrets)
-        return run_pdsh(command, hosts, environ, seconds=None, is_over=is_over)
-    finally:
-        file.unlink(missing_ok=True)
+        Nothing is heard of a node before all have answered.
+        """
+        file, hosts = Path(run_dir, SECRETS), [node.host for node in nodes]
+        try:
+            if secrets:
+                with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+                    stream.write(secrets)
+            return run_pdsh(nodes[0].command, hosts, environ, seconds=None, is_over=is_over)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def ask(self, nodes: Sequence[Mapping[str, Any]], folder: str, what: str, seconds: float) -> list[Answer]:
+        """Have agents told something, or ended, or looked for."""
+        if not nodes:
+            return []
+        words = {node["host"]: (what, str(node["pid"]), str(node["started"])) for node in nodes}
+        return run_pdsh(pdsh_command(folder, END, words, ()), [*words], os.environ, seconds=seconds)
+
+    def leave(self, host: str, path: str, text: str, mode: int, environ: Mapping[str, str]) -> None:
+        """Leave a file in the run's folder."""
+        write_whole(Path(path), text, mode)
 
 
 def _name(host: str) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters import agents
+from allranks.clusters.agents import Told
 from allranks.clusters.base import Request, Said, Started
-from allranks.clusters.ssh_agents import commands_for, handle_on_record, on_nodes, tell
+from allranks.clusters.ssh_agents import handle_on_record, on_nodes, tell
 from allranks.clusters.ssh_attach import Attached
 from allranks.clusters.ssh_fetch import Fetched
 from allranks.clusters.ssh_lost import Lost
+from allranks.clusters.ssh_reach import Reach, telling
 from allranks.clusters.ssh_run import SshRun
 from allranks.clusters.ssh_script import HELD
 from allranks.clusters.ssh_start import start_all
@@ -27,11 +30,16 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
 
+#: What to do about a machine that was lost.
+_WHEN_LOST = "allranks resume {run} goes on from the newest checkpoint, when the machine is back"
+
 
 class SshCluster:
     """The kind ``ssh``."""
 
     name = "ssh"
+    #: How commands get to the machines.
+    reach = Reach()
 
     def __init__(self) -> None:
         self._lost: dict[tuple[Path, object], Lost] = {}
@@ -71,42 +79,46 @@ class SshCluster:
             LaunchError: the first one, or too many, cannot be started. Those of the other nodes are ended then.
             StartCancelledError: a signal came before; all are ended.
         """
-        begun = start_all(plan, environ, interrupted)
+        begun = start_all(self.reach, plan, environ, interrupted)
         folder, handle = Path(plan.run_dir), begun.handle
         attached = None
         if plan.is_attached and not detach:
-            attached = Attached(commands_for(handle.extra["nodes"], on_nodes(handle, folder), HELD), environ)
+            attached = Attached(telling(handle.extra["nodes"], on_nodes(handle, folder), HELD), environ)
         is_plain = batch.SPEC_FILE not in {file.path for file in plan.files}
         return SshRun(self, folder, handle, begun.news, is_plain=is_plain, attached=attached)
 
     def status(self, run: Run) -> Status:
         """Find out what has become of a run."""
-        return self.status_of(run.folder, handle_on_record(run))
+        return self.look_at(run.folder, handle_on_record(run))[0]
 
-    def status_of(self, folder: Path, handle: Handle) -> Status:
-        """Find out what has become of the run in a folder, from what its agents told and whether they are there."""
+    def look_at(self, folder: Path, handle: Handle) -> tuple[Status, Mapping[Path, Told]]:
+        """Find out what has become of the run in a folder, from what its agents told and whether they are there.
+
+        Returns:
+            Its status, and what each node's agent told in the newest attempt, by the node's folder.
+        """
         fetched = self._fetched_of(folder, handle)
         if fetched:
             fetched.look()
-        status = self._status_of(folder, handle)
-        if fetched and status.state.is_final:
-            fetched.finish()
-        return status
-
-    def _status_of(self, folder: Path, handle: Handle) -> Status:
         attempt = folder / contract.attempt_dir(newest_attempt(folder))
         started = {attempt / f"node-{node['node']:03}" for node in handle.extra.get("nodes", ())}
         told = {node: each for node, each in agents.told_by_each(attempt).items() if node in started or not started}
-        status = agents.combined(told.values())
+        status = self._status_of(folder, handle, attempt, told)
+        if fetched and status.state.is_final:
+            fetched.finish()
+        return status, told
+
+    def _status_of(self, folder: Path, handle: Handle, attempt: Path, told: Mapping[Path, Told]) -> Status:
+        status = agents.combined([each.status for each in told.values()])
         if status.state.is_final:
-            return agents.end_of(attempt, told)
+            return agents.end_of(told)
         key = folder, handle.extra.get("began")
-        lost = self._lost.setdefault(key, Lost(folder, handle)).look(attempt, told)
+        lost = self._lost.setdefault(key, Lost(self.reach, folder, handle)).look(attempt, told)
         if not lost:
             return status
         known = {node: each for node, each in told.items() if node not in lost}
-        if known and all(each.state.is_final for each in known.values()):
-            return agents.end_of(attempt, known)
+        if known and all(each.status.state.is_final for each in known.values()):
+            return agents.end_of(known)
         reason = "the agents are gone without a word: they were killed, or their machines went down"
         return Status(State.FAILED, "agents gone", reason, 1, started=status.started, ended=time.time())
 
@@ -136,7 +148,7 @@ class SshCluster:
         Raises:
             LaunchError: a machine cannot be reached.
         """
-        unreached = tell(handle_on_record(run), run.folder, "END", run.record.stop_timeout)
+        unreached = tell(self.reach, handle_on_record(run), run.folder, "END", run.record.stop_timeout)
         if unreached:
             host, said = next(iter(unreached.items()))
             raise LaunchError(
@@ -147,5 +159,7 @@ class SshCluster:
 
     def said(self, run: Run) -> Said:
         """Find what an agent said at last, of the first node whose agent said anything."""
-        found = (agents.said(folder) for folder in sorted(run.attempt_folder.glob("node-*")))
-        return next((said for said in found if said.causes), Said())
+        told = agents.told_by_each(run.attempt_folder)
+        said = next((said for said in map(agents.said, told) if said.causes), Said())
+        is_lost = any(each.ended_by_loss for each in told.values())
+        return replace(said, fix=_WHEN_LOST) if is_lost else said

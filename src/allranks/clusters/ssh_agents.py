@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.clusters import pdsh_shell
 from allranks.clusters.ssh_copy import place_of
-from allranks.clusters.ssh_script import END
-from allranks.clusters.ssh_shell import Answer, run_all, ssh_command
-from allranks.job.hosts import parse_hosts
 from allranks.runs.status import Handle
 
 if TYPE_CHECKING:
+    from allranks.clusters.ssh_reach import Reach
+    from allranks.clusters.ssh_shell import Answer
     from allranks.plan.plan import NodeCommand, Plan
     from allranks.runs.record import Run
 
-#: The kind whose commands go to all machines at once.
-PDSH = "pdsh"
 #: What a machine may take beyond the ranks' own time to end a run, and to answer.
 _END_SECONDS = 60.0
 #: What a machine tells of its agent, after whatever else a login there may print.
@@ -39,14 +34,14 @@ def handle_on_record(run: Run) -> Handle:
     with contextlib.suppress(OSError, ValueError, KeyError):
         plan = json.loads((run.folder / contract.PLAN_FILE).read_text(encoding="utf-8"))
         nodes = [{"node": node["node"], "host": node["host"], "pid": 0, "started": 0} for node in plan["commands"]]
-        told = {name: plan[name] for name in ("kind", "copied_to", "workdir")}
+        told = {name: plan[name] for name in ("copied_to", "workdir")}
         return Handle(host=run.record.host, extra={"nodes": nodes, "began": run.record.created, **told})
     return run.record.handle
 
 
 def handle_of(plan: Plan, nodes: Sequence[Mapping[str, Any]]) -> Handle:
     """Return what identifies a run that begins now on these nodes."""
-    told = {"kind": plan.kind, "copied_to": plan.copied_to, "workdir": plan.workdir}
+    told = {"copied_to": plan.copied_to, "workdir": plan.workdir}
     return Handle(host=socket.gethostname(), extra={"nodes": [*nodes], "began": time.time(), **told})
 
 
@@ -63,24 +58,9 @@ def agent_told_by(node: NodeCommand, answer: Answer) -> dict[str, Any]:
     return {"node": node.node, "host": node.host, "pid": pid, "started": started}
 
 
-def ask(handle: Handle, nodes: Sequence[Mapping[str, Any]], folder: Path, what: str, seconds: float) -> list[Answer]:
-    """Have the agents of nodes told something, or ended, or looked for; return the answers in the same order."""
-    place = on_nodes(handle, folder)
-    if handle.extra.get("kind") == PDSH:
-        return pdsh_shell.tell(nodes, place, END, what, seconds)
-    return run_all(commands_for(nodes, place, what), os.environ, seconds=seconds)
-
-
-def commands_for(nodes: Iterable[Mapping[str, Any]], folder: str, what: str) -> list[tuple[str, ...]]:
-    """Return the commands that tell agents something, or end them."""
-    hosts = [(node, parse_hosts([node["host"]])[0]) for node in nodes]
-    words = ("bash", f"{folder}/{END}", what)
-    return [ssh_command(host, (*words, str(node["pid"]), str(node["started"]))) for node, host in hosts]
-
-
-def tell(handle: Handle, folder: Path, what: str, patience: float = 0.0) -> dict[str, str]:
+def tell(reach: Reach, handle: Handle, folder: Path, what: str, patience: float = 0.0) -> dict[str, str]:
     """Tell all agents of a run something; return the hosts that cannot be reached, and what ssh says."""
     nodes = handle.extra.get("nodes", ())
-    answers = ask(handle, nodes, folder, what, patience + _END_SECONDS)
+    answers = reach.ask(nodes, on_nodes(handle, folder), what, patience + _END_SECONDS)
     pairs = zip(nodes, answers, strict=True)
     return {node["host"]: answer.last_words for node, answer in pairs if answer.unreached}

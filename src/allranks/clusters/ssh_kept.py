@@ -13,6 +13,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 #: How long a connection is kept that nobody uses.
@@ -40,7 +41,7 @@ def keeping(environ: Mapping[str, str]) -> tuple[str, ...]:
         environ: of ssh.
     """
     folder = _folder(environ)
-    if folder is None or not _takes_sockets(folder) or _has_own(environ):
+    if folder is None or not _takes_sockets(folder) or _has_own(frozenset(environ.items())):
         return ()
     return ("-oControlMaster=auto", f"-oControlPath={folder}/%C", f"-oControlPersist={_KEPT_SECONDS}")
 
@@ -89,9 +90,13 @@ def _takes_sockets(folder: Path) -> bool:
     return True
 
 
-def _has_own(environ: Mapping[str, str]) -> bool:
-    """Tell whether ssh is told something about kept connections already, for whatever host, or cannot say."""
-    done = _asked(["ssh", "-v", "-G", "localhost"], environ)  # It reads the same files for any host.
+@lru_cache(maxsize=8)
+def _has_own(environ: frozenset[tuple[str, str]]) -> bool:
+    """Tell whether ssh is told something about kept connections already, for whatever host, or cannot say.
+
+    It is asked once: whoever follows a run has it run twice a second.
+    """
+    done = _asked(["ssh", "-v", "-G", "localhost"], dict(environ))  # It reads the same files for any host.
     if done is None or done.returncode or _TOLD.search(done.stdout):
         return True
     try:

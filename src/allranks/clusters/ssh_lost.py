@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from allranks.clusters import agents
-from allranks.clusters.ssh_agents import ask
-from allranks.runs.status import Handle, Status
+from allranks.clusters.agents import Told
+from allranks.clusters.ssh_agents import on_nodes
+from allranks.clusters.ssh_reach import Reach
+from allranks.runs.status import Handle
 
 _LOOK_SECONDS = 20.0
 #: How often agents that say nothing are looked for.
@@ -18,12 +20,13 @@ _ASK_SECONDS = 5.0
 class Lost:
     """Looks now and then for agents that say nothing any more."""
 
-    def __init__(self, folder: Path, handle: Handle) -> None:
-        self._folder, self._handle = folder, handle
+    def __init__(self, reach: Reach, folder: Path, handle: Handle) -> None:
+        self._reach, self._handle = reach, handle
+        self._place = on_nodes(handle, folder)
         self._next = 0.0
         self._found: set[Path] = set()
 
-    def look(self, attempt: Path, told: Mapping[Path, Status]) -> set[Path]:
+    def look(self, attempt: Path, told: Mapping[Path, Told]) -> set[Path]:
         """Return the folders of the nodes that have told no end, if the agents of all of these are gone.
 
         Agents hear of each other's end: one that is there while others have ended ends soon, and one that these say
@@ -35,10 +38,10 @@ class Lost:
             told: what each node's agent told of.
         """
         nodes = {attempt / f"node-{node['node']:03}": node for node in self._handle.extra.get("nodes", ())}
-        open_ = {folder for folder in nodes if folder not in told or not told[folder].state.is_final}
+        open_ = {folder for folder in nodes if folder not in told or not told[folder].status.state.is_final}
         if self._found >= open_:
             return open_
-        gone = agents.lost_folders(attempt)
+        gone = agents.lost_folders(told)
         if open_ <= gone:
             return open_
         if time.monotonic() < self._next:
@@ -47,7 +50,7 @@ class Lost:
         is_quiet = all(self._age(folder) > agents.HEARTBEAT_IS_OLD for folder in asked)
         if {*nodes} - open_ <= gone and not is_quiet:
             return set()
-        answers = ask(self._handle, [nodes[folder] for folder in asked], self._folder, "0", _LOOK_SECONDS)
+        answers = self._reach.ask([nodes[folder] for folder in asked], self._place, "0", _LOOK_SECONDS)
         self._next = time.monotonic() + _ASK_SECONDS
         if all(is_quiet if answer.unreached else answer.code for answer in answers):
             # Looked at again after the processes: one may have told its end between the two looks; the next call hears.

@@ -144,7 +144,8 @@ class _Planning:
             master_port=self._port,
             ranks=sum(map(self._ranks_on, self._hosts[: spec.places])),
             spares=spec.spares,
-            before=tuple(self._before()),
+            copies=tuple(self._copies()),
+            once=self._once(),
             copied_to=self._copy.folder if self._copy else "",
             is_attached=job.launch.attach,
         )
@@ -199,14 +200,18 @@ class _Planning:
         environment = environment_of(self._job, self._request.folder)
         return environment_in(self._copy, environment) if self._copy else environment
 
-    def _before(self) -> Iterator[NodeCommand]:
+    def _copies(self) -> Iterator[tuple[NodeCommand, ...]]:
+        """Yield all copies of the working directory, then all of the run: what fails does so before there is any."""
         if self._copy:
-            for number in range(2):  # All working directories first: what fails does so before there is any run.
-                for node, host in enumerate(self._hosts):
-                    yield NodeCommand(node, str(host), self._copy.commands(host)[number])
-        if self._job.environment.setup:
-            first = self._hosts[0]
-            yield NodeCommand(0, str(first), ssh_command(first, ("bash", f"{self._run_dir}/{SETUP}")))
+            both = [self._copy.commands(host) for host in self._hosts]
+            for stage in zip(*both, strict=True):
+                yield tuple(NodeCommand(node, str(self._hosts[node]), command) for node, command in enumerate(stage))
+
+    def _once(self) -> NodeCommand | None:
+        if not self._job.environment.setup:
+            return None
+        first = self._hosts[0]
+        return NodeCommand(0, str(first), ssh_command(first, ("bash", f"{self._run_dir}/{SETUP}")))
 
     def _commands(self) -> Iterator[NodeCommand]:
         run = self._copy.run if self._copy else str(self._run_dir)

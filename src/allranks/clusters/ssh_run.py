@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks import contract
 from allranks.clusters import agents
 from allranks.clusters.ssh_agents import tell
 from allranks.clusters.ssh_attach import Attached
-from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle
 
 if TYPE_CHECKING:
@@ -49,22 +47,23 @@ class SshRun:
             time.sleep(seconds)
         if not self._has_ended and time.monotonic() >= self._next:
             self._next = time.monotonic() + _READ_SECONDS
-            self._has_ended = self._cluster.status_of(self._folder, self.handle).state.is_final
+            status, told = self._cluster.look_at(self._folder, self.handle)
+            self._has_ended = status.state.is_final
             if not self._has_ended:
-                self._end_those_who_do_not_hear()
+                self._end_those_who_do_not_hear(told)
             elif self._attached:
                 self._attached.let_go()
         return self._has_ended
 
-    def _end_those_who_do_not_hear(self) -> None:
+    def _end_those_who_do_not_hear(self, told: Mapping[Path, agents.Told]) -> None:
         """End the launchers of torch's own when one has failed: they do not hear of each other as agents do."""
-        if self._is_plain and agents.has_one_failed(self._folder / contract.attempt_dir(newest_attempt(self._folder))):
+        if self._is_plain and agents.has_one_failed(told):
             self._is_plain = False
-            tell(self.handle, self._folder, "TERM")
+            tell(self._cluster.reach, self.handle, self._folder, "TERM")
 
     def signal(self, number: int) -> None:
         """Pass a signal on to all agents."""
-        tell(self.handle, self._folder, signal.Signals(number).name.removeprefix("SIG"))
+        tell(self._cluster.reach, self.handle, self._folder, signal.Signals(number).name.removeprefix("SIG"))
 
     def news(self) -> Sequence[str]:
         """Tell which machines do not take part, and why; what else happens shows in the ranks' own lines."""

@@ -8,27 +8,24 @@ import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.clusters import pdsh_shell
-from allranks.clusters.ssh_agents import PDSH, agent_told_by, handle_of, tell
+from allranks.clusters.ssh_agents import agent_told_by, handle_of, on_nodes, tell
 from allranks.clusters.ssh_copy import not_copied, said_by
 from allranks.clusters.ssh_fetch import Fetched
 from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, SETUP_LOG, UNWRITABLE
-from allranks.clusters.ssh_shell import Answer, fix_for, run_all, ssh_command
+from allranks.clusters.ssh_shell import Answer, fix_for, run_all
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.hosts import parse_hosts
-from allranks.runs.files import write_whole
 from allranks.runs.status import Handle
 
 if TYPE_CHECKING:
+    from allranks.clusters.ssh_reach import Reach
     from allranks.plan.plan import NodeCommand, Plan
 
-#: What runs a command on a machine; what else comes before the nodes begin copies to it.
-_SSH = "ssh"
 #: The exit code of bash for a script that is not there.
 _NOT_FOUND = 127
 
@@ -41,19 +38,28 @@ class Begun:
     news: tuple[str, ...]
 
 
+class _Step(Enum):
+    """What is done on a machine, in this order."""
+
+    COPY = auto()
+    SETUP = auto()
+    BEGIN = auto()
+
+
 @dataclass(frozen=True)
 class _Failure:
-    """A node that does not begin, and why: what its start said, or what had to be run before."""
+    """A node that does not begin: at which step, and what was said there."""
 
     node: NodeCommand
     answer: Answer
-    before: NodeCommand | None = None
+    step: _Step = _Step.BEGIN
 
 
-def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> Begun:
+def start_all(reach: Reach, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> Begun:
     """Copy the job where that is needed, and begin all nodes of a plan, however long their set-ups take.
 
     Args:
+        reach: the way to its machines.
         plan: the plan.
         environ: of ssh, with the values of the plan's secrets.
         interrupted: returns the number of a signal that has asked for the end; 0 if none has.
@@ -62,22 +68,23 @@ def start_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], 
         LaunchError: the first one, or too many, cannot be started. Those of the other nodes are ended then.
         StartCancelledError: a signal came before; all are ended.
     """
-    failures, answers = _begin_all(plan, environ, interrupted)
+    failures, answers = _begin_all(reach, plan, environ, interrupted)
     failures += [_Failure(node, answer) for node, answer in answers if answer.code]
     # Those that were not waited for any more, because others had failed, are not to blame.
     failures = [failure for failure in failures if not failure.answer.is_late] or failures
     begun = [agent_told_by(node, answer) for node, answer in answers if not answer.code]
     late = [agent_told_by(node, answer) for node, answer in answers if answer.is_late]
     is_enough = _can_do_without(plan, [failure.node.node for failure in failures])
-    tell(handle_of(plan, late if is_enough else begun + late), Path(plan.run_dir), "END", plan.stop_timeout)
+    tell(reach, handle_of(plan, late if is_enough else begun + late), Path(plan.run_dir), "END", plan.stop_timeout)
     if not is_enough:
         _bring_logs(plan, failures)
         raise _cannot_start(plan, failures)
     errors = {failure.node: _cannot_start(plan, [failure]) for failure in failures}
+    handle = handle_of(plan, begun)
     if errors:
-        _tell_who_cannot_come(plan, errors, environ)
+        _tell_who_cannot_come(reach, plan, handle, errors, environ)
     news = (f"{error.what}: {error.why}; the run goes on without it" for error in errors.values())
-    return Begun(handle_of(plan, begun), tuple(news))
+    return Begun(handle, tuple(news))
 
 
 _Pairs = list[tuple["NodeCommand", Answer]]
@@ -85,7 +92,9 @@ _Pairs = list[tuple["NodeCommand", Answer]]
 _MAYBE = Answer(1, "", "", is_late=True)
 
 
-def _begin_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> tuple[list[_Failure], _Pairs]:
+def _begin_all(
+    reach: Reach, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]
+) -> tuple[list[_Failure], _Pairs]:
     """Do what comes before, and begin; return the nodes for which the former failed, and what all others said.
 
     Raises:
@@ -96,7 +105,7 @@ def _begin_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[],
         return bool(interrupted())
 
     # Nobody relays signals to a run that is left alone: then Ctrl-C is an exception, and any may have begun.
-    pairs = [(plan.commands[one.node], _MAYBE) for one in plan.before if one.command[0] == _SSH]
+    pairs = [(plan.commands[plan.once.node], _MAYBE)] if plan.once else []
     failures: list[_Failure] = []
     try:
         failures = _before(plan, environ, is_over)
@@ -104,37 +113,38 @@ def _begin_all(plan: Plan, environ: Mapping[str, str], interrupted: Callable[[],
             unready = {failure.node.node for failure in failures}
             nodes = [node for node in plan.commands if node.node not in unready]
             pairs = [(node, _MAYBE) for node in nodes]
-            pairs = [*zip(nodes, _begin(plan, nodes, environ, is_over), strict=True)]
+            pairs = [*zip(nodes, _begin(reach, plan, nodes, environ, is_over), strict=True)]
         number = interrupted()
     except KeyboardInterrupt:
         number = signal.SIGINT
     if number:
-        raise _cancelled(plan, pairs, number)
+        raise _cancelled(reach, plan, pairs, number)
     return failures, pairs
 
 
 def _before(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool]) -> list[_Failure]:
     """Run what a plan has run before its nodes begin; return where it failed."""
     failures: list[_Failure] = []
-    for _, group in groupby(plan.before, key=lambda one: one.command[-2]):  # One folder to all machines, then another.
+    steps = [(_Step.COPY, stage) for stage in plan.copies] + ([(_Step.SETUP, (plan.once,))] if plan.once else [])
+    for step, stage in steps:
         failed = {failure.node.node for failure in failures}
-        commands = [one for one in group if one.node not in failed]
+        commands = [one for one in stage if one.node not in failed]
         answers = run_all([one.command for one in commands], environ, seconds=None, is_over=is_over)
         pairs = zip(commands, answers, strict=True)
-        failures += [_Failure(plan.commands[one.node], answer, one) for one, answer in pairs if answer.code]
+        failures += [_Failure(plan.commands[one.node], answer, step) for one, answer in pairs if answer.code]
     return failures
 
 
-def _cancelled(plan: Plan, pairs: _Pairs, number: int) -> StartCancelledError:
+def _cancelled(reach: Reach, plan: Plan, pairs: _Pairs, number: int) -> StartCancelledError:
     """End whatever has begun, and return the error that says so."""
     begun = [agent_told_by(node, answer) for node, answer in pairs if answer.is_late or not answer.code]
-    names = ", ".join(tell(handle_of(plan, begun), Path(plan.run_dir), "END", plan.stop_timeout))
+    names = ", ".join(tell(reach, handle_of(plan, begun), Path(plan.run_dir), "END", plan.stop_timeout))
     why = f"{names} cannot be reached; what has begun there ends by itself when it meets nobody" if names else None
     return StartCancelledError(f"{plan.run_id} was cancelled before all its nodes had begun", number, why=why)
 
 
 def _begin(
-    plan: Plan, nodes: Sequence[NodeCommand], environ: Mapping[str, str], is_over: Callable[[], bool]
+    reach: Reach, plan: Plan, nodes: Sequence[NodeCommand], environ: Mapping[str, str], is_over: Callable[[], bool]
 ) -> list[Answer]:
     """Begin nodes; when too many have failed, the others are not waited for."""
     missing = {node.node for node in plan.commands}.difference(node.node for node in nodes)
@@ -147,11 +157,8 @@ def _begin(
         return is_over() or not _can_do_without(plan, missing)
 
     secrets = "".join(f"export {name}={shlex.quote(environ[name])}\n" for name in plan.secrets)
-    commands = [node.command for node in nodes]
-    if plan.kind == PDSH:
-        hosts = [node.host for node in nodes]
-        return pdsh_shell.begin(commands[0], hosts, environ, run_dir=plan.run_dir, secrets=secrets, is_over=is_over)
-    return run_all(commands, environ, sent=secrets, seconds=None, is_over=is_over_or_hopeless, hear=hear)
+    told = {"run_dir": plan.run_dir, "secrets": secrets}
+    return reach.begin(nodes, environ, **told, is_over=is_over_or_hopeless, hear=hear)
 
 
 def _bring_logs(plan: Plan, failures: Sequence[_Failure]) -> None:
@@ -166,20 +173,14 @@ def _can_do_without(plan: Plan, missing: Collection[int]) -> bool:
     return 0 not in missing and len(plan.commands) - len(missing) >= (plan.min_nodes or plan.nnodes)
 
 
-def _tell_who_cannot_come(plan: Plan, errors: Mapping[NodeCommand, LaunchError], environ: Mapping[str, str]) -> None:
+def _tell_who_cannot_come(
+    reach: Reach, plan: Plan, handle: Handle, errors: Mapping[NodeCommand, LaunchError], environ: Mapping[str, str]
+) -> None:
     """Tell node 0's agent whom it need not wait for; if that fails, it begins a little later."""
     told = [{"node": node.node, "host": node.host, "why": str(error.why)} for node, error in errors.items()]
-    lines = "".join(json.dumps(one) + "\n" for one in told)
-    if plan.kind == PDSH:  # It passes no stdin on, and sees the run's folder itself.
-        path = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.NOT_STARTED)
-        write_whole(path, lines, 0o640 if plan.group_readable else 0o600)
-        return
-    script = Path(shlex.split(plan.commands[0].command[-1])[1])  # In the run's folder as that machine knows it.
-    path = script.parent / contract.node_dir(plan.attempt, 0) / contract.NOT_STARTED
-    umask = "027" if plan.group_readable else "077"
-    words = ("bash", "-c", f'umask {umask} && cat >"$1.new" && mv "$1.new" "$1"', "bash", str(path))
-    host = parse_hosts([plan.commands[0].host])[0]
-    run_all([ssh_command(host, words)], environ, sent=lines)
+    text = "".join(json.dumps(one) + "\n" for one in told)
+    path = Path(on_nodes(handle, Path(plan.run_dir)), contract.node_dir(plan.attempt, 0), contract.NOT_STARTED)
+    reach.leave(plan.commands[0].host, str(path), text, 0o640 if plan.group_readable else 0o600, environ)
 
 
 def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
@@ -190,13 +191,13 @@ def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
     if answer.unreached:
         return LaunchError(
             f"cannot reach {host}{more}",
-            why=said_by(answer) if first.before else answer.last_words,
+            why=said_by(answer) if first.step is _Step.COPY else answer.last_words,
             fix=fix_for(parse_hosts([host])[0], answer.err or answer.last_words),
         )
-    if first.before and first.before.command[0] == _SSH:
+    if first.step is _Step.SETUP:
         log = str(Path(plan.run_dir, SETUP_LOG))
         return LaunchError(f"environment.setup failed on {host}", why=answer.last_words, see=log)
-    if first.before:
+    if first.step is _Step.COPY:
         return not_copied(host + more, answer)
     if answer.code in (NO_FOLDER, _NOT_FOUND):
         return LaunchError(

@@ -6,7 +6,9 @@ ranks through the environment of the command that is started.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from typing import Any
 
 
@@ -77,8 +79,11 @@ class Plan:
     #: Where the nodes meet, if that is known before they are; empty and 0 otherwise.
     master_addr: str = ""
     master_port: int = 0
-    #: What is run before, in this order: it copies the job to nodes that do not see its folders.
-    before: tuple[NodeCommand, ...] = ()
+    #: What copies the job to nodes that do not see its folders, before all else: one stage after the other, and the
+    #: commands of a stage at the same time.
+    copies: tuple[tuple[NodeCommand, ...], ...] = ()
+    #: What is run once, on one node, before all of them begin.
+    once: NodeCommand | None = None
     #: Where these copies are on each node, relative to the home there; empty: all nodes see the job's folders.
     copied_to: str = ""
     #: Whether the run on other machines ends when the command that started it is gone.
@@ -88,6 +93,11 @@ class Plan:
     def world_size(self) -> int:
         """Number of ranks on all nodes."""
         return self.ranks or self.nnodes * self.nproc_per_node
+
+    @property
+    def before(self) -> tuple[NodeCommand, ...]:
+        """All that is run before the nodes begin, in this order."""
+        return (*chain.from_iterable(self.copies), *([self.once] if self.once else []))
 
     @property
     def debug(self) -> tuple[Reason, ...]:
@@ -110,7 +120,16 @@ class Plan:
         made = {name: tuple(part(**one) for one in raw[name]) for name, part in parts.items()}
         words = {name: tuple(raw[name]) for name in ("secrets", "notes")}
         commands = {
-            name: tuple(NodeCommand(**{**one, "command": tuple(one["command"])}) for one in raw[name])
-            for name in ("before", "commands")
+            "commands": _commands(raw["commands"]),
+            "copies": tuple(map(_commands, raw["copies"])),
+            "once": _command(raw["once"]) if raw["once"] else None,
         }
         return cls(**{**known, **made, **words, **commands})
+
+
+def _commands(raw: Iterable[Mapping[str, Any]]) -> tuple[NodeCommand, ...]:
+    return tuple(map(_command, raw))
+
+
+def _command(raw: Mapping[str, Any]) -> NodeCommand:
+    return NodeCommand(**{**raw, "command": tuple(raw["command"])})

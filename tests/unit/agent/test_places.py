@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,12 @@ def test_who_is_ready_keeps_its_place_and_no_spare_waits_while_one_is_free(nodes
 
 
 def test_who_was_not_started_is_read_when_it_is_whole(tmp_path: Path):
-    spec = orders(run_dir=str(tmp_path))
+    spec = orders(run_dir=str(tmp_path), nnodes=3, min_nodes=2)
     assert not_started(spec) == {}
     path = tmp_path / "attempts" / "002" / "node-000" / contract.NOT_STARTED
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"node": 1, "host": "gpu1", "why": "no route"}) + "\n")
     assert not_started(spec) == {1: ("gpu1", "no route")}
+    assert not_started(replace(spec, min_nodes=3)) == {}
     path.write_text('{"node": 1, "ho')
     assert not_started(spec) == {}

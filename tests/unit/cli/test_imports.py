@@ -36,6 +36,14 @@ def test_help_imports_nothing_heavy(allranks_env, verb: str | None):
     assert not modules & {"torch", "numpy", "pydantic", "ruamel", "rich", "psutil", "asyncio", "importlib_metadata"}
 
 
+def test_a_plan_brings_no_other_verb(allranks_env):
+    code = (
+        "import sys, allranks.cli.plan; print([verb for verb in sys.argv[1:] if f'allranks.cli.{verb}' in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, *VERBS]
+    assert subprocess.run(command, env=allranks_env, capture_output=True, text=True, check=True).stdout == "['plan']\n"
+
+
 @pytest.mark.parametrize(
     "args", [["status"], ["status", "--json"], ["ps"], ["logs"], ["logs", "-f"], ["cancel"]], ids=" ".join
 )

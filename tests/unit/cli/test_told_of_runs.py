@@ -103,10 +103,10 @@ def test_a_job_that_cannot_be_cancelled_goes_on(allranks) -> None:
     assert (process.returncode, err.decode().endswith(said)) == (1, True), err.decode()
 
 
-def _ended(folder: Path, status: Status, handle: Handle) -> Run:
+def _ended(folder: Path, status: Status, handle: Handle, kind: str = "slurm") -> Run:
     (folder / "attempts" / "000").mkdir(parents=True)
     record = first_record(
-        "x", name="x", cluster="lab", kind="slurm", world_size=1, nnodes=1, host="h", stop_timeout=1, file_mode=0o600
+        "x", name="x", cluster="lab", kind=kind, world_size=1, nnodes=1, host="h", stop_timeout=1, file_mode=0o600
     )
     return Run(folder, record).with_handle(handle, status)
 
@@ -121,6 +121,19 @@ def test_a_reason_is_told_with_the_log_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "slurm-9.out").write_text("the end\n")
     said = f"x NODE_FAIL: node n1 failed\n  why: the end\n  see: {tmp_path}/slurm-9.out"
     assert str(explain(run)) == said
+
+
+BACK = "\n  fix: allranks resume {} goes on from the newest checkpoint, when the machine is back"
+
+
+@pytest.mark.parametrize(("kind", "fix"), [("ssh", BACK), ("pdsh", BACK), ("slurm", ""), ("local", "")])
+def test_only_the_owner_of_a_lost_machine_has_to_bring_it_back(tmp_path: Path, kind: str, fix: str) -> None:
+    reason = "node 1 (n1) was lost: the connection broke"
+    run = _ended(tmp_path, Status(State.FAILED, "ended", reason, 1), Handle(job_id="9"), kind)
+    run.node_folder(0).mkdir()
+    event = {"time": time.time(), "host": "n0", "kind": contract.ENDED, "state": "FAILED", "lost": [1]}
+    (run.node_folder(0) / contract.AGENT_EVENTS).write_text(json.dumps(event) + "\n")
+    assert str(explain(run)) == f"x FAILED: {reason}{fix.format(tmp_path)}"
 
 
 def test_the_error_of_another_nodes_agent_is_told_whole(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from allranks import contract
 from allranks.clusters import agents
 from allranks.clusters.ssh import SshCluster
-from allranks.runs.events import EventWriter
+from allranks.runs.events import EventWriter, read_events
 from allranks.runs.status import Handle, State
 
 
@@ -38,7 +38,7 @@ LOST = (contract.NODE_LOST, {"node": 1, "host": "gpu2", "why": "gone", "goes_on"
 def status(attempt: Path, nodes: int) -> State:
     known = [{"node": node, "host": f"gpu{node}.invalid", "pid": 1, "started": 1} for node in range(nodes)]
     handle = Handle(host="here", extra={"nodes": known, "began": 2.0})
-    return SshCluster().status_of(attempt.parents[1], handle).state
+    return SshCluster().look_at(attempt.parents[1], handle)[0].state
 
 
 @pytest.mark.parametrize("own", [(), (ended("FAILED", 1),)])
@@ -68,4 +68,27 @@ def test_the_end_of_a_lost_node_ends_nothing(attempt: Path, monkeypatch: pytest.
 
 def test_a_run_of_which_only_a_lost_node_tells(attempt: Path) -> None:
     tell(attempt, 1, LOST, ended("FAILED", 1))
-    assert agents.end_of(attempt, agents.told_by_each(attempt)).state is State.FAILED
+    assert agents.end_of(agents.told_by_each(attempt)).state is State.FAILED
+
+
+def test_what_each_node_has_told(attempt: Path) -> None:
+    by_loss = ended("FAILED", 1)
+    by_loss[1]["lost"] = (1,)
+    tell(attempt, 0, LOST, by_loss)
+    tell(attempt, 2)
+    told = agents.told_by_each(attempt)
+    found = {folder.name: (each.status.state, {*each.lost}, each.ended_by_loss) for folder, each in told.items()}
+    assert found == {"node-000": (State.FAILED, {1}, True), "node-002": (State.PENDING, set(), False)}
+    assert agents.lost_folders(told) == {attempt / "node-001"}
+    assert agents.has_one_failed(told)
+
+
+def test_each_look_reads_what_a_node_told_once(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a shared filesystem each look costs."""
+    tell(attempt, 0, LOST, (contract.RANKS_STARTED, {"restart": 1}))
+    tell(attempt, 1, ended("FAILED", 1))
+    (attempt / "node-000" / contract.HEARTBEAT).write_text(f"{4e9}\n")  # Alive.
+    read: list[str] = []
+    monkeypatch.setattr(agents, "read_events", lambda path: read.append(path.parent.name) or read_events(path))
+    assert status(attempt, 2) is State.RUNNING
+    assert read == ["node-000", "node-001"]
