@@ -48,22 +48,22 @@ DECIDED: Final = "ALLRANKS_DECIDED"
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
 OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, END_TIME, DECIDED, *OF_A_NODE)
 
-# --- Slurm, as launcher and agent both see it ---
-#: Kept when a job is submitted, or asked for, from inside another one: where Slurm itself is.
-_OF_SLURM_ITSELF: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
+# --- schedulers, as launcher and agent both see them ---
+#: Kept when a job is submitted, or asked for, from inside another one: where Slurm or PBS itself is.
+_OF_SCHEDULERS: Final = (
+    *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT"),
+    *("PBS_CONF_FILE", "PBS_SERVER", "PBS_DEFAULT", "PBS_EXEC", "PBS_HOME", "PBS_DPREFIX"),
+)
 #: Set for the tasks of a job, and read by the tools of Slurm as their options. Others of sbatch's are of who submitted.
-_OF_A_SLURM_JOB: Final = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_")
-#: The batch script, in the run's folder.
+_OF_A_JOB: Final = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_", "PBS_")
+#: The batch scripts, in the run's folder.
 SBATCH_SCRIPT: Final = "script.sbatch"
+PBS_SCRIPT: Final = "script.pbs"
 
 
 def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave out what belongs to the job that this process may itself run in: it would leak into a new one."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _OF_SLURM_ITSELF or not name.startswith(_OF_A_SLURM_JOB)
-    }
+    return {name: value for name, value in environ.items() if name in _OF_SCHEDULERS or not name.startswith(_OF_A_JOB)}
 
 
 # --- files of a run, relative to runs/<id>/ ---
@@ -83,6 +83,8 @@ NODE_CODE: Final = (
     "runs",
 )
 ATTEMPTS_DIR: Final = "attempts"
+#: Lines of shell that set the secrets of a job, for its owner alone, where nothing else can bring them to it.
+SECRETS_FILE: Final = "secrets.sh"
 #: How the folders of an array's tasks begin; each is laid out like a run's.
 TASK: Final = "task-"
 LATEST: Final = "latest"
@@ -96,6 +98,8 @@ CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
 JOB: Final = "job"
 EXIT: Final = "exit"
 AGAIN: Final = "again.json"
+#: Marks an attempt whose script got SIGTERM: the scheduler has ended it.
+TERMINATED: Final = "terminated"
 #: Marks an attempt that a person has begun: attempts are counted from there.
 RESUMED: Final = "resumed"
 
@@ -105,6 +109,10 @@ AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
 USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
+#: How the name of a file begins that brings its environment to a task, which removes it; in the attempt's folder.
+TASK_ENVIRONMENT: Final = "environment-"
+#: How the name of a file ends in which a task's exit code and host stand, where its starter may lose the code.
+TASK_EXIT: Final = ".exit"
 #: In place of a rank: all ranks of a node, whose output torch's own launcher puts together.
 ALL_OF_A_NODE: Final = -1
 #: In the folder of node 0, one line of JSON for each node whose agent could not be started: it will not come.

@@ -10,25 +10,30 @@ from typing import Any
 import pytest
 from needed import need
 from nodes import Network, why_no_nodes
+from pbs_cluster import PbsCluster, RealPbs, StandInPbs, has_real_pbs
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
 from slurm_daemons import why_no_slurm
 from ssh_nodes import SshNodes, why_no_sshd
+from terminals import Terminal
 
 HERE = Path(__file__).parent
 CLUSTERS = """\
 lab: {kind: slurm, resources: {time: 5min}, launch: {backend: gloo}}
 """
 SLURM_FIXTURES = {"slurm", "slurm_with_accounting"}
+PBS_CLUSTERS = CLUSTERS.replace("slurm", "pbs")
+PBS_FIXTURES = {"pbs", "standin", "torque"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of one cluster together, Slurm or bare nodes, so that it serves them all (needs --dist loadgroup)."""
+    """Keep tests of one cluster together, so that it serves them all (needs --dist loadgroup)."""
     for item in items:
         if HERE in item.path.parents:
-            is_bare = isinstance(item, pytest.Function) and "network" in item.fixturenames
-            item.add_marker(pytest.mark.xdist_group("nodes" if is_bare else "cluster"))
+            used = {*item.fixturenames} if isinstance(item, pytest.Function) else set[str]()
+            group = "nodes" if "network" in used else "pbs" if PBS_FIXTURES & used else "cluster"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _up(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[SlurmCluster]:
@@ -49,6 +54,38 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 def slurm_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Give such a cluster with slurmdbd: account ``lab``, QOS ``normal``, ``urgent`` and ``brief``."""
     yield from _up(tmp_path_factory, Shape(accounting=True))
+
+
+def _stand_in(tmp_path_factory: pytest.TempPathFactory, flavour: str) -> Iterator[StandInPbs]:
+    need("stand-in for PBS", why_no_nodes())
+    folder = tmp_path_factory.mktemp(flavour)
+    with StandInPbs(folder, flavour) as cluster:
+        yield cluster
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInPbs]:
+    """Give the stand-in of OpenPBS: 4 nodes with 8 CPUs and 4 GPUs each; idle when a test begins."""
+    yield from _stand_in(tmp_path_factory, "openpbs")
+
+
+@pytest.fixture(scope="session")
+def torque(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInPbs]:
+    """Give the stand-in of Torque, with such nodes."""
+    yield from _stand_in(tmp_path_factory, "torque")
+
+
+@pytest.fixture(scope="session")
+def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PbsCluster:
+    """Give the real OpenPBS of this machine if there is one, or its stand-in."""
+    if not has_real_pbs():
+        standin: StandInPbs = request.getfixturevalue("standin")
+        return standin
+    cluster = RealPbs(tmp_path_factory.getbasetemp())
+    if not cluster.sees():
+        pytest.fail("the nodes of the real PBS do not see pytest's folder: give it one with --basetemp", pytrace=False)
+    return cluster
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +130,8 @@ def mended(network: Network, ssh_nodes: SshNodes) -> Iterator[Network]:
 @pytest.fixture(autouse=True)
 def _idle_again(request: pytest.FixtureRequest) -> Iterator[None]:
     """Leave each cluster as the next test expects it: all nodes alive and idle, no jobs."""
-    used = [request.getfixturevalue(name) for name in sorted(SLURM_FIXTURES & {*request.fixturenames})]
+    names = (SLURM_FIXTURES | PBS_FIXTURES) & {*request.fixturenames}
+    used = [request.getfixturevalue(name) for name in sorted(names)]
     yield
     for cluster in used:
         cluster.reset()
@@ -108,6 +146,17 @@ def work(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    """Give a list for terminals, whose commands are ended after the test."""
+    found: list[Terminal] = []
+    yield found
+    for terminal in found:
+        terminal.close()
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+@pytest.fixture
 def lab(slurm: SlurmCluster, allranks: Any) -> Any:
     """Give the command in a folder that knows the test cluster as ``lab``."""
     return knowing(slurm, allranks)
@@ -119,8 +168,26 @@ def lab_with_accounting(slurm_with_accounting: SlurmCluster, allranks: Any) -> A
     return knowing(slurm_with_accounting, allranks)
 
 
-def knowing(cluster: SlurmCluster, allranks: Any) -> Any:
+@pytest.fixture
+def pbs_lab(pbs: PbsCluster, allranks: Any) -> Any:
+    """Give the command in a folder that knows PBS, real or not, as ``lab``."""
+    return knowing(pbs, allranks, PBS_CLUSTERS)
+
+
+@pytest.fixture
+def standin_lab(standin: StandInPbs, allranks: Any) -> Any:
+    """Give the command in a folder that knows the stand-in of OpenPBS as ``lab``."""
+    return knowing(standin, allranks, PBS_CLUSTERS)
+
+
+@pytest.fixture
+def torque_lab(torque: StandInPbs, allranks: Any) -> Any:
+    """Give the command in a folder that knows the stand-in of Torque as ``lab``."""
+    return knowing(torque, allranks, PBS_CLUSTERS)
+
+
+def knowing(cluster: SlurmCluster | PbsCluster, allranks: Any, clusters: str = CLUSTERS) -> Any:
     """Return the command, in its folder, with a cluster ``lab`` that is this one."""
     allranks.env.update(cluster.env)
-    allranks.script(CLUSTERS, "clusters.yaml")
+    allranks.script(clusters, "clusters.yaml")
     return allranks

@@ -23,7 +23,7 @@ Command = Sequence[str | Path] | str
 
 # The first line says which process this is: the old /proc knows its id outside. The second waits for the cable.
 # /sys is mounted anew, or it would show the network of this machine; the cgroups below it stay as they are.
-# SIGCHLD stays ignored in `cat`, so that the kernel reaps what loses its parent on the node.
+# SIGCHLD is ignored in `cat`, so that the kernel reaps what loses its parent on the node.
 PID_1 = """set -e
 read -r pid rest </proc/self/stat; echo "$pid"
 read -r plugged
@@ -39,8 +39,7 @@ mount --bind "$2" /etc/hosts
 ip link set lo up
 if [ -n "$3" ]; then ip addr add "$3" dev eth0; ip link set eth0 up; fi
 echo ready
-trap '' CHLD
-exec cat >/dev/null
+exec env --ignore-signal=CHLD cat >/dev/null
 """
 UNSHARE = ["unshare", "--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child"]
 PROBE = "ip link add name one type veth peer name two && ip link add name lan type bridge && mount -t proc proc /proc"

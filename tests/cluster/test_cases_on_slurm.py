@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_told import TELL, WHO, expected, who
+from ranks_told import TELL, WHO, expected, ranks_saying, told, who
 from sklearn import datasets
 from slurm_cluster import SlurmCluster
 
@@ -99,7 +99,7 @@ def test_an_unknown_account_is_refused_in_words(lab_with_accounting: Any) -> Non
     assert (done.rc, done.stdout) == (1, "")
     assert "error: Slurm refuses the job\n  why: Invalid account or account/partition combination" in done.stderr
     assert "\n  fix: change scheduler.account (nobody); see yours with sacctmgr show associations" in done.stderr
-    assert _told(lab) == ("FAILED  not started", "FAILED", "1")
+    assert told(lab) == ("FAILED  not started", "FAILED", "1")
 
 
 def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_with_accounting: SlurmCluster) -> None:
@@ -119,7 +119,7 @@ def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_wit
     assert process.returncode == 0, err.decode()
 
     def told() -> Any:
-        return re.search(r"^memory +(\d+) MB at most, of a task$", lab("status").stdout, re.MULTILINE)
+        return re.search(r"^memory +(\d+) MB at most$", lab("status").stdout, re.MULTILINE)
 
     assert 100 < int(slurm_with_accounting.wait_until("the record of accounting", told)[1]) < 1000
 
@@ -232,7 +232,7 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
     shape = ("--nodes", "2", "--gpus-per-node", "2", "--launcher", launcher)
     assert lab("run", "train.py", "--on", "lab", *shape, "--detach").rc == 0
     everyone = [0, 1, 2, 3]
-    slurm.wait_until("all ranks", lambda: _ranks_saying(lab("logs").stdout, "up") == everyone, seconds=60)
+    slurm.wait_until("all ranks", lambda: ranks_saying(lab("logs").stdout, "up") == everyone, seconds=60)
 
     def seen() -> list[Any]:
         usage = [node for node in json.loads(lab("top", "--json").stdout) if node["memory"] > 2 * (100 << 20)]
@@ -241,12 +241,12 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
     usage = slurm.wait_until("the use of both nodes", seen, seconds=60)
     assert [(node["node"], node["host"]) for node in usage] == [(0, "node01"), (1, "node02")]
     assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
-    assert _told(lab) == ("RUNNING  RUNNING", "RUNNING", None)
+    assert told(lab) == ("RUNNING  RUNNING", "RUNNING", None)
     lab.script("", "go")
     assert lab("logs", "-f", timeout=60).rc == 0
-    assert _told(lab) == ("SUCCEEDED  COMPLETED", "SUCCEEDED", "0")
+    assert told(lab) == ("SUCCEEDED  COMPLETED", "SUCCEEDED", "0")
     assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
-    assert _ranks_saying(lab("logs").stdout, "up") == everyone
+    assert ranks_saying(lab("logs").stdout, "up") == everyone
 
 
 @pytest.mark.parametrize(
@@ -260,24 +260,7 @@ def test_the_end_is_known_when_slurm_has_forgotten_it(
     lab("run", "train.py", "--on", "lab", "--launcher", launcher, "--detach")
     assert slurm.wait_for_state(int(lab.record()["handle"]["job_id"]))["JobState"] == "FAILED"
     slurm.forget_jobs()
-    assert _told(lab) == ("FAILED  ended", "FAILED", "7")
+    assert told(lab) == ("FAILED  ended", "FAILED", "7")
     status = lab.record()["status"]
     assert (status["state"], status["exit_code"], status["reason"]) == ("FAILED", 7, reason)
     assert lab("logs").stdout == "[0] up\n"
-
-
-def _told(lab: Any) -> tuple[str, str, str | None]:
-    """Return what status says of state, what ps says of it, and the exit code that status says."""
-    said = lab("status").stdout
-    (state,) = re.findall(r"^state +(.*)$", said, re.MULTILINE)
-    code = re.search(r"^exit code +(.*)$", said, re.MULTILINE)
-    return state, lab("ps").stdout.splitlines()[-1].split()[1], code and code[1]
-
-
-def _ranks_saying(text: str, line: str) -> list[int]:
-    """Return the ranks that have written a line: ``[0-3] up``, ``[1:2] up``, ``[0,2-3] up``."""
-    found: list[int] = []
-    for ranks in re.findall(rf"^\[(?:\d+:)?([\d,-]+)\] {line}$", text, re.MULTILINE):
-        for first, _, last in (part.partition("-") for part in ranks.split(",")):
-            found += range(int(first), int(last or first) + 1)
-    return sorted(found)

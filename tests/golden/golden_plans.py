@@ -16,18 +16,25 @@ from allranks.job.load import load_job
 
 
 def plan_of(
-    folder: Path, text: str, flags: dict[str, object], environ: dict[str, str], *, standalone: bool = False
+    folder: Path,
+    text: str,
+    flags: dict[str, object],
+    environ: dict[str, str],
+    *,
+    standalone: bool = False,
+    runs: str = "runs",
 ) -> dict[str, str]:
     """Return the files of the plan for a job in ``folder``; cluster ``lab`` is of kind slurm, ``racks`` of kind ssh,
-    ``pods`` of kind pdsh.
+    ``pods`` of kind pdsh, ``hall`` of kind pbs.
     """
     (folder / "train.py").write_text("")
     (folder / "program").write_text("#!/bin/sh\n")
     (folder / "program").chmod(0o755)
     (folder / "job.yaml").write_text(f"{text}name: demo\n")
-    (folder / "clusters.yaml").write_text("lab: {kind: slurm}\nracks: {kind: ssh}\npods: {kind: pdsh}\n")
+    kinds = "lab: {kind: slurm}\nracks: {kind: ssh}\npods: {kind: pdsh}\nhall: {kind: pbs}\n"
+    (folder / "clusters.yaml").write_text(kinds)
     loaded = load_job(folder / "job.yaml", flags=flags, environ={}, cwd=folder)
-    launch = Launch(loaded.job, "", loaded.folder, folder / "runs", {"PATH": os.environ["PATH"], **environ})
+    launch = Launch(loaded.job, "", loaded.folder, folder / runs, {"PATH": os.environ["PATH"], **environ})
     kind = load_kind(loaded.cluster.kind)
     plan = dry_run(launch, kind)
     if standalone:

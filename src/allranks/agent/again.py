@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from allranks import contract
+from allranks.agent.pbs_queue import PbsQueue
 from allranks.agent.slurm_queue import SlurmQueue
 from allranks.errors import RunFolderError
 from allranks.runs.events import read_events
@@ -44,6 +45,7 @@ class Decision:
         how: ``requeue``, or ``dependent`` for another job that waits for the end of this one.
         job: the id under which the run goes on.
         given_up: whether there was reason for another attempt, and more against it.
+        lost: whether nodes were lost.
     """
 
     again: bool
@@ -51,6 +53,7 @@ class Decision:
     how: str | None = None
     job: str | None = None
     given_up: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,6 @@ class Queue(Protocol):
     """A scheduler's queue, as the job that runs in it sees it."""
 
     job: str
-    is_requeued: bool
 
     def preempted(self) -> bool:
         """Tell whether the scheduler ends this job because others come first."""
@@ -74,11 +76,20 @@ class Queue(Protocol):
     def ending(self) -> str | None:
         """Tell why the scheduler is ending this job already, if it is."""
 
-    def requeue(self) -> str | None:
-        """Put this job back into the queue; return what kept it from that. It may kill this process."""
+    def requeue(self, *, lost: bool) -> str | None:
+        """Put this job back into the queue; return what kept it from that. It may kill this process.
 
-    def submit(self, run: Path) -> tuple[str, str | None]:
-        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that."""
+        Args:
+            lost: whether nodes were lost.
+        """
+
+    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
+        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that.
+
+        Args:
+            run: the run's folder.
+            lost: whether nodes were lost.
+        """
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -112,10 +123,18 @@ def _begin(run: Path, attempt: int, most: int) -> NoReturn:
 def _note_a_person(run: Path, attempt: int) -> None:
     """Note that a person has begun this attempt, if it is of a job that nothing here has put into the queue."""
     queue = find_queue()
-    jobs = [_job_after(run, number) for number in range(attempt)]
-    if queue and not queue.is_requeued and queue.job not in jobs:
+    # A job that the scheduler has put back keeps its id; another one was named when it was submitted.
+    known = {job for number in range(attempt) for job in (_job_of(run, number), _job_after(run, number))}
+    if queue and queue.job not in known:
         with suppress(OSError):
             (run / contract.attempt_dir(attempt) / contract.RESUMED).touch()
+
+
+def _job_of(run: Path, attempt: int) -> str | None:
+    """Return the job that an attempt was."""
+    with suppress(OSError):
+        return (run / contract.attempt_dir(attempt) / contract.JOB).read_text().strip()
+    return None
 
 
 def _job_after(run: Path, attempt: int) -> str | None:
@@ -146,7 +165,7 @@ def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
     why = f"{', '.join(lost)} was lost" if lost else "it was asked to stop, and is to be continued"
     if against := _why_not(noted, attempt + 1, most, _resumed(run, attempt)):
         return _given_up(f"{why}, but {against}")
-    return Decision(True, why)
+    return Decision(True, why, lost=bool(lost))
 
 
 def _resumed(run: Path, attempt: int) -> int:
@@ -172,10 +191,10 @@ def go_on(run: Path, attempt: int, decision: Decision, queue: Queue) -> Decision
     # Told before: to be put back into the queue may end this process at once.
     requeued = replace(decision, how="requeue", job=queue.job)
     tell(run, attempt, requeued)
-    refused = queue.requeue()
+    refused = queue.requeue(lost=decision.lost)
     if refused is None:
         return requeued
-    job, problem = queue.submit(run)
+    job, problem = queue.submit(run, lost=decision.lost)
     if problem is None:
         return replace(decision, how="dependent", job=job, why=f"{decision.why}; {refused}")
     return _given_up(f"{decision.why}, but {refused}, and {problem}")
@@ -186,8 +205,10 @@ def _given_up(why: str) -> Decision:
 
 
 def find_queue() -> Queue | None:
-    """Return the queue that this job is in."""
-    return SlurmQueue(os.environ) if os.environ.get("SLURM_JOB_ID") else None
+    """Return the queue that this job is in, if it is in one."""
+    if os.environ.get("SLURM_JOB_ID"):
+        return SlurmQueue(os.environ)
+    return PbsQueue(os.environ) if os.environ.get("PBS_JOBID") else None
 
 
 def tell(run: Path, attempt: int, decision: Decision) -> None:

@@ -74,8 +74,8 @@ def _write_script(plan: Plan, path: Path) -> int:
     write_whole(path, scripts[0].text, 0o600)
     for note in plan.notes:
         render.talk(f"note: {note}")
-    submit = plan.commands[0].command[0]
-    render.talk(f"wrote {render.path(path.absolute())}\nnext: {submit} {shlex.quote(str(path))}")
+    submit = shlex.join([*plan.commands[0].command[:-1], str(path)])
+    render.talk(f"wrote {render.path(path.absolute())}\nnext: {submit}")
     return 0
 
 

@@ -56,7 +56,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     if status.restarts:
         yield "restarts", str(status.restarts)
     if status.peak_memory:
-        yield "memory", f"{format_size(status.peak_memory)} at most, of a task"
+        yield "memory", f"{format_size(status.peak_memory)} at most"
     yield "folder", render.path(run.folder)
 
 

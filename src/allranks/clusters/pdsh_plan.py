@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import allranks
+from allranks import contract
 from allranks.clusters import ssh_plan
-from allranks.clusters.pdsh_script import PDSH, SECRETS, finding
+from allranks.clusters.pdsh_script import PDSH, finding
 from allranks.clusters.pdsh_shell import pdsh_command
 from allranks.clusters.ssh_script import START
 from allranks.errors import JobError
@@ -33,7 +34,8 @@ def make_plan(request: Request) -> Plan:
     plan = ssh_plan.make_plan(request)
     title = f"allranks {allranks.__version__}: run {plan.run_id}; by pdsh, on each machine: bash {PDSH} HOST SCRIPT …"
     file = PlanFile(PDSH, finding(title, plan.run_dir), plan.files[0].mode)
-    secret = f"pdsh passes no stdin: until all nodes have begun, secrets are in {SECRETS} of the run's folder"
+    until = f"until all nodes have begun, secrets are in {contract.SECRETS_FILE} of the run's folder"
+    secret = f"pdsh passes no stdin: {until}"
     return replace(
         plan,
         kind="pdsh",

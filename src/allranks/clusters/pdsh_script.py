@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 
+from allranks import contract
 from allranks.plan import batch
 from allranks.plan.script import comment
 
 #: This script, and the file that start.sh reads secrets from, in the run's folder.
-PDSH, SECRETS = "pdsh.sh", "secrets.sh"
+PDSH = "pdsh.sh"
 #: The exit code where pdsh does not tell which machine is which, of those that :mod:`ssh_script` does not use.
 NOT_NAMED = 71
 #: What it says at last, before the exit code: pdsh's own words for that depend on how it reaches machines.
@@ -39,7 +40,7 @@ def finding(title: str, run_dir: str) -> str:
             [
                 comment("secrets are there as long as nodes are started: pdsh passes no stdin on"),
                 "input=/dev/null",
-                f'[ ! -e "$run/{SECRETS}" ] || input=$run/{SECRETS}',
+                f'[ ! -e "$run/{contract.SECRETS_FILE}" ] || input=$run/{contract.SECRETS_FILE}',
                 'if [ -n "$words" ]; then',
                 '  IFS=, read -ra words <<<"$words"',
                 '  bash "$run/$script" "${words[@]}" "$@" <"$input"',

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.clusters.pdsh_script import CODE, PDSH, SECRETS
+from allranks import contract
+from allranks.clusters.pdsh_script import CODE, PDSH
 from allranks.clusters.ssh_reach import Reach
 from allranks.clusters.ssh_script import END
 from allranks.clusters.ssh_shell import Answer, run_one
@@ -85,7 +86,7 @@ class OverPdsh(Reach):
 
         Nothing is heard of a node before all have answered.
         """
-        file, hosts = Path(run_dir, SECRETS), [node.host for node in nodes]
+        file, hosts = Path(run_dir, contract.SECRETS_FILE), [node.host for node in nodes]
         try:
             if secrets:
                 with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters import agents, process
 from allranks.clusters.asked import Asked, pauses
 from allranks.clusters.base import Request, Said, Started
 from allranks.clusters.child import ChildAgent
+from allranks.clusters.job_info import JobInfo
 from allranks.clusters.queued_files import current_job, decision_after, newest
 from allranks.clusters.queued_job import SubmittedJob
 from allranks.clusters.refusals import with_values
@@ -30,42 +31,6 @@ if TYPE_CHECKING:
     from allranks.runs.record import Run
 
 _CANCEL_SECONDS = 120.0
-
-
-class JobInfo(Protocol):
-    """What a scheduler knows of a job. Times are in seconds since 1970, memory in bytes."""
-
-    @property
-    def state(self) -> State:
-        """Our state."""
-
-    @property
-    def native(self) -> str:
-        """The scheduler's word for it."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why it waits or has ended, in a sentence, with what can be done."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """What the batch script ended with, if it ended by itself."""
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, if one did."""
-
-    @property
-    def started(self) -> float | None:
-        """When it got its nodes; None while it waits."""
-
-    @property
-    def ended(self) -> float | None:
-        """When it ended; None before."""
-
-    @property
-    def peak_memory(self) -> int | None:
-        """The most that it used, where the scheduler tells."""
 
 
 class QueuedCluster(ABC):
@@ -115,8 +80,8 @@ class QueuedCluster(ABC):
         """
 
     @abstractmethod
-    def submitted(self, command: Sequence[str], environ: Mapping[str, str], workdir: str) -> str:
-        """Submit a script, and return the job's id.
+    def submitted(self, plan: Plan, environ: Mapping[str, str]) -> str:
+        """Submit a plan's script, and return the job's id.
 
         Raises:
             LaunchError: the scheduler refuses the job, or cannot be reached.
@@ -137,6 +102,9 @@ class QueuedCluster(ABC):
         Raises:
             LaunchError: the scheduler refuses, or cannot be reached.
         """
+
+    def over(self, folder: Path) -> None:  # noqa: B027  Most have nothing to do.
+        """Do what is to be done when the run in a folder has ended."""
 
     @abstractmethod
     def show(self, job_id: str) -> str:
@@ -175,7 +143,7 @@ class QueuedCluster(ABC):
             log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
             return ChildAgent(command, clean, log, 0o640 if plan.group_readable else 0o600, attached=False)
         try:
-            job_id = self.submitted(command, contract.outside_of_jobs(clean), plan.workdir)
+            job_id = self.submitted(plan, contract.outside_of_jobs(clean))
         except LaunchError as error:
             raise with_values(error, plan.reasons) from error
         return SubmittedJob(self, Path(plan.run_dir), job_id)
@@ -223,6 +191,8 @@ class QueuedCluster(ABC):
         decision = decision_after(attempt)
         if status.state.is_final and decision.get("given_up"):
             status = replace(status, reason=decision["why"])
+        if status.state.is_final:
+            self.over(folder)
         if status.state is State.CANCELLED and job_id in self._signals:
             return replace(status, exit_code=128 + self._signals[job_id])
         return status
@@ -250,6 +220,7 @@ class QueuedCluster(ABC):
         for pause in pauses():
             info = self.look_up(job_id)
             if info is None or info.state.is_final:
+                self.over(run.folder)
                 return
             if time.monotonic() > deadline:
                 raise LaunchError(

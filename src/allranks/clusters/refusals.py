@@ -28,6 +28,7 @@ class Refusals:
         said_before: pattern of what its commands may put before what they have to say, after their own name.
         ask_again: what to do where a command gave no answer.
         place: where its commands are.
+        list_jobs: the command that lists a person's jobs.
     """
 
     scheduler: str
@@ -36,6 +37,7 @@ class Refusals:
     said_before: str
     ask_again: str
     place: str
+    list_jobs: str
 
     def refusal(self, command: Sequence[str], code: int, said: str) -> LaunchError:
         """Explain a command that failed.
@@ -64,6 +66,14 @@ class Refusals:
         """Explain that a command did not end in time."""
         unreachable = UNREACHABLE.format(self.scheduler)
         return LaunchError(f"{unreachable}: {name} gave no answer for {seconds:g} s", fix=self.ask_again)
+
+    def no_id(self, said: str) -> LaunchError:
+        """Explain that the command which submits a job did not tell its id."""
+        return LaunchError(
+            f"{self.submit} did not tell the id of the job",
+            why=f"it said {said.strip()!r}",
+            fix=f"{self.list_jobs} lists the jobs that you have",
+        )
 
     def _own_words(self, name: str, said: str) -> str:
         """Return what a command said, without what it puts before each line, and each thing once."""

@@ -19,10 +19,11 @@ _BUILT_IN = {
     "ssh": "allranks.clusters.ssh:SshCluster",
     "pdsh": "allranks.clusters.pdsh:PdshCluster",
     "slurm": "allranks.clusters.slurm:SlurmCluster",
+    "pbs": "allranks.clusters.pbs:PbsCluster",
 }
 _GROUP = "allranks.clusters"
 #: What tells that a process is inside an allocation of a scheduler, and the kind that can use it.
-_ALLOCATIONS = {"SLURM_JOB_ID": "slurm"}
+_ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs"}
 
 
 def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:

@@ -41,9 +41,9 @@ class SlurmCluster(QueuedCluster):
 
         return shell_command(job, words, environ, terminal=terminal)
 
-    def submitted(self, command: Sequence[str], environ: Mapping[str, str], workdir: str) -> str:
-        """Submit a script with sbatch, and return the job's id."""
-        return slurm_jobs.parse_submitted(slurm_jobs.ask(command, environ, cwd=workdir))
+    def submitted(self, plan: Plan, environ: Mapping[str, str]) -> str:
+        """Submit a plan's script with sbatch, and return the job's id."""
+        return slurm_jobs.parse_submitted(slurm_jobs.ask(plan.commands[0].command, environ, cwd=plan.workdir))
 
     def look_up(self, job_id: str) -> JobInfo | None:
         """Ask Slurm what has become of a job."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters import slurm_jobs
+from allranks.clusters.queued_plan import Gpus, settled_already
 from allranks.errors import LaunchError, PreflightError
 from allranks.job.units import format_count
 
@@ -20,23 +20,6 @@ _SECONDS = 20.0
 #: What an allocation has on some of its nodes, and the GPUs among that: ``gpu:2(IDX:0-1)``, ``gpu:a100:4(IDX:0-3)``.
 _ON_NODES = re.compile(r"^ +Nodes=\S+ .*\bGRES=(\S*)", re.MULTILINE)
 _GPU = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """GPUs of an allocation.
-
-    Attributes:
-        count: how many of each node can be used.
-        why: where that is from.
-        must_be_asked: whether a step gets them only if it asks for them.
-        note: what is not as one may think.
-    """
-
-    count: int
-    why: str
-    must_be_asked: bool = False
-    note: str | None = None
 
 
 def is_inside(environ: Mapping[str, str]) -> bool:
@@ -125,12 +108,6 @@ def parse_gpus(text: str) -> set[int]:
 
 def notes(job: Job, gpus: Gpus) -> Iterator[str]:
     """Yield what the job asks for and an allocation has settled already, and what is odd about its GPUs."""
-    defaults, scheduler, resources = type(job.scheduler)(), job.scheduler, job.resources
-    used = [f"scheduler.{name}" for name, value in scheduler if value != getattr(defaults, name)]
-    used += [f"resources.{name}" for name in ("time", "memory", "cpus_per_node") if getattr(resources, name)]
-    if used:
-        yield f"inside an allocation, which has settled it: {', '.join(used)} not used"
-    if "requeue" in job.retry.model_fields_set and job.retry.requeue:
-        yield "retry.requeue: inside an allocation there is no queue to go back into"
+    yield from settled_already(job)
     if gpus.note:
         yield gpus.note

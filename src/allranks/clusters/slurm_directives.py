@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from allranks.errors import JobError
 from allranks.job.units import format_duration, format_memory
-from allranks.plan.directives import Directive
+from allranks.plan.directives import Directive, lines_of, warning_seconds
 from allranks.plan.entry import name_of
 
 if TYPE_CHECKING:
@@ -54,18 +53,8 @@ def directives(job: Job, nproc_per_node: int, output: str | None) -> tuple[Direc
     )
 
 
-def warning_seconds(job: Job) -> int:
-    """Return how long before its limit a job is warned; 0: it is not."""
-    asked, limit = int(job.retry.warn_before), job.resources.time
-    return asked if limit is None else min(asked, limit // 2)
-
-
 def _lines(job: Job) -> list[str]:
-    lines = [line.strip().removeprefix("#SBATCH").strip() for line in job.scheduler.directives]
-    for line in lines:
-        if not line.isprintable():
-            raise JobError(f"scheduler.directives: {line!r} is no directive", why="each is one line of text")
-    return lines
+    return lines_of(job.scheduler.directives, "#SBATCH")
 
 
 def _resources(job: Job, nproc: int) -> Iterator[Directive]:

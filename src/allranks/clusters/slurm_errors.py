@@ -66,5 +66,6 @@ SLURM = Refusals(
     known=_KNOWN,
     said_before=r"((slurm_load_jobs )?(error|fatal): )?(Batch job submission failed: )?",
     ask_again="see scontrol ping, and try again; squeue --me tells whether a job was submitted nevertheless",
+    list_jobs="squeue --me",
     place="the cluster's login node; some sites need module load slurm",
 )

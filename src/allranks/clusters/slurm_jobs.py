@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from allranks.clusters import asking, slurm_errors, slurm_words
+from allranks.clusters.job_info import overall
 from allranks.clusters.reason import Reason
 from allranks.errors import LaunchError
 from allranks.job.units import parse_memory
@@ -91,11 +92,6 @@ class JobInfo:
         return str(self.why) if self.why else None
 
 
-def submit_command(script: str | Path, extra: Sequence[str] = ()) -> tuple[str, ...]:
-    """Build the command that submits a batch script, with further options."""
-    return (SUBMIT, "--parsable", *extra, str(script))
-
-
 def cancel_command(job_id: str) -> tuple[str, ...]:
     """Build the command that cancels a job."""
     return ("scancel", *_of(job_id))
@@ -126,11 +122,7 @@ def parse_submitted(text: str) -> str:
     """
     found = _SUBMITTED.findall(text)
     if not found:
-        raise LaunchError(
-            "sbatch did not tell the id of the job",
-            why=f"it said {text.strip()!r}",
-            fix="squeue --me lists the jobs that you have",
-        )
+        raise slurm_errors.SLURM.no_id(text)
     number, cluster = found[-1]  # A site's own messages come before.
     return f"{number};{cluster}" if cluster else number
 
@@ -239,7 +231,7 @@ def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | 
         raise slurm_errors.SLURM.refusal(command, done.returncode, done.stdout + done.stderr)
     tasks = {task.job_id: task for task in parse_shown(done.stdout)}
     if any(not task.state.is_final for task in tasks.values()):
-        return _overall(tasks.values())
+        return overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
         answer = ask(account_command(job_id), in_utc, seconds=_ACCOUNTING_SECONDS)
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
@@ -247,7 +239,7 @@ def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | 
         for task in filter(lambda task: task.state.is_final, parse_accounted(answer)):
             shown = tasks.get(task.job_id)
             tasks[task.job_id] = _combined(shown, task) if shown else task
-    return _overall(tasks.values())
+    return overall(tasks.values())
 
 
 def _combined(shown: JobInfo, accounted: JobInfo) -> JobInfo:
@@ -257,13 +249,6 @@ def _combined(shown: JobInfo, accounted: JobInfo) -> JobInfo:
     if accounted.native.startswith(shown.native):  # CANCELLED by 1000.
         shown = replace(shown, native=accounted.native)
     return replace(shown, peak_memory=accounted.peak_memory)
-
-
-def _overall(tasks: Iterable[JobInfo]) -> JobInfo | None:
-    """Return the task that tells how an array stands: one that runs, else one that waits, else one that failed."""
-    order = (State.RUNNING, State.UNKNOWN, State.PENDING)
-    ranks = {state: place for place, state in enumerate(order)} | {State.SUCCEEDED: len(State)}
-    return min(tasks, key=lambda task: ranks.get(task.state, len(order)), default=None)
 
 
 def _number(text: str) -> int | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from allranks import contract, processes
 from allranks.clusters import slurm_said
+from allranks.clusters.queued_log import lines_of, plan_of
 from allranks.runs.status import Status
 
 #: What srun says when tasks have ended badly, the same from Slurm 22.05 to 26.11; of a signal it gives the words of
@@ -63,13 +64,13 @@ def blame(status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
     if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
         return status  # Agents know more.
     log = slurm_said.find_log(folder, job_id)
-    failure = first_failure(slurm_said.lines_of(log)) if log else None
+    failure = first_failure(lines_of(log)) if log else None
     if failure is None:
         return status
     code = failure.code if failure.code > 0 else 128 - failure.code
     if not logs:
         return replace(status, exit_code=code)
-    many = slurm_said.plan_of(folder).get("nnodes", 1) > 1  # A rank of another node may have no log yet.
+    many = plan_of(folder).get("nnodes", 1) > 1  # A rank of another node may have no log yet.
     has_log = contract.rank_log(failure.rank, "err") in {log.name for log in logs}
     return replace(
         status,

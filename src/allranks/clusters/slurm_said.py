@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allranks import contract
+from allranks.clusters.queued_log import plan_of, telling, with_text
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
@@ -22,8 +20,6 @@ _NOISE = re.compile(
     r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
     r"|slurmstepd\S*: error: \*\*\* |allranks: (?:node \d+: \w+=|(?:an|no )other attempt)"
 )
-#: More than any log of ours that is read to its end.
-_TAIL_BYTES = 1 << 20
 
 
 def log_of(run: Run) -> Path | None:
@@ -35,6 +31,11 @@ def log_of(run: Run) -> Path | None:
     return find_log(run.folder, job)
 
 
+def causes(log: Path) -> list[str]:
+    """Return the last lines of a log that may tell a cause."""
+    return telling(log, _NOISE)
+
+
 def find_log(folder: Path, job_id: str) -> Path | None:
     """Return the log of a run's job that has text in it, if there is one: of errors, where the job asks for two."""
     asked, job = _asked(folder), job_id.partition(";")[0]
@@ -42,31 +43,9 @@ def find_log(folder: Path, job_id: str) -> Path | None:
     default = f"{glob.escape(str(folder))}/slurm"
     patterns = [_pattern(asked[name], job, asked) for name in ("--error", "--output") if name in asked]
     for pattern in (*patterns, f"{default}-{'*' if '--array' in asked else job}.out", f"{default}.out"):
-        if found := max(_with_text(pattern), default=None):
+        if found := max(with_text(pattern), default=None):
             return found[1]
     return None
-
-
-def lines_of(log: Path) -> list[str]:
-    """Return the last lines of a log; none if it cannot be read."""
-    with contextlib.suppress(OSError), log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        return stream.read().decode(errors="replace").splitlines()
-    return []
-
-
-def causes(log: Path) -> list[str]:
-    """Return the last lines of a log that may tell a cause, each once, at most two; the last line if none may."""
-    lines = [line for line in lines_of(log) if line.strip()]
-    telling = dict.fromkeys(line for line in lines if not (line[0].isspace() or _NOISE.match(line)))
-    return [line.removeprefix("allranks: ") for line in [*telling][-2:] or lines[-1:]]
-
-
-def plan_of(folder: Path) -> dict[str, Any]:
-    """Return a run's plan; nothing where it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((folder / contract.PLAN_FILE).read_text(encoding="utf-8")))
-    return {}
 
 
 def _asked(folder: Path) -> dict[str, str]:
@@ -78,12 +57,3 @@ def _pattern(name: str, job: str, asked: dict[str, str]) -> str:
     """Return the pattern of what sbatch makes of a log's name; each task of an array has an id of its own."""
     known = {"%%": "%"} | ({} if "--array" in asked else {"%j": glob.escape(job), "%A": glob.escape(job)})
     return _REPLACED.sub(lambda found: known.get(found[0], "*"), glob.escape(name))
-
-
-def _with_text(pattern: str) -> Iterator[tuple[float, Path]]:
-    """Yield the files with text in them that an absolute pattern fits, with the time of their last change."""
-    for path in Path("/").glob(pattern.lstrip("/")):
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_size:
-                yield found.st_mtime, path

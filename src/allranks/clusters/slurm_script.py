@@ -4,74 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.slurm_directives import own_tasks
-from allranks.contract import NodeSpec
 from allranks.plan import batch
-from allranks.plan.directives import Directive, written
-from allranks.plan.orders import FIRST_PORT, PORTS
-from allranks.plan.script import comment, export, required
+from allranks.plan.directives import written
+from allranks.plan.parts import Parts, agent, rank, rendezvous
+from allranks.plan.script import comment, required
 
-if TYPE_CHECKING:
-    from allranks.job.spec import Environment, Job
-    from allranks.plan.plan import Reason
-
-#: From a port that is taken to the next one: those next to it are what jobs take that are submitted at the same time.
-_PORT_STEP = 997
 _WIDTH = 100
 _STEP = "step"
 #: Functions of the script. They travel in the environment, where a program called "node" might look for itself.
 _NODE, _RANK = "allranks_node", "allranks_rank"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the script is made from.
-
-    Attributes:
-        title: one line on what this is.
-        job: the job.
-        directives: what sbatch is asked for; none inside an allocation.
-        spec: the orders of all agents.
-        workdir: absolute working directory of the ranks.
-        environment: the job's, with absolute paths.
-        python: command line of the ranks' interpreter.
-        own_python: this command's interpreter.
-        settings: variables of the ranks, with reasons.
-        secrets: names of variables that must come with the environment.
-        backend: the process-group backend.
-        per_gpu: whether a node has a rank for each of its GPUs.
-        standalone: whether the script makes the run's folder.
-        inside: whether it is started inside an allocation instead of submitted.
-    """
-
-    title: str
-    job: Job
-    directives: Sequence[Directive]
-    spec: NodeSpec
-    workdir: str
-    environment: Environment
-    python: Sequence[str]
-    own_python: str
-    settings: Sequence[Reason]
-    secrets: Sequence[str]
-    backend: str
-    per_gpu: bool
-    standalone: bool
-    inside: bool
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether srun starts the ranks."""
-        return self.job.launch.launcher == "direct"
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the job goes on without a node."""
-        return not self.is_direct and self.spec.min_nodes < self.spec.nnodes
 
 
 def batch_script(parts: Parts) -> str:
@@ -100,30 +44,15 @@ def batch_script(parts: Parts) -> str:
 
 
 def _rendezvous(parts: Parts) -> list[str]:
-    """Return the block that says where the nodes meet."""
-    asked = parts.job.launch
-    count = f"{contract.NODE_COUNT}={parts.spec.nnodes if parts.inside else '$SLURM_JOB_NUM_NODES'}"
-    host, port = f"${contract.RDZV_HOST}", f"${contract.RDZV_PORT}"
-    host_why = "as asked" if asked.master_addr else "on the first one"
-    port_why = "as asked" if asked.master_port else "which follows from the job's id and is free"
-    lines = [comment(f"where the nodes meet: {host_why}, at a port {port_why}")]
-    if asked.master_addr:
-        lines += [export(contract.RDZV_HOST, asked.master_addr)]
-    else:
-        lines += [
+    return rendezvous(
+        parts,
+        find_host=[
             'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             f"export {contract.RDZV_HOST}=${{host:-${{SLURMD_NODENAME:?is not set, and there is no scontrol}}}}",
-        ]
-    if asked.master_port:
-        return [*lines, f"export {contract.RDZV_PORT}={asked.master_port} {count}"]
-    further = _PORT_STEP - FIRST_PORT % PORTS
-    return [
-        *lines,
-        f"export {contract.RDZV_PORT}=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS})) {count}",
-        f'while (: <"/dev/tcp/{host}/{port}") 2>/dev/null; do',
-        f"  {contract.RDZV_PORT}=$(({FIRST_PORT} + ({contract.RDZV_PORT} + {further}) % {PORTS}))",
-        "done",
-    ]
+        ],
+        number="SLURM_JOB_ID",
+        count=str(parts.spec.nnodes) if parts.inside else "$SLURM_JOB_NUM_NODES",
+    )
 
 
 def _end_time() -> list[str]:
@@ -136,6 +65,7 @@ def _end_time() -> list[str]:
 
 
 def _on_nodes(parts: Parts, mode: int) -> list[str]:
+    gpus = f"${{SLURM_GPUS_ON_NODE:-{parts.spec.nproc_per_node}}}" if parts.per_gpu else None
     names = (_RANK, "what each rank runs") if parts.is_direct else (_NODE, "what runs on each node")
     return batch.on_nodes(
         *names,
@@ -146,7 +76,7 @@ def _on_nodes(parts: Parts, mode: int) -> list[str]:
         backend=parts.backend,
         mode=mode,
         node="$SLURM_NODEID",
-        last=[*(_leave_step() if parts.inside else ()), *(_rank(parts) if parts.is_direct else _agent(parts))],
+        last=[*(_leave_step() if parts.inside else ()), *(_rank(parts) if parts.is_direct else agent(parts, gpus))],
     )
 
 
@@ -157,41 +87,15 @@ def _leave_step() -> list[str]:
     ]
 
 
-def _agent(parts: Parts) -> list[str]:
-    nproc = f"${{SLURM_GPUS_ON_NODE:-{parts.spec.nproc_per_node}}}" if parts.per_gpu else parts.spec.nproc_per_node
-    return [
-        comment("a rank for each GPU of this node" if parts.per_gpu else "the number of ranks on this node"),
-        f"export {contract.NODE_NPROC}={nproc}",
-        comment("the agent takes the place of this shell: it starts the ranks and watches them"),
-        f"exec {_python(parts)} {batch.CODE} {batch.SPEC}",
-    ]
-
-
-def _python(parts: Parts) -> str:
-    return shlex.join([*parts.environment.container, *parts.python])
-
-
 def _rank(parts: Parts) -> list[str]:
-    spec, python, run_id = parts.spec, _python(parts), shlex.quote(parts.spec.run_id)
-    start = {"script": [*parts.python, spec.target], "module": [*parts.python, "-m", spec.target]}
-    command = [*parts.environment.container, *start.get(spec.kind, [spec.target]), *spec.args]
-    return [
-        'IFS=, read -ra ranks <<<"$SLURM_GTIDS"  # of this node',
-        comment("the first of them brings a companion, which keeps the heartbeat and the index of the logs"),
-        'if [ "$SLURM_LOCALID" -eq 0 ]; then',
-        f'  {python} {batch.CODE} --companion "${{ranks[@]}}" &',
-        "fi",
-        comment("who this rank is"),
-        "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID",
-        "export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=${#ranks[@]}",
-        f"export GROUP_WORLD_SIZE=${contract.NODE_COUNT}",
-        f"export MASTER_ADDR=${contract.RDZV_HOST} MASTER_PORT=${contract.RDZV_PORT} {contract.RUN_ID}={run_id}",
-        comment("network and threads, as this node has them"),
-        f"settings=$({python} {batch.CODE} --settings)",
-        'eval "$settings"',
-        "export PYTHONUNBUFFERED=${PYTHONUNBUFFERED-1}",
-        f'exec {shlex.join(command)} >>"$folder/rank-$RANK.out" 2>>"$folder/rank-$RANK.err"',
-    ]
+    place = {
+        "RANK": "$SLURM_PROCID",
+        "LOCAL_RANK": "$SLURM_LOCALID",
+        "GROUP_RANK": "$SLURM_NODEID",
+        "WORLD_SIZE": "$SLURM_STEP_NUM_TASKS",
+        "LOCAL_WORLD_SIZE": "${#ranks[@]}",
+    }
+    return rank(parts, place, ['IFS=, read -ra ranks <<<"$SLURM_GTIDS"  # of this node'])
 
 
 def _start(parts: Parts) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, SETUP_LOG, UN
 from allranks.clusters.ssh_shell import Answer, fix_for, run_all
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.hosts import parse_hosts
+from allranks.plan.script import exports
 from allranks.runs.status import Handle
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _begin(
     def is_over_or_hopeless() -> bool:
         return is_over() or not _can_do_without(plan, missing)
 
-    secrets = "".join(f"export {name}={shlex.quote(environ[name])}\n" for name in plan.secrets)
+    secrets = exports(plan.secrets, environ)
     told = {"run_dir": plan.run_dir, "secrets": secrets}
     return reach.begin(nodes, environ, **told, is_over=is_over_or_hopeless, hear=hear)
 

@@ -179,7 +179,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("environment.python", ("--python",), "COMMAND", "Interpreter of the ranks, with options if need be."),
     # --- scheduler ---
     Option("scheduler.partition", ("--partition", "--queue", "-p"), "NAME", "Partition (Slurm) or queue (PBS)."),
-    Option("scheduler.account", ("--account", "-A"), "NAME", "Account or project that is charged."),
+    Option("scheduler.account", ("--account", "-A"), "NAME", "Account that is charged."),
+    Option("scheduler.project", ("--project",), "NAME", "Project of the job, on PBS."),
     Option("scheduler.qos", ("--qos", "-q"), "NAME", "Quality of service."),
     Option("scheduler.constraint", ("--constraint", "-C"), "FEATURES", "Features that the nodes must have."),
     Option("scheduler.include", ("--include", "--nodelist", "-w"), "HOSTS", "Hosts that must be among the nodes."),

@@ -68,11 +68,16 @@ class Scheduler(Section):
     partition: Text | None = None
     """Partition (Slurm) or queue (PBS)."""
     account: Text | None = None
-    """Account or project that is charged."""
+    """Account that is charged; on PBS also called a project at some sites: qsub -A."""
+    project: Text | None = None
+    """Project of the job, on PBS: qsub -P."""
     qos: Text | None = None
     """Quality of service."""
     constraint: Text | None = None
-    """Features that the nodes must have."""
+    """Features that the nodes must have; on PBS further resources of each chunk, such as gpu_model=a100, with Torque
+    properties of the nodes."""
+    resources: Lines = ()
+    """Further resources of the whole job, on PBS: filesystems=home:eagle is asked for with -l."""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     """How Slurm is asked for GPUs: --gpus-per-node, or --gres=gpu:N where a site wants that."""
     include: Hosts = ()
@@ -91,6 +96,10 @@ class Scheduler(Section):
     """The scheduler's own log. Default: in the run's folder."""
     error: Text | None = None
     """The scheduler's own error log. Default: joined with output."""
+    flavour: Literal["openpbs", "torque"] | None = None
+    """Which PBS it is: openpbs, as PBS Pro too, or torque. Default: what its qstat says of itself."""
+    start_with: Literal["pbs_tmrsh", "pbsdsh", "mpiexec", "ssh"] | None = None
+    """What starts the nodes of a PBS job, from the first one. Default: the first of these that is there."""
     directives: Lines = ()
     """Further directives, passed on word for word, without the leading #SBATCH or #PBS."""
 
@@ -106,8 +115,8 @@ class Launch(Section):
     allranks then runs in the ranks' environment, whose Python and PyTorch may be old."""
     launcher_args: Words = ()
     """Further arguments of the launcher, passed on word for word: those of torch.distributed.launch with
-    legacy, those of torchrun without an agent, and on Slurm those of srun, which starts the agents, or with
-    direct the ranks."""
+    legacy, those of torchrun without an agent, on Slurm those of srun, which starts the agents, or with direct
+    the ranks, and on PBS those of pbs_tmrsh, pbsdsh, mpiexec or ssh."""
     nproc_per_node: Ranks = "auto"
     """Ranks on each node: a number, gpu (one per GPU), cpu (one per CPU), or auto (GPUs, else one)."""
     backend: Literal["nccl", "gloo"] | None = None
@@ -237,7 +246,7 @@ class Cluster(Section):
     """An entry of clusters.yaml: a kind of cluster, and defaults for the jobs that run there."""
 
     kind: Text
-    """Kind of the cluster: local, ssh, pdsh, slurm, or what an installed extension adds."""
+    """Kind of the cluster: local, ssh, pdsh, slurm, pbs, or what an installed extension adds."""
     resources: Resources = Resources()
     """Defaults for the section of that name in the job file."""
     launch: Launch = Launch()

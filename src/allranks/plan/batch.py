@@ -25,6 +25,7 @@ _PYTHON_PATH = f'"${contract.RUN_DIR}/{contract.CODE_DIR}${{PYTHONPATH:+:$PYTHON
 SPEC_FILE = "node.json"
 SPEC = f'"${contract.RUN_DIR}/{SPEC_FILE}"'
 
+_AT_EXIT = "trap 'finish \"$?\"' EXIT"
 _ON_ERROR = """trap 'echo "allranks: {where}$BASH_COMMAND failed with exit code $?{line}" >&2' ERR"""
 
 
@@ -110,11 +111,20 @@ def umask(mode: int) -> str:
     return f"umask {0o777 & ~mode:03o}"
 
 
-def ending(python: str, max_attempts: int | None) -> list[str]:
-    """Return the block that says how the attempt ended and, with ``max_attempts``, lets the run go on in another."""
+def ending(python: str, max_attempts: int | None, last: Sequence[str] = ()) -> list[str]:
+    """Return the block that says how the attempt ended, and what else is done then.
+
+    Args:
+        python: the interpreter of the one who plans.
+        max_attempts: with it the run goes on in another attempt, if there is reason to.
+        last: lines that come after that.
+    """
     write = f'>"$attempt/{contract.EXIT}"'
-    if max_attempts is None:
+    if max_attempts is None and not last:
         return [comment("whatever ends this script, its exit code is told"), f"trap 'echo \"$?\" {write}' EXIT"]
+    if max_attempts is None:
+        told = comment("whatever ends this script, its exit code is told")
+        return [told, "finish() {", f'  echo "$1" {write}', *indented(last), "}", _AT_EXIT]
     again = f'"$python" {CODE} --again "${contract.RUN_DIR}" "${contract.ATTEMPT}" "$1" {max_attempts}'
     first = f'[ "${contract.ATTEMPT}" -eq 0 ]'
     return [
@@ -124,8 +134,9 @@ def ending(python: str, max_attempts: int | None) -> list[str]:
         "finish() {",
         f'  echo "$1" {write}',
         '  again "$1" || true',
+        *indented(last),
         "}",
-        "trap 'finish \"$?\"' EXIT",
+        _AT_EXIT,
         comment("a job that was put back into the queue often enough, or makes no progress, is given up"),
         f"{first} || again begin || [ $? -ne {contract.GIVEN_UP} ] || exit 1",
     ]
@@ -148,7 +159,7 @@ def on_nodes(
     settings: Sequence[Reason],
     backend: str,
     mode: int,
-    node: str,
+    node: str | None,
     last: Sequence[str],
 ) -> list[str]:
     """Return the block that defines what runs on the nodes: a function, which travels in the environment.
@@ -162,7 +173,7 @@ def on_nodes(
         settings: variables with the reason for each.
         backend: the process-group backend.
         mode: permission bits of folders.
-        node: a word of shell for the node's number.
+        node: a word of shell for the node's number; None where it is in the environment already.
         last: the lines that end in an ``exec``; they have ``$folder``, the node's in the attempt.
     """
     place = f'"${contract.RUN_DIR}" "${contract.ATTEMPT}" "${contract.NODE_RANK}"'
@@ -174,8 +185,8 @@ def on_nodes(
         comment("the warning is for those who listen to it: nobody else is to die of it"),
         "trap '' USR1",
         *prepared(workdir, each, settings, ((contract.BACKEND, backend),), _PYTHON_PATH),
-        comment("the node's number, and its folder in the attempt"),
-        f"export {contract.NODE_RANK}={node}",
+        comment("the node's number, and its folder in the attempt" if node else "the node's folder in the attempt"),
+        *([f"export {contract.NODE_RANK}={node}"] if node else []),
         f"printf -v folder '%s/{contract.ATTEMPTS_DIR}/%03d/node-%03d' {place}",
         f'({umask(mode)} && mkdir -p "$folder")',
         *last,

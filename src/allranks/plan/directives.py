@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
 from allranks.plan.plan import Reason
 from allranks.plan.script import comment
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Job
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,25 @@ class Directive:
         return Reason(self.option, self.value or "", self.why)
 
 
+def warning_seconds(job: Job) -> int:
+    """Return how long before its limit a job is warned; 0: it is not."""
+    asked, limit = int(job.retry.warn_before), job.resources.time
+    return asked if limit is None else min(asked, limit // 2)
+
+
+def lines_of(own: Iterable[str], prefix: str) -> list[str]:
+    """Return a user's own directives without what each may begin with, such as ``#SBATCH``.
+
+    Raises:
+        JobError: one has a line break or the like in it.
+    """
+    lines = [line.strip().removeprefix(prefix).strip() for line in own]
+    for line in lines:
+        if not line.isprintable():
+            raise JobError(f"scheduler.directives: {line!r} is no directive", why="each is one line of text")
+    return lines
+
+
 def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
     """Yield the lines for directives: ``prefix`` is what each begins with, such as ``#SBATCH``.
 
@@ -42,8 +65,14 @@ def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
     for directive in directives:
         if directive.note:
             yield comment(directive.note)
-        value = "" if directive.value is None else f"={_quoted(directive)}"
-        yield f"{prefix} {directive.option}{value}"
+        yield f"{prefix} {directive.option}{_given(directive)}"
+
+
+def _given(directive: Directive) -> str:
+    """Return a value as it follows its option: an option of one letter takes it as a word of its own."""
+    if directive.value is None:
+        return ""
+    return f"{' ' if re.fullmatch('-[A-Za-z]', directive.option) else '='}{_quoted(directive)}"
 
 
 def fits(value: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from allranks.plan.plan import Reason
@@ -97,6 +97,11 @@ def export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
 
 
+def exports(names: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Write lines that set and export variables with the values that they have in an environment."""
+    return "".join(f"{export(name, environ[name])}\n" for name in names)
+
+
 def enter(folder: str) -> str:
     """Write a line that changes into a folder."""
     return f"cd -- {shlex.quote(folder)}"
@@ -169,7 +174,7 @@ def venv_lines(path: str | None) -> list[str]:
     return [f". {shlex.quote(path.rstrip('/') + '/bin/activate')}"] if path else []
 
 
-def required(secrets: Sequence[str]) -> list[str]:
-    """Write lines that end the script where a secret is not set."""
-    check = [f': "${{{name}?set it before you start this script by hand}}"' for name in secrets]
+def required(secrets: Sequence[str], by_hand: str = "set it before you start this script by hand") -> list[str]:
+    """Write lines that end the script where a secret is not set, with what somebody has to do about it."""
+    check = [f': "${{{name}?{by_hand}}}"' for name in secrets]
     return [comment("secrets: they come with the environment, their values are written nowhere"), *check]

@@ -40,7 +40,7 @@ class Status:
         started: when the ranks' agent began, in seconds since 1970.
         ended: when it ended.
         restarts: how often the ranks were started anew.
-        peak_memory: the bytes that a task used at most, where a scheduler's accounting tells.
+        peak_memory: the bytes that were used at most, where a scheduler tells: of a task on Slurm, of all on PBS.
     """
 
     state: State

@@ -54,7 +54,7 @@ def test_ranks_that_saved_and_left_go_on(run: Path) -> None:
 
 def test_a_lost_node_is_a_reason_to_go_on(run: Path) -> None:
     lose(run, 0, "node 1 (gpu2)", "node 3 (gpu4)")
-    assert decide(run, 0, 1, 10) == Decision(True, "node 1 (gpu2), node 3 (gpu4) was lost")
+    assert decide(run, 0, 1, 10) == Decision(True, "node 1 (gpu2), node 3 (gpu4) was lost", lost=True)
 
 
 @pytest.mark.parametrize("code", [143, 137])

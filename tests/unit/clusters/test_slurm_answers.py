@@ -18,7 +18,6 @@ from allranks.clusters.slurm_jobs import (
     parse_shown,
     parse_submitted,
     show_command,
-    submit_command,
 )
 from allranks.errors import LaunchError
 from allranks.runs.status import State
@@ -253,7 +252,6 @@ def test_completed_with_an_exit_code_is_no_success() -> None:
 
 
 def test_commands() -> None:
-    assert submit_command("/a b/job.sh", ["--test-only"]) == ("sbatch", "--parsable", "--test-only", "/a b/job.sh")
     assert cancel_command("12") == ("scancel", "12")
     assert cancel_command("12;west") == ("scancel", "--clusters=west", "12")
     assert show_command("12") == ("scontrol", "show", "job", "12")

@@ -1,0 +1,27 @@
+"""What runs have left on the nodes of a cluster with PBS: nothing."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from cluster_tools import ClusterError
+from pbs_cluster import PbsCluster, StandInPbs
+
+from allranks import contract
+from allranks.processes import marked
+
+
+def assert_nothing_lives(pbs: PbsCluster, lab: Any) -> None:
+    """Fail if a process of the runs in the folder of ``lab`` goes on, or on a stand-in anything on any node."""
+
+    def left() -> dict[int, str]:
+        found = {pid: run.name for run in lab.runs() for pid in marked(contract.RUN_DIR, str(run))}
+        if isinstance(pbs, StandInPbs):
+            alive = [name for name in pbs.nodes if pbs.network.nodes[name].is_alive]
+            found |= {pid: words for name in alive for pid, words in pbs.processes(name).items()}
+        return found
+
+    with suppress(ClusterError):
+        pbs.wait_until("the end of all processes", lambda: not left(), 10)
+    assert left() == {}

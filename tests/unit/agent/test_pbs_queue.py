@@ -1,0 +1,190 @@
+"""A job of PBS goes back into the queue: with commands on PATH that write down what they are asked, and answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allranks import contract
+from allranks.agent.again import Decision, go_on, main
+from allranks.agent.pbs_queue import PbsQueue
+
+OPERATORS = "qrerun: Unauthorized Request  7.server"
+AGAIN = Decision(True, "it was asked to stop, and is to be continued")
+
+
+class Pbs:
+    """The commands of a PBS, and the environment of a job of it.
+
+    Args:
+        folder: for the commands; the run's is in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run, self.home = folder, folder / "run", folder / "where it was typed"
+        for path in (folder / "bin", self.run / contract.attempt_dir(0), self.home):
+            path.mkdir(parents=True)
+        (self.run / contract.PBS_SCRIPT).touch()
+        path = f"{folder}/bin:{os.defpath}"
+        self.environ = {"PATH": path, "PBS_JOBID": "7.server", "PBS_O_WORKDIR": str(self.home), "KEPT": "1"}
+        self.environ |= {contract.RUN_DIR: str(self.run), contract.ATTEMPT: "0"}
+
+    def answers(self, command: str, out: str = "", err: str = "", code: int = 0) -> None:
+        """Let a command answer so."""
+        place = self.folder / "bin" / command
+        asked = f'printf \'%s\\n\' "$@" >"{self.folder}/{command}.asked"\npwd >>"{self.folder}/{command}.asked"\n'
+        seen = f'env -0 >"{self.folder}/{command}.env"\n'
+        place.write_text(f"#!/bin/sh\n{asked}{seen}printf '%s' '{out}'\necho '{err}' >&2\nexit {code}\n")
+        place.chmod(0o755)
+
+    def asked(self, command: str) -> list[str] | None:
+        """Return what a command was asked, without the folder that it was started in; None if it was not."""
+        try:
+            *words, where = (self.folder / f"{command}.asked").read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        assert where == str(self.home)
+        return words
+
+    def seen(self, command: str) -> dict[str, str]:
+        """Return the environment of a command."""
+        pairs = (self.folder / f"{command}.env").read_text().split("\0")[:-1]
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def go_on(self, *, lost: bool = False, **environ: str) -> Decision:
+        """Go on with the run."""
+        self.environ |= environ
+        return go_on(self.run, 0, replace(AGAIN, lost=lost), PbsQueue(self.environ))
+
+
+@pytest.fixture
+def pbs(tmp_path: Path) -> Pbs:
+    """Give a PBS that lets operators alone put a job back into the queue."""
+    made = Pbs(tmp_path)
+    made.answers("qrerun", err=OPERATORS, code=159)
+    made.answers("qsub", out="a word of the site\n8.server\n")
+    return made
+
+
+def test_an_operators_job_is_put_back(pbs: Pbs) -> None:
+    pbs.answers("qrerun")
+    assert pbs.go_on() == replace(AGAIN, how="requeue", job="7.server")
+    assert (pbs.asked("qrerun"), pbs.asked("qsub")) == (["7.server"], None)
+    decided = json.loads((pbs.run / contract.attempt_dir(0) / contract.AGAIN).read_text())
+    assert (decided["how"], decided["job"]) == ("requeue", "7.server")
+
+
+def test_another_job_waits_where_users_may_not_do_that(pbs: Pbs) -> None:
+    why = f"{AGAIN.why}; qrerun: {OPERATORS}"
+    assert pbs.go_on() == replace(AGAIN, how="dependent", job="8.server", why=why)
+    assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", f"{pbs.run}/script.pbs"]
+
+
+def test_it_is_submitted_from_outside_of_the_job_to_the_same_place(pbs: Pbs) -> None:
+    pbs.go_on(PBS_O_QUEUE="gpu", PBS_ACCOUNT="lab", PBS_SERVER="other", PBS_NODEFILE="/n", HF_TOKEN="x")
+    script = f"{pbs.run}/script.pbs"
+    assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", "-q", "gpu", "-A", "lab", script]
+    seen = pbs.seen("qsub")
+    assert (seen["KEPT"], {name for name in seen if name.startswith("PBS_")}) == ("1", {"PBS_SERVER"})
+
+
+def test_after_the_loss_of_a_node_nothing_is_waited_for(pbs: Pbs) -> None:
+    """PBS does not end such a job, whoever asks it to, before the node is back."""
+    pbs.answers("qrerun")
+    decision = pbs.go_on(lost=True)
+    assert (decision.how, decision.job, pbs.asked("qrerun")) == ("dependent", "8.server", None)
+    assert decision.why == f"{AGAIN.why}; PBS ends a job that has lost a node only when that is back"
+    assert pbs.asked("qsub") == [f"{pbs.run}/script.pbs"]
+
+
+@pytest.mark.parametrize(("variable", "options"), [("PBS_ARRAY_INDEX", ["-J", "3-4:2"]), ("PBS_ARRAYID", ["-t", "3"])])
+def test_of_an_array_only_this_task_is_submitted(pbs: Pbs, variable: str, options: list[str]) -> None:
+    pbs.answers("qsub", out="8[].server\n")
+    decision = pbs.go_on(PBS_JOBID="7[3].server", **{variable: "3"})
+    assert pbs.asked("qrerun") == ["7[3].server"]
+    assert pbs.asked("qsub") == [*options, f"{pbs.run}/script.pbs"]
+    assert decision.job == "8[3].server"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "why"),
+    [(166, "qsub: Illegal attribute", "qsub: qsub: Illegal attribute"), (2, "", "qsub: exit code 2")],
+)
+def test_what_cannot_be_submitted_either_is_given_up(pbs: Pbs, code: int, said: str, why: str) -> None:
+    pbs.answers("qsub", err=said, code=code)
+    why = f"{AGAIN.why}, but qrerun: {OPERATORS}, and {why}"
+    assert pbs.go_on() == Decision(False, why, given_up=True)
+
+
+def test_a_node_without_the_commands_says_so(pbs: Pbs) -> None:
+    (pbs.folder / "bin" / "qsub").unlink()
+    (pbs.folder / "bin" / "qrerun").unlink()
+    decision = pbs.go_on()
+    assert (decision.again, decision.given_up) == (False, True)
+    assert "qrerun cannot be run: [Errno 2]" in decision.why
+    assert "qsub cannot be run: [Errno 2]" in decision.why
+
+
+def test_where_it_was_submitted_need_not_be_there(pbs: Pbs) -> None:
+    pbs.environ["PBS_O_WORKDIR"] = "/nowhere"
+    pbs.home = Path.cwd()
+    assert pbs.go_on().job == "8.server"
+    assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", f"{pbs.run}/script.pbs"]
+
+
+@pytest.mark.parametrize(
+    ("marked", "end", "expected"),
+    [
+        (False, None, None),
+        (True, None, "PBS is ending the job already"),
+        (True, "", "PBS is ending the job already"),
+        (True, 1000, "PBS is ending the job already"),
+        (True, -1000, None),
+        (False, 1000, None),
+    ],
+)
+def test_a_job_that_was_deleted_does_not_go_on(
+    pbs: Pbs, marked: bool, end: int | str | None, expected: str | None
+) -> None:
+    """The script notes SIGTERM; at the time limit, that is no reason to end the run."""
+    if marked:
+        (pbs.run / contract.attempt_dir(0) / contract.TERMINATED).touch()
+    if end is not None:
+        pbs.environ[contract.END_TIME] = str(int(time.time()) + end) if isinstance(end, int) else end
+    assert PbsQueue(pbs.environ).ending() == expected
+    decision = pbs.go_on()
+    assert (decision.again, pbs.asked("qrerun") is None) == (expected is None, expected is not None)
+
+
+def test_pbs_itself_puts_back_what_makes_room(pbs: Pbs) -> None:
+    assert PbsQueue(pbs.environ).preempted() is False
+
+
+def begin(pbs: Pbs, monkeypatch: pytest.MonkeyPatch, job: str) -> bool:
+    """Begin attempt 1 as a job; return whether a person has begun it."""
+    attempt = pbs.run / contract.attempt_dir(1)
+    attempt.mkdir()
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PBS_JOBID", job)
+    with pytest.raises(SystemExit) as ended:
+        main([str(pbs.run), "1", "begin", "10"])
+    assert ended.value.code == 0
+    return (attempt / contract.RESUMED).exists()
+
+
+@pytest.mark.parametrize(("job", "by_a_person"), [("7.server", False), ("8.server", False), ("9.server", True)])
+def test_who_has_begun_an_attempt(pbs: Pbs, monkeypatch: pytest.MonkeyPatch, job: str, by_a_person: bool) -> None:
+    """Who puts a job back keeps its id; the job that follows is named when it is submitted."""
+    (pbs.run / contract.attempt_dir(0) / contract.JOB).write_text("7.server\n")
+    (pbs.run / contract.attempt_dir(0) / contract.AGAIN).write_text(json.dumps({"job": "8.server"}))
+    assert begin(pbs, monkeypatch, job) is by_a_person
+
+
+def test_without_a_word_on_another_job_the_same_id_tells(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pbs.run / contract.attempt_dir(0) / contract.JOB).write_text("7.server\n")
+    assert not begin(pbs, monkeypatch, "7.server")

@@ -1,0 +1,277 @@
+"""PBS is asked with its own commands; here scripts stand in for them that give recorded answers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pbs_recorded import GRID_ENGINE, VERSIONS, failures, in_json, in_plain, text_of, torque_ended
+
+from allranks.clusters.pbs_errors import PBS, has_finished, is_passing, is_unknown
+from allranks.clusters.pbs_jobs import ask, flavour, look_up
+from allranks.errors import LaunchError
+from allranks.runs.status import State
+
+#: What qstat says in turn, on which output, and its exit code; the last is repeated.
+Said = tuple[str, int, int]
+Qstat = Callable[..., dict[str, str]]
+OPENPBS, TORQUE = "pbs_version = 23.06.06\n", "Version: 6.1.3\nCommit: 0b3ca9e9\n"
+NO_JOBS = '{\n    "timestamp":1795317391,\n    "pbs_version":"23.06.06",\n    "pbs_server":"pbsctl"\n}'
+UNKNOWN: Said = ("qstat: Unknown Job Id 9999.pbsctl\n", 2, 153)
+AWAY: Said = ("Connection refused\nqstat: cannot connect to server pbsctl (errno=15010)\n", 2, 255)
+NO_HISTORY: Said = ("qstat: PBS is not configured to maintain job history 7.pbsctl\n", 2, 0)
+NO_SUCH_OPTION: Said = ("qstat: invalid option -- 'F'\nusage: \nqstat [-f] [-W site_specific]\n", 2, 2)
+#: Seen at sites, or in the issues of programs that ask PBS: worth another try.
+PASSING = [
+    "Connection timed out\nqstat: cannot connect to server pbs01 (errno=15010)",
+    "Connection refused\nqstat: cannot connect to server pbs01 (errno=111)",
+    "Unknown Host.\nqstat: cannot connect to server pbs01 (errno=15008)",
+    "No Permission.\nqstat: cannot connect to server pbs01 (errno=15007)",
+    "pbs_iff: cannot read reply from pbs_server\nNo Permission.",
+    "Communication failure.\nqstat: cannot connect to server pbs01 (errno=15096)",
+    "qstat: End of File",
+    "munge: Error: Failed to access socket",
+    "socket_connect_unix failed: 15137\nqstat: cannot connect to server (null) (errno=15137)",
+    "Unable to communicate with pbs01(10.0.0.1)\nCannot connect to specified server host 'pbs01'.",
+    "Couldn't connect to cluster: pbs01",
+    "qstat: Pbs Server is currently too busy to service this request. Please retry this request. (15133)",
+]
+QUEUE = "set scheduler.partition to a queue that qstat -Q lists and you may use"
+LIMITS = (
+    "lower resources.time or resources.nodes, or choose another scheduler.partition; "
+    "qstat -Q -f shows the limits of the queues"
+)
+NAME = "change name: letters, digits, ., _, + and -, and not too long"
+TAKE_OUT = "take it out of scheduler.constraint, scheduler.resources or scheduler.directives: PBS does not know it"
+SELECT = "take -l nodes, or what asks for select, out of scheduler.directives"
+SCRIPT = "name a script that exists and is not empty"
+REFUSED = [
+    QUEUE, "change resources.cpus_per_node", "change resources.nodes or scheduler.constraint", TAKE_OUT, TAKE_OUT,
+    SELECT, SELECT, LIMITS, SCRIPT, f"its queue may not take your jobs: {QUEUE}", "change resources.time",
+    "change scheduler.directives", NAME, SCRIPT, SCRIPT, "change -l place in scheduler.directives",
+    "change resources.memory", QUEUE, "change scheduler.array", "change scheduler.array", "change scheduler.directives",
+    TAKE_OUT,
+]  # fmt: skip
+#: Texts of the lists of errors of OpenPBS and Torque, or told by sites, not recorded.
+MORE_REFUSED = {
+    "qsub: submit error (Unknown queue MSG=cannot locate queue)": QUEUE,
+    "qsub: submit error (Access to queue is denied MSG=user ada not in ACL)": QUEUE,
+    "qsub: submit error (Job rejected by all possible destinations (check syntax, queue resources, ...))": LIMITS,
+    "qsub: submit error (Job exceeds queue resource limits MSG=cannot satisfy queue max nodect requirement)": LIMITS,
+    "qsub: Maximum number of jobs for user ada already in queue gpuq": "wait until some of your other jobs have ended",
+    "qsub: would exceed queue gpuq's per-user limit": "wait until some of your other jobs have ended",
+    "qsub: Bad UID for job execution": (
+        "submit as a user whom PBS lets run jobs, which root often is not; ask the site's support"
+    ),
+    "qsub: Invalid Account": "change scheduler.account or scheduler.project",
+    "qsub: Request rejected.  Reason: No active allocation found for project lab": (
+        "change scheduler.account or scheduler.project"
+    ),
+    "qsub: Resource: filesystems is required to be set.": "set scheduler.resources, such as filesystems=home:scratch",
+    "qsub: Unknown Reservation Id": "change scheduler.reservation; pbs_rstat lists reservations",
+    "qsub: Job name is too long ": NAME,
+    "qsub: Invalid Job Dependency": "change scheduler.directives: the job that it depends on is not there any more",
+}
+
+
+@pytest.fixture
+def qstat(tmp_path: Path) -> Qstat:
+    """Give a function that makes a qstat of a version, which gives answers in turn and notes how it was asked."""
+    script, log = tmp_path / "bin" / "qstat", tmp_path / "log"
+
+    def make(version: str, *answers: Said) -> dict[str, str]:
+        script.parent.mkdir()
+        log.touch()
+        turns = [f"{turn}) printf %s {shlex.quote(text)} >&{where}; exit {code};;" for turn, (text, where, code) in
+                 enumerate(answers, start=1)]  # fmt: skip
+        last = turns[-1].replace(f"{len(answers)})", "*)", 1) if turns else ""
+        script.write_text(
+            "#!/bin/sh\n"
+            f'[ "$1" = --version ] && {{ echo version >>{log}.v; printf %s {shlex.quote(version)} >&2; exit; }}\n'
+            f'echo "$@" "$TZ" >>{log}\ncase $(wc -l <{log}) in\n' + "\n".join([*turns[:-1], last]) + "\nesac\n"
+        )
+        script.chmod(0o755)
+        return {"PATH": f"{script.parent}:{os.defpath}", "TZ": "Asia/Tokyo"}
+
+    return make
+
+
+def asked(tmp_path: Path) -> list[str]:
+    return (tmp_path / "log").read_text().splitlines()
+
+
+JSON, WIDE, PLAIN = "-x -f -F json 7.pbsctl UTC0", "-x -f -w 7.pbsctl UTC0", "-x -f 7.pbsctl UTC0"
+
+
+@pytest.mark.parametrize("name", ["running", "failed", "timeout", "cancelled-queued", "dependent"])
+def test_json_is_asked_for_once(qstat: Qstat, tmp_path: Path, name: str) -> None:
+    assert look_up("7.pbsctl", qstat(OPENPBS, (text_of(f"{name}.json"), 1, 0))) == in_json(name)
+    assert asked(tmp_path) == [JSON]
+
+
+def test_json_that_cannot_be_read_is_asked_for_in_plain_words(qstat: Qstat, tmp_path: Path) -> None:
+    environ = qstat(OPENPBS, (text_of("odd.json"), 1, 0), (text_of("odd-wide.txt"), 1, 0))
+    assert look_up("7.pbsctl", environ) == in_json("odd-head")
+    assert asked(tmp_path) == [JSON, WIDE]
+
+
+def test_a_version_without_json(qstat: Qstat, tmp_path: Path) -> None:
+    environ = qstat(OPENPBS, NO_SUCH_OPTION, NO_SUCH_OPTION, (text_of("failed.txt"), 1, 0))
+    assert look_up("7.pbsctl", environ) == in_plain("failed")
+    assert asked(tmp_path) == [JSON, WIDE, PLAIN]
+
+
+def test_an_array_stands_as_its_tasks_do(qstat: Qstat, tmp_path: Path) -> None:
+    whole = text_of("array.json")
+    info = look_up(
+        "262[].pbsctl", qstat(OPENPBS, (whole, 1, 0), (whole.replace('"job_state":"R"', '"job_state":"F"'), 1, 0))
+    )
+    assert info is not None
+    assert (info.job_id, info.state) == ("262[2].pbsctl", State.RUNNING)
+    assert asked(tmp_path) == ["-x -f -F json -t 262[].pbsctl UTC0"]
+
+
+def test_an_array_of_which_a_task_failed(qstat: Qstat) -> None:
+    ended = (
+        text_of("array.json")
+        .replace('"job_state":"R"', '"job_state":"X"')
+        .replace('"job_state":"B"', '"job_state":"F"')
+    )
+    info = look_up("262[].pbsctl", qstat(OPENPBS, (ended, 1, 0)))
+    assert info is not None
+    assert (info.job_id, info.state, info.exit_code) == ("262[1].pbsctl", State.FAILED, 3)
+
+
+def test_torque_is_asked_in_its_own_way(qstat: Qstat, tmp_path: Path) -> None:
+    info = look_up("4711", qstat(TORQUE, (torque_ended(0), 1, 0)))
+    assert info is not None
+    assert (info.state, info.exit_code, info.native) == (State.SUCCEEDED, 0, "C (completed)")
+    assert asked(tmp_path) == ["-f 4711 UTC0"]
+
+
+@pytest.mark.parametrize("version", [OPENPBS, TORQUE])
+@pytest.mark.parametrize("said", [UNKNOWN, ("qstat: Unknown Job Id Error 9999.pbs.example.org\n", 2, 153)])
+def test_a_job_that_nobody_knows(qstat: Qstat, version: str, said: Said) -> None:
+    assert look_up("9999", qstat(version, said)) is None
+
+
+def test_without_a_history_a_job_that_has_ended_is_forgotten(qstat: Qstat, tmp_path: Path) -> None:
+    assert look_up("7.pbsctl", qstat(OPENPBS, NO_HISTORY, UNKNOWN)) is None
+    assert asked(tmp_path) == [JSON, "-f -F json 7.pbsctl UTC0"]
+
+
+def test_without_a_history_a_job_that_runs_is_known(qstat: Qstat, tmp_path: Path) -> None:
+    environ = qstat(OPENPBS, NO_HISTORY, (text_of("odd.json"), 1, 0), (text_of("odd-wide.txt"), 1, 0))
+    assert look_up("7.pbsctl", environ) == in_json("odd-head")
+    assert asked(tmp_path) == [JSON, "-f -F json 7.pbsctl UTC0", "-f -w 7.pbsctl UTC0"]
+
+
+def test_pbs_that_is_away_for_a_moment(qstat: Qstat, tmp_path: Path) -> None:
+    assert look_up("7.pbsctl", qstat(OPENPBS, AWAY, AWAY, (text_of("running.json"), 1, 0))) == in_json("running")
+    assert asked(tmp_path) == [JSON, JSON, JSON]
+
+
+def test_pbs_that_stays_away(qstat: Qstat, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        look_up("7.pbsctl", qstat(OPENPBS, AWAY))
+    assert str(caught.value) == (
+        "PBS cannot be reached\n"
+        "  why: Connection refused; cannot connect to server pbsctl (errno=15010)\n"
+        "  fix: see qstat -B, and try again when it answers"
+    )
+    assert asked(tmp_path) == [JSON, JSON, JSON]
+
+
+def test_what_is_no_answer(qstat: Qstat, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"qstat told nothing of job 7\.pbsctl that can be read"):
+        look_up("7.pbsctl", qstat(OPENPBS, NO_SUCH_OPTION))
+    assert len(asked(tmp_path)) == 3
+
+
+def test_a_job_that_may_not_be_seen(qstat: Qstat, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        look_up("7.pbsctl", qstat(OPENPBS, ("qstat: Unauthorized Request  7.pbsctl\n", 2, 159)))
+    assert str(caught.value) == "qstat failed\n  why: Unauthorized Request  7.pbsctl"
+    assert asked(tmp_path) == [JSON]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_which_pbs_it_is_is_asked_once(qstat: Qstat, tmp_path: Path, version: str) -> None:
+    environ = qstat(version)
+    assert [flavour(environ), flavour(environ)] == [VERSIONS[version]] * 2
+    assert (tmp_path / "log.v").read_text() == "version\n"
+
+
+def test_no_qstat(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    assert flavour(environ) is None
+    with pytest.raises(LaunchError) as caught:
+        look_up("7.pbsctl", environ)
+    assert str(caught.value) == (
+        "there is no PBS here: qstat cannot be started\n"
+        "  why: No such file or directory\n"
+        "  fix: run this where qstat is in PATH, such as the cluster's login node; some sites need "
+        "module load pbs or torque"
+    )
+
+
+def test_grid_engine_is_no_pbs(qstat: Qstat) -> None:
+    with pytest.raises(LaunchError, match=r"this qstat is Grid Engine's\n  fix: the kind pbs is for OpenPBS"):
+        flavour(qstat(GRID_ENGINE))
+
+
+def test_some_other_qstat(qstat: Qstat) -> None:
+    with pytest.raises(LaunchError, match=r"this qstat is not PBS'\n  why: qstat --version said 'Unknown option"):
+        flavour(qstat("Unknown option: version\nUsage: qstat [-f] [-a|-i|-r]\n"))
+
+
+def test_asking_anything(qstat: Qstat) -> None:
+    environ = qstat(OPENPBS, ("hello\n", 1, 0), AWAY)
+    assert ask(("qstat", "-B"), environ) == "hello\n"
+    with pytest.raises(LaunchError, match="PBS cannot be reached"):
+        ask(("qstat", "-B"), environ)
+
+
+@pytest.mark.parametrize(("failure", "fix"), list(zip(failures("refused.txt"), REFUSED, strict=True)))
+def test_refused_jobs(failure: tuple[list[str], int, str], fix: str) -> None:
+    error = PBS.refusal(*failure)
+    assert (error.what, error.fix) == ("PBS refuses the job", fix)
+    assert error.why is not None and "usage" not in error.why and "[-" not in error.why
+
+
+@pytest.mark.parametrize("said", MORE_REFUSED)
+def test_other_refused_jobs(said: str) -> None:
+    error = PBS.refusal(["qsub", "job.pbs"], 1, said)
+    assert (error.what, error.fix) == ("PBS refuses the job", MORE_REFUSED[said])
+
+
+def test_the_words_of_a_refusal() -> None:
+    (name,) = (failure for failure in failures("refused.txt") if failure[0][1] == "-N")
+    assert PBS.refusal(*name).why == "illegal -N value"
+    torque = "qsub: submit error (Unknown queue MSG=cannot locate queue)\n"
+    assert PBS.refusal(["qsub"], 170, torque).why == "Unknown queue MSG=cannot locate queue"
+    assert str(PBS.refusal(["qsub"], 1, "qsub: Ask Ada first\n")) == "PBS refuses the job\n  why: Ask Ada first"
+    assert str(PBS.refusal(["qdel", "1"], 8, "")) == "qdel failed\n  why: qdel ended with 8 and said nothing"
+
+
+@pytest.mark.parametrize("failure", failures("unreachable.txt"), ids=lambda failure: " ".join(failure[0]))
+def test_an_unreachable_pbs(failure: tuple[list[str], int, str]) -> None:
+    assert PBS.refusal(*failure).what == "PBS cannot be reached"
+    assert is_passing(failure[1], failure[2])
+
+
+@pytest.mark.parametrize("said", PASSING)
+def test_what_is_worth_another_try(said: str) -> None:
+    assert is_passing(1, said) and not is_passing(0, said)
+    assert PBS.refusal(["qdel", "1"], 1, said).what == "PBS cannot be reached"
+
+
+def test_what_is_not_there() -> None:
+    told = [(is_unknown(code, said), has_finished(code, said), is_passing(code, said)) for _, code, said in
+            failures("not-there.txt")]  # fmt: skip
+    unknown, finished, other = (True, False, False), (False, True, False), (False, False, False)
+    assert told == [unknown, unknown, unknown, finished, finished, unknown, other, finished, other, other]
+    assert not any(is_passing(code, said) for _, code, said in failures("refused.txt"))
