@@ -30,6 +30,8 @@ NODE = """set -e
 mount -t tmpfs tmpfs /var/spool
 for folder in aux spool tmp mom_priv/jobs; do mkdir -p /var/spool/pbs/$folder; done
 mount --bind "$1" /etc/passwd
+# A real PBS has its commands in the PATH of each login.
+[ ! -e /etc/profile.d/pbs.sh ] || mount --bind /dev/null /etc/profile.d/pbs.sh
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 #: A line of Python: this rank's numbers, its host, and how many ranks it has met, which is in ``total``.
@@ -31,11 +32,29 @@ def who(text: str) -> list[list[Any]]:
     return sorted(json.loads(found) for found in re.findall(r"who (\[.*\])$", text, re.MULTILINE))
 
 
-def expected(counts: list[int]) -> list[list[Any]]:
-    """Return what the ranks on node01, node02, … must tell, so many on each."""
+def expected(counts: list[int], hosts: list[str] | None = None) -> list[list[Any]]:
+    """Return what the ranks on these hosts, or on node01, node02, …, must tell, so many on each."""
     found: list[list[Any]] = []
-    for node, count in enumerate(counts, 1):
-        found += [
-            [len(found) + local, local, sum(counts), count, f"node{node:02}", sum(counts)] for local in range(count)
-        ]
+    names = hosts or [f"node{node:02}" for node in range(1, len(counts) + 1)]
+    for host, count in zip(names, counts, strict=True):
+        found += [[len(found) + local, local, sum(counts), count, host, sum(counts)] for local in range(count)]
     return found
+
+
+def told(lab: Any, run: Path | None = None) -> tuple[str, str, str | None]:
+    """Return what status says of a run's state, what ps says of it, and the exit code that status says."""
+    folder = run or lab.run()
+    said = lab("status", folder.name).stdout
+    (state,) = re.findall(r"^state +(.*)$", said, re.MULTILINE)
+    code = re.search(r"^exit code +(.*)$", said, re.MULTILINE)
+    (row,) = (line.split() for line in lab("ps").stdout.splitlines() if line.startswith(f"{folder.name} "))
+    return state, row[1], code and code[1]
+
+
+def ranks_saying(text: str, line: str) -> list[int]:
+    """Return the ranks that have written a line: ``[0-3] up``, ``[1:2] up``, ``[0,2-3] up``."""
+    found: list[int] = []
+    for ranks in re.findall(rf"^\[(?:\d+:)?([\d,-]+)\] {line}$", text, re.MULTILINE):
+        for first, _, last in (part.partition("-") for part in ranks.split(",")):
+            found += range(int(first), int(last or first) + 1)
+    return sorted(found)

@@ -251,7 +251,7 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
 
 @pytest.mark.parametrize(
     ("launcher", "reason"),
-    [("torchrun", "rank 0 ended with exit code 7"), ("direct", None)],
+    [("torchrun", "rank 0 ended with exit code 7"), ("direct", "rank 0 ended with exit code 7")],
 )
 def test_the_end_is_known_when_slurm_has_forgotten_it(
     lab: Any, slurm: SlurmCluster, launcher: str, reason: str | None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from slurm_cluster import SlurmCluster
-from test_resume_on_slurm import OPTIONS, both
+from trainings import OPTIONS, both
 
-from allranks import contract
 from exact_runs import undisturbed, weights_in
 
 
@@ -17,19 +15,19 @@ def test_a_warned_job_that_may_not_be_requeued_goes_on_in_another(lab: Any, slur
     trainings = both(lab, slurm, "--directive=--no-requeue")
     firsts = [training.trains() for training in trainings]
     for first in firsts:
-        assert slurm.job(first)["Requeue"] == "0"
-        slurm.run("scancel", "--signal=USR1", "--batch", str(first))
+        assert slurm.job(int(first))["Requeue"] == "0"
+        slurm.run("scancel", "--signal=USR1", "--batch", first)
     for training, first in zip(trainings, firsts, strict=True):
         second = training.trains(attempt=1)
         assert second not in firsts
-        assert slurm.job(first)["JobState"] == "FAILED"  # It has left by itself, before anybody ended it.
-        decision = json.loads((training.run / contract.attempt_dir(0) / contract.AGAIN).read_text())
-        assert (decision["again"], decision["how"], decision["job"]) == (True, "dependent", str(second))
+        assert slurm.job(int(first))["JobState"] == "FAILED"  # It has left by itself, before anybody ended it.
+        decision = training.decision(0)
+        assert (decision["again"], decision["how"], decision["job"]) == (True, "dependent", second)
     for training in trainings:
         assert weights_in(training.end()) == undisturbed(lab, *OPTIONS)
-        notes = [json.loads(line) for line in (training.run / contract.CHECKPOINTS_FILE).read_text().splitlines()]
+        notes = training.notes()
         left = next(note["step"] for note in notes if note["leaving"])
         assert 0 < left == next(note["step"] for note in notes if note["attempt"] == 1)
         assert training.attempts == 2
         told = re.findall(r"^(?:job|attempts) +(.*)$", lab("status", training.run.name).stdout, re.MULTILINE)
-        assert told == [(training.run / contract.attempt_dir(1) / contract.JOB).read_text().strip(), "2"]
+        assert told == [training.job(1), "2"]

@@ -3,78 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
+from trainings import OPTIONS, Training, both
 
 from allranks import contract
-from exact_runs import SCRIPT, undisturbed, weights_in
-
-#: 800 steps.
-OPTIONS = ("--epochs", "100", "--size", "96", "--every", "5", "--quiet")
-
-
-@dataclass
-class Training:
-    """A training with a rank on each of its nodes, slow until it is let go.
-
-    Attributes:
-        lab: the command, in a folder that knows the cluster.
-        slurm: the cluster.
-        flags: of the run.
-    """
-
-    lab: Any
-    slurm: SlurmCluster
-    flags: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        number = len(self.lab.runs())
-        self.lab.env["OMP_NUM_THREADS"] = "1"  # Sums are rounded as their parts are shared by threads.
-        self.checkpoints = self.lab.folder / f"checkpoints-{number}"
-        flags = ("--on", "lab", "--nproc-per-node", "1", *self.flags)
-        script = ("--folder", self.checkpoints.name, "--slow-until", "go", *OPTIONS)
-        self.process = self.lab.popen("run", SCRIPT, *flags, "--", *script)
-        self.run: Path = self.slurm.wait_until("the run", lambda: self.lab.runs()[number:])[0]
-
-    def trains(self, attempt: int = 0, seconds: float = 90) -> int:
-        """Wait until an attempt has saved; return its job."""
-        self.slurm.wait_until(f"a checkpoint of attempt {attempt}", lambda: attempt in self._saved(), seconds)
-        return int((self.run / contract.attempt_dir(attempt) / contract.JOB).read_text())
-
-    def end(self) -> str:
-        """Let it go on at full speed, and return what it has printed when it has ended well."""
-        (self.lab.folder / "go").touch()
-        out, err = self.process.communicate(timeout=150)
-        assert self.process.returncode == 0, err.decode()
-        assert self.lab.record(self.run)["status"]["state"] == "SUCCEEDED"
-        return str(out.decode())
-
-    @property
-    def attempts(self) -> int:
-        """How many there were."""
-        return len(list((self.run / contract.ATTEMPTS_DIR).iterdir()))
-
-    def _saved(self) -> set[int]:
-        try:
-            lines = (self.run / contract.CHECKPOINTS_FILE).read_text().splitlines(keepends=True)
-        except FileNotFoundError:
-            return set()
-        noted = [json.loads(line) for line in lines if line.endswith("\n")]
-        return {record["attempt"] for record in noted if record["path"]}
-
-
-def both(lab: Any, slurm: SlurmCluster, *flags: str) -> list[Training]:
-    """Train with both launchers at once, on two nodes each."""
-    return [Training(lab, slurm, ("--nodes", "2", "--launcher", name, *flags)) for name in ("torchrun", "direct")]
+from exact_runs import undisturbed, weights_in
 
 
 def test_a_requeue_by_the_admin_changes_nothing(lab: Any, slurm: SlurmCluster) -> None:
     for training in (trainings := both(lab, slurm)):
-        slurm.run("scontrol", "requeue", str(training.trains()))
+        slurm.run("scontrol", "requeue", training.trains())
     for training in trainings:
         training.trains(attempt=1)
     for training in trainings:

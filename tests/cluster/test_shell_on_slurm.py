@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
+from terminals import Terminal
 
 #: Each rank tells where it is, after all of them have met.
 WHO = """\
@@ -27,69 +20,12 @@ dist.destroy_process_group()
 """
 
 
-class Terminal:
-    """A command in a terminal of its own, and a person who types there."""
-
-    def __init__(self, lab: Any, *words: str) -> None:
-        self._end, inner = pty.openpty()
-        # A session of its own, whose terminal this is: Ctrl-C comes from there.
-        command = ["setsid", "--ctty", sys.executable, "-m", "allranks", *words]
-        self.process = subprocess.Popen(command, cwd=lab.folder, env=lab.env, stdin=inner, stdout=inner, stderr=inner)
-        os.close(inner)
-        self.shown, self._seen = "", 0
-
-    def type(self, text: str) -> None:
-        """Type something."""
-        os.write(self._end, text.encode())
-
-    def read_until(self, pattern: str, seconds: float = 60) -> re.Match[str]:
-        """Read until something is shown after what was found before, and return it."""
-        deadline = time.monotonic() + seconds
-        while not (found := re.compile(pattern).search(self.shown, self._seen)):
-            assert self._read(deadline), f"no {pattern!r} in {self.shown[self._seen :]!r}"
-        self._seen = found.end()
-        return found
-
-    def wait(self, seconds: float = 60) -> int:
-        """Read to the end, and return the exit code."""
-        deadline = time.monotonic() + seconds
-        while self._read(deadline):
-            pass
-        return self.process.wait(10)
-
-    def close(self) -> None:
-        """Take the terminal away, as a window that is closed."""
-        if self._end >= 0:
-            os.close(self._end)
-        self._end = -1
-
-    def _read(self, deadline: float) -> bool:
-        """Read more; tell whether there may be any after it."""
-        if not select.select([self._end], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            return False
-        with suppress(OSError):  # EIO: nobody has the terminal open any more.
-            self.shown += os.read(self._end, 65536).decode(errors="replace")
-            return True
-        return False
-
-
 @pytest.fixture
 def lab(slurm: SlurmCluster, allranks: Any) -> Any:
     """Give the command in a folder that knows the test cluster as ``lab``."""
     allranks.env.update(slurm.env, SHELL="/bin/sh", PS1="ready> ")
     allranks.script("lab: {kind: slurm, resources: {time: 5min}}\n", "clusters.yaml")
     return allranks
-
-
-@pytest.fixture
-def terminals(slurm: SlurmCluster) -> Iterator[list[Terminal]]:
-    """Give a list for terminals, whose commands are ended after the test."""
-    found: list[Terminal] = []
-    yield found
-    for terminal in found:
-        terminal.close()
-        terminal.process.kill()
-        terminal.process.wait()
 
 
 def queue(slurm: SlurmCluster) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ranks_told import WHO, expected, who
 from slurm_cluster import SlurmCluster
-from test_shell_on_slurm import Terminal
+from terminals import Terminal
 
 NOT_THERE = "cp: cannot stat '/nowhere/file': No such file or directory; "
 #: Set-ups that fail, where Slurm's log is, and what is told of it.

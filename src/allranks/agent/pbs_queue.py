@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from allranks import contract
 from allranks.agent.queues import ask
+
+#: What comes of a qrerun that is ended together with the job it puts back, or that does not want to wait for that.
+_IS_UNDER_WAY = re.compile(r"exit code -\d+$|Job rerun request still in progress")
 
 
 class PbsQueue:
@@ -43,7 +47,8 @@ class PbsQueue:
         """
         if lost:
             return "PBS ends a job that has lost a node only when that is back"
-        return ask(["qrerun", self.job], self._environ, self._folder)[1]
+        refused = ask(["qrerun", self.job], self._environ, self._folder)[1]
+        return None if refused and _IS_UNDER_WAY.search(refused) else refused
 
     def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
         """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that.

@@ -59,11 +59,13 @@ def _hosts(environ: Mapping[str, str]) -> list[str]:
     Raises:
         PreflightError: the file that names them is not here.
     """
+    named = environ.get("PBS_NODEFILE")
     try:
-        return list(dict.fromkeys(Path(environ.get("PBS_NODEFILE", "")).read_text().split()))
+        return list(dict.fromkeys(Path(named or "").read_text().split()))
     except OSError as error:
+        what = f"{named}: {error.strerror}" if named else "not set"
         raise PreflightError(
             "the nodes of this allocation cannot be found out",
-            why=f"PBS_NODEFILE is {environ.get('PBS_NODEFILE')}: {error.strerror}; the first node alone has it",
+            why=f"PBS_NODEFILE is {what}; the first node alone has it",
             fix="type the command on the first node of the allocation, where qsub -I gives its shell",
         ) from error

@@ -201,6 +201,7 @@ def _task(parts: Parts, mode: int) -> list[str]:
     nproc = parts.spec.nproc_per_node
     shared = f"(cpus > {nproc} ? cpus / {nproc} : 1)"
     name = f'"rank-$(($2 * {parts.spec.nproc_per_node} + $3))"' if parts.is_direct else "agent"
+    looking = _looking() if parts.is_direct and not parts.inside else []
     body = [
         comment("PBS sets threads for one rank that has all CPUs of its node; its ranks share them"),
         "local cpus=$NCPUS",
@@ -222,9 +223,14 @@ def _task(parts: Parts, mode: int) -> list[str]:
         "done",
         f"{function} & task=$!",
         f'echo "$task" >"$folder/$name{_PID}"',
-        'while kill -0 "$task" 2>/dev/null; do wait "$task"; done',
-        'wait "$task"',
-        "local code=$?",
+        *looking,
+        "local code",
+        "while true; do",
+        '  wait "$task"',
+        "  code=$?",
+        '  kill -0 "$task" 2>/dev/null || break',
+        "done",
+        *(['[ -z "$look" ] || kill "$look"'] if looking else []),
         f'rm -f "$folder/$name{_PID}"',
         f'echo "$code $HOSTNAME" >"$folder/$name{contract.TASK_EXIT}"',
         'exit "$code"',
@@ -236,6 +242,21 @@ def _task(parts: Parts, mode: int) -> list[str]:
         *indented(body),
         "}",
         f'{{ declare -f {function} {_TASK}; echo \'{_TASK} "$@"\'; }} >"$attempt/{_FUNCTIONS}"',
+    ]
+
+
+def _looking() -> list[str]:
+    """Return the lines by which a rank hears that PBS ends the job.
+
+    It tells the first node alone, and starts nothing on the others any more. There are no agents that would tell them.
+    """
+    word = f'case $(ls "$1") in *{contract.TERMINATED}*) kill -s TERM "$task"; break ;; esac'
+    return [
+        comment("PBS tells the first node alone that it ends the job: the others look for what that one leaves"),
+        "look=",
+        'if [ "$2" -gt 0 ]; then',
+        f"  (while sleep 1; do {word}; done) & look=$!",
+        "fi",
     ]
 
 
@@ -293,8 +314,7 @@ def _wait(parts: Parts) -> list[str]:
     """Return the block that starts all tasks and waits for them."""
     what = "all ranks" if parts.is_direct else "all nodes"
     patience = int(parts.spec.stop_timeout) + _PATIENCE
-    # Agents hear from each other of a rank that failed, and give the others their time themselves.
-    heard, left = (0, patience) if parts.is_direct else (patience, _PATIENCE)
+    left = patience if parts.is_direct else _PATIENCE
     warning = warning_seconds(parts.job)
     at = f"${{end:+$((end - {warning}))}}" if warning else ""
     return [
@@ -309,8 +329,11 @@ def _wait(parts: Parts) -> list[str]:
         f"code=0 todo=warn at={at}",
         "while true; do",
         "  now=$(date +%s)",
-        '  if read -r ${at:+-t "$((at > now ? at - now : 1))"} ended; then',
-        f'    [ "$code" -ne 0 ] || [ "$ended" -eq 0 ] || code=$ended todo=end at=$(($(date +%s) + {heard}))',
+        '  if read -r ${at:+-t "$((at > now ? at - now : 1))"} ended node; then',
+        '    if [ "$code" -eq 0 ] && [ "$ended" -ne 0 ]; then',
+        "      code=$ended todo=end at=$(date +%s)",
+        *indented(indented(indented(_hearing(parts)))),
+        "    fi",
         '  elif [ "$?" -le 128 ]; then',
         "    break",
         '  elif [ "$(date +%s)" -ge "$at" ]; then',
@@ -326,6 +349,15 @@ def _wait(parts: Parts) -> list[str]:
     ]
 
 
+def _hearing(parts: Parts) -> list[str]:
+    """Return the lines that give agents the time to end their ranks: they hear from each other of one that failed."""
+    if parts.is_direct:
+        return []
+    seconds = int(parts.spec.stop_timeout) + _PATIENCE
+    agent = f'$(printf \'%s/node-%03d/{contract.AGENT_EVENTS}\' "$attempt" "$node")'
+    return [f'[ ! -e "{agent}" ] || at=$((at + {seconds}))']
+
+
 def _all(parts: Parts) -> list[str]:
     rank, local = f"rank-$((node * {parts.spec.nproc_per_node} + local))", ' "$local"'
     name, more = (rank, local) if parts.is_direct else ("agent", "")
@@ -338,7 +370,7 @@ def _all(parts: Parts) -> list[str]:
         '  [ ! -s "$told" ] || read -r code _ <"$told"',
         '  [ -s "$told" ] || echo "allranks: ${nodes[$node]}: a task was not started, or is lost" >&2',
         '  [ -s "$told" ] || [ "$code" -ne 0 ] || code=1',
-        '  echo "$code"',
+        '  echo "$code $node"',
         ") &",
     ]
     if not parts.is_direct:
@@ -359,12 +391,8 @@ def _traps(parts: Parts) -> list[str]:
             "trap 'signal_to USR1 \"${!nodes[@]}\"' USR1",
             *(f"trap 'signal_to {name} {first}' {name}" for name in ("INT", "TERM", "HUP")),
         ]
-    if parts.is_direct:
-        return [
-            comment("PBS ends what runs on the first node; the others hear of it from here"),
-            f'trap \'touch "$attempt/{contract.TERMINATED}"; signal_to TERM $(seq 1 "$((${{#nodes[@]}} - 1))")\' TERM',
-        ]
+    others = "the others look for this file" if parts.is_direct else "its agent tells the others"
     return [
-        comment("PBS ends what runs on the first node; its agent tells the others"),
+        comment(f"PBS ends what runs on the first node; {others}"),
         f"trap 'touch \"$attempt/{contract.TERMINATED}\"' TERM",
     ]

@@ -163,7 +163,9 @@ class QueuedCluster(ABC):
         """
         if handle.job_id is None:
             attempt = newest(folder)
-            return self._inside(attempt, handle, agents.told_by_all(attempt))
+            status = self._inside(attempt, handle, agents.told_by_all(attempt))
+            is_blamed = status.state is not State.FAILED or status.rank is not None
+            return status if is_blamed else self.blame(status, folder, attempt, "")
         asked = self._asked.setdefault((folder, handle.job_id), Asked(folder))
         if asked.is_due(self._clock()):
             asked.status = self._ask(folder, handle.job_id)
@@ -186,7 +188,7 @@ class QueuedCluster(ABC):
         attempt = newest(folder)
         told = agents.told_by_all(attempt)
         status = _combined(info, told) if info else self._forgotten(attempt, job_id, told)
-        if info and status.state is State.FAILED and status.rank is None:
+        if status.state is State.FAILED and status.rank is None:
             status = self.blame(status, folder, attempt, job_id)
         decision = decision_after(attempt)
         if status.state.is_final and decision.get("given_up"):
@@ -247,6 +249,7 @@ class QueuedCluster(ABC):
         with contextlib.suppress(OSError, ValueError):
             code = int((attempt / contract.EXIT).read_text())
             words = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
+            words |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
             state = words.get(code, State.FAILED)
             return replace(told, state=state, native="ended", reason=None, exit_code=code)
         what = (
@@ -267,7 +270,8 @@ def _combined(info: JobInfo, told: Status) -> Status:
     if state is State.SUCCEEDED:
         code = 0
     elif not code:
-        code = 128 + info.signal if info.signal else 1
+        ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
+        code = 128 + ended_by if ended_by else 1
     return Status(
         state,
         info.native,

@@ -24,7 +24,7 @@ def lines_of(log: Path) -> list[str]:
 
 
 def telling(log: Path, noise: re.Pattern[str]) -> list[str]:
-    """Return the last lines of a log that may tell a cause, each once, at most two; the last line if none may.
+    """Return the last lines of a log that may tell a cause, each once, at most two.
 
     Args:
         log: the log.
@@ -32,7 +32,7 @@ def telling(log: Path, noise: re.Pattern[str]) -> list[str]:
     """
     lines = [line for line in lines_of(log) if line.strip()]
     found = dict.fromkeys(line for line in lines if not (line[0].isspace() or noise.match(line)))
-    return [line.removeprefix("allranks: ") for line in [*found][-2:] or lines[-1:]]
+    return [line.removeprefix("allranks: ") for line in [*found][-2:]]
 
 
 def plan_of(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.queued_log import plan_of, telling, with_text
+from allranks.clusters.queued_log import lines_of, plan_of, telling, with_text
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
@@ -32,8 +32,8 @@ def log_of(run: Run) -> Path | None:
 
 
 def causes(log: Path) -> list[str]:
-    """Return the last lines of a log that may tell a cause."""
-    return telling(log, _NOISE)
+    """Return the last lines of a log that may tell a cause; its last line if none may."""
+    return telling(log, _NOISE) or [line for line in lines_of(log) if line.strip()][-1:]
 
 
 def find_log(folder: Path, job_id: str) -> Path | None:

@@ -112,7 +112,7 @@ class Server:
 
     async def _answer(self, talk: Conversation) -> int:
         command = talk.call.command
-        if self.settings.paused and command not in OF_MOM:
+        if self.settings.paused and command not in OF_MOM and talk.call.args != ["--version"]:
             if command == "qstat" and "json" in talk.call.args:
                 talk.out(as_json("Jobs", {}))
             talk.send(err=f"Connection refused\n{command}: {CONNECT}\n")

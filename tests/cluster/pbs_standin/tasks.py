@@ -78,7 +78,7 @@ def _lines(run: Run, options: dict[str, str], numbers: dict[str, int]) -> list[i
 async def _waited(run: Run, talk: Conversation, tasks: list[Task], *, is_verbose: bool) -> int:
     """Wait for the tasks; kill them and return 1 when the command is told to end."""
     told: asyncio.Task[dict[str, Any] | None] = asyncio.ensure_future(talk.hear())
-    left = {task.ended: (number, task) for number, task in enumerate(tasks)}
+    left = {asyncio.ensure_future(_status(run, task)): (number, task) for number, task in enumerate(tasks)}
     while left:
         waited: set[asyncio.Future[Any]] = {*left, told}
         done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -98,6 +98,14 @@ async def _waited(run: Run, talk: Conversation, tasks: list[Task], *, is_verbose
                 talk.out(f"{talk.call.path}: task 0x{number:08X} exit status {status}\n")
     told.cancel()
     return 0
+
+
+async def _status(run: Run, task: Task) -> int | None:
+    """Return how a task has ended; as seen on a real one, of a node that died nothing is heard until it is back."""
+    status = await task.ended
+    if status is None and not run.job.flavour.is_torque:
+        await run.back.wait()
+    return status
 
 
 async def pbs_tmrsh(server: Server, talk: Conversation) -> int:
@@ -120,5 +128,5 @@ async def pbs_tmrsh(server: Server, talk: Conversation) -> int:
     if host not in run.job.lines():
         talk.send(err=f'{name}: host "{host}" is not a node in job <{run.job.id}>\n')
         return 255
-    status = await _start(run, run.job.lines().index(host), args).ended
+    status = await _status(run, _start(run, run.job.lines().index(host), args))
     return 255 if status is None else min(status, 254)

@@ -108,9 +108,12 @@ allranks_task() {
   done
   allranks_rank & task=$!
   echo "$task" >"$folder/$name.pid"
-  while kill -0 "$task" 2>/dev/null; do wait "$task"; done
-  wait "$task"
-  local code=$?
+  local code
+  while true; do
+    wait "$task"
+    code=$?
+    kill -0 "$task" 2>/dev/null || break
+  done
   rm -f "$folder/$name.pid"
   echo "$code $HOSTNAME" >"$folder/$name.exit"
   exit "$code"
@@ -144,7 +147,7 @@ signal_to() {
   local name=$1 node
   shift
   for node; do
-    on "$node" "$BASH" -c 'kill -s "$0" $(cat "$1"/*.pid)' "$name" "$(printf '%s/node-%03d' "$attempt" "$node")" >/dev/null 2>&1 &
+    on "$node" "$BASH" -c 'exec 2>/dev/null; kill -s "$0" $(cat "$1"/*.pid)' "$name" "$(printf '%s/node-%03d' "$attempt" "$node")" >/dev/null 2>&1 &
   done
 }
 
@@ -161,7 +164,7 @@ all() {
         [ ! -s "$told" ] || read -r code _ <"$told"
         [ -s "$told" ] || echo "allranks: ${nodes[$node]}: a task was not started, or is lost" >&2
         [ -s "$told" ] || [ "$code" -ne 0 ] || code=1
-        echo "$code"
+        echo "$code $node"
       ) &
     done
   done
@@ -176,8 +179,10 @@ trap 'signal_to HUP "${!nodes[@]}"' HUP
 code=0 todo=warn at=${end:+$((end - 120))}
 while true; do
   now=$(date +%s)
-  if read -r ${at:+-t "$((at > now ? at - now : 1))"} ended; then
-    [ "$code" -ne 0 ] || [ "$ended" -eq 0 ] || code=$ended todo=end at=$(($(date +%s) + 0))
+  if read -r ${at:+-t "$((at > now ? at - now : 1))"} ended node; then
+    if [ "$code" -eq 0 ] && [ "$ended" -ne 0 ]; then
+      code=$ended todo=end at=$(date +%s)
+    fi
   elif [ "$?" -le 128 ]; then
     break
   elif [ "$(date +%s)" -ge "$at" ]; then

@@ -79,6 +79,14 @@ def test_an_operators_job_is_put_back(pbs: Pbs) -> None:
     assert (decided["how"], decided["job"]) == ("requeue", "7.server")
 
 
+def test_what_puts_the_job_back_may_be_ended_with_it(pbs: Pbs) -> None:
+    (pbs.folder / "bin" / "qrerun").write_text("#!/bin/sh\nkill -s TERM $$\n")
+    assert pbs.go_on() == replace(AGAIN, how="requeue", job="7.server")
+    pbs.answers("qrerun", err="qrerun: Response timed out. Job rerun request still in progress for 7.server", code=163)
+    assert pbs.go_on() == replace(AGAIN, how="requeue", job="7.server")
+    assert pbs.asked("qsub") is None
+
+
 def test_another_job_waits_where_users_may_not_do_that(pbs: Pbs) -> None:
     why = f"{AGAIN.why}; qrerun: {OPERATORS}"
     assert pbs.go_on() == replace(AGAIN, how="dependent", job="8.server", why=why)

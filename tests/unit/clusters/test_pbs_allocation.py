@@ -55,15 +55,19 @@ def test_another_number_of_nodes_is_refused(tmp_path: Path, inside: dict[str, st
     )
 
 
-@pytest.mark.parametrize("named", [None, "/nowhere/hosts"])
-def test_on_another_node_the_nodes_are_not_known(tmp_path: Path, inside: dict[str, str], named: str | None) -> None:
+@pytest.mark.parametrize(
+    ("named", "said"), [(None, "not set"), ("/nowhere/hosts", "/nowhere/hosts: No such file or directory")]
+)
+def test_on_another_node_the_nodes_are_not_known(
+    tmp_path: Path, inside: dict[str, str], named: str | None, said: str
+) -> None:
     environ = {name: value for name, value in inside.items() if name != "PBS_NODEFILE"}
     if named:
         environ["PBS_NODEFILE"] = named
     with pytest.raises(PreflightError) as caught:
         plan_of(tmp_path, environ)
     assert str(caught.value).startswith(
-        f"the nodes of this allocation cannot be found out\n  why: PBS_NODEFILE is {named}: "
+        f"the nodes of this allocation cannot be found out\n  why: PBS_NODEFILE is {said}; "
     )
 
 

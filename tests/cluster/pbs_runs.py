@@ -1,0 +1,91 @@
+"""What tests of runs on PBS share: several at once, which job and hosts a run has, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from pbs_cluster import PbsCluster
+
+#: A rank that goes on until it is told to end.
+UP = "import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
+
+
+@dataclass
+class Followed:
+    """A run on ``lab`` that ``allranks run`` has submitted and follows.
+
+    Attributes:
+        lab: the command, in a folder that knows the cluster.
+        name: of the run.
+        process: the command that follows it.
+        rc: what that ended with, after ``end``; stdout and stderr are what it had said.
+    """
+
+    lab: Any
+    name: str
+    process: Popen[bytes]
+    rc: int | None = None
+    stdout: str = field(default="", repr=False)
+    stderr: str = field(default="", repr=False)
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return run_named(self.lab, self.name)
+
+    @property
+    def job(self) -> str:
+        """The id of its job."""
+        return str(self.lab.record(self.folder)["handle"]["job_id"])
+
+    @property
+    def state(self) -> str:
+        """Its state, as the record has it."""
+        return str(self.lab.record(self.folder)["status"]["state"])
+
+    def end(self, seconds: float = 120) -> Followed:
+        """Wait for the end of the command."""
+        out, err = self.process.communicate(timeout=seconds)
+        self.rc, self.stdout, self.stderr = self.process.returncode, out.decode(), err.decode()
+        return self
+
+    def wait_for_job(self, pbs: PbsCluster) -> str:
+        """Wait until the run is submitted, and return the id of its job."""
+
+        def is_submitted() -> bool:
+            records = [json.loads(path.read_text()) for path in self.lab.folder.glob(f"runs/{self.name}-*/record.json")]
+            return any(record["handle"]["job_id"] for record in records)
+
+        pbs.wait_until(f"{self.name} to be submitted", is_submitted, 60)
+        return self.job
+
+    def wait_for_ranks(self, pbs: PbsCluster, count: int = 1, line: str = "up\n") -> Followed:
+        """Wait until so many ranks have written nothing but a line."""
+
+        def are_up() -> bool:
+            logs = self.lab.folder.glob(f"runs/{self.name}-*/attempts/*/node-*/rank-*.out")
+            return sum(log.read_text() == line for log in logs) == count
+
+        pbs.wait_until(f"{count} ranks of {self.name}", are_up, 60)
+        return self
+
+
+def follow(lab: Any, name: str, script: str | Path, *words: object, **env: str | None) -> Followed:
+    """Submit a run of this name on ``lab``, and follow it."""
+    return Followed(lab, name, lab.popen("run", script, "--on", "lab", "--name", name, *map(str, words), **env))
+
+
+def run_named(lab: Any, name: str) -> Path:
+    """Return the folder of the only run whose name begins so."""
+    (folder,) = (run for run in lab.runs() if run.name.startswith(f"{name}-"))
+    return Path(folder)
+
+
+def hosts_of(pbs: PbsCluster, job: str) -> list[str]:
+    """Return the different hosts that PBS gave a job, in its order."""
+    found = pbs.job(job)["exec_host"].split("+")
+    return list(dict.fromkeys(part.partition("/")[0] for part in found))

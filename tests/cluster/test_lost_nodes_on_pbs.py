@@ -1,0 +1,57 @@
+"""A node that dies costs a training on PBS an attempt, and nothing else; a dead node is never waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from left_behind import assert_nothing_lives
+from pbs_cluster import StandInPbs
+from pbs_runs import hosts_of
+from trainings import OPTIONS, Training
+
+from exact_runs import undisturbed, weights_in
+
+
+def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs) -> None:
+    """PBS lets the job stand until the node is back, so that the run goes on in another one."""
+    training = Training(standin_lab, standin, ("--nodes", "2", "--stop-timeout", "2"))
+    first = training.trains()
+    dead = hosts_of(standin, first)[1]
+    standin.kill_node(dead)
+    second = training.trains(attempt=1, seconds=150)
+    assert standin.job(first)["job_state"] == "R"
+    decision = training.decision(0)
+    assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "dependent", second)
+    assert decision["why"] == f"node 1 ({dead}) was lost; PBS ends a job that has lost a node only when that is back"
+    assert dead not in hosts_of(standin, second)
+    assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
+    standin.start_node(dead)
+    standin.wait_for_state(first)
+    assert (training.state, training.attempts) == ("SUCCEEDED", 2)
+    assert_nothing_lives(standin, standin_lab)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
+def test_the_first_node_dies(standin_lab: Any, standin: StandInPbs, launcher: str) -> None:
+    """PBS puts the job back by itself."""
+    training = Training(standin_lab, standin, ("--nodes", "2", "--launcher", launcher))
+    job = training.trains()
+    dead = hosts_of(standin, job)[0]
+    standin.kill_node(dead)
+    assert training.trains(attempt=1) == job
+    assert dead not in hosts_of(standin, job)
+    assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
+    assert training.attempts == 2
+    assert_nothing_lives(standin, standin_lab)
+
+
+def test_the_first_node_dies_under_a_job_that_is_not_to_be_put_back(standin_lab: Any, standin: StandInPbs) -> None:
+    training = Training(standin_lab, standin, ("--nodes", "2", "--no-requeue"))
+    job = training.trains()
+    standin.kill_node(hosts_of(standin, job)[0])
+    _, err = training.process.communicate(timeout=60)
+    print(err.decode())
+    assert (training.state, training.attempts) == ("NODE_FAIL", 1)
+    assert standin.job(job)["Exit_status"] == "-20"
+    assert_nothing_lives(standin, standin_lab)

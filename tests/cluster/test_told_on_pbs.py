@@ -1,0 +1,279 @@
+"""What a person is told of runs on PBS: while they wait and run, how they ended, and when PBS does not answer."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+import pytest
+from left_behind import assert_nothing_lives
+from pbs_cluster import PbsCluster, StandInPbs
+from pbs_runs import UP, Followed, follow, hosts_of
+from ranks_told import ranks_saying, told
+
+BOTH = ("torchrun", "direct")
+#: Rank 1 fails in a way of its own; the others would go on for long.
+FAILING = """\
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    print("no data here", file=sys.stderr, flush=True)
+    {end}
+time.sleep(100)
+"""
+ENDS = {
+    "exits": ("sys.exit(7)", 7, "ended with exit code 7"),
+    "dies": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+}
+
+
+def test_the_rank_that_failed_first_is_named(pbs_lab: Any, pbs: PbsCluster) -> None:
+    flags = ("--nodes", 2, "--cpus-per-node", 1)
+    runs = []
+    for how, (end, _, _) in ENDS.items():
+        pbs_lab.script(FAILING.format(end=end), f"{how}.py")
+        runs += [follow(pbs_lab, f"{how}-{name}", f"{how}.py", *flags, "--launcher", name) for name in BOTH]
+    for run in runs:
+        _, code, words = ENDS[run.name.partition("-")[0]]
+        done, name = run.end(), run.folder.name
+        assert done.rc == code
+        assert done.stderr.splitlines()[-4:] == [
+            f"error: rank 1 on {hosts_of(pbs, run.job)[1]} {words}",
+            "  why: no data here",
+            f"  fix: allranks logs {name} --rank 1",
+            f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
+        ]
+        status = pbs_lab.record(run.folder)["status"]
+        assert (status["state"], status["rank"], status["exit_code"]) == ("FAILED", 1, code)
+    assert_nothing_lives(pbs, pbs_lab)
+
+
+NO_FILE = "cp: cannot stat '/nowhere/file': No such file or directory; "
+FAILS_ON_SECOND = '[ "$ALLRANKS_NODE_RANK" = 0 ] || cp /nowhere/file .'
+#: What is set up, and what is told of it: which exit code, of which node, and why; in which file.
+SET_UPS = {
+    "script": ("{setup: [echo hello, cp /nowhere/file .]}", 1, NO_FILE + "cp /nowhere/file . failed with exit code 1 "),
+    "node": (f"{{node_setup: [echo hello, '{FAILS_ON_SECOND}']}}", 1, NO_FILE + "{second}: cp /nowhere/file . failed "),
+    "python": ("{python: /nowhere/python}", 127, "/nowhere/python: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_a_set_up_that_fails_is_told_in_its_own_words(pbs_lab: Any, pbs: PbsCluster, launcher: str) -> None:
+    pbs_lab.script(UP)
+    runs = []
+    for kind, (environment, _, _) in SET_UPS.items():
+        launch = f"{{launcher: {launcher}, stop_timeout: 1}}"
+        job = f"script: train.py\nresources: {{nodes: 2}}\nlaunch: {launch}\nenvironment: {environment}\n"
+        pbs_lab.job(job, f"{kind}.yaml")
+        runs.append(follow(pbs_lab, kind, f"{kind}.yaml"))
+    for run in runs:
+        _, code, cause = SET_UPS[run.name]
+        assert run.end().rc == code
+        *_, what, why, see = run.stderr.splitlines()
+        assert what.startswith(f"error: {run.folder.name} FAILED")
+        second = hosts_of(pbs, run.job)[1]
+        assert cause.format(second=second) in why
+        assert "hello" not in why
+        number = run.job.partition(".")[0]
+        logs = {"script": f"pbs-{number}.out", "node": "attempts/000/node-001/agent.log"}
+        log = re.escape(logs[run.name]) if run.name in logs else r"attempts/000/node-00[01]/agent\.log"
+        assert re.fullmatch(rf"  see: runs/{run.folder.name}/{log}", see)
+    assert_nothing_lives(pbs, pbs_lab)
+
+
+REFUSED = {
+    "--queue nothere": [
+        "error: PBS refuses the job",
+        "  why: Unknown queue",
+        "  fix: set scheduler.partition (nothere) to a queue that qstat -Q lists and you may use",
+    ],
+    "--queue gpuq --time 3h": [
+        "error: PBS refuses the job",
+        "  why: Job violates queue and/or server resource limits",
+        "  fix: lower resources.time (03:00:00) or resources.nodes, or choose another scheduler.partition (gpuq); "
+        "qstat -Q -f shows the limits of the queues",
+    ],
+    "--queue closedq": [
+        "error: PBS refuses the job",
+        "  why: Unauthorized Request",
+        "  fix: its queue may not take your jobs: set scheduler.partition (closedq) to a queue that qstat -Q lists "
+        "and you may use",
+    ],
+    "--constraint nosuch=2": [
+        "error: PBS refuses the job",
+        "  why: Unknown resource: nosuch",
+        "  fix: take it out of scheduler.constraint, scheduler.resources or scheduler.directives: PBS does not know it",
+    ],
+    "--exclude pbs01": [
+        "error: scheduler.exclude: PBS cannot leave hosts out",
+        "  why: it has no option for that",
+        "  fix: name those to use in scheduler.include, or a feature that they have in scheduler.constraint",
+    ],
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_pbs_refuses_is_told_in_words(pbs_lab: Any, flags: str) -> None:
+    pbs_lab.script(UP)
+    done = pbs_lab("run", "train.py", "--on", "lab", *flags.split())
+    assert (done.rc, done.stdout) == (2 if "exclude" in flags else 1, "")
+    assert done.stderr.splitlines()[-3:] == REFUSED[flags]
+    if "exclude" not in flags:
+        assert told(pbs_lab) == ("FAILED  not started", "FAILED", "1")
+
+
+#: Jobs that wait: how they are asked for, PBS's letter, and why they wait.
+WAITING = {
+    "many": (
+        "resources: {nodes: 5}",
+        "Q (queued)",
+        "it asks for more nodes than there are, and so it will never start: lower resources.nodes",
+    ),
+    "held": ("scheduler: {directives: ['-h']}", "H (held)", "it is held: let it go with qrls {job}"),
+}
+
+
+def test_why_a_job_waits_and_what_becomes_of_it_when_it_is_cancelled(pbs_lab: Any, pbs: PbsCluster) -> None:
+    pbs_lab.script(UP)
+    runs = []
+    for name, (asked, _, _) in WAITING.items():
+        pbs_lab.job(f"script: train.py\n{asked}\n", f"{name}.yaml")
+        runs.append(follow(pbs_lab, name, f"{name}.yaml"))
+    for run in runs:
+        _, native, words = WAITING[run.name]
+        why = words.format(job=run.wait_for_job(pbs))
+        pbs.wait_until(f"status to say why {run.name} waits", lambda run=run, why=why: _reason(run) == why, 60)
+        assert told(pbs_lab, run.folder) == (f"PENDING  {native}", "PENDING", None)
+        assert pbs_lab("cancel", run.name).rc == 0
+        assert run.end(30).rc == 143, run.stderr
+        assert f"error: {run.folder.name} was cancelled\n" in run.stderr
+        assert told(pbs_lab, run.folder) == ("CANCELLED  F (finished)", "CANCELLED", "143")
+        assert pbs.job(run.job)["job_state"] == "F"
+
+
+def test_a_follower_tells_why_its_job_waits(pbs_lab: Any, pbs: PbsCluster) -> None:
+    pbs_lab.script(UP)
+    run = follow(pbs_lab, "many", "train.py", "--nodes", 5)
+    words = WAITING["many"][2]
+    run.wait_for_job(pbs)
+    assert run.process.stderr
+    lines = iter(run.process.stderr.readline, b"")
+    assert f"allranks: {run.folder.name}: waiting: {words}\n".encode() in lines
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(30).rc == 130
+    assert pbs.job(run.job)["job_state"] == "F"
+
+
+def _reason(run: Followed) -> str | None:
+    said = re.search(r"^reason +(.*)$", run.lab("status", run.folder.name).stdout, re.MULTILINE)
+    return said and said[1]
+
+
+#: Rank 0 goes on until there is a file ``go``, and ends with the code that is in it; so do the others.
+GOES = """\
+import os, sys, time
+print("up", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+print("went", flush=True)
+sys.exit(int(open("go").read()))
+"""
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_a_detached_run_is_followed_while_it_runs(pbs_lab: Any, pbs: PbsCluster, launcher: str) -> None:
+    pbs_lab.script(GOES)
+    flags = ("--nodes", "2", "--launcher", launcher, "--detach")
+    started = pbs_lab("run", "train.py", "--on", "lab", *flags)
+    assert (started.rc, started.stdout) == (0, f"{pbs_lab.run().name}\n"), started.stderr
+    following = pbs_lab.popen("logs", "-f")
+    assert following.stdout
+    said = ""
+    while ranks_saying(said, "up") != [0, 1]:
+        said += following.stdout.readline().decode()
+    assert told(pbs_lab) == ("RUNNING  R (running)", "RUNNING", None)
+    (pbs_lab.folder / "part").write_text("0")
+    (pbs_lab.folder / "part").rename(pbs_lab.folder / "go")
+    out, _ = following.communicate(timeout=60)
+    assert (following.returncode, ranks_saying(out.decode(), "went")) == (0, [0, 1])
+    assert told(pbs_lab) == ("SUCCEEDED  F (finished)", "SUCCEEDED", "0")
+    assert len(hosts_of(pbs, pbs_lab.record()["handle"]["job_id"])) == 2
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_nothing_is_left_of_a_job_that_is_cancelled(pbs_lab: Any, pbs: PbsCluster, launcher: str) -> None:
+    pbs_lab.script(UP)
+    flags = ("--nodes", 2, "--launcher", launcher)
+    cancelled, interrupted, deleted = (
+        follow(pbs_lab, name, "train.py", *flags) for name in ("cancel", "ctrl-c", "qdel")
+    )
+    for run in (cancelled, interrupted, deleted):
+        run.wait_for_ranks(pbs, 2)
+    assert pbs_lab("cancel", cancelled.folder.name, timeout=60).rc == 0
+    assert told(pbs_lab, cancelled.folder) == ("CANCELLED  F (finished)", "CANCELLED", "143")
+    interrupted.process.send_signal(signal.SIGINT)
+    pbs.run("qdel", deleted.job)
+    for run, code in ((cancelled, 143), (interrupted, 130), (deleted, 143)):
+        assert run.end(60).rc == code, run.stderr
+        (who,) = re.findall(r" and terminated by (\S+)", pbs.job(run.job)["comment"])
+        name = run.folder.name
+        assert run.stderr.splitlines()[-3:] == [
+            f"error: {name} was cancelled",
+            f"  why: it was deleted by {who}",
+            f"  fix: allranks logs {name} shows what it did, allranks resume {name} goes on with it",
+        ]
+        assert told(pbs_lab, run.folder) == ("CANCELLED  F (finished)", "CANCELLED", str(code))
+        assert len([*(run.folder / "attempts").iterdir()]) == 1
+    assert_nothing_lives(pbs, pbs_lab)
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+def test_the_end_is_known_where_pbs_keeps_no_history(standin_lab: Any, standin: StandInPbs, launcher: str) -> None:
+    standin.set(history=False)
+    standin_lab.script("import sys\nsys.exit(int(sys.argv[1]))\n")
+    flags = ("--nodes", 2, "--launcher", launcher)
+    runs = {code: follow(standin_lab, f"ends-{code}", "train.py", *flags, "--", code) for code in (0, 7)}
+    states = {0: ("SUCCEEDED  ended", "SUCCEEDED", "0"), 7: ("FAILED  ended", "FAILED", "7")}
+    for code, run in runs.items():
+        assert run.end().rc == code, run.stderr
+        assert standin.job(run.job) == {}
+        assert told(standin_lab, run.folder) == states[code]
+    assert re.search(r"^error: rank [01] on pbs0\d ended with exit code 7$", runs[7].stderr, re.MULTILINE)
+
+
+def test_a_job_that_was_cancelled_is_told_of_without_history(standin_lab: Any, standin: StandInPbs) -> None:
+    standin.set(history=False)
+    standin_lab.script(UP)
+    run = follow(standin_lab, "up", "train.py").wait_for_ranks(standin)
+    assert standin_lab("cancel", timeout=60).rc == 0
+    assert run.end(60).rc == 143
+    assert standin.job(run.job) == {}
+    assert told(standin_lab)[1:] == ("CANCELLED", "143")
+
+
+def test_a_qstat_that_fails_now_and_then_does_not_matter(standin_lab: Any, standin: StandInPbs) -> None:
+    standin_lab.script(GOES)
+    run = follow(standin_lab, "train", "train.py", "--nodes", 2).wait_for_ranks(standin, 2)
+    standin.fail_next("qstat", times=3, words="qstat: End of File", code=1)
+    (standin_lab.folder / "part").write_text("0")
+    (standin_lab.folder / "part").rename(standin_lab.folder / "go")
+    assert run.end().rc == 0, run.stderr
+    assert told(standin_lab) == ("SUCCEEDED  F (finished)", "SUCCEEDED", "0")
+
+
+def test_a_server_that_is_down_for_a_while(standin_lab: Any, standin: StandInPbs) -> None:
+    standin_lab.script(GOES)
+    run = follow(standin_lab, "train", "train.py", "--nodes", 2).wait_for_ranks(standin, 2)
+    standin.pause_server()
+    assert told(standin_lab) == ("UNKNOWN  PBS does not answer", "UNKNOWN", None)
+    assert "cannot connect to server pbsctl (errno=15010)" in str(_reason(run))
+    done = standin_lab("cancel")
+    assert (done.rc, "error: PBS cannot be reached\n" in done.stderr) == (1, True), done.stderr
+    (standin_lab.folder / "part").write_text("0")
+    (standin_lab.folder / "part").rename(standin_lab.folder / "go")
+    standin.wait_until("the end of the script", lambda: (run.folder / "attempts/000/exit").exists(), 30)
+    assert run.process.poll() is None
+    standin.resume_server()
+    assert run.end().rc == 0, run.stderr
+    assert told(standin_lab) == ("SUCCEEDED  F (finished)", "SUCCEEDED", "0")
