@@ -51,7 +51,7 @@ def test_the_first_node_dies_under_a_job_that_is_not_to_be_put_back(standin_lab:
     job = training.trains()
     standin.kill_node(hosts_of(standin, job)[0])
     _, err = training.process.communicate(timeout=60)
-    print(err.decode())
+    assert f"error: {training.run.name} NODE_FAIL: a node failed\n" in err.decode()
     assert (training.state, training.attempts) == ("NODE_FAIL", 1)
     assert standin.job(job)["Exit_status"] == "-20"
     assert_nothing_lives(standin, standin_lab)

