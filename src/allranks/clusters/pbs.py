@@ -33,7 +33,7 @@ class PbsCluster(QueuedCluster):
     name, scheduler = "pbs", "PBS"
     submit, allocate = pbs_jobs.SUBMIT, "qsub -I"
     job_variable = "PBS_JOBID"
-    patience = "the site's kill_delay (10 s, unless changed)"
+    patience = "the site's kill_delay to leave (10 s, unless changed)"
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed: see :func:`~allranks.clusters.pbs_plan.make_plan`."""

@@ -37,7 +37,7 @@ class SubmittedJob:
 
     def signal(self, number: int) -> None:
         """Cancel the job."""
-        self._news.append(f"{self._cluster.scheduler} gives its ranks {self._cluster.patience} to leave")
+        self._news.append(f"{self._cluster.scheduler} gives its ranks {self._cluster.patience}")
         self._cluster.signal(current_job(self._folder, str(self.handle.job_id)), number)
 
     def news(self) -> Sequence[str]:

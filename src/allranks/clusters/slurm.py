@@ -25,7 +25,7 @@ class SlurmCluster(QueuedCluster):
     name, scheduler = "slurm", "Slurm"
     submit, allocate = slurm_jobs.SUBMIT, "salloc"
     job_variable = "SLURM_JOB_ID"
-    patience = "the site's KillWait (30 s, unless changed)"
+    patience = "the site's KillWait to leave (30 s, unless changed)"
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed: see :func:`~allranks.clusters.slurm_plan.make_plan`."""
