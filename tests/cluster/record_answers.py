@@ -95,7 +95,7 @@ class Recorder:
     def _write(self, name: str, text: str) -> None:
         path = self.answers / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = text.replace(str(self.work), "/home/ada/work").replace(str(self.cluster.layout.folder), "/slurm")
+        text = text.replace(str(self.work), "/home/ada/project").replace(str(self.cluster.layout.folder), "/slurm")
         text = text.replace(f"{self.cluster.network.subnet}.", "10.0.0.")
         text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "login", text)
         path.write_text(re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from golden_plans import assert_bash, compare, plan_of
 
-from allranks.clusters.pbs_script import STARTERS
+from allranks.clusters.pbs_tasks import STARTERS
 
 SCRIPTS = Path(__file__).with_name("pbs")
 FILES = {"standalone": ["script.pbs"], "inside": ["script.sh", "node.json"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters import asking, pbs_errors, pbs_jobs, pbs_log
+from allranks.clusters import pbs_jobs, pbs_log
 from allranks.clusters.base import Request, Said
 from allranks.clusters.pbs_jobs import JobInfo
 from allranks.clusters.queued import QueuedCluster
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
     from allranks.runs.status import Status
-
-
-_SECONDS = 90.0
 
 
 class PbsCluster(QueuedCluster):
@@ -62,12 +59,7 @@ class PbsCluster(QueuedCluster):
 
     def delete(self, job_id: str) -> None:
         """Cancel a job with qdel; one that has ended meanwhile is none to cancel."""
-        command = pbs_jobs.cancel_command(job_id)
-        done = asking.run(command, os.environ, pbs_errors.PBS, seconds=_SECONDS)
-        said = done.stdout + done.stderr
-        is_over = pbs_errors.is_unknown(done.returncode, said) or pbs_errors.has_finished(done.returncode, said)
-        if done.returncode and not is_over:
-            raise pbs_errors.PBS.refusal(command, done.returncode, said)
+        pbs_jobs.delete(job_id, os.environ)
 
     def over(self, folder: Path) -> None:
         """Remove the secrets of a run that has ended: its script does that too, unless PBS has killed it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.queued_plan import Gpus, settled_already
+from allranks.clusters.queued_plan import Gpus
 from allranks.errors import PreflightError
 from allranks.job.units import format_count
 from allranks.plan.machine import this_machine
@@ -46,11 +46,6 @@ def within(job: Job, environ: Mapping[str, str]) -> tuple[Job, Gpus]:
         return whole, Gpus(asked, f"gpus_per_node is {asked}")
     here = this_machine(environ)
     return whole, Gpus(here.gpus, f"on this first node of the allocation, {here.gpus_from}")
-
-
-def notes(job: Job) -> Iterator[str]:
-    """Yield what the job asks for and an allocation has settled already."""
-    yield from settled_already(job)
 
 
 def _hosts(environ: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from allranks.clusters import asking, pbs_ended, pbs_errors, pbs_words
 from allranks.clusters.job_info import overall
@@ -26,6 +26,9 @@ from allranks.clusters.reason import Reason
 from allranks.errors import LaunchError
 from allranks.job.units import parse_memory
 from allranks.runs.status import State
+
+if TYPE_CHECKING:
+    from allranks.job.spec import Job
 
 SUBMIT = "qsub"
 #: Of PBS: OpenPBS and PBS Pro are asked alike.
@@ -216,6 +219,15 @@ def flavour(environ: Mapping[str, str]) -> Flavour | None:
     return _FLAVOURS[place]
 
 
+def flavour_for(job: Job, environ: Mapping[str, str]) -> Flavour:
+    """Return which PBS a job is for: the one that is said, else the one that is here, else OpenPBS.
+
+    Raises:
+        LaunchError: the qstat that is here is not PBS'.
+    """
+    return job.scheduler.flavour or flavour(environ) or "openpbs"
+
+
 def _flavour_of(said: str) -> Flavour:
     if re.search(r"pbs_version *=", said):
         return "openpbs"
@@ -252,6 +264,18 @@ _ASKED: dict[Flavour, tuple[tuple[tuple[str, ...], _Reader], ...]] = {
     ),
     "torque": ((("-f",), parse_plain),),
 }
+
+
+def delete(job_id: str, environ: Mapping[str, str]) -> None:
+    """Cancel a job; one that has ended meanwhile is none to cancel.
+
+    Raises:
+        LaunchError: PBS cannot be reached, or refuses.
+    """
+    command = cancel_command(job_id)
+    done = asking.run(command, environ, pbs_errors.PBS, seconds=_SECONDS)
+    if done.returncode and not _is_gone(done):
+        raise pbs_errors.PBS.refusal(command, done.returncode, done.stdout + done.stderr)
 
 
 def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:

@@ -11,7 +11,7 @@ from allranks import contract
 from allranks.clusters import pbs_allocation, pbs_directives, pbs_jobs
 from allranks.clusters.pbs_log import OWN_LOG, OWN_LOG_OF_TASKS
 from allranks.clusters.pbs_script import batch_script
-from allranks.clusters.queued_plan import QueuedPlanning, asked_gpus, with_log_paths
+from allranks.clusters.queued_plan import QueuedPlanning, asked_gpus, settled_already, with_log_paths
 from allranks.errors import JobError
 from allranks.plan.directives import Directive, fits
 from allranks.plan.entry import name_of
@@ -100,7 +100,7 @@ class _Planning(QueuedPlanning):
 
     @property
     def _flavour(self) -> Flavour:
-        return self.job.scheduler.flavour or pbs_jobs.flavour(self.request.environ) or "openpbs"
+        return pbs_jobs.flavour_for(self.job, self.request.environ)
 
     @property
     def _log(self) -> str:
@@ -115,7 +115,7 @@ class _Planning(QueuedPlanning):
         """Say what the job asks for and does not get, and what is not as one may think."""
         resources, asked = self.job.resources, self.request.job.resources
         if self.inside:
-            yield from pbs_allocation.notes(self.request.job)
+            yield from settled_already(self.request.job)
             return
         if not (self.job.scheduler.flavour or pbs_jobs.flavour(self.request.environ)):
             yield "there is no qstat here to tell which PBS this is: taken for OpenPBS (scheduler.flavour)"

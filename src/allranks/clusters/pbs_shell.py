@@ -39,7 +39,7 @@ def shell_command(job: Job, words: Sequence[str], environ: Mapping[str, str]) ->
             f"this is inside an allocation already: PBS_JOBID is {inside}",
             fix="allranks run uses it as it is; for another one, leave this shell first",
         )
-    flavour = job.scheduler.flavour or pbs_jobs.flavour(environ) or "openpbs"
+    flavour = pbs_jobs.flavour_for(job, environ)
     asked = job.launch.nproc_per_node
     nproc = asked if isinstance(asked, int) else job.resources.gpus_per_node or 1
     made = pbs_directives.directives(job, nproc, None, flavour)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SubmittedJob:
-    """A job that was just submitted. Waiting for it is asking Slurm, now and then, and looking at the run's files."""
+    """A job that was just submitted. Waiting is asking its scheduler, now and then, and looking at the run's files."""
 
     outlives = False
 

@@ -74,7 +74,7 @@ class QueuedPlanning(ABC):
     foreign: tuple[str, ...]
 
     def __init__(self, request: Request, job: Job, gpus: Gpus | None, *, inside: bool) -> None:
-        refuse(job, gpus, self.scheduler)
+        _refuse(job, gpus, self.scheduler)
         self.request, self.job, self.gpus, self.inside = request, job, gpus, inside
         self.run_dir, self.workdir, self.python = request.run_dir, workdir_of(job, request.folder), python_of(job)
         self.entry = find_entry(job, self.workdir, same_python=self.python[0] == sys.executable)
@@ -261,7 +261,7 @@ def settled_already(job: Job) -> Iterator[str]:
         yield "retry.requeue: inside an allocation there is no queue to go back into"
 
 
-def refuse(job: Job, gpus: Gpus | None, scheduler: str) -> None:
+def _refuse(job: Job, gpus: Gpus | None, scheduler: str) -> None:
     """Refuse what no scheduler can do.
 
     Raises:

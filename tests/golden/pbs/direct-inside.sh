@@ -137,7 +137,8 @@ on() {
 # start a task on a node, with the environment of this script, in a file that the task removes
 start() {
   (umask 077
-    unset PBS_NODENUM PBS_TASKNUM PBS_VNODENUM PBS_MOMPORT PBS_JOBCOOKIE HOSTNAME PWD OLDPWD SHLVL
+    unset PBS_NODENUM PBS_TASKNUM PBS_VNODENUM PBS_MOMPORT PBS_JOBCOOKIE
+    unset HOSTNAME PWD OLDPWD SHLVL
     unset CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
     export -p >"$attempt/environment-$1${2:+-$2}")
   on "$1" "$BASH" "$attempt/node.sh" "$attempt" "$@"

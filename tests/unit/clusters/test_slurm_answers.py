@@ -222,7 +222,7 @@ NAMES_OF_JOBS = TEXTS.map(lambda text: " ".join(text.splitlines()))
 def test_texts_of_the_user_change_nothing(name: str, command: str, workdir: str, comment: str) -> None:
     text = text_of("running", "scontrol.txt").replace("JobName=mnist", f"JobName={name}")
     text = text.replace("Command=(null)", f"Command={command}\n   SubmitLine=sbatch {command}\n   Comment={comment}")
-    assert parse_shown(text.replace("WorkDir=/home/ada/work", f"WorkDir={workdir}"))[0] == SHOWN["running"]
+    assert parse_shown(text.replace("WorkDir=/home/ada/project", f"WorkDir={workdir}"))[0] == SHOWN["running"]
 
 
 @pytest.mark.parametrize(

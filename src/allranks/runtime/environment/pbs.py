@@ -31,7 +31,7 @@ class Pbs(EnvironmentKind):
     def present(self, env: Variables) -> bool:
         """Tell a task of pbsdsh from the shell of the job.
 
-        That shell is task 1 on node 0, and has PBS_ENVIRONMENT, which no version leaves out there.
+        That shell is task 1 on node 0, and always has PBS_ENVIRONMENT.
         """
         if self.get(env, self.rank) is None:
             return False
