@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+_NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 _TOKEN = re.compile(r"([^\[\],\s]+)|\[([0-9,\-\s]+)\]")
 
 
@@ -23,6 +24,30 @@ def expand(text: str) -> Iterator[str]:
     """
     for name in split(text):
         yield from map("".join, itertools.product(*_pieces(name)))
+
+
+def fold(hosts: Iterable[str]) -> str:
+    """Write hosts the short way; what differs but in its last number is put together.
+
+    The inverse of :func:`expand` but for the order: names with a number come by number, and each host once.
+    """
+    kinds: dict[tuple[str, int, str], set[int]] = {}
+    for host in hosts:
+        found = _NUMBERED.fullmatch(host)
+        name, number, rest = found.groups() if found else (host, "", "")
+        kinds.setdefault((name, len(number), rest), set()).add(int(number or -1))
+    return ",".join(_folded(*kind, sorted(numbers)) for kind, numbers in kinds.items())
+
+
+def _folded(name: str, digits: int, rest: str, numbers: list[int]) -> str:
+    if not digits:
+        return name
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    pairs = [(f"{start:0{digits}d}", f"{end:0{digits}d}") for start, end in zip(starts, ends, strict=True)]
+    ranges = [start if start == end else f"{start}-{end}" for start, end in pairs]
+    inner = ",".join(ranges)
+    return f"{name}{inner if len(numbers) == 1 else f'[{inner}]'}{rest}"
 
 
 def split(text: str) -> list[str]:

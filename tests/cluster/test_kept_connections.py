@@ -13,7 +13,8 @@ from nodes import Network
 from ssh_nodes import SshNodes
 
 from allranks.clusters import ssh_kept
-from allranks.clusters.ssh_shell import Answer, run_all, ssh_command, ssh_options
+from allranks.clusters.commands import Answer
+from allranks.clusters.ssh_shell import run_all, ssh_command, ssh_options
 from allranks.job.hosts import parse_hosts
 
 

@@ -6,24 +6,15 @@ loopback's. The right interface is the one that carries the route to the other n
 
 from __future__ import annotations
 
-import array
-import fcntl
-import ipaddress
 import os
-import socket
-import struct
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from allranks import contract
+from allranks.routes import LOOPBACK, interface_to
 
 _GLOO, _NCCL, _THREADS = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"
-_LOOPBACK = "lo"
-#: linux/sockios.h: the addresses of all interfaces, each as an ifreq of this size (man 7 netdevice).
-_SIOCGIFCONF, _IFREQ, _MOST_ADDRESSES = 0x8912, 40, 1024
-#: Nothing is sent to it: connecting a UDP socket only asks for the route.
-_ANY_PORT = 9
 
 
 @dataclass(frozen=True)
@@ -63,9 +54,9 @@ def apply(settings: list[Setting], environ: MutableMapping[str, str]) -> None:
 
 def _interfaces(master: str, nodes: int, environ: Mapping[str, str], sys: Path, proc: Path) -> Iterator[Setting]:
     if nodes == 1:
-        yield Setting(_GLOO, _LOOPBACK, "all ranks are on this node")
+        yield Setting(_GLOO, LOOPBACK, "all ranks are on this node")
         return
-    interface, why = _interface_to(master, proc)
+    interface, why = interface_to(master, proc)
     if interface is None:
         yield Setting(_GLOO, None, why)
         return
@@ -93,70 +84,3 @@ def _active_device(sys: Path) -> str | None:
         except OSError:
             continue
     return None
-
-
-def _interface_to(master: str, proc: Path) -> tuple[str | None, str]:
-    """Return the interface that carries the route to ``master``, and why that one; or None, and why not."""
-    try:
-        address = _local_address(master)
-    except OSError as error:
-        return None, f"left alone: there is no route to {master}: {error.strerror}"
-    if not ipaddress.ip_address(address).is_loopback:
-        interface = _interface_of(address, proc)
-        if interface:
-            return interface, f"it carries the route to {master}"
-        return None, f"left alone: no interface has the address {address} of the route to {master}"
-    if master == address:
-        return _LOOPBACK, f"all nodes are on this machine: they meet at {master}"
-    # Here is the master, whose own name stands for its loopback, as in Debian's /etc/hosts.
-    interface = _first_route(proc)
-    return interface, f"{master} is this node itself, and {interface or 'no interface'} carries its first route"
-
-
-def _local_address(master: str) -> str:
-    """Return the address of ours from which ``master`` is reached."""
-    family, kind, protocol, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0]).partition("%")[0]
-
-
-def _interface_of(address: str, proc: Path) -> str | None:
-    """Return the interface that has an address of ours."""
-    wanted = ipaddress.ip_address(address)
-    pairs = _ipv4_addresses() if wanted.version == 4 else _ipv6_addresses(proc)
-    return next((name for name, packed in pairs if packed == wanted.packed), None)
-
-
-def _ipv4_addresses() -> Iterator[tuple[str, bytes]]:
-    """Yield each interface with each of its addresses."""
-    room = array.array("B", bytes(_IFREQ * _MOST_ADDRESSES))
-    address, length = room.buffer_info()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", length, address))
-    used, _ = struct.unpack("iP", answer)
-    data = room.tobytes()
-    for start in range(0, used, _IFREQ):
-        name = data[start : start + 16].partition(b"\0")[0].decode(errors="replace")
-        yield name.partition(":")[0], data[start + 20 : start + 24]  # eth0:1 is a second address of eth0.
-
-
-def _ipv6_addresses(proc: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield each interface with each of its addresses, from ``net/if_inet6``."""
-    for line in _lines(proc / "net/if_inet6"):
-        fields = line.split()
-        yield fields[-1], bytes.fromhex(fields[0])
-
-
-def _first_route(proc: Path) -> str | None:
-    """Return the interface of the default route, or of the cheapest of others, from ``net/route``."""
-    routes = [line.split() for line in _lines(proc / "net/route")[1:]]
-    ordered = sorted((not fields[1] == fields[7] == "00000000", int(fields[6]), fields[0]) for fields in routes)
-    return ordered[0][2] if ordered else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -15,6 +15,7 @@ from allranks.errors import AllranksError, UsageError
 VERBS = {
     "init": ("init", "Write a commented job.yaml and a train.py to start from."),
     "plan": ("plan", "Show what would be executed, and why."),
+    "check": ("check", "Check this machine, or all that a job needs, on every node."),
     "run": ("run", "Run a job and follow all its ranks."),
     "node": ("node", "Run one node of a job here, where each is started by hand."),
     "resume": ("resume", "Start a run again that has ended too early."),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
+_GRADES = {"PASS": "\x1b[32m", "WARN": "\x1b[33m", "FAIL": _BOLD + _RED, "SKIP": _DIM}
+
 
 def is_lively(stream: IO[Any]) -> bool:
     """Tell whether a terminal that can move its cursor is behind ``stream``."""
@@ -162,6 +164,11 @@ def path(target: Path) -> str:
 def dim(text: str) -> str:
     """Make text recede on a terminal."""
     return f"{_DIM}{text}{_PLAIN}" if has_colour(sys.stdout) else text
+
+
+def graded(grade: str, stream: IO[Any]) -> str:
+    """Write a grade, in its colour."""
+    return f"{_GRADES[grade]}{grade}{_PLAIN}" if has_colour(stream) else grade
 
 
 def flush() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from allranks.clusters.commands import Answer
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -67,6 +68,33 @@ class Started(Protocol):
         """Tell what has happened since the last call that a person who waits wants to know, a line each."""
 
 
+@dataclass(frozen=True)
+class Look:
+    """A program that looks at each node of a job before there are agents.
+
+    Attributes:
+        script: lines of bash that set the node up and become the program, which reads ``program`` from its stdin. The
+            first argument is the node's number.
+        program: what the program is.
+        folder: a folder here where both may be left for nodes that see it.
+        seconds: after which a node counts as one that does not answer.
+    """
+
+    script: str
+    program: str
+    folder: Path
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What became of a look at one node: the answer, and where it was not reached what its user can do."""
+
+    host: str
+    answer: Answer
+    fix: str = ""
+
+
 class ClusterKind(Protocol):
     """A kind of cluster. ``plan``, ``shell_command`` and ``again`` only decide."""
 
@@ -82,6 +110,9 @@ class ClusterKind(Protocol):
 
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt of the run, from the plan of its first."""
+
+    def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked] | None:
+        """Look at each node of a plan, all at the same time; None where somebody has to be asked for nodes first."""
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Execute the plan. Unless ``detach``, the run ends with the process that called this.

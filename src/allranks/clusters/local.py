@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from allranks import contract, processes
 from allranks.clusters import agents, process
-from allranks.clusters.base import Request, Said, Started
+from allranks.clusters.base import Look, Looked, Request, Said, Started
 from allranks.clusters.child import ChildAgent
+from allranks.clusters.commands import run_one
 from allranks.errors import JobError, LaunchError
 from allranks.job.variables import is_set_for_ranks
 from allranks.runs.record import Run
@@ -68,6 +69,13 @@ class LocalCluster:
         from allranks.clusters.local_plan import with_attempt
 
         return with_attempt(plan, attempt)
+
+    def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked]:
+        """Look at this machine."""
+        (node,) = plan.commands
+        command = ("bash", "-c", look.script, "bash", str(node.node))
+        answer = run_one(command, _clean(environ), sent=look.program, seconds=look.seconds)
+        return [Looked(node.host, answer)]
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Start the agent of the plan's one node."""

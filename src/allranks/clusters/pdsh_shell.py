@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.clusters.pdsh_script import CODE, PDSH
+from allranks.clusters.commands import Answer, run_one
+from allranks.clusters.pdsh_script import CODE, PDSH, finding
 from allranks.clusters.ssh_reach import Reach
 from allranks.clusters.ssh_script import END
-from allranks.clusters.ssh_shell import Answer, run_one
 from allranks.job.hosts import parse_hosts
 from allranks.runs.files import write_whole
 
 if TYPE_CHECKING:
+    from allranks.clusters.base import Look
     from allranks.plan.plan import NodeCommand
 
 #: A line of a machine, and what pdsh itself says of one.
 _LINE = re.compile(r"([^\s:]+): ?(.*)")
 _OF_PDSH = re.compile(r"pdsh@[^:]*: ([^\s:]+): (.*)")
 _EXIT_CODE = re.compile(r"exit(?:ed with exit)? code (\d+)")
+#: What is left in the folder of a look.
+_LOOK, _PROGRAM = "look.sh", "look.json"
 #: The exit code of ssh itself; those of other ways to reach a machine tell none.
 _OF_SSH = 255
 
@@ -101,6 +104,14 @@ class OverPdsh(Reach):
             return []
         words = {node["host"]: (what, str(node["pid"]), str(node["started"])) for node in nodes}
         return run_pdsh(pdsh_command(folder, END, words, ()), [*words], os.environ, seconds=seconds)
+
+    def look(self, hosts: Sequence[str], look: Look, environ: Mapping[str, str]) -> list[Answer]:
+        """Look at machines, by files in the folder that they see: pdsh passes no stdin on."""
+        write_whole(look.folder / PDSH, finding("allranks: look at each machine", str(look.folder)))
+        write_whole(look.folder / _LOOK, f'exec <"$(dirname -- "$0")/{_PROGRAM}"\n{look.script}')
+        write_whole(look.folder / _PROGRAM, look.program)
+        words = {host: (str(number),) for number, host in enumerate(hosts)}
+        return run_pdsh(pdsh_command(str(look.folder), _LOOK, words, ()), hosts, environ, seconds=look.seconds)
 
     def leave(self, host: str, path: str, text: str, mode: int, environ: Mapping[str, str]) -> None:
         """Leave a file in the run's folder."""

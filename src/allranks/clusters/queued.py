@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters import agents, process
 from allranks.clusters.asked import Asked, pauses
-from allranks.clusters.base import Request, Said, Started
+from allranks.clusters.base import Look, Looked, Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.clusters.job_info import JobInfo
 from allranks.clusters.queued_files import current_job, decision_after, newest
@@ -130,6 +130,10 @@ class QueuedCluster(ABC):
                 fix=f"{self.allocate} with as many nodes, and allranks resume there; or allranks run --on a cluster",
             )
         return replace(plan, attempt=attempt)
+
+    def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked] | None:
+        """Return None: there are no nodes yet."""
+        return None
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Submit the plan's script, or start it where the allocation is there already.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters import agents
 from allranks.clusters.agents import Told
-from allranks.clusters.base import Request, Said, Started
+from allranks.clusters.base import Look, Looked, Request, Said, Started
 from allranks.clusters.ssh_agents import handle_on_record, on_nodes, tell
 from allranks.clusters.ssh_attach import Attached
 from allranks.clusters.ssh_fetch import Fetched
 from allranks.clusters.ssh_lost import Lost
-from allranks.clusters.ssh_reach import Reach, telling
+from allranks.clusters.ssh_reach import Reach, looked_at, telling
 from allranks.clusters.ssh_run import SshRun
 from allranks.clusters.ssh_script import HELD
 from allranks.clusters.ssh_start import start_all
@@ -71,6 +71,11 @@ class SshCluster:
         from allranks.clusters.ssh_plan import with_attempt
 
         return with_attempt(plan, attempt)
+
+    def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked]:
+        """Look at all machines."""
+        answers = self.reach.look([node.host for node in plan.commands], look, environ)
+        return [looked_at(node.host, answer) for node, answer in zip(plan.commands, answers, strict=True)]
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Start the agents of all nodes at the same time; they go on without this process, detached or not.

@@ -16,8 +16,8 @@ from allranks.clusters.ssh_copy import place_of
 from allranks.runs.status import Handle
 
 if TYPE_CHECKING:
+    from allranks.clusters.commands import Answer
     from allranks.clusters.ssh_reach import Reach
-    from allranks.clusters.ssh_shell import Answer
     from allranks.plan.plan import NodeCommand, Plan
     from allranks.runs.record import Run
 

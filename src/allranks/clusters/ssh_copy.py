@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.ssh_shell import Answer, run_one, ssh_options
+from allranks.clusters.commands import Answer, run_one
+from allranks.clusters.ssh_shell import ssh_options
 from allranks.errors import JobError, LaunchError
 from allranks.job.units import format_count, format_memory, format_size
 

@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from allranks.clusters.base import Looked
+from allranks.clusters.commands import Answer
 from allranks.clusters.ssh_script import END
-from allranks.clusters.ssh_shell import Answer, run_all, ssh_command
+from allranks.clusters.ssh_shell import fix_for, run_all, ssh_command
 from allranks.job.hosts import parse_hosts
 from allranks.plan import batch
 
 if TYPE_CHECKING:
+    from allranks.clusters.base import Look
     from allranks.plan.plan import NodeCommand
 
 
@@ -52,10 +55,21 @@ class Reach:
         """
         return run_all(telling(nodes, folder, what), os.environ, seconds=seconds)
 
+    def look(self, hosts: Sequence[str], look: Look, environ: Mapping[str, str]) -> list[Answer]:
+        """Look at machines; return the answers in the same order."""
+        words = [("bash", "-c", look.script, "bash", str(number)) for number in range(len(hosts))]
+        commands = [ssh_command(parse_hosts([host])[0], each) for host, each in zip(hosts, words, strict=True)]
+        return run_all(commands, environ, sent=look.program, seconds=look.seconds)
+
     def leave(self, host: str, path: str, text: str, mode: int, environ: Mapping[str, str]) -> None:
         """Leave a file on a machine, whole or not at all."""
         words = ("bash", "-c", f'{batch.umask(mode)} && cat >"$1.new" && mv "$1.new" "$1"', "bash", path)
         run_all([ssh_command(parse_hosts([host])[0], words)], environ, sent=text)
+
+
+def looked_at(host: str, answer: Answer) -> Looked:
+    """Return what became of a look at a machine, with what can be done where it was not reached."""
+    return Looked(host, answer, fix_for(parse_hosts([host])[0], answer.err) if answer.unreached else "")
 
 
 def telling(nodes: Iterable[Mapping[str, Any]], folder: str, what: str) -> list[tuple[str, ...]]:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import signal
-import subprocess
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from allranks.clusters import ssh_kept
+from allranks.clusters.commands import BROKE, Answer, run_one
 from allranks.errors import LaunchError
 from allranks.job.hosts import Host
 
@@ -22,12 +16,6 @@ from allranks.job.hosts import Host
 _OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
 #: As many at a time; each costs a machine some 60 ms of CPU for its keys (OpenSSH 9.2).
 _AT_ONCE = 64
-#: How often a command that is waited for may be ended.
-_LOOK_SECONDS = 0.2
-#: The exit code of ssh itself, where it could not run the command.
-_OF_SSH = 255
-_PACKAGES = {"ssh": "OpenSSH's client", "rsync": "rsync, here and on all machines", "pdsh": "pdsh, or kind: ssh"}
-_BROKE = "the connection broke"
 #: What ssh says, and what its user can do.
 _FIXES = {
     "Host key verification failed": "ssh {typed} once by hand, and look at the key that it shows before you accept it",
@@ -36,35 +24,9 @@ _FIXES = {
     "No route to host": "is {host} up, and is the network between the two?",
     "Connection refused": "is sshd running on {host}, and at that port?",
     "not responding": "has {host} lost its power, or its network?",
-    _BROKE: "has {host} lost its power, or its network?",
+    BROKE: "has {host} lost its power, or its network?",
     "timed out": "is {host} up, and does no firewall close the port of its sshd?",
 }
-
-
-@dataclass(frozen=True)
-class Answer:
-    """How a command on another machine ended.
-
-    Attributes:
-        code: its exit code.
-        out: its stdout.
-        err: its stderr, or what ssh said.
-        unreached: whether ssh could not run it at all, or nobody knows how it ended.
-        is_late: whether it had begun, perhaps, and has not ended in time.
-    """
-
-    code: int
-    out: str
-    err: str
-    unreached: bool = False
-    is_late: bool = False
-
-    @property
-    def last_words(self) -> str:
-        """The last line of stderr, where ssh and most programs say what is wrong."""
-        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        # A connection that was kept, and breaks, ends without a word.
-        return lines[-1] if lines else _BROKE if self.unreached else f"exit code {self.code}"
 
 
 def ssh_command(host: Host, words: Sequence[str]) -> tuple[str, ...]:
@@ -149,63 +111,6 @@ def _with(command: Sequence[str], options: Sequence[str]) -> list[str]:
     place = words.index("-e") + 1
     words[place] = shlex.join([*shlex.split(words[place]), *options])
     return words
-
-
-def run_one(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    sent: str = "",
-    seconds: float | None = None,
-    is_over: Callable[[], bool] = lambda: False,
-) -> Answer:
-    """Run one command, and end it when its time is over; see :func:`run_all`.
-
-    Raises:
-        LaunchError: there is no such command.
-    """
-    # No pipe for stderr: before OpenSSH 8.5, who keeps the connection kept it open.
-    with tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
-            )
-        except OSError as error:
-            fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
-            raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
-        with process:
-            out, why = _wait(process, sent, seconds, is_over)
-        if out is None:
-            return Answer(_OF_SSH, "", why, unreached=True, is_late=True)
-        err.seek(0)
-        said = err.read().decode(errors="replace")
-        return Answer(process.returncode, out, said, unreached=process.returncode == _OF_SSH)
-
-
-def _wait(
-    process: subprocess.Popen[str], sent: str, seconds: float | None, is_over: Callable[[], bool]
-) -> tuple[str | None, str]:
-    """Wait for a process; return its stdout, or None and why it was killed with what it had started."""
-    began, more = time.monotonic(), {"input": sent}
-    try:
-        while not is_over():
-            left = _LOOK_SECONDS if seconds is None else began + seconds - time.monotonic()
-            if left <= 0:
-                return None, f"no answer within {seconds:g} s"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(**more, timeout=min(left, _LOOK_SECONDS))[0], ""
-            more = {}
-        return None, "ended before it had answered"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def fix_for(host: Host, said: str) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
+from allranks.clusters.commands import Answer
 from allranks.clusters.ssh_agents import agent_told_by, handle_of, on_nodes, tell
 from allranks.clusters.ssh_copy import not_copied, said_by
 from allranks.clusters.ssh_fetch import Fetched
 from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, SETUP_LOG, UNWRITABLE
-from allranks.clusters.ssh_shell import Answer, fix_for, run_all
+from allranks.clusters.ssh_shell import fix_for, run_all
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.hosts import parse_hosts
 from allranks.plan.script import exports

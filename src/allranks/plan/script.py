@@ -45,7 +45,7 @@ def node_setup(
         secrets: names of variables that must come with the environment.
         code: a word of shell for the run's copy of the node-side code, which the ranks can import.
     """
-    lines = ["#!/usr/bin/env bash", comment(title), "set -e", _TRAP, ""]
+    lines = ["#!/usr/bin/env bash", comment(title), *STRICT, ""]
     python_path = code + '"${PYTHONPATH:+:$PYTHONPATH}"'
     lines += prepared(workdir, environment, settings, variables, python_path)
     if secrets:
@@ -69,10 +69,8 @@ def prepared(
         variables: further variables, of ours.
         python_path: a word of shell for PYTHONPATH, in which ``import allranks`` of the ranks finds the run's code.
     """
-    lines = [comment("the ranks' working directory"), enter(workdir), "", *_setup(environment)]
-    for setting in settings:
-        lines += [comment(setting.why), export(setting.subject, setting.value)]
-    lines += [
+    lines = [
+        *set_up(workdir, environment, settings),
         comment("the backend that allranks.init() takes"),
         *(export(name, value) for name, value in variables),
     ]
@@ -80,8 +78,19 @@ def prepared(
     return [*lines, why, f"export PYTHONPATH={python_path}"]
 
 
+def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -> list[str]:
+    """Write the lines that set up what the ranks' program may need; see :func:`prepared`."""
+    lines = [comment("the ranks' working directory"), enter(workdir), "", *_setup(environment)]
+    for setting in settings:
+        lines += [comment(setting.why), export(setting.subject, setting.value)]
+    return lines
+
+
 # A step that fails must say which one it was: the ranks' own logs do not exist yet.
-_TRAP = """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR"""
+STRICT = (
+    "set -e",
+    """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR""",
+)
 
 
 def comment(text: str) -> str:

@@ -99,7 +99,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("words", "found"),
     [
         (["allranks", "st"], ["status"]),
-        (["allranks", "c"], ["cancel", "checkpoint", "completion"]),
+        (["allranks", "c"], ["check", "cancel", "checkpoint", "completion"]),
         (["allranks", "run", "--max-"], ["--max-restarts"]),
         (["allranks", "completion", "z"], ["zsh"]),
         (["allranks", "status", "de"], ["demo"]),

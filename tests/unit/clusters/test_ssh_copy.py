@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks.clusters.commands import Answer
 from allranks.clusters.ssh_copy import Copy, copy_for, entry_in, environment_in, place_here, said_by
-from allranks.clusters.ssh_shell import Answer
 from allranks.errors import JobError
 from allranks.job.hosts import parse_hosts
 from allranks.job.spec import Environment, Job, Sync

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.hostlist import expand
+from allranks.hostlist import expand, fold
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,16 @@ def test_any_text_gives_hosts_or_a_value_error(text):
         return
     assert hosts
     assert not any(set(host) & set("[], ") for host in hosts)
+
+
+hosts = st.from_regex(r"[a-z]{0,3}-?[0-9]{1,3}(-ib)?|[a-z]{1,4}", fullmatch=True)
+
+
+@given(st.lists(hosts, min_size=1, max_size=8))
+def test_what_is_folded_can_be_expanded(found):
+    assert sorted(expand(fold(found))) == sorted({*found})
+
+
+def test_hosts_in_a_row_are_folded():
+    assert fold(["gpu03", "gpu01", "login", "gpu02", "gpu07"]) == "gpu[01-03,07],login"
+    assert fold(["10.0.0.9"]) == "10.0.0.9"

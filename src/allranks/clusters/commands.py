@@ -1,0 +1,105 @@
+"""Commands that are waited for, with a time limit, and what they answer: here, or through one on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from allranks.errors import LaunchError
+
+#: How often a command that is waited for may be ended.
+_LOOK_SECONDS = 0.2
+#: The exit code of ssh itself, where it could not run the command.
+_OF_SSH = 255
+_PACKAGES = {"ssh": "OpenSSH's client", "rsync": "rsync, here and on all machines", "pdsh": "pdsh, or kind: ssh"}
+#: What is said of a connection that ended without a word.
+BROKE = "the connection broke"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command on another machine ended.
+
+    Attributes:
+        code: its exit code.
+        out: its stdout.
+        err: its stderr, or what ssh said.
+        unreached: whether ssh could not run it at all, or nobody knows how it ended.
+        is_late: whether it had begun, perhaps, and has not ended in time.
+    """
+
+    code: int
+    out: str
+    err: str
+    unreached: bool = False
+    is_late: bool = False
+
+    @property
+    def last_words(self) -> str:
+        """The last line of stderr, where ssh and most programs say what is wrong."""
+        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        # A connection that was kept, and breaks, ends without a word.
+        return lines[-1] if lines else BROKE if self.unreached else f"exit code {self.code}"
+
+
+def run_one(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    sent: str = "",
+    seconds: float | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Run one command, and end it when its time is over; and what it had started.
+
+    Raises:
+        LaunchError: there is no such command.
+    """
+    # No pipe for stderr: before OpenSSH 8.5, who keeps the connection kept it open.
+    with tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
+            )
+        except OSError as error:
+            fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
+            raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
+        with process:
+            out, why = _wait(process, sent, seconds, is_over)
+        if out is None:
+            return Answer(_OF_SSH, "", why, unreached=True, is_late=True)
+        err.seek(0)
+        said = err.read().decode(errors="replace")
+        return Answer(process.returncode, out, said, unreached=process.returncode == _OF_SSH)
+
+
+def _wait(
+    process: subprocess.Popen[str], sent: str, seconds: float | None, is_over: Callable[[], bool]
+) -> tuple[str | None, str]:
+    """Wait for a process; return its stdout, or None and why it was killed with what it had started."""
+    began, more = time.monotonic(), {"input": sent}
+    try:
+        while not is_over():
+            left = _LOOK_SECONDS if seconds is None else began + seconds - time.monotonic()
+            if left <= 0:
+                return None, f"no answer within {seconds:g} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(**more, timeout=min(left, _LOOK_SECONDS))[0], ""
+            more = {}
+        return None, "ended before it had answered"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""The checks, each in its place; :mod:`allranks.preflight.registry` says in which order they are shown."""

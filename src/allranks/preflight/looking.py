@@ -1,0 +1,122 @@
+"""Has nodes looked at, and reads what they tell."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.clusters.base import Look, Looked
+from allranks.plan import environment
+from allranks.plan.resolve import environment_of, python_of
+from allranks.preflight import program
+from allranks.preflight.model import Node, failed, skipped
+from allranks.probe import telling
+from allranks.probe.order import Order
+from allranks.runs.files import unwritable, write_whole
+
+if TYPE_CHECKING:
+    from allranks.clusters.base import ClusterKind
+    from allranks.clusters.launch import Launch
+    from allranks.job.spec import Environment
+    from allranks.plan.plan import Plan
+
+#: A node gives up on facts after the first, and counts as one that does not answer after the second.
+_FACT_SECONDS, _NODE_SECONDS = 10.0, 30.0
+#: In a folder that nodes look for, and what it is called where there is no run yet.
+_SHARED, _PREFIX = "look.word", ".look-"
+
+
+def look(
+    kind: ClusterKind, launch: Launch, plan: Plan, facts: Collection[str], folder: Path, *, is_prepared: bool
+) -> tuple[Node, ...] | None:
+    """Have all nodes of a plan looked at; None where somebody has to be asked for nodes first.
+
+    Args:
+        kind: the kind of cluster that made the plan.
+        launch: what is, or would be, launched.
+        plan: the plan.
+        facts: names of the facts that are needed.
+        folder: a folder here for what the nodes may need.
+        is_prepared: whether lines of ``environment.node_setup`` are run.
+    """
+    word = secrets.token_hex(8)
+    order = order_for(launch, plan, facts, folder, word)
+    write_whole(folder / _SHARED, word)
+    asked = Look(_script(launch, plan, is_prepared), program.program(order), folder, _NODE_SECONDS)
+    found = kind.look(plan, asked, launch.environ)
+    return None if found is None else tuple(_node(number, each) for number, each in enumerate(found))
+
+
+def order_for(launch: Launch, plan: Plan, facts: Collection[str], folder: Path, word: str) -> Order:
+    """Return what the nodes of a plan are asked to look at."""
+    entry = next(reason for reason in plan.reasons if reason.subject in ("script", "module", "binary"))
+    is_copied = bool(plan.copied_to)  # What the job needs is brought when the run starts: nothing of it is there.
+    folders = {} if is_copied else {"working directory": plan.workdir, "runs": str(Path(plan.run_dir).parent)}
+    return Order(
+        tuple(facts),
+        nnodes=len(plan.commands),
+        nproc_per_node=plan.nproc_per_node,
+        kind="" if is_copied else entry.subject,
+        target=entry.value,
+        folders=folders,
+        shared="" if is_copied or len(plan.commands) == 1 else str(folder / _SHARED),
+        word=word,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        seconds=_FACT_SECONDS,
+    )
+
+
+@contextmanager
+def folder_in(runs_folder: Path) -> Iterator[Path]:
+    """Give a folder in the folder of runs, where there is no run; nothing of it stays.
+
+    Raises:
+        RunFolderError: the folder of runs cannot be written.
+    """
+    new = next((path for path in (*reversed(runs_folder.parents), runs_folder) if not path.exists()), None)
+    try:
+        runs_folder.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=runs_folder))
+    except OSError as error:
+        raise unwritable(runs_folder, error) from error
+    try:
+        yield made
+    finally:
+        shutil.rmtree(new or made, ignore_errors=True)
+
+
+def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
+    job = launch.job
+    chosen: Environment = environment_of(job, launch.folder)
+    chosen = chosen.model_copy(update={"setup": ()} if is_prepared else {"setup": (), "node_setup": ()})
+    return program.script(
+        workdir="." if plan.copied_to else plan.workdir,
+        environment=chosen,
+        settings=environment.settings(job, None, {}),
+        python=python_of(job, elsewhere=bool(plan.copied_to)),
+    )
+
+
+def _node(number: int, looked: Looked) -> Node:
+    """Read what a node tells, or say why it tells nothing."""
+    host, answer = looked.host, looked.answer
+    found = telling.read(answer.out).get(number)
+    if found:
+        return Node(number, host, found["facts"], found["errors"])
+    if answer.is_late:
+        what = f"it does not answer: {answer.last_words}"
+        return Node(number, host, failure=failed(what, fix=f"is {host} hanging? ssh {host} uptime", host=host))
+    if answer.unreached:
+        fix = looked.fix or f"see what {host} says of it"
+        return Node(number, host, failure=failed(f"it cannot be reached: {answer.last_words}", fix=fix, host=host))
+    if answer.code == program.TOO_OLD:
+        what = f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed"
+        return Node(number, host, failure=skipped(what, host=host))
+    fix = "correct environment in the job file, or install there what it names"
+    return Node(number, host, failure=failed(answer.last_words, fix=fix, host=host))
