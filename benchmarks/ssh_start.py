@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness import NOT_USUAL, in_turn, report
@@ -34,21 +35,31 @@ def main() -> None:
     if why := why_no_nodes() or why_no_sshd() or (None if shutil.which("pdsh") else "there is no pdsh"):
         print(f"skipped: {why}")
         return
+    with reached(NODES, PDSH_RCMD_TYPE="ssh") as (nodes, environ):
+        _measure(nodes, environ)
+
+
+@contextmanager
+def reached(count: int, **variables: str) -> Iterator[tuple[SshNodes, dict[str, str]]]:
+    """Give nodes with an sshd each, and an environment whose ssh reaches them."""
     with tempfile.TemporaryDirectory(prefix="ssh-") as own:
-        network = Network(Path(own), [f"gpu{number:02}" for number in range(1, NODES + 1)])
+        network = Network(Path(own), [f"gpu{number:02}" for number in range(1, count + 1)])
         network.start()
         try:
-            _measure(network, Path(own))
+            nodes = SshNodes(network, Path(own))
+            nodes.start()
+            _by_address(network, Path(own))
+            usual = {name: value for name, value in os.environ.items() if name not in NOT_USUAL}
+            try:
+                yield nodes, nodes.env({**usual, **variables})
+            finally:
+                nodes.stop()
         finally:
             network.stop()
 
 
-def _measure(network: Network, folder: Path) -> None:
-    nodes = SshNodes(network, folder)
-    nodes.start()
-    _by_address(network, folder)
-    usual = {name: value for name, value in os.environ.items() if name not in NOT_USUAL}
-    environ = nodes.env({**usual, "PDSH_RCMD_TYPE": "ssh"})
+def _measure(nodes: SshNodes, environ: Mapping[str, str]) -> None:
+    network = nodes.network
     commands = [ssh_command(host, ["true"]) for host in parse_hosts([*network.nodes])]
 
     def ours() -> float:
@@ -64,10 +75,7 @@ def _measure(network: Network, folder: Path) -> None:
         nodes.end_kept()
         return ours()
 
-    try:
-        at_first, again, theirs = in_turn(ROUNDS, first, ours, lambda: _pdsh([*network.nodes], environ))
-    finally:
-        nodes.stop()
+    at_first, again, theirs = in_turn(ROUNDS, first, ours, lambda: _pdsh([*network.nodes], environ))
     report(f"a command on {NODES} nodes", at_first, theirs, "s", "<= 1.0")
     report("the next one, over kept connections; peer: ours at first", again, at_first, "s", "<= 0.2")
 

@@ -1,4 +1,4 @@
-"""Which interface of this machine carries the route to another one: asked of the kernel.
+"""Which interface of this machine carries the route to another one, asked of the kernel; and listening to all of them.
 
 Needs only the standard library: a run carries it to its nodes.
 """
@@ -28,7 +28,7 @@ def interface_to(master: str, proc: Path) -> tuple[str | None, str]:
         proc: where the kernel tells of routes.
     """
     try:
-        address = _local_address(master)
+        address = local_address(master)
     except OSError as error:
         return None, f"left alone: there is no route to {master}: {error.strerror}"
     if not ipaddress.ip_address(address).is_loopback:
@@ -43,12 +43,27 @@ def interface_to(master: str, proc: Path) -> tuple[str | None, str]:
     return interface, f"{master} is this node itself, and {interface or 'no interface'} carries its first route"
 
 
-def _local_address(master: str) -> str:
-    """Return the address of ours from which ``master`` is reached."""
+def local_address(master: str) -> str:
+    """Return the address of ours from which ``master`` is reached.
+
+    Raises:
+        OSError: there is no route to it, or no such name.
+    """
     family, kind, protocol, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0]).partition("%")[0]
+
+
+def listen_everywhere(port: int, backlog: int = 128) -> socket.socket:
+    """Listen on a port of all of this machine's addresses, of both families where it has both; 0: a free one.
+
+    Raises:
+        OSError: the port is in use, or not for this user.
+    """
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
 
 
 def _interface_of(address: str, proc: Path) -> str | None:

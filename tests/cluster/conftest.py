@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,13 @@ def mended(network: Network, ssh_nodes: SshNodes) -> Iterator[Network]:
         else:
             network.start_nodes([name])
             ssh_nodes.restart(name)
+
+
+@pytest.fixture
+def undo(mended: Network) -> Iterator[Callable[..., object]]:
+    """Give what takes a node and a command that puts something right there when the test is over."""
+    with ExitStack() as stack:
+        yield lambda node, command: stack.callback(node.run, command)
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ class Recorder:
             self._write(f"{name}/sacct.json", json.dumps(sacct, indent=1) + "\n")
 
     def refused(self, file: str, *commands: list[str]) -> None:
-        """Write down what commands say that fail."""
+        """Write down what commands say, above all those that fail."""
         said = []
         for command in commands:
             done = subprocess.run(command, cwd=self.work, env=self.cluster.environment, capture_output=True, text=True)
@@ -150,9 +150,24 @@ def refusals(take: Recorder) -> None:
         ["squeue", "--jobs=999999"],
         ["sacct", "--jobs=999999"],
     )
+    before_submitting(take)
     take.cluster.daemons.stop_controller()
     take.refused("no-controller.txt", sbatch, ["squeue"], ["scontrol", "show", "job", "1"], ["scancel", "1"])
     take.cluster.daemons.start_controller()
+
+
+def before_submitting(take: Recorder) -> None:
+    """Take down what Slurm says of jobs that are not submitted, and of its partitions."""
+    flags = (
+        *("", "--partition=nowhere", "--account=nobody", "--qos=nothing", "--nodes=5", "--partition=two --nodes=3"),
+        *("--partition=closed", "--time=2:00:00", "--partition=short --time=30", "--gres=gpu:5", "--gpus-per-node=5"),
+        *("--gres=tpu:1", "--mem=1T", "--cpus-per-task=9", "--nodelist=node09", "--exclude=node09"),
+        *("--constraint=fast", "--reservation=none", "--nodelist=node01,node02 --nodes=1"),
+        *("--exclude=node[01-03] --nodes=2", "--array=0-7", "--nodes=1-9", "--qos=brief --time=30"),
+    )
+    tested = [["sbatch", "--test-only", "--wrap=true", *flag.split()] for flag in flags]
+    take.refused("test-only.txt", *tested)
+    take.refused("partitions.txt", ["scontrol", "show", "partition"])
 
 
 def on_a_cluster(shape: Shape, record: Callable[[Recorder], None], answers: Path) -> None:

@@ -137,6 +137,18 @@ class SshNodes:
         self._end([name])
         self._start([name], "user")
 
+    def hang(self, name: str) -> None:
+        """Stop a node's sshds, so that it takes connections and never answers, until ``wake``."""
+        self.end_kept()
+        for process in self.processes(name):
+            os.kill(process, signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """Have the sshds of a node go on, and what has entered the node for them: it stops when they do."""
+        for process in (*self.processes(name), self._daemons[name].pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
     def stop(self) -> None:
         """End all sshds and all connections to them."""
         self._end([*self._daemons])

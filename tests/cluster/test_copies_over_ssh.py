@@ -57,6 +57,12 @@ def test_all_meet_and_their_logs_come_back(apart: Any, network: Network) -> None
     assert left_on(network, run) == {}
 
 
+def test_what_the_ranks_of_a_test_tell_comes_back(apart: Any) -> None:
+    done = apart("test", "--nodes", "gpu[01-02]", "--nproc-per-node", "1", "--backend", "gloo", "--json", *COPIED)
+    assert done.rc == 0, done.stderr
+    assert [who["host"] for who in json.loads(done.stdout)["ranks"]] == ["gpu01", "gpu02"]
+
+
 def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Network, ssh_nodes: SshNodes) -> None:
     """Its folder has a name that a shell would read; rank 0's checkpoints come back to their place in it."""
     folder = apart.folder / "it's $HOME"
@@ -160,7 +166,7 @@ def test_a_machine_that_loses_power(apart: Any, mended: Network) -> None:
 
 def test_a_machine_that_cannot_be_reached(apart: Any) -> None:
     apart.script(UP)
-    done = apart("run", "train.py", "--nodes", "gpu01,gpu99", "--nproc-per-node", "1", *COPIED)
+    done = apart("run", "train.py", "--no-check", "--nodes", "gpu01,gpu99", "--nproc-per-node", "1", *COPIED)
     assert done.rc == 1
     assert "error: cannot reach gpu99\n  why: ssh: Could not resolve hostname gpu99: " in done.stderr
 

@@ -47,7 +47,7 @@ def test_a_rank_that_fails_is_named_with_its_machine(lab: Any, network: Network)
 
 def test_no_such_machine(lab: Any, network: Network) -> None:
     lab.script(UP)
-    done = lab("run", "train.py", "--on", "lab", "--hosts", "gpu01,gpu99,gpu02")
+    done = lab("run", "train.py", "--no-check", "--on", "lab", "--hosts", "gpu01,gpu99,gpu02")
     assert done.rc == 1
     assert "error: cannot reach gpu99\n  why: ssh: Could not resolve hostname gpu99: " in done.stderr
     assert left_on(network, lab.run()) == {}
@@ -66,7 +66,7 @@ def test_a_machine_on_which_the_setup_fails(lab: Any, network: Network) -> None:
 def test_a_machine_without_the_folder(lab: Any, mended: Network) -> None:
     lab.script(UP)
     mended.nodes["gpu02"].run(["mount", "-t", "tmpfs", "tmpfs", str(lab.folder)])
-    done = lab("run", "train.py", "--on", "lab", "--nodes", "2")
+    done = lab("run", "train.py", "--no-check", "--on", "lab", "--nodes", "2")
     mended.nodes["gpu02"].run(["umount", str(lab.folder)])
     assert done.rc == 1
     assert "error: gpu02 does not see the run's folder\n" in done.stderr

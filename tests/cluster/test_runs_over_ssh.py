@@ -193,7 +193,7 @@ def test_a_machine_that_lets_nobody_in(ssh: Any, ssh_nodes: SshNodes, network: N
     ssh.script(UP)
     getattr(ssh_nodes, breaks)("gpu02")
     try:
-        done = ssh("run", "train.py", "--nodes", "gpu01,gpu02,gpu03", "--nproc-per-node", "1")
+        done = ssh("run", "train.py", "--no-check", "--nodes", "gpu01,gpu02,gpu03", "--nproc-per-node", "1")
     finally:
         ssh_nodes.know_all()
         ssh_nodes.restart("gpu02")
@@ -205,7 +205,7 @@ def test_a_machine_that_lets_nobody_in(ssh: Any, ssh_nodes: SshNodes, network: N
 
 def test_no_such_machine(ssh: Any, network: Network) -> None:
     ssh.script(UP)
-    done = ssh("run", "train.py", "--nodes", "gpu01,gpu99", "--nproc-per-node", "1")
+    done = ssh("run", "train.py", "--no-check", "--nodes", "gpu01,gpu99", "--nproc-per-node", "1")
     assert done.rc == 1
     assert "error: cannot reach gpu99\n  why: ssh: Could not resolve hostname gpu99: " in done.stderr
     assert left_on(network, ssh.run()) == {}
@@ -214,7 +214,7 @@ def test_no_such_machine(ssh: Any, network: Network) -> None:
 def test_a_machine_without_the_folder(ssh: Any, mended: Network) -> None:
     ssh.script(UP)
     mended.nodes["gpu02"].run(["mount", "-t", "tmpfs", "tmpfs", str(ssh.folder)])
-    done = ssh("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    done = ssh("run", "train.py", "--no-check", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
     mended.nodes["gpu02"].run(["umount", str(ssh.folder)])
     assert done.rc == 1
     assert "error: gpu02 does not see the run's folder\n" in done.stderr

@@ -43,7 +43,9 @@ def count_imports(allranks: Any, extra: str = "") -> tuple[Path, dict[str, str]]
         "import os, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'torch':\n"
+        # Not where somebody only asks whether it is there, as a check before the run does.
+        "        importing = sys._getframe(2).f_code.co_name == '_find_and_load_unlocked'\n"
+        "        if name == 'torch' and importing:\n"
         "            open(os.environ['IMPORTS'], 'a').write(f'{os.getpid()}\\n')\n" + extra + "        return None\n"
         "sys.meta_path.insert(0, Finder())\n"
     )

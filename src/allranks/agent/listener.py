@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 
+from allranks import routes
 from allranks.errors import LaunchError
 
 _BACKLOG = 4096
@@ -46,10 +47,8 @@ def listen_everywhere(port: int | None, fix: str) -> socket.socket:
     Raises:
         LaunchError: the port is in use; it says ``fix``.
     """
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        return socket.create_server(("", port or 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        return routes.listen_everywhere(port or 0, _BACKLOG)
     except OSError as error:
         why = error.strerror or str(error)
         raise LaunchError(f"cannot listen on port {port or 0} of this machine", why=why, fix=fix) from error

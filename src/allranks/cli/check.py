@@ -26,10 +26,25 @@ _NOTHING = "allranks.trial"
 @click.option("--quick/--full", "is_quick", default=True, help="What takes seconds (the default), or all there is.")
 @click.option("--only", metavar="CHECKS", multiple=True, help="These checks alone: names, with commas between them.")
 @click.option("--skip", metavar="CHECKS", multiple=True, help="Leave these checks out.")
+@click.option(
+    "--wait",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=60,
+    show_default=True,
+    help="How long to wait until a scheduler gives nodes to look at; 0: ask for none.",
+)
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, /, is_quick: bool, only: tuple[str, ...], skip: tuple[str, ...], as_json: bool, **values: Any
+    ctx: click.Context,
+    /,
+    is_quick: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    wait: float,
+    as_json: bool,
+    **values: Any,
 ) -> int:
     """Check this machine, or all that a job needs, on every node.
 
@@ -40,13 +55,16 @@ def command(
     allranks check job.yaml --on gpu-lab
     allranks check train.py --nodes gpu1,gpu2 --full
 
+    A scheduler is asked for nodes by a short job, which is cancelled when it has waited for too long.
+
     Ends with 0, or with 3 if something cannot work.
     """
     from allranks.clusters import launch as launching
     from allranks.clusters.registry import kind_for
+    from allranks.preflight.by_job import Waiting
     from allranks.preflight.looking import folder_in
     from allranks.preflight.preflight import preflight
-    from allranks.preflight.registry import chosen
+    from allranks.preflight.site import chosen_for
 
     loaded = load(ctx, values, needs_target=False)
     has_target = _has_target(loaded)
@@ -54,15 +72,21 @@ def command(
     if not has_target:
         launch = replace(launch, job=launch.job.model_copy(update={"module": _NOTHING}))
     kind = kind_for(loaded, os.environ)
-    checks = chosen(_names(only), _names(skip), is_full=not is_quick)
+    checks = chosen_for(launch, _names(only), _names(skip), is_full=not is_quick)
     plan = launching.dry_run(launch, kind)
     with folder_in(launch.runs_folder) as folder:
-        report = preflight(checks, kind, launch, plan, folder, has_target=has_target)
+        report = preflight(
+            checks, kind, launch, plan, folder, has_target=has_target, waiting=Waiting(wait, _tell) if wait else None
+        )
     if as_json:
         render.as_json(report.to_json())
     else:
         show(report)
     return 0 if report.is_good else PreflightError.exit_code
+
+
+def _tell(line: str) -> None:
+    render.talk(f"allranks: check: {line}")
 
 
 def _has_target(loaded: LoadedJob) -> bool:

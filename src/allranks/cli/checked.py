@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from allranks.cli import render
@@ -20,10 +20,12 @@ _COUNTED = 3
 
 def show(report: Report) -> None:
     """Show all findings on stdout, and on stderr what they come to."""
-    groups = grouped(report.results)
+    groups = [group for group in grouped(report.results) if group[0].finding.grade is not Grade.SKIP]
     width = max((len(first.check.name) for first, _ in groups), default=0)
     for first, hosts in groups:
         render.data("\n".join(_lines(first, hosts, width)))
+    for line in _skipped(report):
+        render.data(line)
     render.talk(_summary(report))
 
 
@@ -38,7 +40,7 @@ def grouped(results: Iterable[Result]) -> list[tuple[Result, list[str]]]:
     return [*groups.values()]
 
 
-def headline(result: Result, hosts: Sequence[str]) -> str:
+def _headline(result: Result, hosts: Sequence[str]) -> str:
     """Write what was found, behind the nodes that it is about."""
     return f"{fold(hosts)}: {result.finding.what}" if hosts else result.finding.what
 
@@ -46,13 +48,25 @@ def headline(result: Result, hosts: Sequence[str]) -> str:
 def _lines(result: Result, hosts: Sequence[str], width: int) -> list[str]:
     found = result.finding
     is_bad = found.grade in (Grade.WARN, Grade.FAIL)
-    what = headline(result, hosts)
+    what = _headline(result, hosts)
     if not is_bad and len(hosts) > _COUNTED:
         what = f"{found.what} ({format_count(len(hosts), 'node')})"
     lines = [f"{render.graded(found.grade.value, sys.stdout)}  {result.check.name.ljust(width)}  {what}"]
     if is_bad:
         lines += [f"      why: {found.why or result.check.why}", f"      fix: {found.fix}"]
     return lines
+
+
+def _skipped(report: Report) -> Iterator[str]:
+    """Yield a line for each reason for which something was not looked at."""
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for result in report.of(Grade.SKIP):
+        hosts = reasons.setdefault(result.finding.what, {}).setdefault(result.check.name, [])
+        hosts += [result.finding.host] if result.finding.host else []
+    for what, checks in reasons.items():
+        some = sorted({host for hosts in checks.values() for host in hosts})
+        where = f" on {fold(some)}" if some and len(some) < len(report.nodes) else ""
+        yield f"{render.graded(Grade.SKIP.value, sys.stdout)}  {', '.join(checks)}{where}: {what}"
 
 
 def _summary(report: Report) -> str:

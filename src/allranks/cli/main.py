@@ -16,6 +16,7 @@ VERBS = {
     "init": ("init", "Write a commented job.yaml and a train.py to start from."),
     "plan": ("plan", "Show what would be executed, and why."),
     "check": ("check", "Check this machine, or all that a job needs, on every node."),
+    "test": ("test", "Prove that distributed training works here, by a short one."),
     "run": ("run", "Run a job and follow all its ranks."),
     "node": ("node", "Run one node of a job here, where each is started by hand."),
     "resume": ("resume", "Start a run again that has ended too early."),

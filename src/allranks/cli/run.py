@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import render
+from allranks.cli.check_first import check_first
 from allranks.cli.explain import explain
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
@@ -34,9 +35,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @click.command("run", cls=JobCommand)
 @job_options
+@click.option(
+    "--check/--no-check", "is_checked", default=True, help="Check quickly first what cannot work (the default)."
+)
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
 @click.pass_context
-def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
+def command(ctx: click.Context, /, detach: bool, is_checked: bool, **values: Any) -> int:
     """Run a job and follow all its ranks.
 
     TARGET is a job file (job.yaml) or a script (train.py); default: job.yaml here. The script's own
@@ -61,6 +65,8 @@ def command(ctx: click.Context, /, detach: bool, **values: Any) -> int:
     launch = launch_of(loaded)
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind)
+    if is_checked:
+        check_first(run, plan, kind, launch)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach)
 
 
@@ -77,11 +83,11 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
     from allranks.clusters import launch as launching
 
     watched = not detach and render.is_lively(sys.stderr)
-    relay = None if detach else _Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
+    relay = None if detach else Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
     interrupted = relay.interrupted if relay else lambda: 0  # Without a relay, Python's own handler raises.
     run, started = launching.start(run, plan, kind, environ, detach=detach, watched=watched, interrupted=interrupted)
     _point_latest(run)
-    _introduce(plan, run)
+    introduce(plan, run)
     _tell_news(started, run)
     if relay is None:
         return _leave_it(run)
@@ -90,7 +96,8 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
     return _conclude(_settle(run, kind))
 
 
-def _introduce(plan: Plan, run: Run) -> None:
+def introduce(plan: Plan, run: Run) -> None:
+    """Say what has been started, and what there is to know about it."""
     why = {reason.subject: reason.why for reason in plan.reasons}
     render.talk(f"allranks: {run.record.id}: {_where(plan)}, backend {plan.backend} ({why['backend']})")
     for reason in plan.debug:
@@ -130,7 +137,7 @@ def _leave_it(run: Run) -> int:
     return 0
 
 
-class _Relay:
+class Relay:
     """Passes the signals that this command gets on to the run, which ends and so ends this command."""
 
     def __init__(self, patience: float) -> None:
@@ -157,6 +164,7 @@ class _Relay:
             self(number, None)
 
     def __call__(self, number: int, _: FrameType | None) -> None:
+        """Pass a signal on, or keep it until there is a run."""
         if self._started is None:
             self._early.append(number)
             return

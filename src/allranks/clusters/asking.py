@@ -43,9 +43,10 @@ def run(
     refusals: Refusals,
     *,
     cwd: str | Path | None = None,
+    sent: str = "",
     seconds: float,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of a scheduler's, as :func:`ask` does, whatever it ends with.
+    """Run a command of a scheduler's, as :func:`ask` does, whatever it ends with; ``sent`` is its stdin.
 
     Raises:
         LaunchError: the command is not there, or gives no answer.
@@ -56,7 +57,7 @@ def run(
             env=environ,
             cwd=cwd,
             timeout=seconds,
-            stdin=subprocess.DEVNULL,
+            input=sent,
             capture_output=True,
             text=True,
             errors="replace",

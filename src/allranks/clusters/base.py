@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from allranks.clusters.commands import Answer
+    from allranks.clusters.outlook import Outlook
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -113,6 +114,9 @@ class ClusterKind(Protocol):
 
     def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked] | None:
         """Look at each node of a plan, all at the same time; None where somebody has to be asked for nodes first."""
+
+    def outlook(self, plan: Plan, environ: Mapping[str, str]) -> Outlook | None:
+        """Ask the scheduler what it would do with a plan, and submit nothing; None where none is asked."""
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Execute the plan. Unless ``detach``, the run ends with the process that called this.

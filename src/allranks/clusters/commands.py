@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def run_one(
             fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
             raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
         with process:
-            out, why = _wait(process, sent, seconds, is_over)
+            _feed(process, sent)
+            out, why = _wait(process, seconds, is_over)
         if out is None:
             return Answer(_OF_SSH, "", why, unreached=True, is_late=True)
         err.seek(0)
@@ -86,19 +88,28 @@ def run_one(
         return Answer(process.returncode, out, said, unreached=process.returncode == _OF_SSH)
 
 
-def _wait(
-    process: subprocess.Popen[str], sent: str, seconds: float | None, is_over: Callable[[], bool]
-) -> tuple[str | None, str]:
+def _feed(process: subprocess.Popen[str], sent: str) -> None:
+    """Give a process its stdin, in a thread: the second of two calls of communicate() sends nothing more (3.11)."""
+    stdin, process.stdin = process.stdin, None
+    assert stdin
+
+    def feed() -> None:
+        with contextlib.suppress(BrokenPipeError), stdin:
+            stdin.write(sent)
+
+    threading.Thread(target=feed, daemon=True).start()
+
+
+def _wait(process: subprocess.Popen[str], seconds: float | None, is_over: Callable[[], bool]) -> tuple[str | None, str]:
     """Wait for a process; return its stdout, or None and why it was killed with what it had started."""
-    began, more = time.monotonic(), {"input": sent}
+    began = time.monotonic()
     try:
         while not is_over():
             left = _LOOK_SECONDS if seconds is None else began + seconds - time.monotonic()
             if left <= 0:
                 return None, f"no answer within {seconds:g} s"
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(**more, timeout=min(left, _LOOK_SECONDS))[0], ""
-            more = {}
+                return process.communicate(timeout=min(left, _LOOK_SECONDS))[0], ""
         return None, "ended before it had answered"
     finally:
         if process.poll() is None:

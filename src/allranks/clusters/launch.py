@@ -113,7 +113,7 @@ def start(
     try:
         started = kind.start(plan, inherited, detach=detach, interrupted=interrupted)
     except AllranksError as error:
-        _note_refusal(run, error)
+        note_refusal(run, error)
         raise
     try:
         return run.with_handle(started.handle, Status(State.PENDING, "starting")), started
@@ -124,7 +124,8 @@ def start(
         raise
 
 
-def _note_refusal(run: Run, error: AllranksError) -> None:
+def note_refusal(run: Run, error: AllranksError) -> None:
+    """Note in the record of a run that it was not started, and why."""
     reason = f"{error.what}: {error.why}" if error.why else error.what
     state = State.CANCELLED if isinstance(error, StartCancelledError) else State.FAILED
     status = Status(state, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())

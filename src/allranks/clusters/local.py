@@ -77,6 +77,9 @@ class LocalCluster:
         answer = run_one(command, _clean(environ), sent=look.program, seconds=look.seconds)
         return [Looked(node.host, answer)]
 
+    def outlook(self, plan: Plan, environ: Mapping[str, str]) -> None:
+        """Return None: there is no scheduler."""
+
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Start the agent of the plan's one node."""
         (node,) = plan.commands

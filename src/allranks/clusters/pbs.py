@@ -18,6 +18,7 @@ from allranks.plan.script import exports
 from allranks.runs.files import write_whole
 
 if TYPE_CHECKING:
+    from allranks.clusters.outlook import Outlook
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -52,6 +53,12 @@ class PbsCluster(QueuedCluster):
             # Not with qsub -v: every user may read that in qstat's answer, and some values it alters or refuses.
             write_whole(Path(plan.run_dir, contract.SECRETS_FILE), exports(plan.secrets, environ), 0o600)
         return pbs_jobs.parse_submitted(pbs_jobs.ask(plan.commands[0].command, environ, cwd=plan.workdir))
+
+    def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
+        """Ask what would become of a plan's script: see :func:`~allranks.clusters.pbs_limits.outlook`."""
+        from allranks.clusters.pbs_limits import outlook
+
+        return outlook(plan, environ)
 
     def look_up(self, job_id: str) -> JobInfo | None:
         """Ask PBS what has become of a job."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"([^\s:]+): ?(.*)")
 _OF_PDSH = re.compile(r"pdsh@[^:]*: ([^\s:]+): (.*)")
 _EXIT_CODE = re.compile(r"exit(?:ed with exit)? code (\d+)")
-#: What is left in the folder of a look.
-_LOOK, _PROGRAM = "look.sh", "look.json"
+#: What a look has in the folder that machines see, as long as it takes.
+_LOOKS, _LOOK, _PROGRAM = "look", "look.sh", "look.json"
 #: The exit code of ssh itself; those of other ways to reach a machine tell none.
 _OF_SSH = 255
 
@@ -107,11 +108,16 @@ class OverPdsh(Reach):
 
     def look(self, hosts: Sequence[str], look: Look, environ: Mapping[str, str]) -> list[Answer]:
         """Look at machines, by files in the folder that they see: pdsh passes no stdin on."""
-        write_whole(look.folder / PDSH, finding("allranks: look at each machine", str(look.folder)))
-        write_whole(look.folder / _LOOK, f'exec <"$(dirname -- "$0")/{_PROGRAM}"\n{look.script}')
-        write_whole(look.folder / _PROGRAM, look.program)
-        words = {host: (str(number),) for number, host in enumerate(hosts)}
-        return run_pdsh(pdsh_command(str(look.folder), _LOOK, words, ()), hosts, environ, seconds=look.seconds)
+        folder = look.folder / _LOOKS
+        folder.mkdir()
+        try:
+            write_whole(folder / PDSH, finding("allranks: look at each machine", str(folder)))
+            write_whole(folder / _LOOK, f'exec <"$(dirname -- "$0")/{_PROGRAM}"\n{look.script}')
+            write_whole(folder / _PROGRAM, look.program)
+            words = {host: (str(number),) for number, host in enumerate(hosts)}
+            return run_pdsh(pdsh_command(str(folder), _LOOK, words, ()), hosts, environ, seconds=look.seconds)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def leave(self, host: str, path: str, text: str, mode: int, environ: Mapping[str, str]) -> None:
         """Leave a file in the run's folder."""

@@ -18,6 +18,7 @@ from allranks.clusters.asked import Asked, pauses
 from allranks.clusters.base import Look, Looked, Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.clusters.job_info import JobInfo
+from allranks.clusters.outlook import Outlook
 from allranks.clusters.queued_files import current_job, decision_after, newest
 from allranks.clusters.queued_job import SubmittedJob
 from allranks.clusters.refusals import with_values
@@ -88,6 +89,14 @@ class QueuedCluster(ABC):
         """
 
     @abstractmethod
+    def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
+        """Ask what would become of a plan's script, and submit nothing.
+
+        Raises:
+            LaunchError: the scheduler cannot be reached.
+        """
+
+    @abstractmethod
     def look_up(self, job_id: str) -> JobInfo | None:
         """Ask what has become of a job; None where the scheduler does not know it any more.
 
@@ -135,6 +144,16 @@ class QueuedCluster(ABC):
         """Return None: there are no nodes yet."""
         return None
 
+    def outlook(self, plan: Plan, environ: Mapping[str, str]) -> Outlook | None:
+        """Ask the scheduler what it would do with a plan; None inside an allocation, where it is not asked any more.
+
+        Raises:
+            LaunchError: the scheduler cannot be reached.
+        """
+        if plan.commands[0].command[0] != self.submit:
+            return None
+        return self.foreseen(plan, _clean(environ))
+
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Submit the plan's script, or start it where the allocation is there already.
 
@@ -142,12 +161,11 @@ class QueuedCluster(ABC):
             LaunchError: the scheduler refuses the job, or cannot be reached.
         """
         command = plan.commands[0].command
-        clean = {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
         if command[0] != self.submit:
             log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
-            return ChildAgent(command, clean, log, 0o640 if plan.group_readable else 0o600, attached=False)
+            return ChildAgent(command, _own(environ), log, 0o640 if plan.group_readable else 0o600, attached=False)
         try:
-            job_id = self.submitted(plan, contract.outside_of_jobs(clean))
+            job_id = self.submitted(plan, _clean(environ))
         except LaunchError as error:
             raise with_values(error, plan.reasons) from error
         return SubmittedJob(self, Path(plan.run_dir), job_id)
@@ -262,6 +280,16 @@ class QueuedCluster(ABC):
             else "the process that started it is gone, and"
         )
         return replace(told, state=State.UNKNOWN, native="forgotten", reason=f"{what} nothing tells how it ended")
+
+
+def _own(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what is set for ranks."""
+    return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
+
+
+def _clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a command that submits a job: nothing of a job that it is itself in."""
+    return contract.outside_of_jobs(_own(environ))
 
 
 def _combined(info: JobInfo, told: Status) -> Status:

@@ -13,6 +13,7 @@ from allranks.clusters.queued import QueuedCluster
 from allranks.clusters.slurm_jobs import JobInfo
 
 if TYPE_CHECKING:
+    from allranks.clusters.outlook import Outlook
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -44,6 +45,12 @@ class SlurmCluster(QueuedCluster):
     def submitted(self, plan: Plan, environ: Mapping[str, str]) -> str:
         """Submit a plan's script with sbatch, and return the job's id."""
         return slurm_jobs.parse_submitted(slurm_jobs.ask(plan.commands[0].command, environ, cwd=plan.workdir))
+
+    def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
+        """Ask what would become of a plan's script: see :func:`~allranks.clusters.slurm_limits.outlook`."""
+        from allranks.clusters.slurm_limits import outlook
+
+        return outlook(plan, environ)
 
     def look_up(self, job_id: str) -> JobInfo | None:
         """Ask Slurm what has become of a job."""

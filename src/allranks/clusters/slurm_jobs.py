@@ -28,7 +28,8 @@ _SECONDS = 90.0
 _ACCOUNTING_SECONDS = 20.0
 #: Slurm's own "signals": the script could not be started, and (a number that no signal has) memory ran out.
 _NOT_STARTED, _OUT_OF_MEMORY = 53, 125
-_IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
+#: With these its commands write times as we read them.
+IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
 
 _ACCOUNTED = (
     "JobID",
@@ -224,7 +225,7 @@ def look_up(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | 
     Raises:
         LaunchError: Slurm cannot be reached.
     """
-    in_utc = {**(os.environ if environ is None else environ), **_IN_UTC}
+    in_utc = {**(os.environ if environ is None else environ), **IN_UTC}
     command = show_command(job_id)
     done = asking.run(command, in_utc, slurm_errors.SLURM, seconds=_SECONDS)
     if done.returncode and slurm_errors.NO_SUCH_JOB not in done.stderr:

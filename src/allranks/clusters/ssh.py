@@ -77,6 +77,9 @@ class SshCluster:
         answers = self.reach.look([node.host for node in plan.commands], look, environ)
         return [looked_at(node.host, answer) for node, answer in zip(plan.commands, answers, strict=True)]
 
+    def outlook(self, plan: Plan, environ: Mapping[str, str]) -> None:
+        """Return None: there is no scheduler."""
+
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Start the agents of all nodes at the same time; they go on without this process, detached or not.
 

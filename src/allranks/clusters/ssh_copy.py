@@ -102,7 +102,7 @@ class Copy:
             LaunchError: there is no rsync.
             JobError: the folder cannot be read.
         """
-        command = [*_RSYNC, "--dry-run", "--out-format=%l %n", *self.filters, f"{self.workdir}/", "/nowhere/at-all"]
+        command = [*_RSYNC, "--dry-run", "--out-format=%l %n", *self.filters, f"{self.workdir}/", "/nowhere"]
         answer = run_one(command, os.environ)
         if answer.code:
             raise JobError("the working directory cannot be read", why=said_by(answer))

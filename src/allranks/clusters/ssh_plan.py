@@ -17,7 +17,7 @@ from allranks.clusters.ssh_script import END, SETUP, START
 from allranks.clusters.ssh_shell import real_name, ssh_command
 from allranks.contract import NodeSpec
 from allranks.errors import JobError
-from allranks.job.hosts import Host, hosts_of, taking_part
+from allranks.job.hosts import Host, excluded_in_vain, hosts_of, taking_part
 from allranks.job.units import format_count
 from allranks.plan import batch, environment, plain_launcher
 from allranks.plan.entry import Entry, find_entry, name_of
@@ -252,7 +252,9 @@ class _Planning:
             yield "resources.gpu_type is not looked at over SSH"
         if retry != type(retry)():
             yield "retry: there is no queue over SSH to go back into"
-        yield from unused_scheduler(self._job)
+        yield from unused_scheduler(self._job, "exclude")
+        if absent := excluded_in_vain(self._job, self._request.folder):
+            yield f"scheduler.exclude: {', '.join(absent)} not among the hosts that are listed"
         if self._copy:
             yield f"each machine gets a copy of {self._workdir}, {self._copy.size}, in {self._copy.shown}"
         if self._is_plain:

@@ -98,6 +98,11 @@ def _hosts(value: Any) -> Any:
     return [part.strip() for part in [*parts, current] if part.strip()]
 
 
+def _names(value: Any) -> Any:
+    """Take a list, or one text with commas or spaces between the names."""
+    return value.replace(",", " ").split() if isinstance(value, str) else _texts(value)
+
+
 def _variables(value: Any) -> Any:
     """Let numbers stand where a variable's text is meant: ``NCCL_IB_TIMEOUT: 22``."""
     if isinstance(value, dict):
@@ -149,6 +154,7 @@ def _list_or_text(text: str) -> WithJsonSchema:
 Words = Annotated[tuple[str, ...], BeforeValidator(_words), _list_or_text("split as a shell splits it")]
 Lines = Annotated[tuple[str, ...], BeforeValidator(_lines), _list_or_text("one entry a line")]
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts), _list_or_text("separated by commas")]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), _list_or_text("separated by commas or spaces")]
 Variables = Annotated[
     dict[str, str],
     BeforeValidator(_variables),

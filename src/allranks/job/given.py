@@ -13,7 +13,7 @@ from allranks import contract
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS, TARGET_FLAGS
 from allranks.job.problems import Problem, did_you_mean, quoted
 from allranks.job.secrets import PLACEHOLDER, secret_names
-from allranks.job.sources import VARIABLES, Layer, Setting, Source, texts_of, variables_of
+from allranks.job.sources import CHECKS_FOLDER, VARIABLES, Layer, Setting, Source, texts_of, variables_of
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOTSET", "TRACE", "OFF")
 
@@ -21,7 +21,7 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL", "NOT
 _PATHS = ("workdir", "runs.folder", "environment.venv")
 
 #: Values that begin with a path, which may be one of somebody's home.
-_HOME_PATHS = (*_PATHS, "script", "binary", "environment.conda", "environment.python")
+_HOME_PATHS = (*_PATHS, "script", "binary", "environment.conda", "environment.python", CHECKS_FOLDER)
 
 #: What a rank finds in its environment about its own run is no wish for a run that it starts.
 _OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND}

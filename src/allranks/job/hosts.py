@@ -87,6 +87,8 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
 def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
     """Return the hosts of a job: as many as it asks for of those that are listed, in their order; spares are last.
 
+    Those of ``scheduler.exclude`` are left out, and the next ones take their place.
+
     Args:
         job: the job.
         folder: what the path of a file of hosts is relative to.
@@ -94,10 +96,13 @@ def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
     Raises:
         JobError: there are none, too few, or what lists them cannot be read.
     """
-    found, spares = _listed(job, folder), job.resources.spares
+    listed, spares = _listed(job, folder), job.resources.spares
+    found = tuple(host for host in listed if not _excluding(job, host))
+    if listed and not found:
+        raise _none_left(job)
     least, most = _asked(job) or (1, max(1, len(found) - spares))
     if least + spares > len(found):
-        raise _too_few(job, found)
+        raise _too_few(job, found, len(listed) - len(found))
     return found[: most + spares]
 
 
@@ -112,14 +117,45 @@ def _asked(job: Job) -> tuple[int, int] | None:
     return job.resources.nodes if "nodes" in job.resources.model_fields_set else None
 
 
-def _too_few(job: Job, found: Sequence[Host]) -> JobError:
+def excluded_in_vain(job: Job, folder: Path) -> tuple[str, ...]:
+    """Return what ``scheduler.exclude`` names that is not among the hosts that are listed."""
+    used = {host for listed in _listed(job, folder) for host in _excluding(job, listed)}
+    return tuple(str(host) for host in _excluded(job) if host not in used)
+
+
+def _excluding(job: Job, host: Host) -> list[Host]:
+    """Return those of the excluded hosts that mean this one: by name alone, or whom to be there and the port too."""
+    return [
+        each
+        for each in _excluded(job)
+        if each.name == host.name and each.user in (None, host.user) and each.port in (None, host.port)
+    ]
+
+
+def _excluded(job: Job) -> tuple[Host, ...]:
+    try:
+        return tuple(host for item in job.scheduler.exclude for part in split(item) for host in _parse(part))
+    except ValueError as error:
+        raise JobError(f"scheduler.exclude: {error}", fix="--exclude gpu2,gpu[5-7]") from error
+
+
+def _none_left(job: Job) -> JobError:
+    return JobError(
+        "scheduler.exclude leaves no host",
+        why=f"all that are listed are among {', '.join(job.scheduler.exclude)}",
+        fix="exclude fewer, or list more hosts in resources.hosts",
+    )
+
+
+def _too_few(job: Job, found: Sequence[Host], excluded: int) -> JobError:
     spares, asked = job.resources.spares, _asked(job)
     least, most = asked or (0, 0)
     wanted = [f"{'at least ' if least < most else ''}{format_count(least, 'node')}"] if asked else []
     wanted += [format_count(spares, "spare")] if spares else []
     left = len(found) - spares
+    there = f"{_is(len(found))} left without those of scheduler.exclude" if excluded else f"{_is(len(found))} listed"
     return JobError(
-        f"{' and '.join(wanted)} were asked for, and {format_count(len(found), 'host')} {_is(len(found))} listed",
+        f"{' and '.join(wanted)} were asked for, and {format_count(len(found), 'host')} {there}",
         why=", ".join(map(str, found[:5])) + ", …" * (len(found) > 5),
         fix=(f"--nodes {left}" if left > 0 else "fewer --spares") + ", or more hosts in resources.hosts",
     )

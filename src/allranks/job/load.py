@@ -19,7 +19,7 @@ from allranks.job.given import environment_layer, fill_secrets, flag_layer, reso
 from allranks.job.leaks import secret_problems
 from allranks.job.problems import Problem, error_of, shown_path
 from allranks.job.secrets import scrub, secret_values
-from allranks.job.sources import Layer, Setting, Source, all_sources, merge, variables_of
+from allranks.job.sources import CHECKS_FOLDER, Layer, Setting, Source, all_sources, merge, variables_of
 from allranks.job.spec import Cluster, Job
 from allranks.job.variables import variable_problems
 from allranks.job.yaml import Entry
@@ -55,6 +55,7 @@ class _Entry:
 
     shown: str
     entry: Entry
+    folder: Path
 
 
 def load_job(
@@ -147,7 +148,7 @@ def _entries(folder: Path, cwd: Path, environ: Mapping[str, str]) -> dict[str, _
     for path in cluster_files(folder, cwd, environ):
         shown = shown_path(path, cwd)
         for name, entry in read_cluster_file(path, cwd).items():
-            found.setdefault(name, _Entry(shown, entry))
+            found.setdefault(name, _Entry(shown, entry, path.parent))
     return found
 
 
@@ -160,8 +161,16 @@ def _read_entry(
         problems.append(Problem(where, what, fix="write 'kind: local' below it, indented"))
         return None, {}
     layer = Reading(found.shown, "cluster file", problems, Cluster).layer(entry.value.data)
-    defaults = {path: setting for path, setting in layer.items() if path != "kind"}
+    defaults = _based({path: setting for path, setting in layer.items() if path != "kind"}, found.folder)
     if "kind" not in layer:
         problems.append(Problem(where, f"the cluster {name} has no kind", fix="write 'kind: local' below it"))
         return None, defaults
     return validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
+
+
+def _based(layer: Layer, folder: Path) -> Layer:
+    """Return the settings of a file in ``folder``, which the path in them is relative to."""
+    setting = layer.get(CHECKS_FOLDER)
+    if setting is None or not isinstance(setting.value, str) or setting.value.startswith("~"):
+        return layer
+    return {**layer, CHECKS_FOLDER: replace(setting, value=str(folder / setting.value))}

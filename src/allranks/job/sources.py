@@ -12,6 +12,8 @@ SourceKind: TypeAlias = Literal["flag", "environment", "job file", "cluster file
 
 #: Variables are merged name by name, each with a source of its own: ``environment.variables.NCCL_DEBUG``.
 VARIABLES = "environment.variables"
+#: The one path of a cluster file: it is meant from there, whatever job runs on that cluster.
+CHECKS_FOLDER = "checks.folder"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from allranks.job.fields import (
     Lines,
     Memory,
     Name,
+    Names,
     Nodes,
     Port,
     Positive,
@@ -198,6 +199,17 @@ class Sync(Section):
     """A working directory of which more than this would be copied is refused, with what is large in it."""
 
 
+class Checks(Section):
+    """What is checked before the ranks start, besides what always is."""
+
+    skip: Names = ()
+    """Checks that are left out, by name; those of the command line's --skip come to these."""
+    folder: Text | None = None
+    """Folder of executables that check each node, as plugins of Nagios do; relative to the file that names it."""
+    variables: Names = ()
+    """Environment variables that must be set on the nodes: jobs do not work at this site without them."""
+
+
 class Runs(Section):
     """Where and how the record of the run is kept."""
 
@@ -238,6 +250,8 @@ class Job(Section):
     """What happens when an attempt ends before the training does."""
     sync: Sync = Sync()
     """Where machines that are reached over SSH have the job from."""
+    checks: Checks = Checks()
+    """What is checked before the ranks start, besides what always is."""
     runs: Runs = Runs()
     """Where and how the record of the run is kept."""
 
@@ -258,6 +272,8 @@ class Cluster(Section):
     retry: Retry = Retry()
     """Defaults for the section of that name in the job file."""
     sync: Sync = Sync()
+    """Defaults for the section of that name in the job file."""
+    checks: Checks = Checks()
     """Defaults for the section of that name in the job file."""
     runs: Runs = Runs()
     """Defaults for the section of that name in the job file."""

@@ -50,10 +50,16 @@ def environment_of(job: Job, folder: Path) -> Environment:
     return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment
 
 
-def unused_scheduler(job: Job) -> tuple[str, ...]:
-    """Return the note that a job asks a scheduler for something where there is none, if it does."""
+def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
+    """Return the note that a job asks a scheduler for something where there is none, if it does.
+
+    Args:
+        job: the job.
+        but: names of what is used without a scheduler too.
+    """
     defaults = type(job.scheduler)()
-    used = [f"scheduler.{name}" for name, value in job.scheduler if value != getattr(defaults, name)]
+    asked = [name for name, value in job.scheduler if value != getattr(defaults, name)]
+    used = [f"scheduler.{name}" for name in asked if name not in but]
     return (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
 
 

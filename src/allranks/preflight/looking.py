@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
+import importlib.util
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from allranks.clusters.base import Look, Looked
 from allranks.plan import environment
 from allranks.plan.resolve import environment_of, python_of
-from allranks.preflight import program
+from allranks.preflight import program, site
+from allranks.preflight.arguments import named_files, named_folders
+from allranks.preflight.by_job import Waiting, look_by_job
 from allranks.preflight.model import Node, failed, skipped
 from allranks.probe import telling
 from allranks.probe.order import Order
@@ -27,14 +29,24 @@ if TYPE_CHECKING:
 
 #: A node gives up on facts after the first, and counts as one that does not answer after the second.
 _FACT_SECONDS, _NODE_SECONDS = 10.0, 30.0
+#: Where each node connects to each other one too, and waits until all have.
+_MESH_SECONDS = 60.0
 #: In a folder that nodes look for, and what it is called where there is no run yet.
 _SHARED, _PREFIX = "look.word", ".look-"
 
 
 def look(
-    kind: ClusterKind, launch: Launch, plan: Plan, facts: Collection[str], folder: Path, *, is_prepared: bool
-) -> tuple[Node, ...] | None:
-    """Have all nodes of a plan looked at; None where somebody has to be asked for nodes first.
+    kind: ClusterKind,
+    launch: Launch,
+    plan: Plan,
+    facts: Collection[str],
+    folder: Path,
+    *,
+    word: str,
+    is_prepared: bool,
+    waiting: Waiting | None = None,
+) -> tuple[Node, ...] | str:
+    """Have all nodes of a plan looked at; or return why there are none.
 
     Args:
         kind: the kind of cluster that made the plan.
@@ -42,29 +54,55 @@ def look(
         plan: the plan.
         facts: names of the facts that are needed.
         folder: a folder here for what the nodes may need.
+        word: what stands in the file that all nodes must see; nobody else can know it.
         is_prepared: whether lines of ``environment.node_setup`` are run.
+        waiting: how to wait for nodes that somebody has to be asked for; None: nobody is.
     """
-    word = secrets.token_hex(8)
     order = order_for(launch, plan, facts, folder, word)
     write_whole(folder / _SHARED, word)
-    asked = Look(_script(launch, plan, is_prepared), program.program(order), folder, _NODE_SECONDS)
-    found = kind.look(plan, asked, launch.environ)
-    return None if found is None else tuple(_node(number, each) for number, each in enumerate(found))
+    seconds = _MESH_SECONDS if "mesh" in facts else _NODE_SECONDS
+    asked = Look(_script(launch, plan, is_prepared), program.program(order, _sent_along(facts)), folder, seconds)
+    try:
+        found = kind.look(plan, asked, launch.environ)
+        by_job = _by_job(kind, launch, plan, asked, waiting) if found is None else found
+    finally:
+        (folder / _SHARED).unlink(missing_ok=True)
+    return by_job if isinstance(by_job, str) else tuple(_node(number, each) for number, each in enumerate(by_job))
+
+
+def _by_job(
+    kind: ClusterKind, launch: Launch, plan: Plan, asked: Look, waiting: Waiting | None
+) -> Sequence[Looked] | str:
+    if waiting is None:
+        return f"there are no nodes before {plan.cluster} gives some"
+    return look_by_job(kind, launch, asked, waiting)
+
+
+def _sent_along(facts: Collection[str]) -> list[Path]:
+    """Find what GPUs are asked with, which nodes need not have: the nvidia-ml-py that is installed here, if it is."""
+    spec = importlib.util.find_spec("pynvml") if "gpus" in facts else None
+    return [Path(spec.origin)] if spec and spec.origin and spec.origin.endswith("pynvml.py") else []
 
 
 def order_for(launch: Launch, plan: Plan, facts: Collection[str], folder: Path, word: str) -> Order:
     """Return what the nodes of a plan are asked to look at."""
     entry = next(reason for reason in plan.reasons if reason.subject in ("script", "module", "binary"))
     is_copied = bool(plan.copied_to)  # What the job needs is brought when the run starts: nothing of it is there.
-    folders = {} if is_copied else {"working directory": plan.workdir, "runs": str(Path(plan.run_dir).parent)}
+    args, workdir = launch.job.args, Path(plan.workdir)
+    # A scheduler's plan has one command for all nodes; of those that are started by hand only this one is looked at.
+    nnodes = len(plan.commands) if plan.kind == "local" else max(len(plan.commands), plan.nnodes)
+    folders = {"runs": str(Path(plan.run_dir).parent), **named_folders(args, workdir)}
     return Order(
         tuple(facts),
-        nnodes=len(plan.commands),
+        nnodes=nnodes,
         nproc_per_node=plan.nproc_per_node,
         kind="" if is_copied else entry.subject,
         target=entry.value,
-        folders=folders,
-        shared="" if is_copied or len(plan.commands) == 1 else str(folder / _SHARED),
+        folders={} if is_copied else folders,
+        variables=launch.job.checks.variables,
+        executables=site.programs(launch, facts),
+        files=() if is_copied else tuple(str(path) for _, path in named_files(args, workdir)),
+        shared="" if is_copied or nnodes == 1 else str(folder / _SHARED),
         word=word,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
@@ -118,5 +156,5 @@ def _node(number: int, looked: Looked) -> Node:
     if answer.code == program.TOO_OLD:
         what = f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed"
         return Node(number, host, failure=skipped(what, host=host))
-    fix = "correct environment in the job file, or install there what it names"
+    fix = looked.fix or "correct environment in the job file, or install there what it names"
     return Node(number, host, failure=failed(answer.last_words, fix=fix, host=host))

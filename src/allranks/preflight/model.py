@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
+    from allranks.preflight.trials import Trial
 
 
 class Grade(str, Enum):
@@ -60,6 +61,11 @@ def failed(what: str, *, fix: str, host: str = "", why: str = "") -> Finding:
     return Finding(Grade.FAIL, what, fix, host, why)
 
 
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Return the first of the findings with the worst grade."""
+    return max(findings, key=lambda finding: [*Grade].index(finding.grade))
+
+
 def skipped(what: str, *, host: str = "") -> Finding:
     """Make a finding that nothing was looked at, and why."""
     return Finding(Grade.SKIP, what, host=host)
@@ -97,6 +103,10 @@ class Seen:
         why_no_nodes: why no node was looked at, where none was.
         is_prepared: whether the nodes were set up as for the job, ``environment.node_setup`` included.
         has_target: whether the job says what to run.
+        word: what stands in the file that all nodes must see.
+        trial: what became of a short training on them, where there was one.
+        why_no_trial: why there was none.
+        search: has the nodes searched for the one, or the link, at fault; None where there was no trial.
     """
 
     job: Job
@@ -107,6 +117,10 @@ class Seen:
     why_no_nodes: str = ""
     is_prepared: bool = True
     has_target: bool = True
+    word: str = ""
+    trial: Trial | None = None
+    why_no_trial: str = ""
+    search: Callable[[], Sequence[Finding]] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ class Check:
         find: looks at what is known.
         facts: names of the facts that it needs of each node.
         is_full: whether it is part of ``--full`` alone.
+        needs_trial: whether it looks at a short training, which is made when all other checks are done.
     """
 
     name: str
@@ -126,3 +141,4 @@ class Check:
     find: Callable[[Seen], Iterable[Finding]]
     facts: tuple[str, ...] = ()
     is_full: bool = False
+    needs_trial: bool = False

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.preflight.looking import look
-from allranks.preflight.model import Check, Seen
+from allranks.preflight.model import Check, Node, Seen
 from allranks.preflight.report import Report, run_checks
+from allranks.preflight.trials import tried
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
     from allranks.clusters.launch import Launch
     from allranks.plan.plan import Plan
-
-_NOT_YET = "there are no nodes before {} gives some; allranks check in an allocation looks at them"
+    from allranks.preflight.by_job import Waiting
 
 
 def preflight(
@@ -28,6 +29,7 @@ def preflight(
     *,
     is_prepared: bool = True,
     has_target: bool = True,
+    waiting: Waiting | None = None,
 ) -> Report:
     """Look at a job and its nodes.
 
@@ -39,14 +41,20 @@ def preflight(
         folder: a folder here for what the nodes may need: that of the run, if there is one.
         is_prepared: whether lines of ``environment.node_setup`` are run on the nodes.
         has_target: whether the job says what to run.
+        waiting: how to wait for nodes that a scheduler has to be asked for; None: it is not asked.
 
     Raises:
         LaunchError: what reaches the nodes is not installed here.
     """
     began = time.monotonic()
     facts = list(dict.fromkeys(fact for check in checks for fact in check.facts))
-    nodes = look(kind, launch, plan, facts, folder, is_prepared=is_prepared) if facts else ()
-    why = _NOT_YET.format(plan.cluster) if nodes is None else "no check looks at nodes"
-    seen = Seen(launch.job, plan, launch.folder, launch.environ, nodes or (), why, is_prepared, has_target)
-    results = run_checks(checks, seen)
+    word = secrets.token_hex(8)
+    found: tuple[Node, ...] | str = ()
+    if facts:
+        found = look(kind, launch, plan, facts, folder, word=word, is_prepared=is_prepared, waiting=waiting)
+    nodes, why = ((), found) if isinstance(found, str) else (found, "no check looks at nodes")
+    seen = Seen(launch.job, plan, launch.folder, launch.environ, nodes, why, is_prepared, has_target, word)
+    results = run_checks([check for check in checks if not check.needs_trial], seen)
+    if trying := [check for check in checks if check.needs_trial]:
+        results += run_checks(trying, tried(seen, results, kind, launch, folder))
     return Report(results, seen.nodes, time.monotonic() - began)

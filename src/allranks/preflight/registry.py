@@ -11,16 +11,33 @@ A check is a small function with a decorator over it::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from allranks.errors import UsageError
+from allranks.errors import AllranksError, UsageError
 from allranks.job.problems import did_you_mean
 from allranks.preflight.model import Check, Finding, Node, Seen, skipped
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 #: Modules whose checks are ours, in the order in which their findings are shown.
-_MODULES = ("nodes", "machine")
+_MODULES = (
+    "scheduler",
+    "nodes",
+    "job",
+    "machine",
+    "gpus",
+    "gpu_health",
+    "gpu_links",
+    "gpu_compute",
+    "network",
+    "reach",
+    "settings",
+    "tried",
+)
 #: Other packages name a module here whose checks are added.
 _GROUP = "allranks.checks"
 
@@ -30,34 +47,45 @@ NodeCheck = Callable[[Any, Node, Seen], Finding]
 WholeCheck = Callable[[Seen], Iterable[Finding]]
 
 
-def on_each_node(name: str, *, why: str, fact: str, is_full: bool = False) -> Callable[[NodeCheck], NodeCheck]:
+def on_each_node(
+    name: str, *, why: str, fact: str, also: tuple[str, ...] = (), is_full: bool = False
+) -> Callable[[NodeCheck], NodeCheck]:
     """Register a check that looks at one fact of each node. Where the fact is not there it is skipped.
 
     Args:
         name: what ``--only`` and ``--skip`` call it.
         why: why it matters, in one sentence.
         fact: the fact, of :data:`allranks.probe.gather.FACTS`.
+        also: further facts that it may look up in those of the node.
         is_full: whether it is part of ``--full`` alone.
     """
 
     def register(function: NodeCheck) -> NodeCheck:
-        def find(seen: Seen) -> Iterator[Finding]:
-            if not seen.nodes:
-                yield skipped(seen.why_no_nodes)
-            for node in seen.nodes:
-                if fact in node.facts:
-                    yield function(node.facts[fact], node, seen).on(node.host)
-                elif node.failure is None:
-                    yield skipped(node.errors.get(fact, "it was not asked for"), host=node.host)
-
-        _add(Check(name, why, find, (fact,), is_full))
+        _add(node_check(name, why=why, fact=fact, find=function, also=also, is_full=is_full))
         return function
 
     return register
 
 
+def node_check(
+    name: str, *, why: str, fact: str, find: NodeCheck, also: tuple[str, ...] = (), is_full: bool = False
+) -> Check:
+    """Make a check that looks at one fact of each node; see :func:`on_each_node`."""
+
+    def find_all(seen: Seen) -> Iterator[Finding]:
+        if not seen.nodes:
+            yield skipped(seen.why_no_nodes)
+        for node in seen.nodes:
+            if fact in node.facts:
+                yield find(node.facts[fact], node, seen).on(node.host)
+            elif node.failure is None:
+                yield skipped(node.errors.get(fact, "it was not asked for"), host=node.host)
+
+    return Check(name, why, find_all, (fact, *also), is_full)
+
+
 def on_the_whole(
-    name: str, *, why: str, facts: tuple[str, ...] = (), is_full: bool = False
+    name: str, *, why: str, facts: tuple[str, ...] = (), is_full: bool = False, needs_trial: bool = False
 ) -> Callable[[WholeCheck], WholeCheck]:
     """Register a check that looks at the job, or compares nodes.
 
@@ -66,10 +94,11 @@ def on_the_whole(
         why: why it matters, in one sentence.
         facts: the facts that it needs of each node.
         is_full: whether it is part of ``--full`` alone.
+        needs_trial: whether it looks at a short training, which is made when all other checks are done.
     """
 
     def register(function: WholeCheck) -> WholeCheck:
-        _add(Check(name, why, function, facts, is_full))
+        _add(Check(name, why, function, facts, is_full, needs_trial))
         return function
 
     return register
@@ -82,29 +111,49 @@ def _add(check: Check) -> None:
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Return all checks that there are, in the order in which their findings are shown."""
+    """Return all checks that there are, in the order in which their findings are shown.
+
+    Raises:
+        AllranksError: a package's checks cannot be loaded.
+    """
     from importlib.metadata import entry_points
 
     for module in _MODULES:
         import_module(f"allranks.preflight.checks.{module}")
     for point in entry_points(group=_GROUP):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:
+            raise _broken(point, error) from error
     return tuple(_checks.values())
 
 
-def chosen(only: Iterable[str], skip: Iterable[str], *, is_full: bool) -> tuple[Check, ...]:
+def _broken(point: EntryPoint, error: Exception) -> AllranksError:
+    package = point.dist.name if point.dist else point.value
+    return AllranksError(
+        f"the checks of the package {package} cannot be loaded",
+        why=f"{point.value}: {type(error).__name__}: {error}",
+        fix=f"install {package} anew, or remove it: {sys.executable} -m pip uninstall {package}",
+    )
+
+
+def chosen(only: Iterable[str], skip: Iterable[str], *, is_full: bool, own: Sequence[Check] = ()) -> tuple[Check, ...]:
     """Return the checks that were asked for.
 
     Args:
         only: names; none: all.
         skip: names of checks that are left out.
         is_full: whether to take those that take longer too; one that is named in ``only`` is taken anyway.
+        own: further checks, those of a job's folder.
 
     Raises:
-        UsageError: there is no check of such a name.
+        UsageError: there is no check of such a name, or two have one.
+        AllranksError: a package's checks cannot be loaded.
     """
-    checks, only, skip = all_checks(), set(only), set(skip)
+    checks, only, skip = (*all_checks(), *own), set(only), set(skip)
     known = [check.name for check in checks]
+    if twice := next((check for check in own if known.count(check.name) > 1), None):
+        raise UsageError(f"there are two checks with the name {twice.name!r}", why=twice.why, fix="rename that file")
     for name in (*only, *skip):
         if name not in known:
             raise UsageError(

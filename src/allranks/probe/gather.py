@@ -21,7 +21,23 @@ FACTS = {
     "shm": "machine:shm",
     "limits": "machine:limits",
     "disks": "machine:disks",
+    "names": "network:names",
+    "interface": "network:interface",
+    "infiniband": "network:infiniband",
+    "port": "port:port",
+    "reach": "reach:reach",
+    "mesh": "reach:mesh",
+    "gpus": "gpus:gpus",
+    "torch": "software:torch",
+    "script": "software:script",
+    "files": "software:files",
+    "shared": "software:shared",
+    "variables": "variables:variables",
+    "site": "site:answer",
+    "leftovers": "leftovers:leftovers",
 }
+#: Those that wait for other nodes, or for programs, and end by themselves, get longer than the order says.
+_SECONDS = {"reach": 50.0, "mesh": 50.0, "site": 15.0}
 
 
 def gather(order: Order) -> dict[str, Any]:
@@ -31,22 +47,33 @@ def gather(order: Order) -> dict[str, Any]:
 
     def find(name: str) -> None:
         try:
-            facts[name] = _function(FACTS[name])(order)
+            facts[name] = _fact(name, order)
         except Exception as error:  # noqa: BLE001 - one fact less: who asked for it is told why
             errors[name] = f"{type(error).__name__}: {error}"
 
     threads = {name: threading.Thread(target=find, args=(name,), daemon=True) for name in order.wanted}
     for thread in threads.values():
         thread.start()
-    until = time.monotonic() + order.seconds
-    for thread in threads.values():
-        thread.join(max(0.0, until - time.monotonic()))
+    began = time.monotonic()
+    for name, thread in threads.items():
+        thread.join(max(0.0, began + _seconds(name, order) - time.monotonic()))
     for name in threads.keys() - facts.keys() - errors.keys():
-        errors[name] = f"no answer within {order.seconds:g} s"
+        errors[name] = f"no answer within {_seconds(name, order):g} s"
     return {"facts": dict(facts), "errors": errors}
 
 
-def _function(reference: str) -> Callable[[Order], Any]:
+def _fact(name: str, order: Order) -> Any:
+    """Find out one fact; what stands behind a slash in its name is handed on: which one of its kind it is."""
+    kind, _, which = name.partition("/")
+    function = _function(FACTS[kind])
+    return function(order, which) if which else function(order)
+
+
+def _seconds(name: str, order: Order) -> float:
+    return _SECONDS.get(name.partition("/")[0], order.seconds)
+
+
+def _function(reference: str) -> Callable[..., Any]:
     module, _, name = reference.partition(":")
-    function: Callable[[Order], Any] = getattr(import_module(f"allranks.probe.{module}"), name)
+    function: Callable[..., Any] = getattr(import_module(f"allranks.probe.{module}"), name)
     return function

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.probe.order import Order
+from allranks.probe.reading import text_of
 
 _LIMITS = {"memlock": "RLIMIT_MEMLOCK", "nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC"}
 _CGROUP = Path("/sys/fs/cgroup")
@@ -38,7 +39,7 @@ def memory(order: Order) -> dict[str, int | None]:
     """Return bytes of memory: all, what is free to be used, and what a container allows."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limits = [int(text) for name in _MEMORY_LIMITS if (text := _text(_CGROUP / name)).isdecimal()]
+    limits = [int(text) for name in _MEMORY_LIMITS if (text := text_of(_CGROUP / name)).isdecimal()]
     limit = min((limit for limit in limits if limit < total), default=None)
     return {"total": total, "available": available, "limit": limit}
 
@@ -85,10 +86,3 @@ def _room(folder: str) -> dict[str, int]:
 
 def _limit(value: int) -> int | None:
     return None if value == resource.RLIM_INFINITY else value
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -19,6 +19,9 @@ class Order:
         kind: what the ranks run: script, module or binary; empty: nothing that could be looked at.
         target: its absolute path, or its name.
         folders: absolute folders by what they are for.
+        files: absolute paths of files that the job names in its arguments.
+        variables: names of variables that this site needs.
+        executables: checks of this site by name, each a program's bytes in base64.
         shared: a file that all nodes must see, and the word that stands in it; empty where they share none.
         word: that word; it also tells the processes that look from all others that may answer at a port.
         master_addr: where the nodes meet; empty where there is one node.
@@ -33,6 +36,9 @@ class Order:
     kind: str = ""
     target: str = ""
     folders: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    executables: Mapping[str, str] = field(default_factory=dict)
     shared: str = ""
     word: str = ""
     master_addr: str = ""
@@ -47,4 +53,5 @@ class Order:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Order:
         """Read what :meth:`to_json` wrote, once decoded."""
-        return cls(**{**raw, "wanted": tuple(raw["wanted"])})
+        known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+        return cls(**known)

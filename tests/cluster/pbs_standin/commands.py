@@ -75,6 +75,12 @@ async def qstat(server: Server, talk: Conversation) -> int:
     options, ids = _options(talk, QSTAT_OPTIONS[flavour.name])
     if options.get("-F", "json") not in ("json", "dsv"):
         raise RefusedError("usage: \nqstat [-f] [-J] [-p] [-t] [-x] [-E] [-F format | -w] [ job_identifier... ]", 2)
+    if "-B" in options:
+        server_lines = (
+            "    server_state = Active\n    server_host = pbsctl\n    scheduling = True\n    default_queue = workq\n"
+        )
+        talk.out(f"Server: {SERVER}\n{server_lines}\n")
+        return 0
     if "-Q" in options:
         return _queues(server, talk, options, ids)
     jobs, code, wanted = [], 0, ids or [job.id for job in server.jobs.values()]

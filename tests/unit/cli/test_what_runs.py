@@ -37,6 +37,10 @@ def test_module(allranks):
 
 def test_module_that_does_not_exist(allranks):
     result = allranks("run", "-m", "no_such_module")
+    assert (result.rc, result.stdout) == (3, "")
+    assert result.stderr.startswith("error: script on ")
+    assert "there is no module no_such_module" in result.stderr
+    result = allranks("run", "-m", "no_such_module", "--no-check")
     assert (result.rc, result.stdout) == (1, "")
     assert "No module named no_such_module" in result.stderr
 

@@ -50,3 +50,12 @@ def test_a_plan_comes_back_from_json(tmp_path: Path, rest: str) -> None:
         pytest.skip("there is no rsync")
     plan = plan_of(tmp_path, rest)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_hosts_are_left_out_without_a_scheduler(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "scheduler: {exclude: 'gpu1,gpu9', partition: gpu}")
+    assert [node.host for node in plan.commands] == ["gpu2"]
+    assert plan.notes == (
+        "there is no scheduler here: scheduler.partition not used",
+        "scheduler.exclude: gpu9 not among the hosts that are listed",
+    )

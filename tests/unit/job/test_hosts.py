@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import JobError
-from allranks.job.hosts import Host, hosts_of, look_like_hosts, parse_hosts, read_hostfile, taking_part
+from allranks.job.hosts import (
+    Host,
+    excluded_in_vain,
+    hosts_of,
+    look_like_hosts,
+    parse_hosts,
+    read_hostfile,
+    taking_part,
+)
 from allranks.job.spec import Job
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z0-9]", fullmatch=True)
@@ -113,8 +121,9 @@ def test_what_is_no_file_of_hosts(text: str, error: str):
     assert str(raised.value).startswith(error)
 
 
-def _job(**resources: object) -> Job:
-    return Job.model_validate({"script": "train.py", "cluster": "lab", "resources": resources})
+def _job(exclude: str | None = None, **resources: object) -> Job:
+    scheduler = {} if exclude is None else {"exclude": exclude}
+    return Job.model_validate({"script": "train.py", "cluster": "lab", "resources": resources, "scheduler": scheduler})
 
 
 def test_the_first_ones_are_taken_if_a_job_asks_for_fewer(tmp_path: Path):
@@ -155,6 +164,57 @@ def test_whatever_is_asked_for_there_are_enough_or_an_error(listed: int, spares:
     assert 1 <= least <= most == len(found) - spares
     assert len(found) <= listed
     assert nodes is None or (nodes[0] == least and most <= sum(nodes))
+
+
+@pytest.mark.parametrize(
+    ("exclude", "resources", "left"),
+    [
+        ("gpu2", {"hosts": "gpu[1-4]"}, ["gpu1", "gpu3", "gpu4"]),
+        ("gpu[1,3]", {"hosts": "gpu[1-4]"}, ["gpu2", "gpu4"]),
+        ("gpu2", {"hosts": "gpu[1-4]", "nodes": 3}, ["gpu1", "gpu3", "gpu4"]),
+        ("gpu1", {"hosts": "gpu[1-4]", "nodes": 2, "spares": 1}, ["gpu2", "gpu3", "gpu4"]),
+        ("gpu2,gpu2", {"hosts": "gpu[1-2]"}, ["gpu1"]),
+        ("gpu2", {"hosts": "ada@gpu[1-2]:2222"}, ["ada@gpu1:2222"]),
+        ("ada@gpu2:2222", {"hosts": "ada@gpu[1-2]:2222"}, ["ada@gpu1:2222"]),
+        ("gpu1:23", {"hosts": "gpu1:22,gpu1:23"}, ["gpu1:22"]),
+        ("bob@gpu2,gpu22", {"hosts": "ada@gpu[1-2]"}, ["ada@gpu1", "ada@gpu2"]),
+    ],
+)
+def test_hosts_that_are_left_out(tmp_path: Path, exclude: str, resources: dict[str, object], left: list[str]):
+    assert [*map(str, hosts_of(_job(exclude, **resources), tmp_path))] == left
+
+
+def test_hosts_of_a_file_are_left_out_too(tmp_path: Path):
+    (tmp_path / "hosts").write_text("gpu1 slots=2\ngpu2\n")
+    assert hosts_of(_job("gpu2", hostfile="hosts"), tmp_path) == (Host("gpu1", slots=2),)
+
+
+def test_what_is_excluded_in_vain(tmp_path: Path):
+    assert excluded_in_vain(_job("gpu2,gpu9,bob@gpu1", hosts="gpu[1-4]"), tmp_path) == ("gpu9", "bob@gpu1")
+
+
+@pytest.mark.parametrize(
+    ("exclude", "resources", "error"),
+    [
+        (
+            "gpu2",
+            {"nodes": 3},
+            "3 nodes were asked for, and 2 hosts are left without those of scheduler.exclude\n  why: gpu1, gpu3\n"
+            "  fix: --nodes 2, or more hosts in resources.hosts",
+        ),
+        (
+            "gpu[1-3]",
+            {},
+            "scheduler.exclude leaves no host\n  why: all that are listed are among gpu[1-3]\n"
+            "  fix: exclude fewer, or list more hosts in resources.hosts",
+        ),
+        ("gpu[1", {}, "scheduler.exclude: 'gpu[1' has a bracket that is not closed or holds no numbers\n"),
+    ],
+)
+def test_too_many_are_left_out(tmp_path: Path, exclude: str, resources: dict[str, object], error: str):
+    with pytest.raises(JobError) as raised:
+        hosts_of(_job(exclude, hosts="gpu[1-3]", **resources), tmp_path)
+    assert str(raised.value).startswith(error)
 
 
 @pytest.mark.parametrize(

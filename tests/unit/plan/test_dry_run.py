@@ -38,6 +38,7 @@ def test_plan_is_what_a_run_executes(allranks):
         "code",
         "job.yaml",
         "plan.json",
+        "preflight.json",
         "record.json",
         *(file["path"] for file in plan["files"]),
     }

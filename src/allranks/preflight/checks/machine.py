@@ -1,15 +1,50 @@
-"""What each node has: CPUs, memory, room, limits."""
+"""What each node has: CPUs, memory, room, limits, and what is left of earlier runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from allranks.job.units import format_size
-from allranks.preflight.model import Finding, Node, Seen, passed, warned
+from allranks.job.units import format_count, format_size
+from allranks.preflight.model import Finding, Node, Seen, failed, passed, warned, worst
 from allranks.preflight.registry import on_each_node
 
-#: A batch of 64 images of 224 x 224 x 3 as float32 takes 39 MB, and workers hold two each.
+#: A batch of 64 images of 224 x 224 x 3 as float32 takes 39 MB, and a worker has two of them under way.
 _SHM_LOW = 64 << 20
+#: Memory that a rank takes which has imported torch and done nothing, about.
+_MEMORY_OF_A_RANK = 250 << 20
+_ROOM_LOW, _FILES_LOW = 1 << 30, 1000
+#: NCCL registers some megabytes with each device for each peer; 8 MB is what systemd gives.
+_MEMLOCK_LOW = 64 << 20
+#: A data loader's worker has several open for each batch under way, a rank one for each peer.
+_OPEN_LOW = 4096
+#: Ranks, workers of their data loaders, and the threads of both.
+_PROCESSES_PER_RANK = 256
+_LEFT_NAMED = 3
+
+
+@on_each_node("cpus", why="ranks that share a CPU, or workers without one, keep the GPUs waiting", fact="cpus")
+def cpus(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Compare the CPUs that a node gives with those that are asked for, and with its ranks."""
+    given, asked, ranks = fact["allowed"], seen.job.resources.cpus_per_node, seen.plan.nproc_per_node
+    what = f"{given} of {format_count(fact['all'], 'CPU')} may be used"
+    if asked and given < asked:
+        return warned(f"{what}, and {asked} are asked for", fix=f"--cpus-per-node {given}, or a node with more")
+    if given < ranks:
+        return warned(f"{what}, by {format_count(ranks, 'rank')}", fix=f"--nproc-per-node {given}, or more CPUs")
+    return passed(what)
+
+
+@on_each_node("memory", why="the kernel kills a rank when there is no memory left", fact="memory")
+def memory(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Compare the memory that is free on a node with what is asked for, and with what bare ranks take."""
+    limit, free, asked = fact["limit"], fact["available"], seen.job.resources.memory
+    bound = f", of which this process may use {format_size(limit)}" if limit else ""
+    what = f"{format_size(free)} of {format_size(fact['total'])} free{bound}"
+    if asked and min(free, limit or free) < asked:
+        return warned(f"{what}; {format_size(asked)} are asked for", fix="see what uses it: ps aux --sort=-rss | head")
+    if min(free, limit or free) < seen.plan.nproc_per_node * _MEMORY_OF_A_RANK:
+        return warned(what, fix="see what uses it: ps aux --sort=-rss | head")
+    return passed(what)
 
 
 @on_each_node(
@@ -26,3 +61,75 @@ def shm(fact: Any, node: Node, seen: Seen) -> Finding:
         fix = "make it larger (mount -o remount,size=8G /dev/shm; docker run --shm-size), or free it: ls -l /dev/shm"
         return warned(what, fix=fix)
     return passed(what)
+
+
+@on_each_node("room", why="a run whose disk is full cannot save, and loses what it has trained", fact="disks")
+def room(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look at the folders that a job writes to: the run's, those of its checkpoints, the one for temporary files."""
+    return worst(_room(purpose, disk) for purpose, disk in fact.items())
+
+
+def _room(purpose: str, disk: Any) -> Finding:
+    what = f"{format_size(disk['free'])} free in {disk['path']} ({purpose})"
+    if disk["error"] and purpose == "runs":
+        return failed(f"{disk['path']} cannot be written: {disk['error']}", fix="free some space, or --runs-folder DIR")
+    if disk["error"]:
+        return warned(f"{disk['path']} ({purpose}) cannot be written: {disk['error']}", fix="free some space there")
+    # File systems that make room for files as they need it tell 0 free ones of 0.
+    if disk["free"] < _ROOM_LOW or 0 < disk["files"] < _FILES_LOW:
+        return warned(f"{what}, for {disk['files']} files", fix=f"free some: du -xh {disk['there']} | sort -h | tail")
+    return passed(what)
+
+
+@on_each_node(
+    "memlock",
+    why="InfiniBand needs memory that stays where it is: NCCL fails without",
+    fact="limits",
+    also=("infiniband",),
+)
+def memlock(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look at how much memory may be locked, where there is InfiniBand or RoCE."""
+    soft, _ = fact["memlock"]
+    what = "unlimited" if soft is None else format_size(soft)
+    device = _active_device(node)
+    if soft is None or seen.plan.backend != "nccl" or not device:
+        return passed(what)
+    fix = "'memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity for slurmd or sshd"
+    make = failed if soft < _MEMLOCK_LOW else warned
+    return make(f"{what}, and {device} is active", fix=fix)
+
+
+def _active_device(node: Node) -> str:
+    ports = node.facts.get("infiniband") or ()
+    return next((str(port["device"]) for port in ports if "ACTIVE" in str(port["state"])), "")
+
+
+@on_each_node("open-files", why="data loaders with workers, and many peers, run out of open files", fact="limits")
+def open_files(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look at how many files a process may have open; a process can raise its own limit to the hard one."""
+    soft, hard = fact["nofile"]
+    what = "unlimited" if soft is None else f"{soft}, at most {hard or 'unlimited'}"
+    if hard is not None and hard < _OPEN_LOW:
+        return warned(what, fix="'nofile 65536' in /etc/security/limits.conf, LimitNOFILE=65536 for slurmd or sshd")
+    return passed(what)
+
+
+@on_each_node("processes", why="ranks and the workers of their data loaders cannot start", fact="limits")
+def processes(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look at how many processes and threads the user may have."""
+    soft, _ = fact["nproc"]
+    if soft is not None and soft < seen.plan.nproc_per_node * _PROCESSES_PER_RANK:
+        return warned(str(soft), fix="'nproc unlimited' in /etc/security/limits.conf")
+    return passed("unlimited" if soft is None else str(soft))
+
+
+@on_each_node("leftovers", why="what an earlier run has left holds GPUs, memory and ports", fact="leftovers")
+def leftovers(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look for processes of the user's earlier runs that nobody watches any more."""
+    if not fact:
+        return passed("none")
+    told = [f"{each['pid']} ({each['command']}, {format_size(each['memory'])})" for each in fact[:_LEFT_NAMED]]
+    more = f" and {len(fact) - _LEFT_NAMED} more" if len(fact) > _LEFT_NAMED else ""
+    pids = " ".join(str(each["pid"]) for each in fact)
+    what = f"{len(fact)} of {fact[0]['run']}: {', '.join(told)}{more}"
+    return warned(what, fix=f"kill {pids}" if len(seen.nodes) == 1 else f"ssh {node.host} kill {pids}")

@@ -1,0 +1,178 @@
+"""What variables say: names that nothing reads, what was left on, threads, and what the site needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from typing import Any
+
+from allranks.job.problems import closest, listed
+from allranks.job.units import format_count
+from allranks.preflight.compare import odd_ones
+from allranks.preflight.known_variables import FAMILIES, KNOWN, OBSOLETE, OLDEST, Obsolete
+from allranks.preflight.model import Finding, Node, Seen, failed, passed, skipped, warned
+from allranks.preflight.registry import on_each_node, on_the_whole
+
+#: Names that are less alike are different words: those of a plugin, or of a release that is newer than our list.
+_TYPING_ERROR = 0.9
+#: With fewer CPUs for each rank than this, a single thread is what there is room for.
+_MANY_CPUS = 8
+_ON = ("1", "Y", "ON", "YES", "TRUE")
+#: What may well differ, as the devices of nodes do.
+_OF_A_NODE = {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_TOPO_FILE"}
+#: Values that are for the search of an error, in capitals, and what they cost.
+_DEBUG = {
+    "NCCL_DEBUG": (("INFO", "TRACE"), "it writes a line for each step"),
+    "TORCH_CPP_LOG_LEVEL": (("INFO",), "it writes a line for each step"),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "each collective is compared on all ranks first"),
+    "TORCH_SHOW_CPP_STACKTRACES": (_ON, "each error takes seconds to be told"),
+    "CUDA_LAUNCH_BLOCKING": (_ON, "the CPU waits for each kernel"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (_ON, "each tensor is allocated by the driver"),
+}
+
+
+@on_each_node(
+    "variables",
+    why="a variable that nothing reads does nothing, and nobody says so",
+    fact="variables",
+    also=("torch",),
+)
+def variables(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look for names of NCCL, torch and gloo that are misspelt, or were theirs once."""
+    names = [name for name in fact["values"] if name.startswith(FAMILIES)]
+    versions = _versions(node.facts.get("torch") or {})
+    remarks = [*_obsolete(names, versions), *_misspelt(names)]
+    return _told(remarks) or passed(f"{format_count(len(names), 'variable')} of NCCL, torch and gloo")
+
+
+def _obsolete(names: Iterable[str], versions: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
+    for entry in OBSOLETE:
+        if entry.name in names and versions[entry.of] >= entry.since:
+            yield _said(entry), f"{entry.instead} in place of {entry.name}" if entry.instead else f"unset {entry.name}"
+
+
+def _said(entry: Obsolete) -> str:
+    since = f"{entry.of} {'.'.join(map(str, entry.since))}"
+    return entry.told or f"{entry.name} is {'deprecated since' if entry.is_read else 'not read any more since'} {since}"
+
+
+def _misspelt(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    obsolete = {entry.name for entry in OBSOLETE}
+    for name in names:
+        near = closest(name, KNOWN) if name not in obsolete and name not in KNOWN else None
+        if near and SequenceMatcher(None, name, near).ratio() >= _TYPING_ERROR:
+            yield f"{name} is not known", f"did you mean {near}?"
+
+
+def _versions(torch: Mapping[str, str | None]) -> dict[str, tuple[int, ...]]:
+    told = {"NCCL": torch.get("nccl"), "torch": torch.get("version")}
+    return {of: _numbers(text) if text else OLDEST[of] for of, text in told.items()}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
+
+
+def _told(remarks: Iterable[tuple[str, str]]) -> Finding | None:
+    """Put what is to be said of a node, each with what to do, into one finding; None where there is nothing."""
+    whats, fixes = zip(*remarks, strict=True) if (remarks := [*remarks]) else ((), ())
+    return warned("; ".join(whats), fix="; ".join(dict.fromkeys(fixes))) if whats else None
+
+
+@on_each_node(
+    "debug",
+    why="what helps to search for an error makes a run slow, and its logs large",
+    fact="variables",
+    also=("infiniband",),
+)
+def debug(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look for what was left on after the search for an error."""
+    if seen.job.debug:
+        return passed("the job has debug on")
+    values = fact["values"]
+    remarks = [*_left_on(values), *_off_although_active(values, node.facts.get("infiniband") or ())]
+    return _told(remarks) or passed("nothing is left on")
+
+
+def _left_on(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, (levels, cost) in _DEBUG.items():
+        if values.get(name, "").upper() in levels:
+            yield f"{name}={values[name]}: {cost}", f"unset {name}, and --debug for a run that needs it"
+
+
+def _off_although_active(values: Mapping[str, str], ports: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Look at InfiniBand alone: whether RoCE can be used is not seen from a port that is active."""
+    active = [each["port"] for each in ports if each["state"] == "ACTIVE" and each["layer"] == "InfiniBand"]
+    if active and values.get("NCCL_IB_DISABLE") == "1":
+        yield f"NCCL_IB_DISABLE=1, and InfiniBand is active: {listed(active, 'and')}", "unset NCCL_IB_DISABLE"
+
+
+@on_each_node(
+    "threads",
+    why="more threads than CPUs wait for one another, and a single one leaves CPUs idle",
+    fact="variables",
+    also=("cpus",),
+)
+def threads(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look at whether the threads of all ranks fit the CPUs that they may use."""
+    given = fact["values"].get("OMP_NUM_THREADS")
+    if given is None:
+        return passed("OMP_NUM_THREADS is not set: it will be the CPUs of each rank")
+    if "cpus" not in node.facts:
+        return skipped(node.errors.get("cpus", "it is not known how many CPUs there are"))
+    cpus, ranks = node.facts["cpus"]["allowed"], seen.plan.nproc_per_node
+    share = max(1, cpus // ranks)
+    told = f"OMP_NUM_THREADS={given}, with {format_count(cpus, 'CPU')} for {format_count(ranks, 'rank')}"
+    # A list has a number for each level of threads within threads.
+    first = given.partition(",")[0].strip()
+    if not first.isdecimal() or not int(first):
+        return warned(f"OMP_NUM_THREADS={given} is no number of threads", fix=f"unset it, or OMP_NUM_THREADS={share}")
+    if int(first) > share or (int(first) == 1 and share >= _MANY_CPUS):
+        return warned(told, fix=f"unset OMP_NUM_THREADS: it will be {share}")
+    return passed(told)
+
+
+@on_each_node(
+    "site-variables",
+    why="checks.variables names what jobs here cannot do without",
+    fact="variables",
+)
+def site_variables(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Look at whether what this site needs is set."""
+    needed = seen.job.checks.variables
+    # Values of secrets are not brought to where we look.
+    missing = [name for name in needed if name not in (*fact["set"], *seen.job.environment.variables)]
+    if missing and not seen.is_prepared:
+        return skipped(f"not set before environment.node_setup, which runs with the job: {listed(missing, 'and')}")
+    if missing:
+        fix = f"set {'it' if len(missing) == 1 else 'them'} in environment.variables, .modules or .node_setup"
+        return failed(f"not set: {listed(missing, 'and')}", fix=fix)
+    return passed(f"set: {listed(needed, 'and')}") if needed else skipped("checks.variables names none")
+
+
+@on_the_whole(
+    "same-variables",
+    why="ranks that go by different settings of NCCL may wait for one another for ever",
+    facts=("variables",),
+)
+def same_variables(seen: Seen) -> Iterator[Finding]:
+    """Compare the settings of NCCL on all nodes."""
+    values = {node.host: node.facts["variables"]["values"] for node in seen.nodes if "variables" in node.facts}
+    if len(values) < 2:
+        yield skipped("there are not two nodes to compare")
+        return
+    names = sorted({name for each in values.values() for name in each if name.startswith("NCCL_")} - _OF_A_NODE)
+    differing = 0
+    for name in names:
+        common, odd = odd_ones({host: each.get(name) for host, each in values.items()})
+        for host, value in odd.items():
+            what = f"{name} is {_shown(value)}, and {_shown(common)} on the others"
+            yield warned(what, fix=f"{name} in environment.variables is the same on all nodes", host=host)
+        differing += bool(odd)
+    if not differing:
+        yield passed(f"{format_count(len(names), 'setting')} of NCCL, the same on {format_count(len(values), 'node')}")
+
+
+def _shown(value: str | None) -> str:
+    return "not set" if value is None else value or "empty"

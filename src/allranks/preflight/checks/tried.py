@@ -1,0 +1,169 @@
+"""What ranks have done on the nodes: collectives, how fast data goes between them, a short training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from allranks.job.units import format_count, format_size
+from allranks.preflight.judged import Part, judged, where, why_failed
+from allranks.preflight.model import Finding, Grade, Seen, failed, passed, skipped, warned
+from allranks.preflight.registry import on_the_whole
+
+#: Below this part of what the slowest link can do, or of what most links do, data goes slowly. Other work on a node,
+#: and few CPUs, cost a factor of two or three.
+_OF_SPEED, _OF_OTHERS = 0.1, 0.25
+#: One process does not bring more than this through TCP, in bytes per second, however fast the link is.
+_ONE_PROCESS = 1.25e9
+_BYTES_PER_MEGABIT = 125_000
+_FIX = "leave a node out, --exclude HOST, until it is right; NCCL_DEBUG=INFO says which way data goes"
+
+
+@on_the_whole(
+    "all-reduce",
+    why="what ranks exchange in training must be right, and must get through at all",
+    facts=("interface",),
+    is_full=True,
+    needs_trial=True,
+)
+def all_reduce(seen: Seen) -> Iterator[Finding]:
+    """Look at whether all ranks came to the end, and all collectives were right."""
+    parts = _parts(seen)
+    done = [part for part in parts if part.kind == "collective" and not part.why_not]
+    wrong = [part for part in parts if part.kind in ("ranks", "collective") and part.wrong]
+    if not seen.trial:
+        yield skipped(seen.why_no_trial)
+    elif wrong:
+        yield failed(f"{wrong[0].name} is wrong {wrong[0].wrong}", fix=_FIX)
+    elif not seen.trial.has_succeeded:
+        yield failed(f"{why_failed(seen.trial)}; it ended with {where(seen.trial)}", fix=_FIX)
+    else:
+        ranks = format_count(parts[0].figures["ranks"], "rank")
+        yield passed(f"{len(done)} operations right on {ranks}, {done[0].name} in {done[0].figures['seconds']:.2g} s")
+
+
+@on_the_whole(
+    "bandwidth",
+    why="ranks wait for each other's gradients in each step",
+    facts=("interface",),
+    is_full=True,
+    needs_trial=True,
+)
+def bandwidth(seen: Seen) -> Iterator[Finding]:
+    """Look at how fast all ranks together add up many bytes."""
+    found = [part for part in _parts(seen) if part.kind == "bandwidth"]
+    wrong = [part for part in found if part.wrong]
+    if wrong:
+        yield failed(f"{wrong[0].name} is wrong {wrong[0].wrong}", fix=_FIX)
+        return
+    if not found:
+        yield skipped(seen.why_no_trial or "no ranks came so far as to measure it")
+        return
+    best = max(part.figures["busbw"] for part in found)
+    what = f"{format_size(best)}/s bus bandwidth at best, up to {found[-1].name}"
+    yield _compared(seen, best, what)
+
+
+@on_the_whole(
+    "neighbours",
+    why="one slow link, or one that loses packets, slows all ranks",
+    facts=("interface",),
+    is_full=True,
+    needs_trial=True,
+)
+def neighbours(seen: Seen) -> Iterator[Finding]:
+    """Look at how fast bytes go from each node to the next, and back."""
+    found = [part for part in _parts(seen) if part.kind == "link"]
+    if not found:
+        yield skipped(seen.why_no_trial or "no ranks came so far as to measure it")
+        return
+    slow = [part for part in found if _is_slow(seen, part, found)]
+    if not slow:
+        rates = sorted(part.figures["bandwidth"] for part in found)
+        yield passed(f"{format_size(rates[0])}/s to {format_size(rates[-1])}/s in {len(rates)} directions")
+        return
+    for part in slow:
+        others = [other.figures["bandwidth"] for other in found if other not in slow]
+        beside = f", others at {format_size(median(others))}/s" if others else _beside(seen)
+        yield warned(f"{part.name} at {format_size(part.figures['bandwidth'])}/s{beside}", fix=_fix_link(slow))
+
+
+@on_the_whole(
+    "training",
+    why="a model that all ranks train must become the one that one process trains",
+    facts=("interface",),
+    is_full=True,
+    needs_trial=True,
+)
+def training(seen: Seen) -> Iterator[Finding]:
+    """Look at a small model that all ranks have trained."""
+    found = [part for part in _parts(seen) if part.kind == "training"]
+    if not found:
+        yield skipped(seen.why_no_trial or "no ranks came so far as to train")
+    for part in found:
+        steps, rate = part.figures["steps"], part.figures["steps_per_second"]
+        if part.wrong:
+            yield failed(f"{part.name} is wrong {part.wrong}", fix=_FIX)
+        else:
+            yield passed(f"{part.name}: {steps} steps as in one process, {rate:.0f} steps/s")
+
+
+@on_the_whole(
+    "culprit",
+    why="one bad node or link slows or stops all others, and the job runs without it",
+    facts=("interface",),
+    is_full=True,
+    needs_trial=True,
+)
+def culprit(seen: Seen) -> Iterator[Finding]:
+    """Search for the node or the link at fault, if there is a reason to."""
+    judging = (all_reduce, bandwidth, neighbours)
+    is_bad = any(finding.grade in (Grade.WARN, Grade.FAIL) for judge in judging for finding in judge(seen))
+    if seen.search is None or len(seen.nodes) < 2:
+        yield skipped(seen.why_no_trial or "there is one node")
+    elif is_bad:
+        yield from seen.search()
+    else:
+        yield skipped("there is nothing to search for: nothing between the nodes failed or was slow")
+
+
+def _parts(seen: Seen) -> list[Part]:
+    return judged(seen.trial) if seen.trial else []
+
+
+def _speed(seen: Seen) -> float | None:
+    """Return what the slowest interface between nodes can do, in bytes per second; None where nobody knows."""
+    cards = [(node.facts.get("interface") or {}) for node in seen.nodes]
+    speeds = [card["all"].get(card["route"], {}).get("speed") for card in cards if card]
+    known = [speed * _BYTES_PER_MEGABIT for speed in speeds if speed]
+    return min(known) if known and len(seen.nodes) > 1 else None
+
+
+def _expected(seen: Seen) -> float:
+    """Return the least that may be expected between nodes, in bytes per second; 0: nobody knows."""
+    speed = _speed(seen)
+    return _OF_SPEED * min(speed, _ONE_PROCESS) if speed else 0.0
+
+
+def _compared(seen: Seen, rate: float, what: str) -> Finding:
+    if rate < _expected(seen):
+        return warned(f"{what}{_beside(seen)}", fix=_FIX)
+    return passed(what)
+
+
+def _beside(seen: Seen) -> str:
+    speed = _speed(seen)
+    return f", and the slowest interface can do {format_size(speed)}/s" if speed else ""
+
+
+def _is_slow(seen: Seen, part: Part, found: Sequence[Part]) -> bool:
+    rate: float = part.figures["bandwidth"]
+    is_behind = len(found) > 2 and rate < _OF_OTHERS * median(each.figures["bandwidth"] for each in found)
+    return is_behind or rate < _expected(seen)
+
+
+def _fix_link(slow: Sequence[Part]) -> str:
+    """Name the host that all slow links have in common, if there is one."""
+    common = set.intersection(*({*part.figures["hosts"]} for part in slow))
+    hosts = sorted(common if len(common) == 1 else slow[0].figures["hosts"])
+    return f"look at the network of {' and '.join(hosts)}: ethtool, ip -s link, tc qdisc; or --exclude {hosts[-1]}"

@@ -1,0 +1,13 @@
+"""Reading what the kernel tells in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def text_of(path: Path) -> str:
+    """Return what a file says; nothing where it cannot be read, as the speed of a card without a cable."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

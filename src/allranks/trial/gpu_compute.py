@@ -1,0 +1,114 @@
+"""Whether a GPU computes, how fast, and whether what comes out is right: one that is broken may answer all the same."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+#: Rows of the matrices: enough to keep a GPU busy, and little of its memory (200 MB).
+_SIZE, _SIZE_OF_CPU = 4096, 256
+#: For so long it is computed, to reach the clock of long work; the result is looked at before and after.
+_SECONDS, _AT_ONCE = 0.25, 8
+#: What each value of the product is a multiple of: so many terms do not cancel out.
+_LEFT = 4
+
+
+def measure(device: torch.device) -> dict[str, Any]:
+    """Multiply matrices on a device, and compare with what must come out.
+
+    Returns:
+        ``index`` of the device, its ``name``, its ``capability`` and the architectures that torch was built for; None
+        for a CPU. By precision, ``wrong``: how many values of the product are not as they must be, of ``values``, and
+        ``tflops``: 10^12 operations a second. ``error``: why it could not compute; None.
+    """
+    found = {"index": device.index, **_build(device)}
+    if found["capability"] and not is_built_for(found["capability"], found["arches"]):
+        return {**found, "error": None}
+    try:
+        return {**found, **{name: _tried(device, dtype) for name, dtype in _PRECISIONS.items()}, "error": None}
+    except RuntimeError as error:  # Errors of CUDA are of this class, and one that is out of memory.
+        return {**found, "error": str(error).splitlines()[0]}
+
+
+def is_built_for(capability: str, arches: Sequence[str]) -> bool:
+    """Tell whether code for one of these architectures runs on a GPU of this compute capability.
+
+    Code that is ready (``sm_80``) runs within its major version, from its minor version on; code that the driver
+    finishes (``compute_80``) from its version on; with an ``a`` on the very one.
+    """
+    has = tuple(map(int, capability.split(".")))
+    for arch in arches:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if not match:
+            continue
+        kind, needs, special = match[1], (int(match[2]), int(match[3])), match[4]
+        is_near = has == needs if special == "a" else has >= needs
+        if is_near and ((kind == "compute" and not special) or has[0] == needs[0]):
+            return True
+    return False
+
+
+def _build(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"name": device.type, "capability": None, "arches": None}
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
+    if torch.version.hip:  # AMD's architectures have names of their own.
+        capability = ""
+    return {"name": torch.cuda.get_device_name(device), "capability": capability, "arches": torch.cuda.get_arch_list()}
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Two matrices on a device, and on the CPU what their product must be."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    must: torch.Tensor
+
+
+def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Product:
+    """Make matrices of small whole numbers whose product is exact in any order of adding up.
+
+    All values are multiples of two vectors: ``left[i, k] = u[i] s[k]`` and ``right[k, j] = s[k] w[k] v[j]``, where s is
+    1 or -1, and w is 1 and -1 in turn but for the last ones, so that a few terms remain: no sum of neighbours is more
+    than these times 9, which bf16 still holds exactly.
+    """
+    generator = torch.Generator().manual_seed(1)
+    u, v = (torch.tensor([-3.0, -2, -1, 1, 2, 3])[torch.randint(6, (size,), generator=generator)] for _ in range(2))
+    s = torch.tensor([-1.0, 1])[torch.randint(2, (size,), generator=generator)]
+    w = 1.0 - 2.0 * (torch.arange(size) % 2)
+    w[-_LEFT:] = 1.0
+    left, right = torch.outer(u, s), torch.outer(s * w, v)
+    return _Product(left.to(device, dtype), right.to(device, dtype), _LEFT * torch.outer(u, v))
+
+
+def _tried(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    size = _SIZE if device.type == "cuda" else _SIZE_OF_CPU
+    product = _product(size, device, dtype)
+    cold = _wrong(product)
+    rate = _rate(lambda: product.left @ product.right, device)
+    wrong = max(cold, _wrong(product))
+    return {"wrong": wrong, "values": size * size, "tflops": rate * 2 * size**3 / 1e12}
+
+
+def _wrong(product: _Product) -> int:
+    """Count the values that are wrong; that is done on the CPU, which is not in doubt."""
+    return int(((product.left @ product.right).float().cpu() != product.must).sum())
+
+
+def _rate(work: Callable[[], object], device: torch.device) -> float:
+    """Return how often a second a device does some work."""
+    done, began = 0, time.perf_counter()
+    while (passed := time.perf_counter() - began) < _SECONDS:
+        for _ in range(_AT_ONCE):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        done += _AT_ONCE
+    return done / passed

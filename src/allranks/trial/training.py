@@ -1,0 +1,95 @@
+"""A small model that all ranks train together, and each by itself: both must come to the same."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+
+from allranks.runs.trial import Training
+from allranks.trial.collectives import synchronize
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
+
+_STEPS = 20
+_PER_RANK, _INPUTS, _HIDDEN = 8, 32, 64
+_RATE = 0.1
+
+
+def train(ctx: Context, strategy: Literal["auto", "ddp"]) -> Training:
+    """Train some steps; all ranks call it.
+
+    Args:
+        ctx: this rank.
+        strategy: how the model is made data parallel.
+    """
+    inputs, targets = _batch(ctx)
+    mine = slice(ctx.rank * _PER_RANK, (ctx.rank + 1) * _PER_RANK)
+    # Each rank begins with other weights: those of rank 0 must come to all.
+    model = ctx.prepare(_model(ctx, ctx.rank), strategy=strategy)
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=_RATE)
+    losses, seconds = _together(model, optimizer, inputs[mine], targets[mine])
+    means = [total / ctx.world_size for total in ctx.sum(*losses)]
+    by_itself = _alone(_model(ctx, 0), inputs, targets)
+    return Training(ctx.rank, strategy, tuple(means), tuple(by_itself), _hash(model), (_STEPS - 1) / seconds)
+
+
+def _batch(ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the batch of all ranks, the same on each."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(ctx.world_size * _PER_RANK, _INPUTS, generator=generator)
+    targets = inputs[:, :1] * inputs[:, 1:2] + inputs[:, 2:3]
+    return inputs.to(ctx.device), targets.to(ctx.device)
+
+
+def _model(ctx: Context, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(_INPUTS, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, 1))
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.copy_(torch.randn(weights.shape, generator=generator) / 8)
+    return model.to(ctx.device)
+
+
+def _together(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[list[float], float]:
+    """Train; return the loss of each step, and the seconds of all but the first, which sets up what the others use."""
+    losses, began = [], 0.0
+    for step in range(_STEPS):
+        if step == 1:
+            synchronize(inputs.device)
+            began = time.perf_counter()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    synchronize(inputs.device)
+    seconds = time.perf_counter() - began
+    return [float(loss) for loss in losses], seconds
+
+
+def _alone(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    """Train in this process only, by the bare formula; return the loss of each step."""
+    losses, weights = [], [*model.parameters()]
+    for _ in range(_STEPS):
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(gradient, alpha=_RATE)
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]
+
+
+def _hash(model: nn.Module) -> str:
+    """Return a hash of all bits of the weights."""
+    found = hashlib.sha256()
+    for weights in model.parameters():
+        found.update(bytes(weights.detach().cpu().contiguous().view(torch.uint8).flatten().tolist()))
+    return found.hexdigest()[:16]

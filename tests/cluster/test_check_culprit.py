@@ -1,0 +1,32 @@
+"""``allranks check --full`` over SSH: where data goes slowly between nodes, it names the one at fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from nodes import Network
+
+
+@pytest.fixture
+def slow(mended: Network) -> Iterator[str]:
+    """Give the name of a node that sends slowly."""
+    node = mended.nodes["gpu03"]
+    node.run("tc qdisc add dev eth0 root tbf rate 40mbit burst 16kb latency 200ms")
+    yield node.name
+    node.run("tc qdisc delete dev eth0 root")
+
+
+def test_a_slow_node_is_named_and_left_out(ssh: Any, slow: str) -> None:
+    nodes = ("--hosts", "gpu[01-04]", "--nproc-per-node", "1", "--backend", "gloo")
+    done = ssh("check", *nodes, "--only", "culprit", "--json")
+    (finding,) = json.loads(done.stdout)["checks"]
+    assert (finding["grade"], finding["host"]) == ("WARN", slow), (finding, done.stderr)
+    assert finding["what"].startswith("with each node that it was tried with at ")
+    assert finding["fix"] == f"until it is right, leave {slow} out: allranks run … --exclude {slow}"
+    ssh.script("import socket\nprint(socket.gethostname())")
+    left = ssh("run", "train.py", *nodes, "--exclude", slow, "--no-check")
+    assert left.rc == 0, left.stderr
+    assert sorted(line.split()[-1] for line in left.stdout.splitlines()) == ["gpu01", "gpu02", "gpu04"]

@@ -1,0 +1,72 @@
+"""What a check finds on PBS, real or not: what it would refuse, and what is wrong on its nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pbs_cluster import PbsCluster
+
+
+def checked(lab: Any, *flags: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """Check with --json; return the exit code, and the findings of each check."""
+    lab.script("print('never run')\n")
+    done = lab("check", "train.py", "--on", "lab", "--json", *flags, timeout=100)
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(done.stdout)["checks"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return done.rc, found
+
+
+def test_a_healthy_cluster(pbs_lab: Any, pbs: PbsCluster) -> None:
+    code, found = checked(pbs_lab, "--nodes", "4")
+    bad = [finding for each in found.values() for finding in each if finding["grade"] in ("WARN", "FAIL")]
+    assert (code, bad) == (0, [])
+    assert [finding["host"] for finding in found["nodes"]] == pbs.nodes[:4]
+    (scheduler,) = found["scheduler"]
+    assert (scheduler["grade"], scheduler["what"]) == ("PASS", "queue workq: it takes the job")
+    assert not pbs_lab.runs()
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--partition", "nothere"), "PBS has no queue nothere"),
+        (
+            ("--partition", "gpuq", "--time", "3:00:00"),
+            "03:00:00 are asked for, and queue gpuq gives a job at most 02:00:00",
+        ),
+        (
+            ("--gpus-per-node", "5"),
+            "5 GPUs of each node are asked for, and no node of this PBS has more than 4 GPUs",
+        ),
+    ],
+)
+def test_what_could_never_start(pbs_lab: Any, flags: tuple[str, ...], what: str) -> None:
+    code, found = checked(pbs_lab, "--only", "scheduler", *flags)
+    (scheduler,) = found["scheduler"]
+    assert (code, scheduler["grade"], scheduler["what"]) == (3, "FAIL", what)
+
+
+def test_a_node_that_cannot_be_set_up_is_named(pbs_lab: Any, pbs: PbsCluster) -> None:
+    name = pbs.nodes[1]
+    line = f'node_setup: [\'[ "$HOSTNAME" != {name} ] || {{ echo "no scratch here" >&2; exit 9; }}\']'
+    (pbs_lab.folder / "job.yaml").write_text(f"script: train.py\nenvironment: {{{line}}}\n")
+    pbs_lab.script("print('never run')\n")
+    done = pbs_lab("check", "job.yaml", "--on", "lab", "--nodes", "2", "--only", "nodes", timeout=100)
+    assert done.rc == 3
+    assert f"FAIL  nodes  {name}: no scratch here\n" in done.stdout
+    assert f"PASS  nodes  {pbs.nodes[0]}: Python " in done.stdout
+
+
+def test_a_busy_cluster_gives_no_nodes_in_time(pbs_lab: Any, pbs: PbsCluster) -> None:
+    sleep = pbs_lab.script("sleep 600\n", "sleep.sh")
+    nodes = ("-l", "select=4:ncpus=8", "-l", "place=scatter:excl")
+    job = pbs.run("qsub", *nodes, str(sleep), folder=pbs_lab.folder).strip()
+    code, found = checked(pbs_lab, "--only", "nodes", "--nodes", "2", "--wait", "1")
+    (finding,) = found["nodes"]
+    assert (code, finding["grade"]) == (0, "SKIP")
+    assert finding["what"].startswith("lab gave no nodes within 1 s: ")
+    assert f"{job.partition('.')[0]}." in pbs.run("qstat")
+    assert len(pbs.run("qstat").splitlines()) == 3

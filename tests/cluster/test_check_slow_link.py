@@ -1,0 +1,139 @@
+"""The search for the node or link at fault, on nodes of which one, or one link, is slow, cut or hanging."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_tools import wait_until
+from nodes import Network, Node
+
+from allranks.runs.trial import Searched, read
+
+PORT = 29612
+#: What goes from a node to one address beyond the rate is lost; all else is as fast as it is.
+SLOW_LINK = """table ip slow {{
+  chain out {{
+    type filter hook output priority 0
+    ip daddr {to} limit rate over 4 mbytes/second burst 200 kbytes drop
+  }}
+}}
+"""
+SLOW_NODE = "tc qdisc add dev eth0 root tbf rate {rate} burst 16kb latency 200ms"
+
+
+@pytest.fixture
+def undo() -> Iterator[Callable[[Node, str], None]]:
+    """Give a function that has a line of shell run on a node after the test."""
+    lines: list[tuple[Node, str]] = []
+    yield lambda node, line: lines.append((node, line))
+    for node, line in reversed(lines):
+        node.run(line)
+
+
+class Searching:
+    """The ranks of a search, one on each node."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network, self.folder = network, folder
+        self.ranks: list[subprocess.Popen[Any]] = []
+
+    def start(self, *args: str) -> None:
+        names = [*self.network.nodes]
+        source = Path(__file__).parents[2] / "src"
+        for rank, name in enumerate(names):
+            log = self.folder / "attempts/000" / f"node-{rank:03}"
+            log.mkdir(parents=True)
+            settings = {
+                "RANK": rank,
+                "LOCAL_RANK": 0,
+                "WORLD_SIZE": len(names),
+                "LOCAL_WORLD_SIZE": 1,
+                "GROUP_RANK": rank,
+                "MASTER_ADDR": self.network.nodes[names[0]].ip,
+                "MASTER_PORT": PORT,
+                "ALLRANKS_BACKEND": "gloo",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": 1,
+                "PYTHONPATH": source,
+            }
+            command = [sys.executable, "-m", "allranks.trial.search", *args]
+            with (log / "rank.out").open("w") as out, (log / "rank.err").open("w") as err:
+                words = ["env", *(f"{key}={value}" for key, value in settings.items()), *command]
+                self.ranks.append(self.network.nodes[name].popen(words, stdout=out, stderr=err))
+
+    def told(self) -> Searched:
+        """Wait until the first node has told, and end all others."""
+        self.ranks[0].wait(150)
+        told = read(self.folder / "attempts/000")
+        assert len(told) == 1, [path.read_text() for path in self.folder.rglob("*.err")]
+        assert isinstance(told[0], Searched)
+        return told[0]
+
+
+@pytest.fixture
+def searching(network: Network, tmp_path: Path) -> Iterator[Searching]:
+    found = Searching(network, tmp_path)
+    yield found
+    for node in network.nodes.values():
+        node.run("kill -KILL -1 || true")  # Its PID 1 is not among them, and keeps the node.
+    for rank in found.ranks:
+        rank.send_signal(signal.SIGCONT)  # nsenter stops itself beside what it has started.
+        rank.wait()
+
+
+def nodes_of(told: Searched) -> list[list[int]]:
+    return [culprit["nodes"] for culprit in told.culprits]
+
+
+def test_a_slow_node(searching: Searching, network: Network, undo: Any) -> None:
+    node = network.nodes["gpu03"]
+    node.run(SLOW_NODE.format(rate="40mbit"))
+    undo(node, "tc qdisc delete dev eth0 root")
+    searching.start("--timeout", "5")
+    told = searching.told()
+    assert (nodes_of(told), told.silent) == ([[2]], ()), asdict(told)
+    assert told.culprits[0]["seconds"] > 3 * told.usual
+
+
+def test_a_slow_link(searching: Searching, network: Network, undo: Any) -> None:
+    node = network.nodes["gpu04"]
+    node.run(["nft", "-f", "-"], input=SLOW_LINK.format(to=network.nodes["gpu02"].ip))
+    undo(node, "nft delete table ip slow")
+    searching.start("--timeout", "5")
+    told = searching.told()
+    assert (nodes_of(told), told.silent) == ([[1, 3]], ()), asdict(told)
+    assert told.culprits[0]["seconds"] > 3 * told.usual
+
+
+def test_two_nodes_that_do_not_reach_each_other(searching: Searching, network: Network, undo: Any) -> None:
+    node, other = network.nodes["gpu03"], network.nodes["gpu04"].ip
+    node.run(f"ip route add blackhole {other}")
+    undo(node, f"ip route delete blackhole {other}")
+    searching.start("--timeout", "3")
+    told = searching.told()
+    assert (nodes_of(told), told.silent) == ([[2, 3]], ()), asdict(told)
+    assert told.culprits[0]["seconds"] is None
+
+
+def test_a_node_that_hangs(searching: Searching, network: Network) -> None:
+    node = network.nodes["gpu03"]
+    searching.start("--coming", "8")
+    look = "grep -lsaF allranks.trial.search /proc/[0-9]*/cmdline | grep -v /$$/ || true"
+    wait_until("the rank to be there", lambda: node.run(look), 30)
+    node.run("kill -STOP -1")
+    assert searching.told() == Searched(0, silent=(2,), hosts=("gpu01", "gpu02", "", "gpu04"))
+    assert searching.ranks[0].returncode == 1
+
+
+def test_nothing_is_found_on_good_nodes(searching: Searching) -> None:
+    searching.start()
+    told = searching.told()
+    assert (told.is_bad, told.culprits, told.hosts) == (False, (), ("gpu01", "gpu02", "gpu03", "gpu04")), asdict(told)
+    assert [rank.wait(30) for rank in searching.ranks] == [0, 0, 0, 0]

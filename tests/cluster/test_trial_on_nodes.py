@@ -1,0 +1,74 @@
+"""``allranks test`` and ``allranks check --full`` on nodes: what is slow or wrong is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cluster_tools import missing_commands
+from needed import need
+from nodes import Network
+from ssh_runs import left_on
+
+from trial_faults import hurt
+
+ON_FOUR = ("--nodes", "gpu[01-04]", "--nproc-per-node", "1", "--backend", "gloo")
+TRIED = ("--full", "--only", "nodes,interface,all-reduce,bandwidth,neighbours,training", "--json")
+
+
+def parts_of(done: Any) -> dict[str, dict[str, Any]]:
+    return {part["name"]: part for part in json.loads(done.stdout)["parts"]}
+
+
+def test_four_machines(ssh: Any, network: Network) -> None:
+    done = ssh("test", *ON_FOUR, "--json")
+    assert done.rc == 0, done.stderr
+    hosts = [part["hosts"] for part in parts_of(done).values() if part["kind"] == "link"]
+    ring = [["gpu01", "gpu02"], ["gpu02", "gpu03"], ["gpu03", "gpu04"], ["gpu04", "gpu01"]]
+    assert sorted(hosts) == sorted(ring + [way[::-1] for way in ring])
+    assert [who["host"] for who in json.loads(done.stdout)["ranks"]] == ["gpu01", "gpu02", "gpu03", "gpu04"]
+    assert left_on(network, ssh.run()) == {}
+
+
+def test_a_full_check_of_healthy_machines(ssh: Any) -> None:
+    done = ssh("check", *ON_FOUR, *TRIED)
+    assert done.rc == 0, done.stderr
+    assert {each["grade"] for each in json.loads(done.stdout)["checks"]} == {"PASS"}
+
+
+def test_a_machine_that_computes_wrongly(ssh: Any) -> None:
+    done = ssh("test", *ON_FOUR, "--json", *hurt(ssh.folder / "site", "broadcast: is wrong", "gpu03"))
+    assert done.rc == 3
+    wrong = {name: part["wrong"] for name, part in parts_of(done).items() if part["wrong"]}
+    assert wrong == {
+        "broadcast from rank 0": "on rank 2 on gpu03: number 3 must be 4, and is 5",
+        "broadcast from rank 3": "on rank 2 on gpu03: number 3 must be 7, and is 8",
+    }
+
+
+def test_a_slow_link(ssh: Any, mended: Network) -> None:
+    need("traffic control", missing_commands({"tc": "iproute2"}))
+    node = mended.nodes["gpu03"]
+    node.run("tc qdisc add dev eth0 root tbf rate 60mbit burst 64kb latency 200ms")
+    try:
+        done = ssh("check", *ON_FOUR, *TRIED, timeout=120)
+    finally:
+        node.run("tc qdisc del dev eth0 root")
+    assert done.rc == 0, done.stderr
+    found = [each for each in json.loads(done.stdout)["checks"] if each["check"] == "neighbours"]
+    assert {each["grade"] for each in found} == {"WARN"}
+    names = sorted(each["what"].partition(" at ")[0] for each in found)
+    assert names == ["rank 2 on gpu03 to rank 1 on gpu02", "rank 2 on gpu03 to rank 3 on gpu04"]
+    assert {each["fix"].partition(":")[0] for each in found} == {"look at the network of gpu03"}
+
+
+@pytest.mark.parametrize("cluster", ["lab", "pbs_lab"])
+def test_on_a_scheduler(request: pytest.FixtureRequest, cluster: str) -> None:
+    lab = request.getfixturevalue(cluster)
+    done = lab("test", "--on", "lab", "--nodes", "2", "--nproc-per-node", "1", "--backend", "gloo", "--json")
+    assert done.rc == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["good"]
+    assert [(who["rank"], who["node_rank"], who["local_rank"]) for who in told["ranks"]] == [(0, 0, 0), (1, 1, 0)]
+    assert len({who["host"] for who in told["ranks"]}) == 2

@@ -1,0 +1,61 @@
+"""GPU checks on GPUs that are there: what NVML tells is what torch sees, and nothing is found on a healthy machine."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from allranks.preflight.checks.gpu_compute import judge
+from allranks.preflight.model import Grade
+from allranks.probe.gpus import gpus
+from allranks.probe.order import Order
+from allranks.trial.gpu_compute import measure
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch can use"),
+]
+
+
+def test_nvml_tells_what_torch_sees():
+    pytest.importorskip("pynvml")
+    told = gpus(Order(("gpus",)))
+    count = torch.cuda.device_count()
+    assert [gpu["error"] for gpu in told["gpus"]] == [""] * count
+    seen = [torch.cuda.get_device_properties(number) for number in range(count)]
+    assert sorted(gpu["capability"] for gpu in told["gpus"]) == sorted(f"{each.major}.{each.minor}" for each in seen)
+    assert sorted(gpu["uuid"].split("-", 1)[1] for gpu in told["gpus"]) == sorted(str(each.uuid) for each in seen)
+    for gpu in told["gpus"]:
+        assert 0 < gpu["memory"]["free"] <= gpu["memory"]["total"]
+        assert gpu["temperature"] > 0
+
+
+def test_only_visible_gpus_are_told(monkeypatch):
+    pytest.importorskip("pynvml")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told = gpus(Order(("gpus",)))
+    assert (told["gpus"], told["installed"] > 0) == ([], True)
+
+
+def test_the_command_finds_nothing_that_cannot_work(allranks):
+    pytest.importorskip("pynvml")
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        allranks.env["CUDA_VISIBLE_DEVICES"] = visible
+    names = "gpu-count,gpu-driver,gpu-memory,gpu-ecc,gpu-throttle,gpu-temperature,gpu-pcie,nvlink,gpu-peers"
+    done = allranks("check", "--json", "--only", names)
+    assert done.rc == 0, done.stdout
+    grades = {found["check"]: (found["grade"], found["what"]) for found in json.loads(done.stdout)["checks"]}
+    assert grades["gpu-count"][0] == "PASS", grades
+    assert grades["gpu-driver"][0] == "PASS", grades
+    assert not [found for found in grades.values() if found[0] == "FAIL"]
+
+
+def test_each_gpu_computes_right():
+    measured = [measure(torch.device("cuda", number)) for number in range(torch.cuda.device_count())]
+    assert [each["error"] for each in measured] == [None] * len(measured)
+    assert [each[name]["wrong"] for each in measured for name in ("fp32", "bf16")] == [0, 0] * len(measured)
+    (finding,) = judge({"here": measured})
+    assert finding.grade is not Grade.FAIL, finding

@@ -1,0 +1,160 @@
+"""What Slurm would do with a job that is not submitted, read from what a real one has answered."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from slurm_recorded import ANSWERS
+from test_slurm_plan import plan_of
+
+from allranks.clusters.limits import Asked, NodeInfo, missing
+from allranks.clusters.outlook import Objection
+from allranks.clusters.slurm_errors import SLURM
+from allranks.clusters.slurm_limits import (
+    Partition,
+    chosen,
+    dry_command,
+    limits,
+    parse_nodes,
+    parse_partitions,
+    parse_start,
+    qos_limit,
+    read_asked,
+)
+
+TESTED = {
+    command: (int(code), said)
+    for command, said, code in re.findall(
+        r"^\$ sbatch --test-only --wrap=true ?(.*)\n((?:(?!\$ ).*\n)*?)\[exit (\d+)\]",
+        (ANSWERS / "test-only.txt").read_text(),
+        re.MULTILINE,
+    )
+}
+PARTITIONS = parse_partitions((ANSWERS / "partitions.txt").read_text())
+GB = 1 << 30
+NODES = """\
+node01|idle|8|32000|gpu:4|none
+node02|allocated|8|32000|gpu:a100:4(S:0-1)|none
+node03|down*|8|32000|gpu:4|Not responding
+node04|drained|8+|32000+|gpu:4,craynetwork:4|broken | fan
+"""
+
+
+def test_what_a_script_asks_for(tmp_path: Path) -> None:
+    plan = plan_of(
+        tmp_path,
+        resources={"nodes": "2:4", "gpus_per_node": 4, "cpus_per_node": 8, "memory": "64GB", "time": "2-12:00"},
+        scheduler={"partition": "a,b", "qos": "urgent", "include": "n[1-2]", "exclude": "n9"},
+    )
+    asked = Asked(("a", "b"), 2, 60 * 3600, "urgent", 8, 64 * GB, 4, ("n1", "n2"), ("n9",))
+    assert read_asked(plan.files[0].text, {}) == asked
+    environ = {"SBATCH_PARTITION": "c", "SBATCH_TIMELIMIT": "5"}
+    assert read_asked(plan.files[0].text, environ).partitions == ("c",)
+    assert read_asked(plan.files[0].text, environ).time == 300
+
+
+def test_the_users_own_directives_count() -> None:
+    script = "#SBATCH --nodes=2\n#SBATCH -N 3\n#SBATCH -pshort\n#SBATCH --time '1:00:00'\n#SBATCH --gres=gpu:a100:2\n"
+    asked = read_asked(script, {})
+    assert (asked.nodes, asked.partitions, asked.time, asked.gpus) == (3, ("short",), 3600, 2)
+
+
+def test_the_script_comes_by_stdin() -> None:
+    command = ("sbatch", "--parsable", "--export=ALL", "/runs/x/script.sbatch")
+    assert dry_command(command) == ("sbatch", "--test-only", "--parsable", "--export=ALL")
+
+
+def test_when_it_would_start() -> None:
+    _, said = TESTED[""]
+    assert parse_start(said) == datetime(2026, 11, 22, 6, 43, 44, tzinfo=timezone.utc).timestamp()
+    assert parse_start("allocation failure: Invalid partition name specified") is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "why", "fix"),
+    [
+        ("--account=nobody", "Invalid account or account/partition combination specified", "scheduler.account"),
+        ("--qos=nothing", "Invalid qos specification", "scheduler.qos"),
+        ("--nodelist=node09", "Invalid node name specified", "scheduler.include or scheduler.exclude"),
+        ("--gres=tpu:1", "Invalid generic resource (gres) specification", "resources.gpu_type"),
+        ("--reservation=none", "Requested reservation is invalid", "scheduler.reservation"),
+    ],
+)
+def test_words_of_a_test_are_those_of_a_refusal(flag: str, why: str, fix: str) -> None:
+    code, said = TESTED[flag]
+    error = SLURM.refusal(("sbatch",), code, said)
+    assert (error.what, error.why) == ("Slurm refuses the job", why)
+    assert fix in str(error.fix)
+
+
+def test_partitions() -> None:
+    assert [part.name for part in PARTITIONS] == ["main", "short", "low", "high", "two", "closed"]
+    assert PARTITIONS[0] == Partition("main", "UP", 4, max_time=3600, is_default=True)
+    assert PARTITIONS[4].max_nodes == 2
+    assert PARTITIONS[5].state == "DOWN"
+    assert chosen(PARTITIONS, Asked()) == PARTITIONS[:1]
+    assert chosen(PARTITIONS, Asked(("two", "short"))) == (PARTITIONS[1], PARTITIONS[4])
+
+
+def test_what_waits_for_ever_although_slurm_takes_it() -> None:
+    # A test says of these that they could start.
+    assert TESTED["--time=2:00:00"][0] == TESTED["--partition=closed"][0] == 0
+    (time,) = limits(Asked(time=7200), PARTITIONS[:1])
+    assert time == Objection(
+        "02:00:00 are asked for, and partition main gives a job at most 01:00:00",
+        "lower resources.time to 01:00:00, or choose another scheduler.partition",
+    )
+    (two,) = limits(Asked(nodes=3), PARTITIONS[4:5])
+    assert two.what == "3 nodes are asked for, and partition two gives a job at most 2"
+    (closed,) = limits(Asked(), PARTITIONS[5:])
+    assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
+
+
+def test_one_partition_of_several_is_enough() -> None:
+    assert limits(Asked(("short", "main"), time=1800), PARTITIONS[:2]) == []
+    assert len(limits(Asked(("short", "main"), time=7200), PARTITIONS[:2])) == 1
+
+
+def test_a_qos_may_lift_the_limits_of_a_partition() -> None:
+    (time,) = limits(Asked(time=7200, qos="long"), PARTITIONS[:1])
+    assert not time.is_final
+
+
+def test_the_limit_of_a_qos() -> None:
+    assert qos_limit(Asked(time=60, qos="brief"), "brief|00:01:00\n") == []
+    (found,) = qos_limit(Asked(time=1800, qos="brief"), "brief|00:01:00\n")
+    assert found.what == "00:30:00 are asked for, and QOS brief gives a job at most 00:01:00"
+    assert qos_limit(Asked(time=1800, qos="normal"), "normal|\n") == []
+
+
+def test_nodes_and_why_they_are_away() -> None:
+    nodes = parse_nodes(NODES)
+    assert nodes[1] == NodeInfo("node02", "allocated", False, 8, 32000 << 20, 4, "")
+    assert nodes[3] == NodeInfo("node04", "drained", True, 8, 32000 << 20, 4, "broken | fan")
+    assert [node.name for node in nodes if node.is_away] == ["node03", "node04"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "what", "is_final"),
+    [
+        (Asked(gpus=5), "5 GPUs of each node are asked for, and no node of partition main has more than 4 GPUs", True),
+        (Asked(cpus=9), "9 CPUs of each node are asked for, and no node of partition main has more than 8 CPUs", True),
+        (
+            Asked(memory=1024 * GB),
+            "1T of each node are asked for, and no node of partition main has more than 32000M",
+            True,
+        ),
+        (Asked(nodes=3), "too few of its nodes are up now: node[03-04] are down* (Not responding)", False),
+    ],
+)
+def test_why_nodes_are_not_available(asked: Asked, what: str, is_final: bool) -> None:
+    (found,) = missing(asked, "partition main", parse_nodes(NODES), "sinfo --list-reasons")
+    assert (found.what, found.is_final) == (what, is_final)
+
+
+def test_what_cannot_be_seen_is_left_to_slurms_words() -> None:
+    assert missing(Asked(), "partition main", parse_nodes(NODES)[:2], "sinfo") == []
+    assert missing(Asked(), "partition main", (), "sinfo") == []

@@ -1,0 +1,151 @@
+"""What is said of a job's script, imports, configuration and versions, from what nodes tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seen import found, seen_of
+
+from allranks.preflight.arguments import named_files, named_folders, pairs
+from allranks.preflight.model import Finding, Grade
+from allranks.preflight.parsing import why_no_config
+
+PYTHON = {"python": "3.11.2", "executable": "/env/bin/python"}
+TORCH = {"version": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.27.3"}
+
+
+def _grades(findings: list[Finding]) -> list[tuple[Grade, str, str]]:
+    return [(each.grade, each.host, each.what) for each in findings]
+
+
+def _script(**more: Any) -> dict[str, Any]:
+    return {"script": {"error": None, "digest": "a", "missing": [], "imports": 3, **more}, "host": PYTHON}
+
+
+def test_a_script_that_one_node_does_not_see() -> None:
+    seen = seen_of({"gpu01": _script(), "gpu02": {"script": {"error": "there is no /x/train.py"}}})
+    good, bad = found("script", seen)
+    assert (good.grade, good.host) == (Grade.PASS, "gpu01")
+    assert (bad.grade, bad.host, bad.what) == (Grade.FAIL, "gpu02", "there is no /x/train.py")
+
+
+def test_an_import_that_is_missing_names_its_line_and_how_to_install_it() -> None:
+    missing = [
+        {"name": name, "file": "/x/train.py", "line": line} for line, name in enumerate(("a.b", "a.c", "d", "e"))
+    ]
+    (bad,) = found("imports", seen_of({"gpu01": _script(missing=missing)}))
+    assert bad.what == "not found: a.b (train.py:0), a.c (train.py:1) and d (train.py:2) and 1 more"
+    assert bad.fix.startswith("/env/bin/python -m pip install a d e, ")
+
+
+def test_what_was_not_set_up_is_not_judged() -> None:
+    missing = [{"name": "a", "file": "/x/train.py", "line": 1}]
+    seen = seen_of({"gpu01": {**_script(missing=missing), "torch": None}}, is_prepared=False)
+    for name in ("imports", "versions"):
+        assert [each.grade for each in found(name, seen)] == [Grade.SKIP]
+
+
+def test_a_script_that_differs_on_one_node() -> None:
+    facts = {f"gpu{number}": _script(digest="b" if number == 3 else "a") for number in range(1, 5)}
+    (bad,) = found("same-script", seen_of(facts))
+    assert (bad.grade, bad.host) == (Grade.FAIL, "gpu3")
+    assert [each.grade for each in found("same-script", seen_of({"gpu1": _script()}))] == [Grade.SKIP]
+
+
+def _versions(backend: str, **odd: Any) -> list[tuple[Grade, str, str]]:
+    facts = {f"gpu{number}": {"host": PYTHON, "torch": TORCH} for number in range(1, 4)}
+    facts["gpu2"] = {"host": {**PYTHON, "python": odd.pop("python", "3.11.2")}, "torch": {**TORCH, **odd}}
+    seen = seen_of(facts, {"launch": {"backend": "gloo"}})
+    from dataclasses import replace
+
+    return _grades(found("versions", replace(seen, plan=replace(seen.plan, backend=backend))))
+
+
+def test_versions_that_differ_name_the_odd_node() -> None:
+    same = "Python 3.11.2, torch 2.13.0+cu128, CUDA 12.8, NCCL 2.27.3"
+    assert _versions("nccl") == [(Grade.PASS, "", same)]
+    assert _versions("nccl", version="2.4.0") == [(Grade.FAIL, "gpu2", "torch 2.4.0, and 2.13.0+cu128 on the others")]
+    assert _versions("nccl", nccl="2.20.5") == [(Grade.FAIL, "gpu2", "nccl 2.20.5, and 2.27.3 on the others")]
+    assert _versions("nccl", cuda="12.6") == [(Grade.WARN, "gpu2", "cuda 12.6, and 12.8 on the others")]
+    assert _versions("gloo", python="3.12.1") == [(Grade.WARN, "gpu2", "python 3.12, and 3.11 on the others")]
+
+
+def test_versions_that_may_differ() -> None:
+    assert [grade for grade, *_ in _versions("gloo", version="2.13.0+cpu", cuda=None, nccl=None)] == [Grade.PASS]
+    assert [grade for grade, *_ in _versions("gloo", python="3.11.9")] == [Grade.PASS]
+
+
+def test_no_torch_on_one_node() -> None:
+    facts = {f"gpu{number}": {"host": PYTHON, "torch": TORCH} for number in range(1, 4)}
+    facts["gpu2"] = {"host": PYTHON, "torch": None}
+    assert _grades(found("versions", seen_of(facts))) == [
+        (Grade.FAIL, "gpu2", "torch missing, and 2.13.0 on the others")
+    ]
+    nowhere = {"gpu1": {"host": PYTHON, "torch": None}}
+    assert _grades(found("versions", seen_of(nowhere))) == [(Grade.PASS, "", "Python 3.11.2, no torch")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("a.yaml", "a: 1\nb: [1, 2\n", "line 3: expected ',' or ']', but got '<stream end>'"),
+        ("a.yml", "a: !mine {b: 1}\n", None),
+        ("a.json", '{"a": 1,}', "Expecting property name enclosed in double quotes: line 1 column 9 (char 8)"),
+        ("a.json", '{"a": 1}', None),
+        ("a.toml", "a = 1\n", None),
+    ],
+)
+def test_a_configuration_that_cannot_be_parsed(tmp_path: Path, name: str, text: str, why: str | None) -> None:
+    (tmp_path / name).write_text(text)
+    assert why_no_config(tmp_path / name) == why
+
+
+def _config(tmp_path: Path, *args: str, **files: Any) -> list[Finding]:
+    job = {"workdir": str(tmp_path), "args": list(args)}
+    return found("config", seen_of({"gpu1": {"files": files.get("on_node", {})}}, job))
+
+
+def test_a_configuration_that_is_named_must_be_there(tmp_path: Path) -> None:
+    (bad,) = _config(tmp_path, "--lr", "0.1", "--config", "conf/big.yaml")
+    assert (bad.grade, bad.what) == (Grade.FAIL, f"there is no {tmp_path}/conf/big.yaml, which --config names")
+    (bad,) = _config(tmp_path, "--deepspeed_config=ds.json")
+    assert bad.grade is Grade.FAIL
+
+
+def test_what_the_script_may_write_need_not_be_there(tmp_path: Path) -> None:
+    assert [each.grade for each in _config(tmp_path, "--metrics", "out.json")] == [Grade.PASS]
+    assert [each.grade for each in _config(tmp_path, "--save-config", "out.yaml")] == [Grade.SKIP]
+    assert [each.grade for each in _config(tmp_path, "--lr", "0.1")] == [Grade.SKIP]
+
+
+def test_a_configuration_that_a_node_does_not_see(tmp_path: Path) -> None:
+    path = tmp_path / "big.json"
+    path.write_text("{}")
+    (good,) = _config(tmp_path, "--config", "big.json", on_node={str(path): None})
+    assert (good.grade, good.what) == (Grade.PASS, f"{path} (--config)")
+    (bad,) = _config(tmp_path, "--config", "big.json", on_node={str(path): "No such file or directory"})
+    assert (bad.grade, bad.what) == (Grade.FAIL, f"gpu1 cannot read {path}")
+
+
+def test_the_folder_of_runs_must_be_shared() -> None:
+    seen = seen_of({"gpu1": {"shared": "word"}, "gpu2": {"shared": "No such file or directory: /r/w"}}, word="word")
+    good, bad = found("shared", seen)
+    assert (good.grade, bad.grade, bad.what) == (Grade.PASS, Grade.FAIL, "No such file or directory: /r/w")
+
+
+def test_options_and_their_values() -> None:
+    args = ("a", "--x", "1", "--y=2", "--flag", "--z", "b.yaml", "c")
+    assert [*pairs(args)] == [("", "a"), ("--x", "1"), ("--y", "2"), ("--z", "b.yaml"), ("", "c")]
+    assert named_files(args, Path("/w")) == [("--z", Path("/w/b.yaml"))]
+    folders = ("--checkpoint-dir", "ck", "--output_dir=/o", "--save-every", "3", "--lr", "ck")
+    assert named_folders(folders, Path("/w")) == {"--checkpoint-dir": "/w/ck", "--output_dir": "/o"}
+
+
+@given(st.lists(st.sampled_from(["a", "-b", "--c", "--d=e", "f.yaml"])))
+def test_every_value_is_there_once(args: list[str]) -> None:
+    values = [word.partition("=")[2] if "=" in word else word for word in args if "=" in word or word[0] != "-"]
+    assert [value for _, value in pairs(args)] == values

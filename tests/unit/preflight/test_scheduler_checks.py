@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from seen import found, seen_of
+
+from allranks.clusters.outlook import Objection, Outlook
+from allranks.errors import LaunchError
+from allranks.preflight.checks import scheduler
+from allranks.preflight.model import Finding, Grade
+
+
+@dataclass
+class Answering:
+    """A kind whose scheduler says what it is told to."""
+
+    answer: Outlook | LaunchError
+
+    def outlook(self, *_: object) -> Outlook:
+        if isinstance(self.answer, LaunchError):
+            raise self.answer
+        return self.answer
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, answer: Outlook | LaunchError) -> Sequence[Finding]:
+    monkeypatch.setattr(scheduler, "load_kind", lambda _: Answering(answer))
+    return found("scheduler", seen_of({}))
+
+
+def test_a_machine_has_no_scheduler() -> None:
+    assert found("scheduler", seen_of({})) == [Finding(Grade.SKIP, "local: there is no scheduler to ask")]
+
+
+def test_when_a_job_would_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    (now,) = judged(monkeypatch, Outlook("partition main", start=time.time() + 5))
+    assert now == Finding(Grade.PASS, "partition main: the job could start now")
+    late = time.mktime((2099, 5, 1, 7, 30, 0, 0, 0, -1))
+    (later,) = judged(monkeypatch, Outlook("partition main", start=late))
+    assert later == Finding(Grade.PASS, "partition main: the job is expected to start on Friday at 07:30")
+    (unknown,) = judged(monkeypatch, Outlook("queue workq"))
+    assert unknown == Finding(Grade.PASS, "queue workq: it takes the job")
+
+
+def test_what_stands_against_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, now = Objection("too long", "be brief"), Objection("it is down", "wait", is_final=False)
+    assert judged(monkeypatch, Outlook("partition main", [never, now], start=0.0)) == [
+        Finding(Grade.FAIL, "too long", "be brief"),
+        Finding(Grade.WARN, "it is down", "wait"),
+    ]
+
+
+def test_a_scheduler_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = LaunchError("Slurm cannot be reached", why="no answer", fix="see scontrol ping")
+    assert judged(monkeypatch, error) == [
+        Finding(Grade.FAIL, "Slurm cannot be reached: no answer", "see scontrol ping")
+    ]

@@ -1,0 +1,122 @@
+"""What a search for the node or link at fault comes to, in words; and when there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from recorded_trial import trial_of, who
+from seen import found, seen_of
+
+from allranks.preflight.model import Finding, failed, passed, skipped, warned
+from allranks.preflight.searching import findings
+from allranks.runs.status import State
+from allranks.runs.trial import Collective, Link, Searched
+
+HOSTS = ("gpu01", "gpu02", "gpu03", "gpu04")
+SIZE = 2_000_000
+
+
+def fix(host: str, instead: str = "") -> str:
+    return f"until it is right, leave {host}{instead} out: allranks run … --exclude {host}"
+
+
+def bad(*nodes: int, seconds: float | None = None, error: str = "") -> dict[str, Any]:
+    return {"nodes": [*nodes], "seconds": seconds, "error": error}
+
+
+def searched(*culprits: dict[str, Any], **more: Any) -> Searched:
+    given = {"is_bad": True, "culprits": culprits, "usual": 0.002, "size": SIZE, **more}
+    return Searched(0, **given)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (
+            searched(bad(2, seconds=0.4)),
+            warned(
+                "with each node that it was tried with at 5 MB/s, where others have 1 GB/s",
+                fix=fix("gpu03"),
+                host="gpu03",
+            ),
+        ),
+        (
+            searched(bad(2, error="Connection refused")),
+            failed(
+                "with each node that it was tried with nothing got through (Connection refused), "
+                "where others have 1 GB/s",
+                fix=fix("gpu03"),
+                host="gpu03",
+            ),
+        ),
+        (
+            searched(bad(1, 3, seconds=0.4)),
+            warned(
+                "between gpu02 and gpu04, each of which does well with others: at 5 MB/s, where others have 1 GB/s",
+                fix=fix("gpu04", " (or gpu02)"),
+            ),
+        ),
+        (
+            searched(bad(1, 3), usual=None),
+            failed(
+                "between gpu02 and gpu04, each of which does well with others: nothing got through",
+                fix=fix("gpu04", " (or gpu02)"),
+            ),
+        ),
+        (
+            searched(seconds=0.4),
+            warned(
+                "all 4 nodes together at 5 MB/s, where others have 1 GB/s; "
+                "no node or link alone could be found at fault",
+                fix="what do they share: a switch, a firewall, an interface? Try fewer of them: --exclude gpu[02,04]",
+            ),
+        ),
+        (
+            Searched(0, silent=(2,)),
+            failed("it says nothing: it hangs, or cannot reach the first node", fix=fix("gpu03"), host="gpu03"),
+        ),
+        (Searched(0), passed("what was slow or failed did not come again when the nodes were searched")),
+    ],
+)
+def test_what_was_found_is_named_with_what_was_measured(told: Searched, expected: Finding) -> None:
+    assert [*findings(told, HOSTS)] == [expected]
+
+
+def test_further_pairs_are_counted() -> None:
+    told = searched(bad(0, 1, seconds=0.4), more=2)
+    assert [finding.what for finding in findings(told, HOSTS)][
+        1
+    ] == "2 further pairs of nodes do as badly with each other"
+
+
+def test_of_two_nodes_neither_is_known_to_do_well_with_others() -> None:
+    (finding,) = findings(searched(bad(0, 1), usual=None), HOSTS[:2])
+    assert finding.what == "between gpu01 and gpu02: nothing got through"
+
+
+GOOD = [Collective(rank, "barrier", seconds=0.1) for rank in range(4)]
+LINKS = [Link(rank, (rank + 1) % 4, SIZE, 0.002) for rank in range(4)]
+SLOW = [*LINKS[:3], Link(3, 0, SIZE, 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "is_searched"),
+    [
+        ([*GOOD, *LINKS], State.SUCCEEDED, False),
+        ([*GOOD, *SLOW], State.SUCCEEDED, True),
+        ([Collective(0, "barrier", "1 is 2"), *GOOD[1:]], State.SUCCEEDED, True),
+        (GOOD, State.FAILED, True),
+    ],
+)
+def test_it_is_searched_where_something_between_nodes_is_wrong(told: Any, state: State, is_searched: bool) -> None:
+    trial = trial_of([*(who(rank, 4, host) for rank, host in enumerate(HOSTS)), *told], size=4, state=state)
+    answer = [passed("it was searched")]
+    given = seen_of({host: {"interface": {}} for host in HOSTS}, trial=trial, search=lambda: answer)
+    reason = skipped("there is nothing to search for: nothing between the nodes failed or was slow")
+    assert found("culprit", given) == (answer if is_searched else [reason])
+
+
+def test_one_node_is_not_searched() -> None:
+    trial = trial_of([who(0, 1, "gpu01")], size=1, state=State.FAILED)
+    assert found("culprit", seen_of({"gpu01": {}}, trial=trial, search=list)) == [skipped("there is one node")]

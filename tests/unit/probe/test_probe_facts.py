@@ -1,0 +1,124 @@
+"""Facts of this machine, as a node finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.probe import leftovers, machine, software, telling
+from allranks.probe.gather import FACTS, gather
+from allranks.probe.order import Order
+
+
+@pytest.mark.parametrize("name", [name for name in FACTS if name != "site"])  # It runs a program of the order.
+def test_each_fact_can_be_told(name: str) -> None:
+    found = gather(Order((name,)))
+    assert found["errors"] == {}
+    assert json.loads(json.dumps(found["facts"])) == found["facts"]
+
+
+def test_what_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # To open it waits until somebody writes.
+    found = gather(Order(("files", "shm"), files=(str(pipe),), seconds=0.2))
+    assert found["errors"] == {"files": "no answer within 0.2 s"}
+    assert list(found["facts"]) == ["shm"]
+
+
+def test_a_fact_that_cannot_be_found_out_tells_why() -> None:
+    assert gather(Order(("nosuch",))) == {"facts": {}, "errors": {"nosuch": "KeyError: 'nosuch'"}}
+
+
+def test_torch_is_looked_at_without_an_import() -> None:
+    code = (
+        "from allranks.probe import software; from allranks.probe.order import Order; import json, sys;"
+        "print(json.dumps(software.torch(Order(())))); assert 'torch' not in sys.modules"
+    )
+    told = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
+    import torch
+
+    assert (told["version"], told["cuda"]) == (str(torch.__version__), torch.version.cuda)
+
+
+def test_limits_are_those_of_this_process() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert machine.limits(Order(()))["nofile"] == [soft, hard]
+
+
+def test_a_folder_is_looked_at_where_it_will_be(tmp_path: Path) -> None:
+    found = machine.disks(Order((), folders={"runs": str(tmp_path / "not" / "yet")}))
+    assert (found["runs"]["there"], found["runs"]["error"]) == (str(tmp_path), None)
+    assert found["temporary"]["error"] is None
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    target = str(tmp_path / "train.py")
+    assert software.script(Order((), kind="script", target=target)) == {"error": f"there is no {target}"}
+    assert software.script(Order((), kind="module", target="nosuch.x")) == {"error": "there is no module nosuch.x"}
+    found = software.script(Order((), kind="binary", target="nosuch"))
+    assert found == {"error": "nosuch is no program here or on PATH"}
+
+
+def test_a_module_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pack_q").mkdir()
+    (tmp_path / "pack_q" / "__init__.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "pack_q" / "__main__.py").write_text("import nosuch_z\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = software.script(Order((), kind="module", target="pack_q"))
+    assert [each["name"] for each in found["missing"]] == ["nosuch_z"]
+
+
+@pytest.fixture
+def orphan(tmp_path: Path) -> Iterator[int]:
+    """Give a process of a run that its parent has left."""
+    command = ["bash", "-c", "sleep 300 >/dev/null 2>&1 </dev/null & echo $!"]
+    env = {**os.environ, "ALLRANKS_RUN_DIR": str(tmp_path / "runs/old-1")}
+    done = subprocess.run(command, env=env, capture_output=True, check=True, text=True)
+    pid = int(done.stdout)
+    yield pid
+    os.kill(pid, 9)
+
+
+def _left(folder: Path) -> list[tuple[int, str, str]]:
+    left = leftovers.leftovers(Order(()))
+    return [(each["pid"], each["run"], each["command"]) for each in left if each["run"].startswith(str(folder))]
+
+
+def test_a_process_that_was_left_is_found(orphan: int, tmp_path: Path) -> None:
+    assert _left(tmp_path) == [(orphan, f"{tmp_path}/runs/old-1", "sleep 300")]
+
+
+def test_what_is_watched_is_not_left(orphan: int, tmp_path: Path) -> None:
+    code = tmp_path / "runs/old-1/code"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", "input()", str(code)],
+        env={**os.environ, "ALLRANKS_RUN_DIR": str(code.parent)},
+        stdin=subprocess.PIPE,
+    )
+    try:
+        assert _left(tmp_path) == []
+    finally:
+        agent.communicate(b"\n")
+
+
+def test_what_nodes_tell_comes_whole_through_other_output() -> None:
+    found = {"facts": {"long": "x" * 5000, "odd": "a | b\nc é"}, "errors": {}}
+    lines = [*telling.lines(3, found)]
+    assert len(lines) > 5
+    assert all(len(line) < 700 for line in lines)
+    mixed = "\n".join(["motd", *(f"2: {line}" for line in reversed(lines)), *telling.lines(1, {"facts": {}}), "bye"])
+    assert telling.read(mixed) == {3: found, 1: {"facts": {}}}
+
+
+def test_what_was_cut_is_left_out() -> None:
+    lines = [*telling.lines(0, {"facts": {"long": "x" * 2000}})]
+    assert telling.read("\n".join(lines[:-1])) == {}
+    assert telling.read("\n".join([*lines[:-1], lines[-1][:-2]])) == {}

@@ -1,0 +1,30 @@
+"""Who sends to whom, when neighbours are measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.trial.bandwidth import rounds
+from allranks.trial.collectives import difference
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9])
+def test_each_member_has_one_partner_in_a_round_and_all_neighbours_meet_both_ways(count: int) -> None:
+    members = [3 * place for place in range(count)]
+    found = rounds(members)
+    for pairs in found:
+        ends = [end for pair in pairs for end in pair]
+        assert len(ends) == len({*ends})
+    ring = {(members[place], members[(place + 1) % count]) for place in range(count)}
+    ways = [pair for pairs in found for pair in pairs]
+    assert sorted(ways) == sorted(ring | {way[::-1] for way in ring})
+    assert len(found) <= 6
+
+
+def test_no_rounds_for_one() -> None:
+    assert rounds([0]) == []
+
+
+def test_where_numbers_differ_first() -> None:
+    assert difference([1, 2, 3], [1, 2, 3]) == ""
+    assert difference([1, 7, 8], [1, 2, 3]) == "number 1 must be 2, and is 7"

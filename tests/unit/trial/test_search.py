@@ -1,0 +1,79 @@
+"""The search for a node at fault, with a process of this machine for each node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.runs.trial import Searched, read
+
+
+class Nodes:
+    """The ranks of a search, all on this machine."""
+
+    def __init__(self, folder: Path, count: int = 3) -> None:
+        self.folder, self.count = folder, count
+        self.ranks: dict[int, subprocess.Popen[Any]] = {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def start(self, rank: int, *args: str, interface: str = "lo") -> None:
+        log = self.folder / f"node-{rank:03}"
+        log.mkdir()
+        of_rank = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": self.count, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port, "GLOO_SOCKET_IFNAME": interface}
+        settings = {**of_rank, **where, "ALLRANKS_BACKEND": "gloo", "OMP_NUM_THREADS": 1}
+        environ = {**os.environ, **{name: str(value) for name, value in settings.items()}}
+        command = [sys.executable, "-m", "allranks.trial.search", *args]
+        with (log / "rank.out").open("w") as out, (log / "rank.err").open("w") as err:
+            self.ranks[rank] = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
+
+    def told(self) -> tuple[Searched, int]:
+        """Wait for the first one; return what it has told, and how it ended."""
+        code = self.ranks[0].wait(120)
+        told = read(self.folder)
+        assert len(told) == 1, [path.read_text() for path in self.folder.rglob("*.err")]
+        assert isinstance(told[0], Searched)
+        return told[0], code
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    found = Nodes(tmp_path)
+    yield found
+    for rank in found.ranks.values():
+        rank.kill()
+        rank.wait()
+
+
+def test_a_node_whose_collectives_fail_is_found_with_what_it_says(nodes: Nodes) -> None:
+    for rank in range(3):
+        nodes.start(rank, "--timeout", "3", interface="nowhere0" if rank == 1 else "lo")
+    told, code = nodes.told()
+    (culprit,) = told.culprits
+    assert (culprit["nodes"], culprit["seconds"], code) == ([1], None, 0)
+    assert "nowhere0" in culprit["error"]
+    assert [rank.wait(30) for rank in nodes.ranks.values()] == [0, 0, 0]
+
+
+def test_a_node_that_does_not_come_is_named(nodes: Nodes) -> None:
+    for rank in (0, 1):
+        nodes.start(rank, "--coming", "6")
+    host = socket.gethostname()
+    assert nodes.told() == (Searched(0, silent=(2,), hosts=(host, host, "")), 1)
+
+
+def test_nodes_of_which_none_is_at_fault(nodes: Nodes) -> None:
+    for rank in range(3):
+        nodes.start(rank)
+    host = socket.gethostname()
+    assert nodes.told() == (Searched(0, hosts=(host, host, host)), 0)
+    assert [rank.wait(30) for rank in nodes.ranks.values()] == [0, 0, 0]
