@@ -37,7 +37,8 @@ STAND_IN = """\
 case " $* " in *" -G "*) exec {ssh} "$@" ;; esac
 cat >/dev/null
 sleep {seconds}
-cat '{folder}'/node-"${{@: -1:1}}" 2>/dev/null || cat '{folder}'/node-"${{!##* }}"
+last="${{@: -1}}"
+cat '{folder}'/node-"${{last##* }}"
 """
 
 

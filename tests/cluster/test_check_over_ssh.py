@@ -159,3 +159,19 @@ def test_machines_that_pdsh_reaches(ssh: Any) -> None:
     done = ssh("check", "train.py", "--on", "lab", "--nodes", "4", "--nproc-per-node", "1", "--json")
     assert bad(found_by(done)) == {}
     assert [node["host"] for node in json.loads(done.stdout)["nodes"]] == ["gpu01", "gpu02", "gpu03", "gpu04"]
+
+
+def test_little_memory_may_be_locked_on_one_machine(
+    ssh: Any, network: Network, undo: Callable[..., None], tmp_path: Path
+) -> None:
+    port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    for name, text in {"state": "4: ACTIVE", "rate": "100 Gb/sec (4X EDR)", "link_layer": "InfiniBand"}.items():
+        (port / name).write_text(f"{text}\n")
+    for node in (network.nodes["gpu02"], network.nodes["gpu03"]):  # There is no such device here: the kernel's word is.
+        node.run(f"mount --bind '{tmp_path / 'class'}' /sys/class")
+        undo(node, "umount /sys/class")
+    ssh.script("import torch\n")
+    flags = ("--only", "memlock", "--backend", "nccl", "--gpus-per-node", "1")
+    found = bad(found_by(check(ssh, *flags, set_up=(only("gpu02", "ulimit -l 64", "ulimit -l unlimited"),))))
+    assert found == {("memlock", "gpu02"): ("FAIL", "65.5 KB, and mlx5_0 is active")}

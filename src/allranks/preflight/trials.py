@@ -34,6 +34,8 @@ T = TypeVar("T", bound=told.Told)
 MODULE = "allranks.trial"
 #: A job of days waits in a queue longer than one of minutes.
 _LONGEST = 15 * 60
+#: Ranks wait for each other no longer than this many seconds: what keeps them is then searched for.
+_PATIENCE = "60"
 _WITHOUT_A_QUEUE = ("local", "ssh", "pdsh")
 #: How often a run that goes on is looked at.
 _LOOK_SECONDS = 0.02
@@ -130,7 +132,7 @@ def tried(seen: Seen, results: Iterable[Result], kind: ClusterKind, launch: Laun
     if any(result.finding.grade is Grade.FAIL for result in results):
         return replace(seen, why_no_trial="no ranks were started, since something else has failed")
     try:
-        trial = run_trial(replace(launch, runs_folder=folder), kind, ("--full",))
+        trial = run_trial(replace(launch, runs_folder=folder), kind, ("--full", "--timeout", _PATIENCE))
     except JobError as error:
         return replace(seen, why_no_trial=error.what)
     nodes = tuple(_with_computed(node, trial) for node in seen.nodes)

@@ -40,6 +40,10 @@ FACTS = {
 _SECONDS = {"reach": 50.0, "mesh": 50.0, "site": 15.0}
 
 
+#: What there is only where nodes meet: for one node, its modules are not even imported.
+_BETWEEN = {"interface", "port", "reach", "mesh"}
+
+
 def gather(order: Order) -> dict[str, Any]:
     """Return ``facts`` by name, and the ``errors`` of those that could not be found out."""
     facts: dict[str, Any] = {}
@@ -64,6 +68,8 @@ def gather(order: Order) -> dict[str, Any]:
 
 def _fact(name: str, order: Order) -> Any:
     """Find out one fact; what stands behind a slash in its name is handed on: which one of its kind it is."""
+    if order.nnodes == 1 and name in _BETWEEN:
+        return None
     kind, _, which = name.partition("/")
     function = _function(FACTS[kind])
     return function(order, which) if which else function(order)

@@ -5,7 +5,6 @@ To import torch takes a second, and a package that is imported may do anything.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
 import shutil
@@ -30,14 +29,13 @@ def torch(order: Order) -> dict[str, str | None] | None:
         return None
     text = (Path(spec.origin).parent / "version.py").read_text()
     named = {match[0].split(":")[0].split("=")[0].strip(): match[1] for match in _VERSION.finditer(text)}
-    return {"version": named.get("__version__"), "cuda": named.get("cuda"), "nccl": _nccl()}
+    return {"version": named.get("__version__"), "cuda": named.get("cuda"), "nccl": _nccl(Path(spec.origin).parents[1])}
 
 
-def _nccl() -> str | None:
+def _nccl(packages: Path) -> str | None:
     """Return the version of the NCCL that is installed beside torch, as its wheels are."""
-    names = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-    found = (each for name in names for each in importlib.metadata.distributions(name=name))
-    return next((each.version for each in found), None)
+    found = sorted(packages.glob("nvidia_nccl_cu*.dist-info"))  # To ask importlib.metadata takes longer than all else.
+    return found[-1].name.removesuffix(".dist-info").rpartition("-")[2] if found else None
 
 
 def shared(order: Order) -> str | None:
