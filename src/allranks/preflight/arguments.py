@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +14,9 @@ _CONFIG = re.compile(r"-+([a-z]+[-_.])*(config|conf|cfg|settings)([-_.]?(file|pa
 #: What such a name says of a file that the script is to write.
 _WRITTEN = re.compile(r"save|out|write|dump|export", re.IGNORECASE)
 _FOLDER = re.compile(r"-+(\w+[-_])*(checkpoints?|ckpts?|output|save)[-_]?(dir|folder|path|root)?", re.IGNORECASE)
+
+#: As many folders are looked into for a file, those near the first one first.
+_MOST_FOLDERS = 300
 
 
 def pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -32,6 +38,19 @@ def named_files(args: Sequence[str], workdir: Path) -> list[tuple[str, Path]]:
     """Return the files of YAML, JSON or TOML that arguments name, each with its option."""
     found = [(option or "argument", workdir / value) for option, value in pairs(args) if _FILE.search(value)]
     return [(option, path) for option, path in found if not _WRITTEN.search(option)]
+
+
+def named_so(name: str, folder: Path) -> Path | None:
+    """Return a file of that name below a folder: a script may look for its configuration there."""
+    waiting, left = deque([folder]), _MOST_FOLDERS
+    while waiting and left:
+        left -= 1
+        inside = waiting.popleft()
+        if (inside / name).is_file():
+            return inside / name
+        with contextlib.suppress(OSError), os.scandir(inside) as entries:
+            waiting += sorted(Path(entry.path) for entry in entries if entry.is_dir() and entry.name[0] != ".")
+    return None
 
 
 def is_config(option: str) -> bool:

@@ -16,7 +16,7 @@ from allranks.plan.resolve import environment_of, python_of
 from allranks.preflight import program, site
 from allranks.preflight.arguments import named_files, named_folders
 from allranks.preflight.by_job import Waiting, look_by_job
-from allranks.preflight.model import Node, failed, skipped
+from allranks.preflight.model import Node, failed, skipped, warned
 from allranks.probe import telling
 from allranks.probe.order import Order
 from allranks.runs.files import unwritable, write_whole
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Plan
 
 #: A node gives up on facts after the first, and counts as one that does not answer after the second.
-_FACT_SECONDS, _NODE_SECONDS = 10.0, 30.0
+_FACT_SECONDS, _NODE_SECONDS = 10.0, 60.0
 #: Where each node connects to each other one too, and waits until all have.
-_MESH_SECONDS = 60.0
+_MESH_SECONDS = 90.0
 #: In a folder that nodes look for, and what it is called where there is no run yet.
 _SHARED, _PREFIX = "look.word", ".look-"
 
@@ -67,7 +67,10 @@ def look(
         by_job = _by_job(kind, launch, plan, asked, waiting) if found is None else found
     finally:
         (folder / _SHARED).unlink(missing_ok=True)
-    return by_job if isinstance(by_job, str) else tuple(_node(number, each) for number, each in enumerate(by_job))
+    if isinstance(by_job, str):
+        return by_job
+    in_container = bool(launch.job.environment.container)
+    return tuple(_node(number, each, in_container=in_container) for number, each in enumerate(by_job))
 
 
 def _by_job(
@@ -141,7 +144,7 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
     )
 
 
-def _node(number: int, looked: Looked) -> Node:
+def _node(number: int, looked: Looked, *, in_container: bool) -> Node:
     """Read what a node tells, or say why it tells nothing."""
     host, answer = looked.host, looked.answer
     found = telling.read(answer.out).get(number)
@@ -156,5 +159,8 @@ def _node(number: int, looked: Looked) -> Node:
     if answer.code == program.TOO_OLD:
         what = f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed"
         return Node(number, host, failure=skipped(what, host=host))
+    if in_container:  # It may pass no stdin on, and run the job all the same.
+        what, fix = f"the container could not be looked into: {answer.last_words}", "see environment.container"
+        return Node(number, host, failure=warned(what, fix=fix, host=host))
     fix = looked.fix or "correct environment in the job file, or install there what it names"
     return Node(number, host, failure=failed(answer.last_words, fix=fix, host=host))

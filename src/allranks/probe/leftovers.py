@@ -12,6 +12,8 @@ from allranks.probe.order import Order
 
 #: A process with one of these belongs to a run: of ours, or of torchrun's.
 _MARKS = (contract.RUN_DIR, "TORCHELASTIC_RUN_ID")
+#: A heartbeat comes every 5 seconds.
+_SILENCE = 60.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -22,13 +24,22 @@ def leftovers(order: Order) -> list[dict[str, Any]]:
     """
     ours = set(processes.lineage())
     of_runs = {pid: run for pid in processes.process_ids() if pid not in ours and (run := _run_of(pid))}
-    watched = {run for pid, run in of_runs.items() if f"{run}/{contract.CODE_DIR}" in _command(pid)}
-    return [_told(pid, run) for pid, run in of_runs.items() if run not in watched and _has_lost(pid, of_runs)]
+    lost = {pid: run for pid, run in of_runs.items() if _has_lost(pid, of_runs)}
+    left = {run for run in {*lost.values()} if not _is_watched(run, [pid for pid in of_runs if of_runs[pid] == run])}
+    return [_told(pid, run) for pid, run in lost.items() if run in left]
 
 
 def _run_of(pid: int) -> str | None:
     """Return the run that a process of ours belongs to: its folder, or its id of torchrun's."""
     return next((value for name in _MARKS if (value := processes.told(pid, name))), None)
+
+
+def _is_watched(run: str, pids: list[int]) -> bool:
+    """Tell whether an agent looks after a run here: by its heartbeat or, before the first one, by its command."""
+    beats = [file.stat().st_mtime for file in Path(run).glob(f"{contract.ATTEMPTS_DIR}/*/node-*/{contract.HEARTBEAT}")]
+    if beats:
+        return time.time() - max(beats) < _SILENCE
+    return any(f"{run}/{contract.CODE_DIR}" in _command(pid) for pid in pids)
 
 
 def _has_lost(pid: int, of_runs: dict[int, str]) -> bool:

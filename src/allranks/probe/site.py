@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import errno
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from allranks.processes import signal_group
 
 #: After which a program is ended, in seconds.
 LIMIT = 10.0
+#: man 2 prctl: the kernel sends a signal when the parent ends, as it does when the command is ended by Ctrl-C.
+_PR_SET_PDEATHSIG = 1
 #: As much is kept of what it says, in bytes; it may say more.
 _KEPT = 4096
 #: How long what was killed may hold its output open.
@@ -53,10 +56,20 @@ def answer(order: Order, name: str) -> dict[str, Any]:
 
 def _started(program: Path) -> subprocess.Popen[bytes]:
     pipe, until = subprocess.PIPE, time.monotonic() + LIMIT
+    libc = ctypes.CDLL(None)  # Loaded here: between fork and exec little may be done beside other threads.
+
+    def die_with_us() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
     while True:
         try:
             return subprocess.Popen(
-                [str(program)], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+                [str(program)],
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                preexec_fn=die_with_us,
             )
         except OSError as error:
             # A child that another thread has just forked holds it open for writing, until that child becomes a program.

@@ -20,21 +20,23 @@ def read(first: Path) -> dict[str, Any]:
 
     Returns:
         ``error``: why it cannot be run; ``digest`` of all that was read; ``missing``: the imports that cannot be found,
-        each with ``name``, ``file`` and ``line``; ``imports``: how many can.
+        each with ``name``, ``file`` and ``line``; ``imports``: how many can; ``alters_path``: whether a source names
+        ``sys.path``, so that what cannot be found here may be found when it runs.
     """
     own = (f"{first.parent}/", f"{Path.cwd()}/")
     waiting, seen = [first], {first}
     missing: list[dict[str, Any]] = []
-    found, digest = set[str](), hashlib.sha256()
+    found, digest, alters_path = set[str](), hashlib.sha256(), False
     while waiting and len(seen) < _MOST_FILES:
         path = waiting.pop()
         source = path.read_bytes()
         digest.update(source)
         try:
-            imported = [*_imports(ast.parse(source, str(path)).body)]
+            tree = ast.parse(source, str(path))
         except (SyntaxError, ValueError) as error:
             return {"error": _not_python(path, error)}
-        for name, line in imported:
+        alters_path = alters_path or any(map(_is_path, ast.walk(tree)))
+        for name, line in _imports(tree.body):
             spec = find(name, own)
             if spec is None:
                 missing.append({"name": name, "file": str(path), "line": line})
@@ -44,7 +46,8 @@ def read(first: Path) -> dict[str, Any]:
             if _is_own(origin, own) and origin not in seen:
                 seen.add(origin)
                 waiting.append(origin)
-    return {"error": None, "digest": digest.hexdigest(), "missing": missing, "imports": len(found)}
+    told = {"missing": missing, "imports": len(found), "alters_path": alters_path}
+    return {"error": None, "digest": digest.hexdigest(), **told}
 
 
 def find(name: str, own: Sequence[str]) -> ModuleSpec | None:
@@ -84,6 +87,13 @@ def _imports(body: Sequence[ast.stmt]) -> Iterator[tuple[str, int]]:
             yield statement.module, statement.lineno
         elif isinstance(statement, ast.With) or (isinstance(statement, ast.If) and _is_main(statement.test)):
             yield from _imports(statement.body)
+
+
+def _is_path(node: ast.AST) -> bool:
+    """Tell whether a piece of source is ``sys.path``, or another way to have modules found elsewhere."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("meta_path", "path_hooks", "addsitedir") or ast.unparse(node) == "sys.path"
+    return False
 
 
 def _is_main(test: ast.expr) -> bool:

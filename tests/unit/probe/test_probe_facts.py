@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def _left(folder: Path) -> list[tuple[int, str, str]]:
 
 def test_a_process_that_was_left_is_found(orphan: int, tmp_path: Path) -> None:
     assert _left(tmp_path) == [(orphan, f"{tmp_path}/runs/old-1", "sleep 300")]
+
+
+def test_what_has_a_heartbeat_is_not_left(orphan: int, tmp_path: Path) -> None:
+    heartbeat = tmp_path / "runs/old-1/attempts/000/node-000/heartbeat"
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.touch()
+    assert _left(tmp_path) == []
+    os.utime(heartbeat, (1, time.time() - 100))
+    assert [pid for pid, *_ in _left(tmp_path)] == [orphan]
 
 
 def test_what_is_watched_is_not_left(orphan: int, tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def test_a_module_beside_the_script_counts_for_what_nodes_compare(read_in: Any) 
     assert read_in(train="import own_net\n", files={"own_net.py": "x = 2\n"})["digest"] != one
 
 
+@pytest.mark.parametrize(
+    ("text", "alters"),
+    [
+        ("import sys\nsys.path.insert(0, '..')\nimport layers\n", True),
+        ("import site\nsite.addsitedir('x')\n", True),
+        ("import os, sys\nprint(os.path.join('a'), sys.argv)\n", False),
+    ],
+)
+def test_a_script_that_alters_its_path_is_known(read_in: Any, text: str, alters: bool) -> None:
+    assert read_in(train=text)["alters_path"] is alters
+
+
 def test_nothing_is_run(read_in: Any, tmp_path: Path) -> None:
     effect = "open('ran', 'w')\n"
     read_in(train=f"import own_a.b\n{effect}", files={"own_a/__init__.py": effect, "own_a/b.py": effect})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.job.problems import listed
-from allranks.preflight.arguments import is_config, named_files
+from allranks.preflight.arguments import is_config, named_files, named_so
 from allranks.preflight.compare import odd_ones
 from allranks.preflight.model import Finding, Node, Seen, failed, passed, skipped, warned
 from allranks.preflight.parsing import why_no_config
@@ -53,7 +53,10 @@ def imports(fact: Any, node: Node, seen: Seen) -> Finding:
         names = " ".join(dict.fromkeys(each["name"].partition(".")[0] for each in missing))
         python = node.facts.get("host", {}).get("executable", "python")
         fix = f"{python} -m pip install {names}, or environment.venv, .conda or .modules that have it"
-        return failed(f"not found: {listed(places, 'and')}{more}", fix=fix)
+        what = f"not found: {listed(places, 'and')}{more}"
+        if fact["alters_path"]:
+            return warned(f"{what}; sys.path is altered as it runs, by which they may be found", fix=fix)
+        return failed(what, fix=fix)
     return passed(f"{fact['imports']} found")
 
 
@@ -70,7 +73,7 @@ def same_script(seen: Seen) -> Iterator[Finding]:
         return
     _, odd = odd_ones(digests)
     for host in odd:
-        yield failed(
+        yield warned(
             "its script, or a module beside it, differs from the other nodes'",
             fix=f"copy it to {host} again",
             host=host,
@@ -91,13 +94,16 @@ def config(seen: Seen) -> Iterator[Finding]:
 
 def _config(option: str, path: Path, seen: Seen) -> Finding:
     if not path.is_file():
+        if other := named_so(path.name, Path(seen.plan.workdir)):
+            return passed(f"{other}: taken to be what {option} means")
         if is_config(option):
             return failed(
                 f"there is no {path}, which {option} names", fix=f"correct {option}; it is relative to workdir"
             )
         return passed(f"{path} is not there: taken to be written by the script ({option})")
     if why := why_no_config(path):
-        make = failed if is_config(option) else warned
+        # Many read JSON with comments in it.
+        make = failed if is_config(option) and path.suffix != ".json" else warned
         return make(f"{path}: {why}", fix="correct it there")
     without = [node.host for node in seen.nodes if (node.facts.get("files") or {}).get(str(path))]
     if without and not seen.plan.copied_to:

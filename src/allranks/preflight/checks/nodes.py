@@ -20,7 +20,7 @@ def nodes(seen: Seen) -> Iterator[Finding]:
         yield skipped(seen.why_no_nodes)
     can_do_without = _can_do_without(seen)
     for node in seen.nodes:
-        if node.failure and can_do_without:
+        if node.failure and node.failure.grade is Grade.FAIL and can_do_without:
             yield replace(node.failure, grade=Grade.WARN, why="the job begins without it")
         elif node.failure:
             yield node.failure

@@ -1,0 +1,87 @@
+"""What ``allranks run`` checks before it starts anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+HOST = socket.gethostname()
+
+
+def _site_check(allranks: Any, text: str) -> None:
+    """Give the job a check of the site's own."""
+    folder = allranks.folder / "own"
+    folder.mkdir()
+    (folder / "rack").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "rack").chmod(0o755)
+    allranks.script("print('ran')\n")
+    allranks.job("script: train.py\nchecks: {folder: own}\n")
+
+
+def test_what_cannot_work_is_not_started(allranks: Any) -> None:
+    allranks.script("import no_such_module\n")
+    done = allranks("run", "train.py")
+    run = allranks.run()
+    assert (done.rc, done.stdout) == (3, "")
+    what, why, fix, see = done.stderr.splitlines()
+    assert what == f"error: imports on {HOST}: not found: no_such_module (train.py:1)"
+    assert why == "  why: an import that is not there ends all ranks at their first line"
+    assert fix.endswith(" -m pip install no_such_module, or environment.venv, .conda or .modules that have it")
+    assert see == f"  see: runs/{run.name}/preflight.json"
+    status = allranks.record()["status"]
+    assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "not started", 3)
+    (failed,) = [each for each in json.loads((run / "preflight.json").read_text())["checks"] if each["grade"] == "FAIL"]
+    assert (failed["check"], failed["host"]) == ("imports", HOST)
+
+
+def test_what_may_go_wrong_is_noted_and_started(allranks: Any) -> None:
+    allranks.script("print('ran')\n")
+    done = allranks("run", "train.py", "--env", "NCCL_SOCKET_IFNAM=lo")
+    assert (done.rc, done.stdout) == (0, "[0] ran\n")
+    notes = [line for line in done.stderr.splitlines() if line.startswith("allranks: note: variables on ")]
+    assert notes == [
+        f"allranks: note: variables on {HOST}: NCCL_SOCKET_IFNAM is not known; did you mean NCCL_SOCKET_IFNAME?"
+    ]
+    assert json.loads((allranks.run() / "preflight.json").read_text())["good"]
+
+
+def test_a_check_that_is_left_out_refuses_nothing(allranks: Any) -> None:
+    _site_check(allranks, "echo no rack; exit 2")
+    assert allranks("run").rc == 3
+    allranks.job("script: train.py\nchecks: {folder: own, skip: [rack]}\n")
+    assert allranks("run").stdout == "[0] ran\n"
+
+
+def test_without_checks_nothing_is_looked_at(allranks: Any) -> None:
+    _site_check(allranks, "echo no rack; exit 2")
+    assert allranks("run", "--no-check").stdout == "[0] ran\n"
+    assert not (allranks.run() / "preflight.json").exists()
+
+
+def test_the_run_keeps_nothing_else_of_a_look(allranks: Any) -> None:
+    allranks.script("print('ran')\n")
+    assert allranks("run", "train.py").rc == 0
+    assert not [path.name for path in allranks.run().iterdir() if path.name.startswith((".look", "look"))]
+
+
+def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    _site_check(allranks, f"echo $$ >'{begun}'; exec sleep 300")
+    process = allranks.popen("run")
+    deadline = time.monotonic() + 60
+    while not begun.exists() or not begun.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"error: {allranks.run().name} was cancelled before it had begun" in err.decode()
+    assert allranks.record()["status"]["state"] == "CANCELLED"
+    while os.path.exists(f"/proc/{begun.read_text().strip()}"):  # noqa: PTH110
+        assert time.monotonic() < deadline + 30
+        time.sleep(0.01)
