@@ -7,7 +7,7 @@ with the logarithm of the number of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -88,6 +88,8 @@ class _Search:
             return None
         culprits = [culprit for pair in pairs[:_TOLD_APART] for culprit in self._told_apart(pair, pairs)]
         more = len(pairs[_TOLD_APART:])
+        if not (culprits or more or self._is_bad(self.nodes)):
+            return None
         return Fault(tuple(culprits), more, self.results[self.nodes], self._usual(), self.rounds)
 
     def _suspects(self) -> _Part:
@@ -111,16 +113,20 @@ class _Search:
         """Try each node of a pair with one that does well, to find out whether it or the link between them is bad."""
         well = [node for node in self.nodes if not any(node in other for other in pairs)]
         if not well:
-            return [Culprit(pair, self.results[pair])]
+            return self._confirmed({pair: pair})
         probes = [_sorted(node, other) for node, other in zip(pair, (well[0], well[-1]), strict=True)]
         new = [probe for probe in probes if probe not in self.results]
         for groups in [new] if len(well) > 1 else [[probe] for probe in new]:
             self._judged(groups)
-        bad = [(node,) for node, probe in zip(pair, probes, strict=True) if self._is_bad(probe)]
-        if not bad:
-            return [Culprit(pair, self.results[pair])]
-        of_node = dict(zip(pair, probes, strict=True))
-        return [Culprit(nodes, self.results[of_node[nodes[0]]]) for nodes in bad]
+        of_nodes = {probe: (node,) for node, probe in zip(pair, probes, strict=True) if self._is_bad(probe)}
+        return self._confirmed(of_nodes or {pair: pair})
+
+    def _confirmed(self, of_groups: Mapping[Group, Group]) -> list[Culprit]:
+        """Measure slow groups once more before their nodes are named: a busy machine is slow for a while."""
+        for group in of_groups:
+            if self.results[group] is not None:
+                self._measure([group])
+        return [Culprit(nodes, self.results[group]) for group, nodes in of_groups.items() if self._is_bad(group)]
 
     def _drive(self, part: _Part) -> list[Group]:
         try:

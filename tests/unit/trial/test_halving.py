@@ -86,7 +86,7 @@ def test_two_nodes_alone_are_a_link_that_failed_or_is_slower_than_is_known():
     failing = Cluster(2, [(0,)], bad=None)
     assert find((0, 1), failing) == Fault((Culprit((0, 1), None),), 0, None, None, 1)
     slow = Cluster(2, [(0,)])
-    assert find((0, 1), slow, usual=GOOD) == Fault((Culprit((0, 1), 20.0),), 0, 20.0, GOOD, 2)
+    assert find((0, 1), slow, usual=GOOD) == Fault((Culprit((0, 1), 20.0),), 0, 20.0, GOOD, 3)
     assert find((0, 1), slow) is None
 
 
@@ -123,3 +123,16 @@ def test_all_three_that_fail_with_each_other_leave_nothing_to_tell_them_apart():
     cluster = Cluster(3, combinations(range(3), 2), bad=None)
     found = find(cluster.nodes, cluster)
     assert found and (found.culprits, found.seconds) == ((), None)
+
+
+def test_what_is_slow_for_a_while_is_not_named():
+    """The first two measurements of each group are slow by chance, as on a busy machine."""
+    seen: dict[tuple[int, ...], int] = {}
+
+    def measure(groups):
+        for group in groups:
+            seen[group] = seen.get(group, 0) + 1
+        return [20.0 if seen[group] < 3 and 2 in group else GOOD for group in groups]
+
+    found = find(range(4), measure)
+    assert found is None or found.culprits == ()
