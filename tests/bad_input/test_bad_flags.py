@@ -110,8 +110,8 @@ VERBS = {
     "log": "did you mean allranks logs?",
     "my job.yaml": "allranks run 'my job.yaml'",
     "train.py": "allranks run train.py",
-    "xyzzy": "the commands are init, plan, run, node, resume, shell, ps, status, top, logs, cancel, checkpoint, "
-    "schema, completion; allranks --help says what they do",
+    "xyzzy": "the commands are init, plan, check, test, run, node, resume, shell, ps, status, top, logs, cancel, "
+    "checkpoint, schema, completion; allranks --help says what they do",
 }
 
 

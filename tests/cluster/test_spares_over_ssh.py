@@ -118,13 +118,16 @@ def test_too_few_machines_can_be_reached(ssh: Any, ssh_nodes: SshNodes, network:
     for name in absent.split(","):
         ssh_nodes.lock_out(name)
     try:
-        done = ssh("run", "train.py", "--nodes", "2:3", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")
+        flags = ("--nodes", "2:3", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")
+        checked = ssh("run", "train.py", *flags)
+        done = ssh("run", "train.py", *flags, "--no-check")
     finally:
         for name in absent.split(","):
             ssh_nodes.restart(name)
-    assert done.rc == 1
+    assert (checked.rc, done.rc) == (3, 1)
+    assert "error: nodes on gpu" in checked.stderr
     assert f"error: cannot reach {absent[:5]}" in done.stderr
-    assert left_on(network, ssh.run()) == {}
+    assert [left_on(network, run) for run in ssh.runs()] == [{}, {}]
 
 
 def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None:
