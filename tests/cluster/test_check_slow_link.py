@@ -135,5 +135,7 @@ def test_a_node_that_hangs(searching: Searching, network: Network) -> None:
 def test_nothing_is_found_on_good_nodes(searching: Searching) -> None:
     searching.start()
     told = searching.told()
-    assert (told.is_bad, told.culprits, told.hosts) == (False, (), ("gpu01", "gpu02", "gpu03", "gpu04")), asdict(told)
+    # Whether four nodes on the CPUs of this machine are slow beside two depends on what else it does.
+    assert (told.culprits, told.more, told.silent) == ((), 0, ()), asdict(told)
+    assert told.hosts == ("gpu01", "gpu02", "gpu03", "gpu04")
     assert [rank.wait(30) for rank in searching.ranks] == [0, 0, 0, 0]
