@@ -71,8 +71,8 @@ JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
 CODE_DIR: Final = "code"
-#: Folders and files of the package that a run carries for its nodes: they need only Python and torch.
-NODE_CODE: Final = (
+#: Folders and files of the package that need Python alone: what looks at a node is sent to it with them.
+PROBE_CODE: Final = (
     "__init__.py",
     "contract.py",
     "errors.py",
@@ -80,6 +80,10 @@ NODE_CODE: Final = (
     "processes.py",
     "routes.py",
     "probe",
+)
+#: Those that a run carries for its nodes: they need only Python and torch.
+NODE_CODE: Final = (
+    *PROBE_CODE,
     "trial",
     "agent",
     "runtime",

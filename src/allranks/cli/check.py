@@ -11,7 +11,7 @@ import click
 from allranks.cli import render
 from allranks.cli.checked import show
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.runs import json_option
+from allranks.cli.runs import json_option, quick_option
 from allranks.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _NOTHING = "allranks.trial"
 
 @click.command("check", cls=JobCommand)
 @job_options
-@click.option("--quick/--full", "is_quick", default=True, help="What takes seconds (the default), or all there is.")
+@quick_option
 @click.option("--only", metavar="CHECKS", multiple=True, help="These checks alone: names, with commas between them.")
 @click.option("--skip", metavar="CHECKS", multiple=True, help="Leave these checks out.")
 @click.option(

@@ -13,7 +13,7 @@ from allranks.cli import render
 from allranks.cli.explain import explain
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.run import Relay, introduce
-from allranks.cli.runs import json_option
+from allranks.cli.runs import json_option, quick_option
 from allranks.cli.trial_table import show
 from allranks.errors import PreflightError
 from allranks.job.units import format_count
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.command("test", cls=JobCommand)
 @job_options
-@click.option("--quick/--full", "is_quick", default=True, help="What takes seconds (the default), or all there is.")
+@quick_option
 @click.option(
     "--timeout",
     metavar="SECONDS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks.clusters.outlook import Objection
@@ -103,6 +104,18 @@ def _too_much(asked: Asked, nodes: Sequence[NodeInfo]) -> Iterator[tuple[str, st
     for wanted, most, key, words in things:
         if wanted > most:
             yield words(wanted), key, words(most)
+
+
+def reading(parse: Callable[[str], int], text: str) -> int:
+    """Return what a text says of a time or of memory; 0 where it says nothing, or that there is no limit."""
+    with suppress(ValueError):
+        return parse(text)
+    return 0
+
+
+def number(text: str) -> int:
+    """Return a number; 0 where a text is none."""
+    return int(text) if text.isdecimal() else 0
 
 
 def counted(noun: str) -> Callable[[int], str]:

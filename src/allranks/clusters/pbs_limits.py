@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from allranks.clusters import pbs_jobs
-from allranks.clusters.limits import Asked, NodeInfo, counted, missing
+from allranks.clusters.limits import Asked, NodeInfo, counted, missing, number, reading
 from allranks.clusters.outlook import Objection, Outlook
 from allranks.job.units import format_duration, parse_duration, parse_memory
 
@@ -58,16 +57,16 @@ def read_asked(script: str) -> Asked:
         partitions=tuple(queue[-1:]),
         nodes=sum(count for count, _ in chunks) or 1,
         time=_time(time[1]) if time else 0,
-        cpus=max((_number(each.get("ncpus") or each.get("ppn", "")) for _, each in chunks), default=0),
+        cpus=max((number(each.get("ncpus") or each.get("ppn", "")) for _, each in chunks), default=0),
         memory=max((_memory(each.get("mem", "")) for _, each in chunks), default=0),
-        gpus=max((_number(each.get("ngpus") or each.get("gpus", "")) for _, each in chunks), default=0),
+        gpus=max((number(each.get("ngpus") or each.get("gpus", "")) for _, each in chunks), default=0),
     )
 
 
 def _chunk(text: str) -> tuple[int, dict[str, str]]:
     """Take a chunk apart: how many of it, and what each has. One that begins with a host is one."""
     first, *_ = text.split(":")
-    return _number(first) or 1, dict(re.findall(r"(\w+)=([^:]+)", text))
+    return number(first) or 1, dict(re.findall(r"(\w+)=([^:]+)", text))
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
@@ -96,9 +95,9 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
             host,
             state,
             before.is_away and any(word in state for word in _AWAY),
-            before.cpus + _number(node.get("resources_available.ncpus") or node.get("np", "")),
+            before.cpus + number(node.get("resources_available.ncpus") or node.get("np", "")),
             before.memory + _memory(node.get("resources_available.mem", "")),
-            before.gpus + _number(node.get("resources_available.ngpus") or node.get("gpus", "")),
+            before.gpus + number(node.get("resources_available.ngpus") or node.get("gpus", "")),
             node.get("comment", node.get("note", "")),
         )
     return tuple(hosts.values())
@@ -132,23 +131,15 @@ def _amounts(asked: Asked) -> Iterator[_Amount]:
     """Yield what a queue may limit: its name, the amount for all nodes, the key for it, and how it is read and told."""
     cpus, gpus = asked.nodes * asked.cpus, asked.nodes * asked.gpus
     yield "walltime", asked.time, "resources.time", _time, format_duration
-    yield "nodect", asked.nodes, "resources.nodes", _number, counted("node")
-    yield "ncpus", cpus, "resources.cpus_per_node or resources.nodes", _number, counted("CPU")
-    yield "ngpus", gpus, "resources.gpus_per_node or resources.nodes", _number, counted("GPU")
+    yield "nodect", asked.nodes, "resources.nodes", number, counted("node")
+    yield "ncpus", cpus, "resources.cpus_per_node or resources.nodes", number, counted("CPU")
+    yield "ngpus", gpus, "resources.gpus_per_node or resources.nodes", number, counted("GPU")
 
 
 def _time(text: str) -> int:
     """Return the seconds in a time: a bare number is seconds, here."""
-    with suppress(ValueError):
-        return int(text) if text.isdecimal() else parse_duration(text)
-    return 0
+    return number(text) or reading(parse_duration, text)
 
 
 def _memory(text: str) -> int:
-    with suppress(ValueError):
-        return parse_memory(text)
-    return 0
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return reading(parse_memory, text)

@@ -8,14 +8,14 @@ than its partition gives, say. So partitions and nodes are asked for too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from allranks.clusters import asking, slurm_errors, slurm_jobs
-from allranks.clusters.limits import Asked, NodeInfo, missing
+from allranks.clusters.limits import Asked, NodeInfo, missing, number, reading
 from allranks.clusters.outlook import Objection, Outlook, objection_of
 from allranks.clusters.refusals import UNREACHABLE, with_values
 from allranks.errors import LaunchError
@@ -117,15 +117,15 @@ def read_asked(script: str, environ: Mapping[str, str]) -> Asked:
     """Read what a script asks for; of two lines for the same the last one counts, and above all the environment."""
     found = {_SHORT.get(name, name): value.strip().strip("'\"") for name, value in _DIRECTIVE.findall(script)}
     found |= {name: environ[variable] for variable, name in _ABOVE.items() if variable in environ}
-    tasks = _number(found.get("--ntasks-per-node", "")) or 1
+    tasks = number(found.get("--ntasks-per-node", "")) or 1
     gpus = re.findall(r"\d+", found.get("--gpus-per-node") or found.get("--gres", ""))
     return Asked(
         partitions=tuple(filter(None, found.get("--partition", "").split(","))),
-        nodes=_number(found.get("--nodes", "").partition("-")[0]) or 1,
+        nodes=number(found.get("--nodes", "").partition("-")[0]) or 1,
         time=_time(found.get("--time", "")),
         qos=found.get("--qos", ""),
-        cpus=tasks * (_number(found.get("--cpus-per-task", "")) or 1),
-        memory=_read(parse_memory, found.get("--mem", "")),
+        cpus=tasks * (number(found.get("--cpus-per-task", "")) or 1),
+        memory=reading(parse_memory, found.get("--mem", "")),
         gpus=int(gpus[-1]) if gpus else 0,
         include=tuple(_hosts(found.get("--nodelist", ""))),
         exclude=tuple(_hosts(found.get("--exclude", ""))),
@@ -147,9 +147,9 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
         Partition(
             part["PartitionName"],
             part.get("State", "UP"),
-            _number(part.get("TotalNodes", "")),
-            _number(part.get("MaxNodes", "")),
-            _number(part.get("MinNodes", "")),
+            number(part.get("TotalNodes", "")),
+            number(part.get("MaxNodes", "")),
+            number(part.get("MinNodes", "")),
             _time(part.get("MaxTime", "")),
             part.get("Default") == "YES",
         )
@@ -166,8 +166,8 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
             name,
             state,
             state.endswith("*") or state.startswith(_AWAY),  # With a * it does not answer.
-            _number(cpus.rstrip("+")),
-            _number(memory.rstrip("+")) << 20,
+            number(cpus.rstrip("+")),
+            number(memory.rstrip("+")) << 20,
             sum(map(int, _GPUS.findall(gres))),
             "" if reason == "none" else reason,
         )
@@ -236,18 +236,8 @@ def qos_limit(asked: Asked, text: str) -> list[Objection]:
     return [Objection(what, f"lower resources.time to {limit}, or choose another scheduler.qos")]
 
 
-def _read(parse: Callable[[str], int], text: str) -> int:
-    with suppress(ValueError):
-        return parse(text)
-    return 0
-
-
 def _time(text: str) -> int:
-    return _read(parse_duration, text)
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return reading(parse_duration, text)
 
 
 def _hosts(text: str) -> Iterator[str]:

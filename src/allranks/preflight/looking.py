@@ -63,14 +63,14 @@ def look(
     seconds = _MESH_SECONDS if "mesh" in facts else _NODE_SECONDS
     asked = Look(_script(launch, plan, is_prepared), program.program(order, _sent_along(facts)), folder, seconds)
     try:
-        found = kind.look(plan, asked, launch.environ)
-        by_job = _by_job(kind, launch, plan, asked, waiting) if found is None else found
+        at_once = kind.look(plan, asked, launch.environ)
+        looked = _by_job(kind, launch, plan, asked, waiting) if at_once is None else at_once
     finally:
         (folder / _SHARED).unlink(missing_ok=True)
-    if isinstance(by_job, str):
-        return by_job
+    if isinstance(looked, str):
+        return looked
     in_container = bool(launch.job.environment.container)
-    return tuple(_node(number, each, in_container=in_container) for number, each in enumerate(by_job))
+    return tuple(_node(number, each, in_container=in_container) for number, each in enumerate(looked))
 
 
 def _by_job(

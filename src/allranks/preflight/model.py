@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ class Seen:
     Attributes:
         job: the job.
         plan: its plan on the cluster.
-        folder: folder that relative paths of the job are relative to.
         environ: the calling environment.
         nodes: what is known of each node.
         why_no_nodes: why no node was looked at, where none was.
@@ -111,7 +109,6 @@ class Seen:
 
     job: Job
     plan: Plan
-    folder: Path
     environ: Mapping[str, str]
     nodes: tuple[Node, ...] = ()
     why_no_nodes: str = ""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from allranks.preflight.looking import look
 from allranks.preflight.model import Check, Node, Seen
 from allranks.preflight.report import Report, run_checks
-from allranks.preflight.trials import tried
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -53,8 +52,10 @@ def preflight(
     if facts:
         found = look(kind, launch, plan, facts, folder, word=word, is_prepared=is_prepared, waiting=waiting)
     nodes, why = ((), found) if isinstance(found, str) else (found, "no check looks at nodes")
-    seen = Seen(launch.job, plan, launch.folder, launch.environ, nodes, why, is_prepared, has_target, word)
+    seen = Seen(launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word)
     results = run_checks([check for check in checks if not check.needs_trial], seen)
     if trying := [check for check in checks if check.needs_trial]:
+        from allranks.preflight.trials import tried  # Not before each run, whose checks need none.
+
         results += run_checks(trying, tried(seen, results, kind, launch, folder))
     return Report(results, seen.nodes, time.monotonic() - began)

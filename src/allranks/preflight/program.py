@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import allranks
+from allranks import contract
 from allranks.plan.script import STRICT, set_up
 
 if TYPE_CHECKING:
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Reason
     from allranks.probe.order import Order
 
-#: What is sent of this package.
-_SENT = (
-    "__init__.py",
-    "contract.py",
-    "errors.py",
-    "hostlist.py",
-    "processes.py",
-    "routes.py",
-    "probe",
-)
 #: The exit code where the interpreter is older than the program can be read by; of those no shell uses.
 TOO_OLD = 74
 #: Imports what it reads from stdin as if it lay in files. It must be readable by any Python 3, and by Python 2.
@@ -81,7 +72,7 @@ def program(order: Order, extra: Sequence[Path] = ()) -> str:
     """
     sources = {path.stem: path.read_text() for path in extra}
     package = Path(allranks.__file__).parent
-    for name in _SENT:
+    for name in contract.PROBE_CODE:
         source = package / name
         for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             sources[_module(file.relative_to(package))] = file.read_text()

@@ -55,9 +55,7 @@ def _library() -> ModuleType:
 
 
 def _told(nvml: ModuleType, listed: str | None) -> dict[str, Any]:
-    from concurrent.futures import (
-        ThreadPoolExecutor,
-    )  # Takes ten milliseconds, which a node without GPUs has no use for.
+    from concurrent.futures import ThreadPoolExecutor  # Ten milliseconds, which a node without GPUs can do without.
 
     devices = installed(nvml)
     usable = visible(devices, listed)

@@ -24,7 +24,7 @@ def seen_of(facts: Mapping[str, Mapping[str, Any]], job: Mapping[str, Any] | Non
     made = Job(**{"binary": "true", **(job or {})})
     plan = make_plan(Request(made, Path("/"), Path("/runs/x"), {"CUDA_VISIBLE_DEVICES": ""}))
     nodes = tuple(Node(number, host, found) for number, (host, found) in enumerate(facts.items()))
-    return Seen(**{"job": made, "plan": plan, "folder": Path("/"), "environ": {}, "nodes": nodes, **more})
+    return Seen(**{"job": made, "plan": plan, "environ": {}, "nodes": nodes, **more})
 
 
 def found(name: str, seen: Seen) -> list[Finding]:

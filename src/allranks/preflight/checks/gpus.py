@@ -9,6 +9,7 @@ from typing import Any
 
 from allranks.hostlist import fold
 from allranks.job.units import format_count, format_size
+from allranks.preflight.compare import odd_ones
 from allranks.preflight.model import Finding, Node, Seen, failed, passed, skipped, warned
 from allranks.preflight.registry import on_each_node, on_the_whole
 
@@ -183,10 +184,9 @@ def same(seen: Seen) -> Iterator[Finding]:
     if len(has) < 2 or not any(has.values()):
         yield skipped("no two nodes with GPUs were looked at" if seen.nodes else seen.why_no_nodes)
         return
-    usual, number = Counter(has.values()).most_common(1)[0]
-    if number == len(has):
+    usual, odd = odd_ones(has)
+    if not odd:
         yield passed(f"{usual} on each node")
-    for host, models in has.items():
-        if models != usual:
-            what = f"{models or 'no GPU'}, where {format_count(number, 'node')} have {usual or 'none'}"
-            yield warned(what, fix=f"leave it out: --exclude {host}; or take nodes of one kind", host=host)
+    for host, models in odd.items():
+        what = f"{models or 'no GPU'}, where {format_count(len(has) - len(odd), 'node')} have {usual or 'none'}"
+        yield warned(what, fix=f"leave it out: --exclude {host}; or take nodes of one kind", host=host)

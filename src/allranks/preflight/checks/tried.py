@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from allranks.job.units import format_count, format_size
-from allranks.preflight.judged import Part, judged, where, why_failed
 from allranks.preflight.model import Finding, Grade, Seen, failed, passed, skipped, warned
 from allranks.preflight.registry import on_the_whole
+
+if TYPE_CHECKING:
+    from allranks.preflight.judged import Part
 
 #: Below this part of what the slowest link can do, or of what most links do, data goes slowly. Other work on a node,
 #: and few CPUs, cost a factor of two or three.
@@ -28,6 +31,8 @@ _FIX = "leave a node out, --exclude HOST, until it is right; NCCL_DEBUG=INFO say
 )
 def all_reduce(seen: Seen) -> Iterator[Finding]:
     """Look at whether all ranks came to the end, and all collectives were right."""
+    from allranks.preflight.judged import where, why_failed  # Not before each run, which has no trial.
+
     parts = _parts(seen)
     done = [part for part in parts if part.kind == "collective" and not part.why_not]
     wrong = [part for part in parts if part.kind in ("ranks", "collective") and part.wrong]
@@ -128,6 +133,8 @@ def culprit(seen: Seen) -> Iterator[Finding]:
 
 
 def _parts(seen: Seen) -> list[Part]:
+    from allranks.preflight.judged import judged
+
     return judged(seen.trial) if seen.trial else []
 
 
