@@ -16,7 +16,7 @@ from allranks.clusters.base import Look, Looked, Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.clusters.commands import run_one
 from allranks.errors import JobError, LaunchError
-from allranks.job.variables import is_set_for_ranks
+from allranks.job.variables import without_those_of_ranks
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 
@@ -74,7 +74,7 @@ class LocalCluster:
         """Look at this machine."""
         (node,) = plan.commands
         command = ("bash", "-c", look.script, "bash", str(node.node))
-        answer = run_one(command, _clean(environ), sent=look.program, seconds=look.seconds)
+        answer = run_one(command, without_those_of_ranks(environ), sent=look.program, seconds=look.seconds)
         return [Looked(node.host, answer)]
 
     def outlook(self, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -87,7 +87,9 @@ class LocalCluster:
         mode = 0o640 if plan.group_readable else 0o600
         # All that belongs to the run can be found by this, whatever becomes of its agent.
         mark = {contract.RUN_DIR: plan.run_dir}
-        self._child = ChildAgent(node.command, {**_clean(environ), **mark}, log, mode, attached=not detach)
+        self._child = ChildAgent(
+            node.command, {**without_those_of_ranks(environ), **mark}, log, mode, attached=not detach
+        )
         return self._child
 
     def status(self, run: Run) -> Status:
@@ -154,11 +156,6 @@ class LocalCluster:
             return Status(State.FAILED, "agent gone", "the agent ended before it had started", 1)
         reason = "the agent is gone without a word: it was killed, or the machine went down"
         return replace(told, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
-
-
-def _clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what is told to ranks: a command that runs inside a rank must not hand it on."""
-    return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
 
 
 def _folder(run: Run) -> Path:

@@ -23,7 +23,7 @@ from allranks.clusters.queued_files import current_job, decision_after, newest
 from allranks.clusters.queued_job import SubmittedJob
 from allranks.clusters.refusals import with_values
 from allranks.errors import LaunchError
-from allranks.job.variables import is_set_for_ranks
+from allranks.job.variables import without_those_of_ranks
 from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -163,7 +163,9 @@ class QueuedCluster(ABC):
         command = plan.commands[0].command
         if command[0] != self.submit:
             log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
-            return ChildAgent(command, _own(environ), log, 0o640 if plan.group_readable else 0o600, attached=False)
+            return ChildAgent(
+                command, without_those_of_ranks(environ), log, 0o640 if plan.group_readable else 0o600, attached=False
+            )
         try:
             job_id = self.submitted(plan, _clean(environ))
         except LaunchError as error:
@@ -282,14 +284,9 @@ class QueuedCluster(ABC):
         return replace(told, state=State.UNKNOWN, native="forgotten", reason=f"{what} nothing tells how it ended")
 
 
-def _own(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what is set for ranks."""
-    return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
-
-
 def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a command that submits a job: nothing of a job that it is itself in."""
-    return contract.outside_of_jobs(_own(environ))
+    return contract.outside_of_jobs(without_those_of_ranks(environ))
 
 
 def _combined(info: JobInfo, told: Status) -> Status:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
 from allranks.job.problems import Problem, quoted
@@ -69,6 +69,11 @@ _DECIDED_BY = {
 def is_set_for_ranks(name: str) -> bool:
     """Tell whether each rank gets a variable of this name from its agent."""
     return name in RANK_VARIABLES or name.startswith(_TORCHELASTIC)
+
+
+def without_those_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what is told to ranks: a command that runs inside a rank must not hand it on."""
+    return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
 
 
 def variable_problems(layer: Layer) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from allranks import contract, processes
 from allranks.probe.order import Order
+from allranks.probe.reading import command_of
 
 #: A process with one of these belongs to a run: of ours, or of torchrun's.
 _MARKS = (contract.RUN_DIR, "TORCHELASTIC_RUN_ID")
@@ -39,7 +40,7 @@ def _is_watched(run: str, pids: list[int]) -> bool:
     beats = [file.stat().st_mtime for file in Path(run).glob(f"{contract.ATTEMPTS_DIR}/*/node-*/{contract.HEARTBEAT}")]
     if beats:
         return time.time() - max(beats) < _SILENCE
-    return any(f"{run}/{contract.CODE_DIR}" in _command(pid) for pid in pids)
+    return any(f"{run}/{contract.CODE_DIR}" in command_of(pid) for pid in pids)
 
 
 def _has_lost(pid: int, of_runs: dict[int, str]) -> bool:
@@ -50,16 +51,9 @@ def _has_lost(pid: int, of_runs: dict[int, str]) -> bool:
     return parent == 1
 
 
-def _command(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return []  # It ended while we looked.
-
-
 def _told(pid: int, run: str) -> dict[str, Any]:
     fields = processes.stat_fields(pid)
     began = float(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - began
     memory = int(fields[21]) * _PAGE if fields else 0
-    return {"pid": pid, "run": run, "command": " ".join(_command(pid)[:4]), "seconds": round(age), "memory": memory}
+    return {"pid": pid, "run": run, "command": " ".join(command_of(pid)[:4]), "seconds": round(age), "memory": memory}

@@ -12,7 +12,7 @@ from typing import Any
 from allranks import processes
 from allranks.probe.once import once
 from allranks.probe.order import Order
-from allranks.probe.reading import text_of
+from allranks.probe.reading import command_of, text_of
 from allranks.routes import listen_everywhere
 
 #: Of a command line; it is to be recognized.
@@ -51,7 +51,7 @@ def _holder(port: int) -> dict[str, Any] | None:
         return None
     user, inode = found
     pid = next((pid for pid in processes.process_ids() if _has(pid, inode)), None)
-    return {"user": user, "pid": pid, "command": _command(pid) if pid else None}
+    return {"user": user, "pid": pid, "command": (pid and " ".join(command_of(pid))[:_MOST_SHOWN]) or None}
 
 
 def _sockets(port: int) -> Iterator[tuple[int, str]]:
@@ -68,7 +68,3 @@ def _has(pid: int, inode: str) -> bool:
         return any(str(file.readlink()) == f"socket:[{inode}]" for file in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False  # It has ended, or is somebody else's.
-
-
-def _command(pid: int) -> str | None:
-    return text_of(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()[:_MOST_SHOWN] or None

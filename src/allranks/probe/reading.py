@@ -11,3 +11,8 @@ def text_of(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the words of a process's command; none for one that has ended."""
+    return text_of(Path(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")
