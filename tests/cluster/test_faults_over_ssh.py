@@ -94,11 +94,17 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
     wait_until("a checkpoint", (folder / "latest").exists, 90)
     ranks = " ".join(re.findall(r"/proc/(\d+)/", left_on(mended, ssh.run())["gpu01"]))
 
+    def are_still() -> bool:
+        """Whether each thread is stopped: the signal waits for a system call, the one that ends the save as well."""
+        states = node.run(f"cat $(printf '/proc/%s/task/*/status ' {ranks}) | grep ^State:")
+        return {line.split()[1] for line in states.splitlines()} == {"T"}
+
     def is_caught() -> bool:
         """Stop the ranks while they save, or let them go on."""
         if not [*folder.glob(".step-*.tmp-*")]:
             return False
         node.run(f"kill -STOP {ranks}")
+        wait_until("all their threads to stand still", are_still, 10, every=0.001)
         caught = bool([*folder.glob(".step-*.tmp-*")])
         if not caught:
             node.run(f"kill -CONT {ranks}")
