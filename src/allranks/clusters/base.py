@@ -100,6 +100,8 @@ class ClusterKind(Protocol):
     """A kind of cluster. ``plan``, ``shell_command`` and ``again`` only decide."""
 
     name: str
+    #: How a job goes on without a node, in words of a fix, with ``{}`` for the node's name; empty: it cannot.
+    without: str
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed."""

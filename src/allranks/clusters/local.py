@@ -33,7 +33,7 @@ _STARTS_WITHIN = 60.0
 class LocalCluster:
     """The kind ``local``."""
 
-    name = "local"
+    name, without = "local", ""
 
     def __init__(self) -> None:
         self._child: ChildAgent | None = None

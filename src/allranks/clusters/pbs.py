@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class PbsCluster(QueuedCluster):
     """The kind ``pbs``: OpenPBS, PBS Pro and Torque."""
 
-    name, scheduler = "pbs", "PBS"
+    name, scheduler, without = "pbs", "PBS", "have PBS leave it out: pbsnodes -o {}"
     submit, allocate = pbs_jobs.SUBMIT, "qsub -I"
     job_variable = "PBS_JOBID"
     patience = "the site's kill_delay to leave (10 s, unless changed)"

@@ -50,6 +50,7 @@ class QueuedCluster(ABC):
     """
 
     name: str
+    without: str
     scheduler: str
     submit: str
     allocate: str

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SlurmCluster(QueuedCluster):
     """The kind ``slurm``."""
 
-    name, scheduler = "slurm", "Slurm"
+    name, scheduler, without = "slurm", "Slurm", "leave it out: --exclude {}"
     submit, allocate = slurm_jobs.SUBMIT, "salloc"
     job_variable = "SLURM_JOB_ID"
     patience = "the site's KillWait to leave (30 s, unless changed)"

@@ -37,7 +37,7 @@ _WHEN_LOST = "allranks resume {run} goes on from the newest checkpoint, when the
 class SshCluster:
     """The kind ``ssh``."""
 
-    name = "ssh"
+    name, without = "ssh", "leave it out: --exclude {}"
     #: How commands get to the machines.
     reach = Reach()
 

@@ -152,10 +152,12 @@ def _node(number: int, looked: Looked, *, in_container: bool) -> Node:
         return Node(number, host, found["facts"], found["errors"])
     if answer.is_late:
         what = f"it does not answer: {answer.last_words}"
-        return Node(number, host, failure=failed(what, fix=f"is {host} hanging? ssh {host} uptime", host=host))
+        fix = f"is {host} hanging? ssh {host} uptime"
+        return Node(number, host, failure=failed(what, fix=fix, host=host, exclude=host))
     if answer.unreached:
         fix = looked.fix or f"see what {host} says of it"
-        return Node(number, host, failure=failed(f"it cannot be reached: {answer.last_words}", fix=fix, host=host))
+        what = f"it cannot be reached: {answer.last_words}"
+        return Node(number, host, failure=failed(what, fix=fix, host=host, exclude=host))
     if answer.code == program.TOO_OLD:
         what = f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed"
         return Node(number, host, failure=skipped(what, host=host))

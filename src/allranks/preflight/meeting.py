@@ -29,8 +29,3 @@ def has_met(node: Node) -> bool:
     """Tell whether a node has reached the first one, or, if it is that, has been reached."""
     found = node.facts.get("reach")
     return found is not None and found["error"] is None and bool(node.number or found["came"])
-
-
-def without(host: str) -> str:
-    """Return what to type to go on without a node."""
-    return f"--exclude {host}"

@@ -32,6 +32,7 @@ class Finding:
         fix: what to do about it.
         host: the node; empty: it is about the job, or all nodes.
         why: why it matters, where there is more to say than the check itself says.
+        exclude: the node without which the job can go on; empty: that is no way out.
     """
 
     grade: Grade
@@ -39,6 +40,7 @@ class Finding:
     fix: str = ""
     host: str = ""
     why: str = ""
+    exclude: str = ""
 
     def on(self, host: str) -> Finding:
         """Return it as found on a node."""
@@ -50,14 +52,14 @@ def passed(what: str, *, host: str = "") -> Finding:
     return Finding(Grade.PASS, what, host=host)
 
 
-def warned(what: str, *, fix: str, host: str = "", why: str = "") -> Finding:
+def warned(what: str, *, fix: str, host: str = "", why: str = "", exclude: str = "") -> Finding:
     """Make a finding of what can work, and may not work well."""
-    return Finding(Grade.WARN, what, fix, host, why)
+    return Finding(Grade.WARN, what, fix, host, why, exclude)
 
 
-def failed(what: str, *, fix: str, host: str = "", why: str = "") -> Finding:
+def failed(what: str, *, fix: str, host: str = "", why: str = "", exclude: str = "") -> Finding:
     """Make a finding of what cannot work."""
-    return Finding(Grade.FAIL, what, fix, host, why)
+    return Finding(Grade.FAIL, what, fix, host, why, exclude)
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
@@ -104,6 +106,7 @@ class Seen:
         word: what stands in the file that all nodes must see.
         trial: what became of a short training on them, where there was one.
         why_no_trial: why there was none.
+        without: how the job goes on without a node, with ``{}`` for its name; empty: it cannot.
         search: has the nodes searched for the one, or the link, at fault; None where there was no trial.
     """
 
@@ -117,6 +120,7 @@ class Seen:
     word: str = ""
     trial: Trial | None = None
     why_no_trial: str = ""
+    without: str = ""
     search: Callable[[], Sequence[Finding]] | None = None
 
 

@@ -52,7 +52,7 @@ def preflight(
     if facts:
         found = look(kind, launch, plan, facts, folder, word=word, is_prepared=is_prepared, waiting=waiting)
     nodes, why = ((), found) if isinstance(found, str) else (found, "no check looks at nodes")
-    seen = Seen(launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word)
+    seen = Seen(launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word, without=kind.without)
     results = run_checks([check for check in checks if not check.needs_trial], seen)
     if trying := [check for check in checks if check.needs_trial]:
         from allranks.preflight.trials import tried  # Not before each run, whose checks need none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from allranks.preflight.model import Check, Finding, Grade, Node, Seen
@@ -62,5 +62,12 @@ class Report:
 
 
 def run_checks(checks: Iterable[Check], seen: Seen) -> tuple[Result, ...]:
-    """Run checks on what is known."""
-    return tuple(Result(check, finding) for check in checks for finding in check.find(seen))
+    """Run checks on what is known; a fix about a node also says how to go on without it, where that is possible."""
+    found = ((check, finding) for check in checks for finding in check.find(seen))
+    return tuple(Result(check, _with_a_way_out(finding, seen.without)) for check, finding in found)
+
+
+def _with_a_way_out(finding: Finding, without: str) -> Finding:
+    if not (finding.exclude and without):
+        return finding
+    return replace(finding, fix=f"{finding.fix}; or {without.format(finding.exclude)}")

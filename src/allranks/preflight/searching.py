@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allranks.hostlist import fold
 from allranks.job.units import format_count, format_size
 from allranks.preflight.judged import why_failed
 from allranks.preflight.model import Finding, failed, passed, skipped, warned
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 #: What one rank on each node runs.
 _MODULE = "allranks.trial.search"
+_LOOK = "top, dmesg, ip -s link, ethtool"
 
 
 def search(launch: Launch, kind: ClusterKind, hosts: Sequence[str], args: Sequence[str] = ()) -> list[Finding]:
@@ -60,7 +60,7 @@ def findings(told: Searched, hosts: Sequence[str]) -> Iterator[Finding]:
         hosts: the nodes' names, in their order.
     """
     for node in told.silent:
-        yield _out(failed, "it says nothing: it hangs, or cannot reach the first node", hosts[node]).on(hosts[node])
+        yield _on(hosts[node], failed, "it says nothing: it hangs, or cannot reach the first node")
     for culprit in told.culprits:
         yield _culprit(culprit, told, hosts)
     if told.more:
@@ -77,21 +77,21 @@ def _culprit(culprit: Mapping[str, Any], told: Searched, hosts: Sequence[str]) -
     how = _how(culprit["seconds"], culprit["error"], told)
     grade = failed if culprit["seconds"] is None else warned
     if len(names) == 1:
-        return _out(grade, f"with each node that it was tried with {how}", *names).on(names[0])
+        return _on(names[0], grade, f"with each node that it was tried with {how}")
     others = "" if len(hosts) == 2 else ", each of which does well with others"
-    return _out(grade, f"between {names[0]} and {names[1]}{others}: {how}", *reversed(names))
+    what, fix = f"between {names[0]} and {names[1]}{others}: {how}", f"on both: {_LOOK}"
+    return grade(what, fix=fix, exclude=names[1])
 
 
 def _all_together(told: Searched, hosts: Sequence[str]) -> Finding:
     how = _how(told.seconds, told.error, told)
     what = f"all {format_count(len(hosts), 'node')} together {how}; no node or link alone could be found at fault"
-    fix = f"what do they share: a switch, a firewall, an interface? Try fewer of them: --exclude {fold(hosts[1::2])}"
+    fix = "what do they share: a switch, a firewall, an interface? Check again with half of them"
     return (failed if told.seconds is None else warned)(what, fix=fix)
 
 
-def _out(grade: Callable[..., Finding], what: str, host: str, or_host: str = "") -> Finding:
-    instead = f" (or {or_host})" if or_host else ""
-    return grade(what, fix=f"until it is right, leave {host}{instead} out: allranks run … --exclude {host}")
+def _on(host: str, grade: Callable[..., Finding], what: str) -> Finding:
+    return grade(what, fix=f"on {host}: {_LOOK}", host=host, exclude=host)
 
 
 def _how(seconds: float | None, error: str, told: Searched) -> str:

@@ -17,8 +17,7 @@ HOSTS = ("gpu01", "gpu02", "gpu03", "gpu04")
 SIZE = 2_000_000
 
 
-def fix(host: str, instead: str = "") -> str:
-    return f"until it is right, leave {host}{instead} out: allranks run … --exclude {host}"
+LOOK = "top, dmesg, ip -s link, ethtool"
 
 
 def bad(*nodes: int, seconds: float | None = None, error: str = "") -> dict[str, Any]:
@@ -37,8 +36,9 @@ def searched(*culprits: dict[str, Any], **more: Any) -> Searched:
             searched(bad(2, seconds=0.4)),
             warned(
                 "with each node that it was tried with at 5 MB/s, where others have 1 GB/s",
-                fix=fix("gpu03"),
+                fix=f"on gpu03: {LOOK}",
                 host="gpu03",
+                exclude="gpu03",
             ),
         ),
         (
@@ -46,22 +46,25 @@ def searched(*culprits: dict[str, Any], **more: Any) -> Searched:
             failed(
                 "with each node that it was tried with nothing got through (Connection refused), "
                 "where others have 1 GB/s",
-                fix=fix("gpu03"),
+                fix=f"on gpu03: {LOOK}",
                 host="gpu03",
+                exclude="gpu03",
             ),
         ),
         (
             searched(bad(1, 3, seconds=0.4)),
             warned(
                 "between gpu02 and gpu04, each of which does well with others: at 5 MB/s, where others have 1 GB/s",
-                fix=fix("gpu04", " (or gpu02)"),
+                fix=f"on both: {LOOK}",
+                exclude="gpu04",
             ),
         ),
         (
             searched(bad(1, 3), usual=None),
             failed(
                 "between gpu02 and gpu04, each of which does well with others: nothing got through",
-                fix=fix("gpu04", " (or gpu02)"),
+                fix=f"on both: {LOOK}",
+                exclude="gpu04",
             ),
         ),
         (
@@ -69,12 +72,17 @@ def searched(*culprits: dict[str, Any], **more: Any) -> Searched:
             warned(
                 "all 4 nodes together at 5 MB/s, where others have 1 GB/s; "
                 "no node or link alone could be found at fault",
-                fix="what do they share: a switch, a firewall, an interface? Try fewer of them: --exclude gpu[02,04]",
+                fix="what do they share: a switch, a firewall, an interface? Check again with half of them",
             ),
         ),
         (
             Searched(0, silent=(2,)),
-            failed("it says nothing: it hangs, or cannot reach the first node", fix=fix("gpu03"), host="gpu03"),
+            failed(
+                "it says nothing: it hangs, or cannot reach the first node",
+                fix=f"on gpu03: {LOOK}",
+                host="gpu03",
+                exclude="gpu03",
+            ),
         ),
         (Searched(0), passed("what was slow or failed did not come again when the nodes were searched")),
     ],

@@ -42,10 +42,10 @@ def test_links_that_differ_as_usual() -> None:
 
 def test_a_node_whose_links_are_slow() -> None:
     given = seen(*links({(1, 2): 30 * MB, (1, 0): 20 * MB}, 1000 * MB))
-    fix = "look at the network of gpu2: ethtool, ip -s link, tc qdisc; or --exclude gpu2"
+    fix = "look at the network of gpu2: ethtool, ip -s link, tc qdisc"
+    what = "rank 1 on gpu2 to rank {} on {} at {} MB/s, others at 1 GB/s"
     assert found("neighbours", given) == [
-        warned(f"rank 1 on gpu2 to rank {other} on gpu{other + 1} at {rate} MB/s, others at 1 GB/s", fix=fix)
-        for other, rate in ((2, 30), (0, 20))
+        warned(what.format(*measured), fix=fix, exclude="gpu2") for measured in ((2, "gpu3", 30), (0, "gpu1", 20))
     ]
 
 
@@ -74,7 +74,7 @@ def test_all_links_are_slower_than_the_interfaces(speed: int | None, rate: int, 
             warned(
                 "89.5 MB/s bus bandwidth at best, up to all_reduce of 64 MiB, "
                 "and the slowest interface can do 1.25 GB/s",
-                fix="leave a node out, --exclude HOST, until it is right; NCCL_DEBUG=INFO says which way data goes",
+                fix="see whether the check culprit names a node or a link; NCCL_DEBUG=INFO says which way data goes",
             ),
         ),
     ],

@@ -46,7 +46,7 @@ def judge(per_node: Mapping[str, Sequence[Measured]]) -> Iterator[Finding]:
             continue
         grade = Grade.FAIL if any(each is Grade.FAIL for _, each, _ in bad) else Grade.WARN
         what = together((gpu, text) for gpu, _, text in bad)
-        yield Finding(grade, what, f"leave it out: --exclude {host}, and have it looked at: dcgmi diag -r 3", host)
+        yield Finding(grade, what, f"have {host} looked at: dcgmi diag -r 3", host, exclude=host)
 
 
 def _faults(each: Measured, everything: Iterable[Measured]) -> Iterator[tuple[Grade, str]]:

@@ -12,8 +12,8 @@ _CLOSE = 5
 #: What the driver wants before a GPU is used again. Of NVIDIA's words for these (GPU Memory Error Management, recovery
 #: action flag) only the first two mean that it cannot be used.
 _UNUSABLE = ("reset", "reboot")
-_EXCHANGE = "leave the node out: --exclude {0}; the GPU has to be looked at: nvidia-smi -q -d ECC,ROW_REMAPPER on {0}"
-_RESET = "when nothing runs on it, on {0} as root: nvidia-smi --gpu-reset -i {1}; or leave the node out: --exclude {0}"
+_EXCHANGE = "have the GPU looked at: nvidia-smi -q -d ECC,ROW_REMAPPER on {0}"
+_RESET = "when nothing runs on it, on {0} as root: nvidia-smi --gpu-reset -i {1}"
 
 
 @on_gpus("gpu-ecc", why="a GPU whose memory fails ends the job that uses it, hours after the start")
@@ -24,7 +24,7 @@ def ecc(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
         grade = Grade.FAIL if any(each is Grade.FAIL for each, _, _ in found) else Grade.WARN
         worst = [gpu for each, _, gpu in found if each is grade]
         fix = (_EXCHANGE if any(_has_failed(gpu) for gpu in worst) else _RESET).format(node.host, worst[0]["index"])
-        return Finding(grade, together((label(gpu), text) for _, text, gpu in found), fix)
+        return Finding(grade, together((label(gpu), text) for _, text, gpu in found), fix, exclude=node.host)
     if all(gpu["ecc"]["uncorrected"] is None and gpu["remapped"] is None for gpu in gpus):
         return skipped("these GPUs do not check their memory")
     return passed("every error was corrected since the driver was loaded")
@@ -60,8 +60,8 @@ def throttle(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
         return skipped("the driver does not tell what slows them down")
     slowed = [(label(gpu), f"slowed down: {', '.join(gpu['throttled'])}") for gpu in gpus if gpu["throttled"]]
     if slowed:
-        fix = f"look after air and power of {node.host} (nvidia-smi -q -d PERFORMANCE), or leave it out: --exclude "
-        return warned(together(slowed), fix=fix + node.host)
+        fix = f"look after air and power of {node.host}: nvidia-smi -q -d PERFORMANCE"
+        return warned(together(slowed), fix=fix, exclude=node.host)
     return passed("none is slowed down")
 
 

@@ -64,8 +64,8 @@ def _of_node(own: list[Gpu], gpus: list[Gpu], node: Node) -> Finding:
         return skipped("these GPUs have no NVLink" if own else node.facts["gpus"]["why"] or "no GPU answers")
     down = [(label(gpu), text) for gpu in own if (text := _down(gpu, gpus))]
     if down:
-        fix = f"have {node.host} looked at: nvidia-smi nvlink --status, dmesg; or leave it out: --exclude {node.host}"
-        return warned(together(down), fix=fix)
+        fix = f"have {node.host} looked at: nvidia-smi nvlink --status, dmesg"
+        return warned(together(down), fix=fix, exclude=node.host)
     return passed(", ".join(sorted({f"{_up(gpu)} links are up" for gpu in own if gpu["nvlinks"]})))
 
 

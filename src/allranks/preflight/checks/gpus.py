@@ -71,12 +71,13 @@ def count(fact: Any, node: Node, seen: Seen) -> Finding:
     gpus, asked = answering(fact), _asked(seen)
     silent = [(label(gpu), f"does not answer ({gpu['error']})") for gpu in fact["gpus"] if gpu["error"]]
     if silent:
-        fix = f"look for Xid in dmesg of {node.host}, reset the GPU or reboot; or leave it out: --exclude {node.host}"
-        return (_bad(seen) if len(gpus) < asked else warned)(together(silent), fix=fix)
+        fix = f"look for Xid in dmesg of {node.host}, reset the GPU or reboot"
+        return (_bad(seen) if len(gpus) < asked else warned)(together(silent), fix=fix, exclude=node.host)
     if not gpus and fact["is_amd"]:
         return skipped("AMD's GPUs are not looked at")
     if len(gpus) < asked:
-        return _bad(seen)(f"{len(gpus)} of {format_count(asked, 'GPU')}: {_why_few(fact)}", fix=_more(node, len(gpus)))
+        what = f"{len(gpus)} of {format_count(asked, 'GPU')}: {_why_few(fact)}"
+        return _bad(seen)(what, fix=_more(node, len(gpus)), exclude=node.host)
     if not gpus:
         return skipped(f"the job asks for no GPU: {fact['why']}")
     return passed(_models(gpus))
@@ -105,7 +106,7 @@ def _why_few(fact: Any) -> str:
 
 def _more(node: Node, usable: int) -> str:
     fewer = f"--gpus-per-node {usable}" if usable else "--backend gloo to run on the CPU"
-    return f"see what nvidia-smi -L tells on {node.host}; or {fewer}, or leave it out: --exclude {node.host}"
+    return f"see what nvidia-smi -L tells on {node.host}; or {fewer}"
 
 
 def _models(gpus: Iterable[Gpu]) -> str:
@@ -156,7 +157,7 @@ def memory(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
         return passed(f"{floor(100 * min(share for _, share in known))}% or more of it is free on each GPU")
     is_full = any(share < _LEFT for _, share in known)
     make = failed if is_full and seen.plan.backend == "nccl" else warned
-    return make(together((label(gpu), _holders(gpu)) for gpu in held), fix=_end(held, node))
+    return make(together((label(gpu), _holders(gpu)) for gpu in held), fix=_end(held, node), exclude=node.host)
 
 
 def _holders(gpu: Gpu) -> str:
@@ -171,8 +172,7 @@ def _process(process: dict[str, Any]) -> str:
 
 def _end(held: Iterable[Gpu], node: Node) -> str:
     ours = sorted({process["pid"] for gpu in held for process in gpu["processes"] if process["is_ours"]})
-    leave = f"wait for their end, or leave the node out: --exclude {node.host}"
-    return f"on {node.host}: kill {' '.join(map(str, ours))}; or {leave}" if ours else leave
+    return f"on {node.host}: kill {' '.join(map(str, ours))}" if ours else "wait for the end of these processes"
 
 
 @on_the_whole(
@@ -189,4 +189,4 @@ def same(seen: Seen) -> Iterator[Finding]:
         yield passed(f"{usual} on each node")
     for host, models in odd.items():
         what = f"{models or 'no GPU'}, where {format_count(len(has) - len(odd), 'node')} have {usual or 'none'}"
-        yield warned(what, fix=f"leave it out: --exclude {host}; or take nodes of one kind", host=host)
+        yield warned(what, fix="take nodes of one kind", host=host, exclude=host)

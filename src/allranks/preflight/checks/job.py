@@ -158,7 +158,7 @@ def _compared(name: str, nodes: list[Node], seen: Seen) -> Iterator[Finding]:
     for host, value in odd.items():
         make = failed if fatal else warned
         what = f"{name} {value or 'missing'}, and {common or 'none'} on the others"
-        yield make(what, fix=f"install the same on {host}, or leave it out: --exclude {host}", host=host)
+        yield make(what, fix=f"install the same on {host}", host=host, exclude=host)
 
 
 def _version(name: str, node: Node, backend: str) -> str:

@@ -151,7 +151,7 @@ def speed(seen: Seen) -> Iterator[Finding]:
     slow = {host: value for host, value in odd.items() if value < usual}
     for host, value in slow.items():
         fix = f"look at cable, port and switch of {host}: ethtool {_cards(seen)[host][0]}"
-        yield warned(f"{_gigabits(value)}, and {_gigabits(usual)} on the others", fix=fix, host=host)
+        yield warned(f"{_gigabits(value)}, and {_gigabits(usual)} on the others", fix=fix, host=host, exclude=host)
     if not slow:
         yield passed(_gigabits(usual))
 
@@ -181,7 +181,9 @@ def _unmanaged(ports: dict[str, dict[str, Any]]) -> Iterator[Finding]:
         for name, port in each.items():
             if port["state"] in ("INIT", "ARMED") and port["layer"] == "InfiniBand":
                 fix = f"is a subnet manager running? sminfo on {host}; opensm"
-                yield warned(f"{name} is {port['state']}: no subnet manager has set it up", fix=fix, host=host)
+                yield warned(
+                    f"{name} is {port['state']}: no subnet manager has set it up", fix=fix, host=host, exclude=host
+                )
 
 
 def _differing(name: str, ports: dict[str, dict[str, Any]]) -> Iterator[Finding]:
@@ -194,14 +196,16 @@ def _differing(name: str, ports: dict[str, dict[str, Any]]) -> Iterator[Finding]
     for host, state in odd.items():
         if state not in ("INIT", "ARMED"):
             fix = f"look at its cable and switch: ibstat on {host}"
-            yield warned(f"{name} is {state}, and active on the others", fix=fix, host=host)
+            yield warned(f"{name} is {state}, and active on the others", fix=fix, host=host, exclude=host)
     rates = {host: _rate(ports[host][name]) for host, state in states.items() if state == "ACTIVE"}
     fastest_first = dict(sorted(rates.items(), key=lambda item: -item[1]))
     best, others = odd_ones(fastest_first)
     for host, rate in others.items():
         if rate < best:
             fix = f"look at its cable and switch: ibstat on {host}"
-            yield warned(f"{name} runs at {rate:g} Gbit/s, and at {best:g} on the others", fix=fix, host=host)
+            yield warned(
+                f"{name} runs at {rate:g} Gbit/s, and at {best:g} on the others", fix=fix, host=host, exclude=host
+            )
 
 
 def _rate(port: Any) -> float:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from allranks.job.units import format_count
-from allranks.preflight.meeting import has_met, told, why_nothing, without
+from allranks.preflight.meeting import has_met, told, why_nothing
 from allranks.preflight.model import Finding, Node, Seen, failed, passed, skipped, warned
 from allranks.preflight.registry import on_the_whole
 
@@ -90,10 +90,10 @@ def _unreached(node: Node, first: Node, seen: Seen) -> Finding:
     what = f"it cannot reach {_place(seen)}: {error['text']}"
     if _is_late(node, first):
         return warned(f"{what}, when {first.host} did not listen any more", fix=_SLOW_SET_UP, host=node.host)
-    fix = f"{without(node.host)}, or look for a firewall on {node.host} and {first.host}: {_FIREWALL}"
+    fix = f"look for a firewall on {node.host} and {first.host}: {_FIREWALL}"
     if error["kind"] in ("route", "name"):
-        fix = f"{without(node.host)}, or see on {node.host}: getent hosts {seen.plan.master_addr}; ip route"
-    return failed(what, fix=fix, host=node.host)
+        fix = f"see on {node.host}: getent hosts {seen.plan.master_addr}; ip route"
+    return failed(what, fix=fix, host=node.host, exclude=node.host)
 
 
 _SLOW_SET_UP = "try again; are set-up lines slower there than elsewhere, or is its clock off?"
@@ -187,8 +187,7 @@ def _bad_link(a: Node, b: Node, links: dict[tuple[str, str], str]) -> Finding:
         what = f"it and {b.host} cannot connect to each other: {there}"
     else:
         what = f"it cannot connect to {b.host}: {there}" if there else f"{b.host} cannot connect to it: {back}"
-    fix = f"{without(a.host)} (or {b.host}), or look for a firewall on both: {_FIREWALL}"
-    return failed(what, fix=fix, host=a.host)
+    return failed(what, fix=f"look for a firewall on both: {_FIREWALL}", host=a.host, exclude=a.host)
 
 
 def _bad_node(node: Node, count: int, links: dict[tuple[str, str], str], others: int) -> Finding:
@@ -198,5 +197,6 @@ def _bad_node(node: Node, count: int, links: dict[tuple[str, str], str], others:
         what = f"it and {them} cannot connect to each other"
     else:
         what = f"it cannot connect to {them}" if True in ways else f"{them} cannot connect to it"
-    fix = f"{without(node.host)}, or look for a firewall on it: {_FIREWALL}"
-    return failed(f"{what}: {'; '.join(Counter(links.values()))}", fix=fix, host=node.host)
+    why = "; ".join(Counter(links.values()))
+    fix = f"look for a firewall on it: {_FIREWALL}"
+    return failed(f"{what}: {why}", fix=fix, host=node.host, exclude=node.host)

@@ -19,7 +19,7 @@ _OF_SPEED, _OF_OTHERS = 0.1, 0.25
 #: One process does not bring more than this through TCP, in bytes per second, however fast the link is.
 _ONE_PROCESS = 1.25e9
 _BYTES_PER_MEGABIT = 125_000
-_FIX = "leave a node out, --exclude HOST, until it is right; NCCL_DEBUG=INFO says which way data goes"
+_FIX = "see whether the check culprit names a node or a link; NCCL_DEBUG=INFO says which way data goes"
 
 
 @on_the_whole(
@@ -87,10 +87,13 @@ def neighbours(seen: Seen) -> Iterator[Finding]:
         rates = sorted(part.figures["bandwidth"] for part in found)
         yield passed(f"{format_size(rates[0])}/s to {format_size(rates[-1])}/s in {len(rates)} directions")
         return
+    hosts = _in_common(slow)
+    fix = f"look at the network of {' and '.join(hosts)}: ethtool, ip -s link, tc qdisc"
     for part in slow:
         others = [other.figures["bandwidth"] for other in found if other not in slow]
         beside = f", others at {format_size(median(others))}/s" if others else _beside(seen)
-        yield warned(f"{part.name} at {format_size(part.figures['bandwidth'])}/s{beside}", fix=_fix_link(slow))
+        what = f"{part.name} at {format_size(part.figures['bandwidth'])}/s{beside}"
+        yield warned(what, fix=fix, exclude=hosts[-1])
 
 
 @on_the_whole(
@@ -169,8 +172,7 @@ def _is_slow(seen: Seen, part: Part, found: Sequence[Part]) -> bool:
     return is_behind or rate < _expected(seen)
 
 
-def _fix_link(slow: Sequence[Part]) -> str:
-    """Name the host that all slow links have in common, if there is one."""
+def _in_common(slow: Sequence[Part]) -> list[str]:
+    """Return the host that all slow links have in common; both of the first one, if there is none."""
     common = set.intersection(*({*part.figures["hosts"]} for part in slow))
-    hosts = sorted(common if len(common) == 1 else slow[0].figures["hosts"])
-    return f"look at the network of {' and '.join(hosts)}: ethtool, ip -s link, tc qdisc; or --exclude {hosts[-1]}"
+    return sorted(common if len(common) == 1 else slow[0].figures["hosts"])
