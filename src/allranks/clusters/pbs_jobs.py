@@ -42,7 +42,6 @@ _SUBMITTED = re.compile(r"^\s*(\d+(?:\[\d*\])?\.[\w.-]+)\s*$", re.MULTILINE)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DATE = re.compile(r"\w{3} (\w{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})")
 _PLAIN_LINE = re.compile(r"^    (\w+(?:\.\w+)?) = (.*)$", re.MULTILINE)
-_HOST = re.compile(r"(?:^|\+)\(?([^+()/:\[\]]+)")
 _FLAVOURS: dict[str, Flavour] = {}
 
 
@@ -59,7 +58,6 @@ class JobInfo:
         signal: the signal that ended it, if one did.
         started: when it got its nodes; None while it waits.
         ended: when it ended; None before.
-        nodes: its hosts, the one that runs the script first.
         peak_memory: the most that it used, on all nodes together.
         held: its holds, a letter for each.
         depend: what it depends on, as PBS writes it.
@@ -74,7 +72,6 @@ class JobInfo:
     signal: int | None = None
     started: float | None = None
     ended: float | None = None
-    nodes: tuple[str, ...] = ()
     peak_memory: int | None = None
     held: str = ""
     depend: str = ""
@@ -171,7 +168,6 @@ def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
     info = replace(
         info,
         started=_time(fields, "stime", "start_time"),
-        nodes=tuple(dict.fromkeys(_HOST.findall(fields.get("exec_host") or fields.get("exec_vnode", "")))),
         peak_memory=_memory(fields.get("resources_used.mem", "")),
     )
     return _ended(info, fields) if letter in pbs_words.ENDED else info

@@ -28,7 +28,7 @@ OUT_OF_TIME = Reason("it reached its time limit", "raise resources.time")
 WAITS = JobInfo("0", State.PENDING, "H (held)")
 IN_QUEUE = JobInfo("0", State.CANCELLED, "F (finished)")
 RUNNING = JobInfo(
-    "260.pbsctl", State.RUNNING, "R (running)", word=RAN, started=at("03:21:25"), nodes=("pbs01",),
+    "260.pbsctl", State.RUNNING, "R (running)", word=RAN, started=at("03:21:25"),
 )  # fmt: skip
 ENDED = replace(RUNNING, state=State.FAILED, native="F (finished)", word=f"{RAN} and failed", ended=at("03:21:26"))
 TIMEOUT = replace(
@@ -90,7 +90,7 @@ def test_a_job_that_ended_as_it_wanted_after_it_was_deleted() -> None:
 
 def test_a_job_whose_first_node_died() -> None:
     told = in_json("node-died-first-not-rerunable")
-    assert (told.state, told.exit_code, told.nodes) == (State.NODE_FAIL, None, ("pbs04",))
+    assert (told.state, told.exit_code) == (State.NODE_FAIL, None)
     assert (told.ended, told.reason) == (at("03:12:17"), "a node failed")
 
 
@@ -131,19 +131,17 @@ def test_pbs_pro_called_a_timeout_a_signal() -> None:
     (job,) = parse_json(PBS_PRO)
     assert job == JobInfo(
         "812345.pbs01", State.TIMEOUT, "F (finished)", signal=15, started=at("10:00:05"), ended=at("11:00:17"),
-        nodes=("gpu01", "gpu02"), peak_memory=1 << 30,
+        peak_memory=1 << 30,
         cause=OUT_OF_TIME, word=job.word,
     )  # fmt: skip
     (earlier,) = parse_json(PBS_PRO.replace("01:00:11", "00:59:11"))
     assert (earlier.state, earlier.signal, earlier.cause) == (State.FAILED, 15, None)
-    (virtual,) = parse_json(PBS_PRO.replace("exec_host", "exec_port"))
-    assert virtual.nodes == ("gpu01", "gpu02")
 
 
 def test_torque() -> None:
     (job,) = parse_plain(TORQUE_RUNNING)
     assert job == JobInfo(
-        "4711.pbs.example.org", State.RUNNING, "R (running)", started=at("10:00:05"), nodes=("gpu01", "gpu02"),
+        "4711.pbs.example.org", State.RUNNING, "R (running)", started=at("10:00:05"),
         peak_memory=10744 << 10,
     )  # fmt: skip
 
