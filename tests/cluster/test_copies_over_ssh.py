@@ -164,8 +164,14 @@ def test_a_machine_that_loses_power(apart: Any, mended: Network) -> None:
     assert left_on(mended, run) == {}
 
 
-def test_a_machine_that_cannot_be_reached(apart: Any) -> None:
+@pytest.mark.parametrize("code", [255, 12])
+def test_a_machine_that_cannot_be_reached(apart: Any, code: int) -> None:
+    """Now and then rsync ends before it knows how ssh has ended."""
     apart.script(UP)
+    real = shutil.which("rsync")
+    hasty = apart.script(f'#!/bin/sh\n{real} "$@"\ncode=$?\n[ $code != 255 ] || code={code}\nexit $code\n', "rsync")
+    hasty.chmod(0o755)
+    apart.env["PATH"] = f"{apart.folder}:{apart.env['PATH']}"
     done = apart("run", "train.py", "--no-check", "--nodes", "gpu01,gpu99", "--nproc-per-node", "1", *COPIED)
     assert done.rc == 1
     assert "error: cannot reach gpu99\n  why: ssh: Could not resolve hostname gpu99: " in done.stderr

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from allranks.clusters.ssh_agents import agent_told_by, handle_of, on_nodes, tel
 from allranks.clusters.ssh_copy import not_copied, said_by
 from allranks.clusters.ssh_fetch import Fetched
 from allranks.clusters.ssh_script import ENDED_AT_ONCE, NO_FOLDER, SETUP_LOG, UNWRITABLE
-from allranks.clusters.ssh_shell import fix_for, run_all
+from allranks.clusters.ssh_shell import fix_for, run_all, ssh_command
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.hosts import parse_hosts
 from allranks.plan.script import exports
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: The exit code of bash for a script that is not there.
 _NOT_FOUND = 127
+#: Those of rsync for a connection that broke: errors of socket I/O, and in its protocol's stream.
+_BROKEN = (10, 12)
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,24 @@ def _before(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool])
         failed = {failure.node.node for failure in failures}
         commands = [one for one in stage if one.node not in failed]
         answers = run_all([one.command for one in commands], environ, seconds=None, is_over=is_over)
+        if step is _Step.COPY:
+            answers = _asked_again(commands, answers, environ)
         pairs = zip(commands, answers, strict=True)
         failures += [_Failure(plan.commands[one.node], answer, step) for one, answer in pairs if answer.code]
     return failures
+
+
+def _asked_again(
+    commands: Sequence[NodeCommand], answers: Sequence[Answer], environ: Mapping[str, str]
+) -> list[Answer]:
+    """Ask where rsync's connection broke whether there is one: rsync may end before it knows that ssh has failed."""
+    broken = [place for place, answer in enumerate(answers) if answer.code in _BROKEN]
+    hosts = [parse_hosts([commands[place].host])[0] for place in broken]
+    asked = dict(zip(broken, run_all([ssh_command(host, ("true",)) for host in hosts], environ), strict=True))
+    return [
+        replace(answer, unreached=True) if place in asked and asked[place].unreached else answer
+        for place, answer in enumerate(answers)
+    ]
 
 
 def _cancelled(reach: Reach, plan: Plan, pairs: _Pairs, number: int) -> StartCancelledError:
