@@ -11,7 +11,7 @@ from allranks import contract, processes
 from allranks.probe.order import Order
 from allranks.probe.reading import command_of
 
-#: A process with one of these belongs to a run: of ours, or of torchrun's.
+#: A process with one of these belongs to a run: the folder of one of ours, or the id of one of torchrun's.
 _MARKS = (contract.RUN_DIR, "TORCHELASTIC_RUN_ID")
 #: A heartbeat comes every 5 seconds.
 _SILENCE = 60.0
@@ -24,15 +24,10 @@ def leftovers(order: Order) -> list[dict[str, Any]]:
     Each has ``pid``, ``run``, ``command``, ``seconds`` since its start, and ``memory`` in bytes.
     """
     ours = set(processes.lineage())
-    of_runs = {pid: run for pid in processes.process_ids() if pid not in ours and (run := _run_of(pid))}
+    of_runs = {pid: run for pid in processes.process_ids() if pid not in ours and (run := processes.told(pid, *_MARKS))}
     lost = {pid: run for pid, run in of_runs.items() if _has_lost(pid, of_runs)}
     left = {run for run in {*lost.values()} if not _is_watched(run, [pid for pid in of_runs if of_runs[pid] == run])}
     return [_told(pid, run) for pid, run in lost.items() if run in left]
-
-
-def _run_of(pid: int) -> str | None:
-    """Return the run that a process of ours belongs to: its folder, or its id of torchrun's."""
-    return next((value for name in _MARKS if (value := processes.told(pid, name))), None)
 
 
 def _is_watched(run: str, pids: list[int]) -> bool:
