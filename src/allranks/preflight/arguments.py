@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _FILE = re.compile(r"\.(ya?ml|json|toml)$", re.IGNORECASE)
+_NO_PATH = re.compile(r"://|[,;*?$%{}\[\]]|^~")
 _CONFIG = re.compile(r"-+([a-z]+[-_.])*(config|conf|cfg|settings)([-_.]?(file|path|json|yaml))?", re.IGNORECASE)
 #: What such a name says of a file that the script is to write.
 _WRITTEN = re.compile(r"save|out|write|dump|export", re.IGNORECASE)
@@ -35,8 +36,12 @@ def pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def named_files(args: Sequence[str], workdir: Path) -> list[tuple[str, Path]]:
-    """Return the files of YAML, JSON or TOML that arguments name, each with its option."""
-    found = [(option or "argument", workdir / value) for option, value in pairs(args) if _FILE.search(value)]
+    """Return the files of YAML, JSON or TOML that arguments name, each with its option.
+
+    What only the script can make a path of is none: an address, a list, a pattern, a variable, a home.
+    """
+    named = ((option, value) for option, value in pairs(args) if _FILE.search(value) and not _NO_PATH.search(value))
+    found = [(option or "argument", workdir / value) for option, value in named]
     return [(option, path) for option, path in found if not _WRITTEN.search(option)]
 
 

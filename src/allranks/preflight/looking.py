@@ -69,8 +69,9 @@ def look(
         (folder / _SHARED).unlink(missing_ok=True)
     if isinstance(looked, str):
         return looked
-    in_container = bool(launch.job.environment.container)
-    return tuple(_node(number, each, in_container=in_container) for number, each in enumerate(looked))
+    own = launch.job.environment
+    lasting = "container" if own.container else "node_setup" if is_prepared and own.node_setup else ""
+    return tuple(_node(number, each, lasting) for number, each in enumerate(looked))
 
 
 def _by_job(
@@ -144,14 +145,23 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
     )
 
 
-def _node(number: int, looked: Looked, *, in_container: bool) -> Node:
-    """Read what a node tells, or say why it tells nothing."""
+def _node(number: int, looked: Looked, lasting: str) -> Node:
+    """Read what a node tells, or say why it tells nothing.
+
+    Args:
+        number: which node it is.
+        looked: what became of the look.
+        lasting: what of the job's environment may take longer than a look; empty: nothing.
+    """
     host, answer = looked.host, looked.answer
     found = telling.read(answer.out).get(number)
     if found:
         return Node(number, host, found["facts"], found["errors"])
     if answer.is_late:
         what = f"it does not answer: {answer.last_words}"
+        if lasting:
+            fix = f"does environment.{lasting} take longer? If not: ssh {host} uptime"
+            return Node(number, host, failure=warned(what, fix=fix, host=host))
         fix = f"is {host} hanging? ssh {host} uptime"
         return Node(number, host, failure=failed(what, fix=fix, host=host, exclude=host))
     if answer.unreached:
@@ -161,7 +171,7 @@ def _node(number: int, looked: Looked, *, in_container: bool) -> Node:
     if answer.code == program.TOO_OLD:
         what = f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed"
         return Node(number, host, failure=skipped(what, host=host))
-    if in_container:  # It may pass no stdin on, and run the job all the same.
+    if lasting == "container":  # It may pass no stdin on, and run the job all the same.
         what, fix = f"the container could not be looked into: {answer.last_words}", "see environment.container"
         return Node(number, host, failure=warned(what, fix=fix, host=host))
     fix = looked.fix or "correct environment in the job file, or install there what it names"

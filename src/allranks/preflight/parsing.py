@@ -7,21 +7,27 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+#: A file of more bytes is data, which would take long to parse.
+_LARGEST = 1 << 20
+
 
 def why_no_config(path: Path) -> str | None:
     """Say why a file cannot be parsed as what its name says it is; None: it can, or nothing here can tell."""
     try:
-        _PARSERS[path.suffix.lower()](path.read_text(encoding="utf-8"))
+        if path.stat().st_size <= _LARGEST:
+            _PARSERS[path.suffix.lower()](path.read_text(encoding="utf-8"))
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:
         return " ".join(str(error).split())
+    except RecursionError:
+        return "it is nested too deeply"
     return None
 
 
 def _yaml(text: str) -> None:
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
         for _ in YAML(typ="safe", pure=True).parse(text):  # Events alone: a tag may be the script's own.
@@ -29,6 +35,8 @@ def _yaml(text: str) -> None:
     except MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise ValueError(f"{line}{error.problem or error.context}") from error
+    except YAMLError as error:  # A character that YAML has no place for.
+        raise ValueError(str(error)) from error
 
 
 def _toml(text: str) -> None:

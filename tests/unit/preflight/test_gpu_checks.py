@@ -216,17 +216,20 @@ def test_memory_that_others_hold(ask: Ask) -> None:
     assert (finding.grade, finding.what) == (Grade.WARN, f"{first}; {second}")
     assert (finding.fix, finding.exclude) == (f"on gpu01: kill {os.getpid()}", "gpu01")
     assert one("gpu-memory", seen(facts, ranks=4)).grade is Grade.FAIL  # A rank gets GPU 2.
+    assert one("gpu-memory", seen(facts, ranks=2)).grade is Grade.WARN  # None does.
     assert one("gpu-memory", seen(ask(nvml, "0,1"), ranks=2)).grade is Grade.WARN
 
 
 def test_errors_of_memory(ask: Ask) -> None:
-    finding = one("gpu-ecc", seen(ask("4_a100_ecc")))
+    facts = ask("4_a100_ecc")
+    finding = one("gpu-ecc", seen(facts, ranks=4))
     first = "bad rows of its memory are replaced at its next reset, "
     first += "2 errors of its memory were not corrected since the driver was loaded"
     second = "bad rows of its memory could not be replaced"
     assert (finding.grade, finding.what, finding.host) == (Grade.FAIL, f"GPU 1: {first}; GPU 2: {second}", "gpu01")
     assert finding.exclude == "gpu01"
-    alone = one("gpu-ecc", seen(ask("4_a100_ecc", "0,1")))
+    assert one("gpu-ecc", seen(facts, ranks=2)).grade is Grade.WARN  # The one that has failed gets no rank.
+    alone = one("gpu-ecc", seen(ask("4_a100_ecc", "0,1"), ranks=2))
     assert (alone.grade, alone.what) == (Grade.WARN, f"GPU 1: {first}")
     assert "nvidia-smi --gpu-reset -i 1" in alone.fix
 
@@ -243,7 +246,9 @@ def test_errors_of_memory(ask: Ask) -> None:
 def test_what_the_driver_asks_for(ask: Ask, action: int, grade: Grade, word: str) -> None:
     nvml = RecordedNvml("8_h100")
     nvml.devices[5]["nvmlDeviceGetFieldValues(230)"] = [{"nvmlReturn": 0, "value": {"uiVal": action}}]
-    assert said("gpu-ecc", seen(ask(nvml))) == (grade, f"GPU 5: the driver asks for a {word}")
+    facts = ask(nvml)
+    assert one("gpu-ecc", seen(facts)).grade is Grade.WARN  # Nothing runs on it.
+    assert said("gpu-ecc", seen(facts, ranks=8)) == (grade, f"GPU 5: the driver asks for a {word}")
 
 
 def test_hot_and_slowed_down(ask: Ask) -> None:

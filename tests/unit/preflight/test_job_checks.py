@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,19 @@ def test_no_torch_on_one_node() -> None:
         ("a.json", '{"a": 1,}', "Expecting property name enclosed in double quotes: line 1 column 9 (char 8)"),
         ("a.json", '{"a": 1}', None),
         ("a.toml", "a = 1\n", None),
+        (
+            "a.yaml",
+            "a: \x01\n",
+            'unacceptable character #x0001: special characters are not allowed in "FILE", position 3',
+        ),
+        ("a.json", "[" * 100_000, "it is nested too deeply"),
+        ("a.json", "[" * (1 << 21), None),
     ],
 )
 def test_a_configuration_that_cannot_be_parsed(tmp_path: Path, name: str, text: str, why: str | None) -> None:
     (tmp_path / name).write_text(text)
-    assert why_no_config(tmp_path / name) == why
+    found = why_no_config(tmp_path / name)
+    assert (found and found.replace("<unicode string>", "FILE")) == why
 
 
 def _config(tmp_path: Path, *args: str, **files: Any) -> list[Finding]:
@@ -139,6 +148,39 @@ def test_json_may_have_comments_in_it(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("[")
     grades = [each.grade for each in _config(tmp_path, "--deepspeed_config", "ds.json", "--config", "a.yaml")]
     assert grades == [Grade.WARN, Grade.FAIL]
+
+
+def test_a_configuration_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("train.py", "big.yaml"):
+        (tmp_path / "elsewhere" / name).touch()
+    job = {"binary": None, "script": str(tmp_path / "elsewhere" / "train.py"), "args": ["--config", "big.yaml"]}
+    (good,) = found("config", seen_of({"gpu1": {"files": {}}}, job))
+    assert (good.grade, good.what) == (Grade.PASS, f"{tmp_path}/elsewhere/big.yaml: taken to be what --config means")
+
+
+def test_a_configuration_that_a_set_up_may_write(tmp_path: Path) -> None:
+    job = {"workdir": str(tmp_path), "args": ["--config", "big.yaml"]}
+    (good,) = found("config", seen_of({"gpu1": {"files": {}}}, job, is_prepared=False))
+    assert good.grade is Grade.PASS
+
+
+def test_a_configuration_that_only_the_machines_have(tmp_path: Path) -> None:
+    """What lies in the working directory is copied to them; they may have what lies elsewhere."""
+    job = {"workdir": str(tmp_path), "args": ["--config", "/data/big.yaml", "--cfg", "here.yaml"]}
+    seen = seen_of({"gpu1": {}}, job)
+    seen = replace(seen, plan=replace(seen.plan, copied_to="allranks/job"))
+    assert [each.grade for each in found("config", seen)] == [Grade.PASS, Grade.FAIL]
+
+
+@pytest.mark.parametrize("value", ["s3://b/x.yaml", "a.yaml,b.yaml", "$HOME/a.yaml", "~/a.yaml", "conf/*.yaml"])
+def test_what_only_the_script_makes_a_path_of_is_no_file(value: str) -> None:
+    assert named_files(("--config", value), Path("/w")) == []
+
+
+def test_data_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "lines.json").write_text('{"a": 1}\n{"a": 2}\n')
+    assert [each.grade for each in _config(tmp_path, "--train-file", "lines.json")] == [Grade.PASS]
 
 
 def test_what_the_script_may_write_need_not_be_there(tmp_path: Path) -> None:

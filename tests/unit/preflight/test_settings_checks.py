@@ -125,9 +125,9 @@ def test_what_was_left_on_is_found_unless_the_job_debugs() -> None:
 
 
 def test_infiniband_that_is_turned_off_is_found_where_it_is_active() -> None:
-    port = {"port": "mlx5_0/1", "state": "ACTIVE", "physical": "LinkUp", "rate": "", "layer": "InfiniBand"}
-    finding = of_one("debug", {"NCCL_IB_DISABLE": "1"}, infiniband=[port])
-    assert finding.what == "NCCL_IB_DISABLE=1, and InfiniBand is active: mlx5_0/1"
+    port = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "physical": "LinkUp", "rate": "", "layer": "InfiniBand"}
+    finding = of_one("debug", {"NCCL_IB_DISABLE": "1"}, infiniband=[port, {**port, "device": "mlx5_1"}])
+    assert finding.what == "NCCL_IB_DISABLE=1, and InfiniBand is active: mlx5_0/1 and mlx5_1/1"
     for other in ({"state": "DOWN"}, {"layer": "Ethernet"}):
         assert of_one("debug", {"NCCL_IB_DISABLE": "1"}, infiniband=[{**port, **other}]).grade is Grade.PASS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allranks.preflight.checks.gpus import Gpu, label, on_gpus, together
+from allranks.preflight.checks.gpus import Gpu, label, on_gpus, taken, together
 from allranks.preflight.model import Finding, Grade, Node, Seen, passed, skipped, warned
 
 #: Degrees Celsius below the temperature from which on a GPU slows itself down.
@@ -19,7 +19,8 @@ _RESET = "when nothing runs on it, on {0} as root: nvidia-smi --gpu-reset -i {1}
 @on_gpus("gpu-ecc", why="a GPU whose memory fails ends the job that uses it, hours after the start")
 def ecc(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
     """Look at errors of memory that could not be corrected, and at memory that could not be replaced."""
-    found = [(grade, text, gpu) for gpu in gpus for grade, text in _faults(gpu)]
+    fatal = taken(gpus, seen)
+    found = [(grade if gpu in fatal else Grade.WARN, text, gpu) for gpu in gpus for grade, text in _faults(gpu)]
     if found:
         grade = Grade.FAIL if any(each is Grade.FAIL for each, _, _ in found) else Grade.WARN
         worst = [gpu for each, _, gpu in found if each is grade]

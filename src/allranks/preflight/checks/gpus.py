@@ -49,6 +49,13 @@ def answering(fact: Any) -> list[Gpu]:
     return [gpu for gpu in fact["gpus"] if not gpu["error"]]
 
 
+def taken(gpus: list[Gpu], seen: Seen) -> list[Gpu]:
+    """Return those of the GPUs that ranks take, the first ones: what is wrong with others stops nobody."""
+    if seen.plan.backend != "nccl":
+        return []
+    return gpus if seen.plan.ranks_unknown or seen.plan.ranks else gpus[: seen.plan.nproc_per_node]
+
+
 def label(gpu: Gpu) -> str:
     """Call a GPU what nvidia-smi calls it."""
     return f"GPU {gpu['index']}" if gpu["part"] is None else f"GPU {gpu['index']} part {gpu['part']}"
@@ -155,8 +162,8 @@ def memory(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
     held = [gpu for gpu, share in known if share < 1 - _HELD]
     if not held:
         return passed(f"{floor(100 * min(share for _, share in known))}% or more of it is free on each GPU")
-    is_full = any(share < _LEFT for _, share in known)
-    make = failed if is_full and seen.plan.backend == "nccl" else warned
+    full = [gpu for gpu, share in known if share < _LEFT]
+    make = failed if any(gpu in full for gpu in taken(gpus, seen)) else warned
     return make(together((label(gpu), _holders(gpu)) for gpu in held), fix=_end(held, node), exclude=node.host)
 
 

@@ -93,22 +93,30 @@ def config(seen: Seen) -> Iterator[Finding]:
 
 
 def _config(option: str, path: Path, seen: Seen) -> Finding:
+    if seen.plan.copied_to and Path(seen.plan.workdir) not in path.parents:
+        return passed(f"{path} is taken to be on the machines: it is not among what is copied there ({option})")
     if not path.is_file():
-        if other := named_so(path.name, Path(seen.plan.workdir)):
-            return passed(f"{other}: taken to be what {option} means")
-        if is_config(option):
-            return failed(
-                f"there is no {path}, which {option} names", fix=f"correct {option}; it is relative to workdir"
-            )
-        return passed(f"{path} is not there: taken to be written by the script ({option})")
-    if why := why_no_config(path):
+        return _missing(option, path, seen)
+    if is_config(option) and (why := why_no_config(path)):
         # Many read JSON with comments in it.
-        make = failed if is_config(option) and path.suffix != ".json" else warned
-        return make(f"{path}: {why}", fix="correct it there")
+        return (warned if path.suffix == ".json" else failed)(f"{path}: {why}", fix="correct it there")
     without = [node.host for node in seen.nodes if (node.facts.get("files") or {}).get(str(path))]
     if without and not seen.plan.copied_to:
         return failed(f"{listed(without, 'and')} cannot read {path}", fix="put it where all nodes see it")
     return passed(f"{path} ({option})")
+
+
+def _missing(option: str, path: Path, seen: Seen) -> Finding:
+    """Judge of a file that is not there: a script may look for it in other folders, or write it; so may a set-up."""
+    script = next((reason.value for reason in seen.plan.reasons if reason.subject == "script"), None)
+    folders = [Path(seen.plan.workdir), *([Path(script).parent] if script else [])]
+    if other := next(filter(None, (named_so(path.name, folder) for folder in folders)), None):
+        return passed(f"{other}: taken to be what {option} means")
+    if not is_config(option):
+        return passed(f"{path} is not there: taken to be written by the script ({option})")
+    if not seen.is_prepared:
+        return passed(f"{path} is not there: taken to be written by environment.setup or .node_setup ({option})")
+    return failed(f"there is no {path}, which {option} names", fix=f"correct {option}; it is relative to workdir")
 
 
 @on_each_node(

@@ -103,7 +103,8 @@ def _left_on(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _off_although_active(values: Mapping[str, str], ports: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Look at InfiniBand alone: whether RoCE can be used is not seen from a port that is active."""
-    active = [each["port"] for each in ports if each["state"] == "ACTIVE" and each["layer"] == "InfiniBand"]
+    usable = [each for each in ports if (each["state"], each["layer"]) == ("ACTIVE", "InfiniBand")]
+    active = [f"{each['device']}/{each['port']}" for each in usable]
     if active and values.get("NCCL_IB_DISABLE") == "1":
         yield f"NCCL_IB_DISABLE=1, and InfiniBand is active: {listed(active, 'and')}", "unset NCCL_IB_DISABLE"
 
