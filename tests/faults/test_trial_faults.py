@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import Watch
+from fault_tools import Watch, wait_for
 
+from allranks.processes import marked
 from trial_faults import hurt
 
 TWO = ("--nproc-per-node", "2", "--backend", "gloo")
@@ -80,7 +82,7 @@ def test_a_wrong_result_is_named_with_its_rank(allranks: Any) -> None:
     assert done.stderr.splitlines()[-4:] == [
         f"error: {allranks.run().name}: broadcast from rank 0, and 1 other part of the test went wrong",
         f"  why: on rank 1 on {HOST}: number 3 must be 4, and is 5",
-        "  fix: allranks check --full, with the same job, finds the node at fault",
+        "  fix: allranks check --full, with the same job, looks at all that the machine has",
         f"  see: runs/{allranks.run().name}/attempts/000",
     ]
 
@@ -90,7 +92,7 @@ def test_large_messages_that_are_wrong(allranks: Any) -> None:
     assert done.rc == 3
     wrong = {name: part["wrong"] for name, part in told(done).items() if part["wrong"]}
     assert wrong.pop("all_reduce of 1 KiB") == f"on rank 1 on {HOST}: all numbers must be 3, and are 3 to 4"
-    assert wrong.pop("training (auto)").startswith(f"on all ranks; on rank 0 on {HOST}: the loss of step 1 must be ")
+    assert wrong.pop("training (auto)").startswith(f"on all ranks; on rank 0 on {HOST}: the loss of step ")
     assert wrong == {}
 
 
@@ -140,6 +142,24 @@ def test_ctrl_c_ends_all_ranks(allranks: Any, watch: Watch, finish: Any) -> None
     assert code == 130
     assert "was cancelled" in err
     watch.nothing_left(0.5)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_trial_of_a_check(allranks: Any, finish: Any, number: signal.Signals, code: int) -> None:
+    fault = hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1")
+    process = allranks.popen("check", "--only", "all-reduce", *TWO, *fault)
+
+    def hanging() -> list[Path]:
+        logs = allranks.folder.glob("runs/.look-*/*/attempts/000/*/rank-1.out")
+        return [log for log in logs if '"name": "all_to_all"' in log.read_text()]
+
+    (log,) = wait_for("rank 1 to hang", hanging)
+    process.send_signal(number)
+    ended, out, err = finish(process)
+    assert (ended, out) == (code, "")
+    assert f"allranks: check: {number.name}: test-" in err
+    assert [*allranks.folder.glob("runs*")] == []
+    assert marked("ALLRANKS_RUN_DIR", str(log.parents[3])) == []
 
 
 def test_a_port_that_is_taken_is_told_as_a_run_tells_it(allranks: Any) -> None:

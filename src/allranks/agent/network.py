@@ -6,12 +6,12 @@ loopback's. The right interface is the one that carries the route to the other n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from allranks import contract
+from allranks.probe.cgroups import usable_cpus
 from allranks.routes import LOOPBACK, interface_to
 
 _GLOO, _NCCL, _THREADS = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"
@@ -71,7 +71,7 @@ def _interfaces(master: str, nodes: int, environ: Mapping[str, str], sys: Path, 
 
 
 def _threads(ranks: int) -> Setting:
-    cpus = len(os.sched_getaffinity(0))
+    cpus = usable_cpus()
     return Setting(_THREADS, str(max(1, cpus // ranks)), f"CPUs: {cpus}, ranks: {ranks}")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from allranks.probe.cgroups import usable_cpus
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,7 @@ class Machine:
 def this_machine(environ: Mapping[str, str]) -> Machine:
     """Look at this machine, within the limits of this process (affinity, container, visible devices)."""
     gpus, found = _gpus(environ)
-    return Machine(cpus=_cpus(), gpus=gpus, gpus_from=found)
-
-
-def _cpus() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, _container_cpus() or allowed)
-
-
-def _container_cpus() -> int | None:
-    """Return the CPUs that a container's quota allows, rounded up (cgroup v2, cpu.max), if there is one."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
+    return Machine(cpus=usable_cpus(), gpus=gpus, gpus_from=found)
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, str]:

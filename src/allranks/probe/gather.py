@@ -40,8 +40,8 @@ FACTS = {
 _SECONDS = {"reach": 50.0, "mesh": 50.0, "site": 15.0}
 
 
-#: What there is only where nodes meet: for one node, its modules are not even imported.
-_BETWEEN = {"interface", "port", "reach", "mesh"}
+#: What there is only where nodes meet: for one node, its modules are not even imported, and no resolver is waited for.
+_BETWEEN = {"names", "interface", "port", "reach", "mesh"}
 
 
 def gather(order: Order) -> dict[str, Any]:

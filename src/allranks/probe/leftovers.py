@@ -39,11 +39,24 @@ def _is_watched(run: str, pids: list[int]) -> bool:
 
 
 def _has_lost(pid: int, of_runs: dict[int, str]) -> bool:
-    """Tell whether the first of a process's ancestors that belongs to the run was left to init."""
+    """Tell whether the first of a process's ancestors that belongs to the run was left to an init."""
     parent = processes.parent_of(pid)
     while parent in of_runs:
         pid, parent = parent, processes.parent_of(parent)
-    return parent == 1
+    return parent is not None and _takes_in(parent)
+
+
+def _takes_in(pid: int) -> bool:
+    """Tell whether a process is the parent of those that have lost theirs, and of no rank that it has started itself.
+
+    In a container the first process may be torchrun, or any other launcher, and these run in Python. What a user's
+    systemd has started, terminals among it, it takes in as well.
+    """
+    program, *words = command_of(pid)
+    name = Path(program).name
+    if pid != 1:
+        return name == "systemd" and "--user" in words
+    return not name.startswith("python") and processes.told(pid, *_MARKS) is None
 
 
 def _told(pid: int, run: str) -> dict[str, Any]:

@@ -10,13 +10,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from allranks.probe import cgroups
 from allranks.probe.order import Order
 from allranks.probe.reading import text_of
 
 _LIMITS = {"memlock": "RLIMIT_MEMLOCK", "nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC"}
-_CGROUP = Path("/sys/fs/cgroup")
-#: Where cgroup v1 has what v2 has in the second place.
-_MEMORY_LIMITS = ("memory/memory.limit_in_bytes", "memory.max")
+_VERBS = Path("/dev/infiniband")
+#: The bit of the capability to lock any amount of memory, and the ids of a machine that has all users.
+_IPC_LOCK, _ALL_USERS = 14, ["0", "0", "4294967295"]
 
 
 def host(order: Order) -> dict[str, Any]:
@@ -32,16 +33,16 @@ def host(order: Order) -> dict[str, Any]:
 
 def cpus(order: Order) -> dict[str, int]:
     """Return how many CPUs there are, and how many this process may use."""
-    return {"all": os.cpu_count() or 1, "allowed": len(os.sched_getaffinity(0))}
+    return {"all": os.cpu_count() or 1, "allowed": cgroups.usable_cpus()}
 
 
 def memory(order: Order) -> dict[str, int | None]:
-    """Return bytes of memory: all, what is free to be used, and what a container allows."""
+    """Return bytes of memory: all, what is free to be used, and what its control groups allow."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limits = [int(text) for name in _MEMORY_LIMITS if (text := text_of(_CGROUP / name)).isdecimal()]
-    limit = min((limit for limit in limits if limit < total), default=None)
-    return {"total": total, "available": available, "limit": limit}
+    limit = cgroups.memory()
+    # cgroup v1 has a number larger than any memory where there is no limit.
+    return {"total": total, "available": available, "limit": limit if limit and limit < total else None}
 
 
 def shm(order: Order) -> dict[str, int] | None:
@@ -49,11 +50,17 @@ def shm(order: Order) -> dict[str, int] | None:
     return _room("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 
-def limits(order: Order) -> dict[str, list[int | None]]:
-    """Return the kernel's limits for a process of the user, soft and hard; None: unlimited. memlock is in bytes."""
-    return {
+def limits(order: Order) -> dict[str, Any]:
+    """Return the kernel's limits for a process of the user, soft and hard; None: unlimited. memlock is in bytes.
+
+    Further ``locks_any``: whether memlock does not bind this process; ``verbs``: whether there is a device for remote
+    direct memory access that it may open; and ``tasks``: how many processes and threads its control groups allow.
+    """
+    limits = {
         name: [_limit(value) for value in resource.getrlimit(getattr(resource, of))] for name, of in _LIMITS.items()
     }
+    verbs = any(os.access(device, os.R_OK | os.W_OK) for device in _VERBS.glob("uverbs*"))
+    return {**limits, "locks_any": _locks_any(), "verbs": verbs, "tasks": cgroups.tasks()}
 
 
 def disks(order: Order) -> dict[str, dict[str, Any]]:
@@ -82,6 +89,13 @@ def _why_unwritable(folder: Path) -> str | None:
 def _room(folder: str) -> dict[str, int]:
     found = os.statvfs(folder)
     return {"all": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize, "files": found.f_favail}
+
+
+def _locks_any() -> bool:
+    """Tell whether this process may lock any amount of memory: root may, but in a container with users of its own."""
+    status = dict(line.split(":", 1) for line in text_of(Path("/proc/self/status")).splitlines())
+    has_all_users = text_of(Path("/proc/self/uid_map")).split() == _ALL_USERS
+    return has_all_users and bool(int(status["CapEff"], 16) >> _IPC_LOCK & 1)
 
 
 def _limit(value: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 from allranks import contract
 from allranks.agent import network
 from allranks.agent.network import Setting, decide
+from allranks.probe.cgroups import usable_cpus
 
-CPUS = len(os.sched_getaffinity(0))
+CPUS = usable_cpus()
 ROUTES = """\
 Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
 docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0

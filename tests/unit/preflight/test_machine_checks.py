@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from seen import found, seen_of
 
-from allranks.preflight.model import Grade
+from allranks.preflight.model import Finding, Grade
 
 GB = 1 << 30
 
@@ -29,6 +29,8 @@ def _disk(**more: Any) -> dict[str, Any]:
     [
         ("shm", {"shm": {"all": 8 * GB, "free": 8 * GB}}, Grade.PASS, "8.59 GB of 8.59 GB free"),
         ("shm", {"shm": {"all": 1 << 20, "free": 1 << 20}}, Grade.WARN, "1.05 MB of 1.05 MB free"),
+        ("shm", {"shm": {"all": 64 << 20, "free": 64 << 20}}, Grade.WARN, "67.1 MB of 67.1 MB free"),
+        ("shm", {"shm": {"all": 8 * GB, "free": 256 << 20}}, Grade.PASS, "268 MB of 8.59 GB free"),
         ("shm", {"shm": None}, Grade.WARN, "there is no /dev/shm"),
         ("cpus", {"cpus": {"all": 8, "allowed": 4}}, Grade.PASS, "4 of 8 CPUs may be used"),
         (
@@ -60,8 +62,10 @@ def _disk(**more: Any) -> dict[str, Any]:
         ("open-files", {"limits": {"nofile": [1024, 1048576]}}, Grade.PASS, "1024, at most 1048576"),
         ("open-files", {"limits": {"nofile": [1024, 1024]}}, Grade.WARN, "1024, at most 1024"),
         ("open-files", {"limits": {"nofile": [None, None]}}, Grade.PASS, "unlimited"),
-        ("processes", {"limits": {"nproc": [100, 100]}}, Grade.WARN, "100"),
-        ("processes", {"limits": {"nproc": [None, None]}}, Grade.PASS, "unlimited"),
+        ("processes", {"limits": {"nproc": [100, 100], "tasks": None}}, Grade.WARN, "100"),
+        ("processes", {"limits": {"nproc": [9000, 9000], "tasks": 200}}, Grade.WARN, "200"),
+        ("processes", {"limits": {"nproc": [None, None], "tasks": 9000}}, Grade.PASS, "9000"),
+        ("processes", {"limits": {"nproc": [None, None], "tasks": None}}, Grade.PASS, "unlimited"),
         ("leftovers", {"leftovers": []}, Grade.PASS, "none"),
     ],
 )
@@ -83,20 +87,61 @@ def test_less_memory_than_asked_for() -> None:
     assert _found("memory", facts, asked) == (Grade.WARN, "4.29 GB of 8.59 GB free; 6.44 GB are asked for")
 
 
-def test_locked_memory_matters_where_there_is_infiniband() -> None:
-    port = {"device": "mlx5_0", "state": "4: ACTIVE"}
+PORT = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "layer": "InfiniBand"}
+ETHERNET = {**PORT, "device": "mlx5_1", "layer": "Ethernet"}
 
-    def grade(soft: int | None, *ports: dict[str, str], backend: str = "nccl") -> Grade:
-        seen = seen_of({"gpu01": {"limits": {"memlock": [soft, soft]}, "infiniband": ports}})
-        (finding,) = found("memlock", replace(seen, plan=replace(seen.plan, backend=backend)))
-        return finding.grade
 
-    assert grade(8 << 20, port) is Grade.FAIL
-    assert grade(8 * GB, port) is Grade.WARN
-    assert grade(None, port) is Grade.PASS
-    assert grade(8 << 20) is Grade.PASS
-    assert grade(8 << 20, {**port, "state": "1: DOWN"}) is Grade.PASS
-    assert grade(8 << 20, port, backend="gloo") is Grade.PASS
+def _memlock(
+    soft: int | None, *ports: dict[str, Any], backend: str = "nccl", nodes: int = 2, prepared: bool = True, **more: Any
+) -> Finding:
+    """Check a node, one of several, with ports, variables and what else its limits are."""
+    values = {name: more.pop(name) for name in [*more] if name.startswith("NCCL_")}
+    facts = {
+        "limits": {"memlock": [soft, soft], "locks_any": False, "verbs": True, **more},
+        "infiniband": [*ports],
+        "variables": {"values": values, "set": []},
+    }
+    seen = seen_of({f"gpu0{number}": facts for number in range(1, nodes + 1)}, is_prepared=prepared)
+    first, *_ = found("memlock", replace(seen, plan=replace(seen.plan, backend=backend)))
+    return first
+
+
+def test_locked_memory_matters_where_nccl_goes_by_infiniband() -> None:
+    low = 64 << 10
+    assert _memlock(low, PORT) == Finding(
+        Grade.FAIL,
+        "65.5 KB, and mlx5_0 is active",
+        "'memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity for slurmd or sshd",
+        "gpu01",
+    )
+    assert _memlock(low, ETHERNET, PORT).what == "65.5 KB, and mlx5_0 is active"
+    assert _memlock(None, PORT).grade is Grade.PASS
+    assert _memlock(low).grade is Grade.PASS
+    assert _memlock(low, {**PORT, "state": "DOWN"}).grade is Grade.PASS
+    assert _memlock(low, PORT, backend="gloo").grade is Grade.PASS
+    assert _memlock(low, PORT, nodes=1).grade is Grade.PASS
+    assert _memlock(low, PORT, verbs=False).grade is Grade.PASS
+    assert _memlock(low, PORT, NCCL_IB_DISABLE="1").grade is Grade.PASS
+    assert _memlock(low, PORT, NCCL_NET="Socket").grade is Grade.PASS
+    free = _memlock(low, PORT, locks_any=True)
+    assert (free.grade, free.what) == (Grade.PASS, "65.5 KB, which does not bind a process with CAP_IPC_LOCK")
+
+
+def test_a_limit_of_locked_memory_that_nccl_may_do_with_refuses_no_job() -> None:
+    low = 64 << 10
+    assert _memlock(8 << 20, PORT).grade is Grade.WARN
+    assert _memlock(low, ETHERNET).grade is Grade.WARN
+    assert _memlock(low, PORT, NCCL_IB_DISABLE="0", NCCL_NET="IB").grade is Grade.FAIL
+    assert _memlock(low, PORT, NCCL_IB_HCA="mlx5_1").grade is Grade.WARN
+    assert _memlock(low, PORT, NCCL_NET="AWS Libfabric").grade is Grade.WARN
+    assert _memlock(low, PORT, prepared=False).grade is Grade.WARN
+
+
+def test_what_bounds_processes_is_what_to_raise() -> None:
+    for nproc, tasks, fix in ((100, 900, "'nproc unlimited'"), (900, 100, "TasksMax=infinity")):
+        (finding,) = found("processes", seen_of({"gpu01": {"limits": {"nproc": [nproc, nproc], "tasks": tasks}}}))
+        assert finding.what == "100"
+        assert finding.fix.startswith(fix)
 
 
 def test_what_an_earlier_run_has_left_is_named() -> None:

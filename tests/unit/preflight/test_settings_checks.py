@@ -64,7 +64,16 @@ NOT_OURS = (
 )
 
 
-@pytest.mark.parametrize("name", [*NOT_OURS, "NCCL_P2P_DISABLE", "TORCH_HOME", "TORCH_NCCL_AVOID_RECORD_STREAMS"])
+#: Of torch: some are called nearly like others, and do something else.
+OF_TORCH = (
+    *("TORCH_HOME", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_LINALG_PREFER_HIPSOLVER", "TORCH_DTRACE"),
+    *("TORCH_XCCL_BLOCKING_WAIT", "TORCH_XCCL_NAN_CHECK", "TORCH_XCCL_ASYNC_ERROR_HANDLING"),
+    *("TORCH_XCCL_HIGH_PRIORITY", "TORCH_XCCL_XPU_EVENT_CACHE"),
+    *("TORCH_UCC_BLOCKING_WAIT", "TORCH_PG_HEARTBEAT_TIMEOUT_SEC"),
+)
+
+
+@pytest.mark.parametrize("name", [*NOT_OURS, "NCCL_P2P_DISABLE", *OF_TORCH])
 def test_a_variable_of_a_build_a_plugin_or_a_newer_release_is_no_mistake(name: str) -> None:
     finding = of_one("variables", {name: "0"})
     assert finding == Finding(Grade.PASS, "1 variable of NCCL, torch and gloo", host="gpu01")
@@ -82,6 +91,11 @@ def test_a_variable_of_a_build_a_plugin_or_a_newer_release_is_no_mistake(name: s
             "NCCL_BLOCKING_WAIT",
             "NCCL_BLOCKING_WAIT is deprecated since torch 2.2",
             "TORCH_NCCL_BLOCKING_WAIT in place of NCCL_BLOCKING_WAIT",
+        ),
+        (
+            "TORCH_CUDNN_V8_API_ENABLED",
+            "TORCH_CUDNN_V8_API_ENABLED is not read any more since torch 2.0",
+            "unset TORCH_CUDNN_V8_API_ENABLED",
         ),
         ("NCCL_LAUNCH_MODE", "NCCL_LAUNCH_MODE is deprecated since NCCL 2.9", "unset NCCL_LAUNCH_MODE"),
         (
@@ -106,6 +120,14 @@ def test_what_became_obsolete_after_a_node_s_versions_is_not() -> None:
     )
 
 
+def test_what_torch_does_anyway_is_told_from_that_version_on() -> None:
+    values = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+    assert of_one("variables", values, torch={"version": "2.7.1+cu126", "nccl": "2.26.2"}).grade is Grade.PASS
+    new = of_one("variables", values, torch={"version": "2.8.0+cu128", "nccl": "2.27.3"})
+    assert (new.grade, new.what) == (Grade.WARN, "TORCH_NCCL_AVOID_RECORD_STREAMS is always on since torch 2.8")
+    assert new.fix == "unset TORCH_NCCL_AVOID_RECORD_STREAMS"
+
+
 def test_the_tables_agree() -> None:
     assert {name for name in KNOWN if not name.startswith(FAMILIES)} == set()
     replaced = [entry.instead.partition("=")[0] for entry in OBSOLETE if entry.instead.startswith(FAMILIES)]
@@ -114,14 +136,30 @@ def test_the_tables_agree() -> None:
 
 
 def test_what_was_left_on_is_found_unless_the_job_debugs() -> None:
-    values = {"NCCL_DEBUG": "info", "CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "INFO"}
+    values = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "detail", "TORCH_SHOW_CPP_STACKTRACES": "0"}
     finding = of_one("debug", values)
     assert finding.grade is Grade.WARN
     assert finding.what == (
-        "NCCL_DEBUG=info: it writes a line for each step; CUDA_LAUNCH_BLOCKING=1: the CPU waits for each kernel"
+        "TORCH_DISTRIBUTED_DEBUG=detail: each collective is compared on all ranks first; "
+        "CUDA_LAUNCH_BLOCKING=1: the CPU waits for each kernel"
     )
     assert of_one("debug", values, {"debug": True}).grade is Grade.PASS
     assert of_one("debug", {"NCCL_DEBUG": "WARN", "CUDA_LAUNCH_BLOCKING": "0"}).grade is Grade.PASS
+
+
+@pytest.mark.parametrize("subsystems", ["ALL", "init,coll", "TUNING", "^NET"])
+def test_nccl_that_tells_of_each_operation_is_left_on(subsystems: str) -> None:
+    values = {"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": subsystems}
+    finding = of_one("debug", values)
+    assert finding.grade is Grade.WARN
+    assert finding.what == f"NCCL_DEBUG=info: with NCCL_DEBUG_SUBSYS={subsystems} it writes a line for each operation"
+    assert of_one("debug", {**values, "NCCL_DEBUG": "WARN"}).what == "nothing is left on"
+
+
+def test_nccl_that_tells_of_its_start_is_left_on() -> None:
+    finding = of_one("debug", {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"})
+    what = "NCCL_DEBUG=INFO: each rank writes many lines at its start, among which others are not seen"
+    assert (finding.grade, finding.what) == (Grade.WARN, what)
 
 
 def test_infiniband_that_is_turned_off_is_found_where_it_is_active() -> None:

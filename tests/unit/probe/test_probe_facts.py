@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -48,9 +49,27 @@ def test_torch_is_looked_at_without_an_import() -> None:
     assert (told["version"], told["cuda"]) == (str(torch.__version__), torch.version.cuda)
 
 
+def test_one_node_waits_for_no_resolver() -> None:
+    assert gather(Order(("names",))) == {"facts": {"names": None}, "errors": {}}
+    assert gather(Order(("names",), nnodes=2))["facts"]["names"]["own"]["name"] == socket.gethostname()
+
+
 def test_limits_are_those_of_this_process() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert machine.limits(Order(()))["nofile"] == [soft, hard]
+
+
+#: Programs that start another one: as it is, without the right to lock memory, and as root of a container.
+_NO_LOCKS = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "--")
+_OWN_USERS = ("unshare", "--map-root-user", "--")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has the right to lock memory, and can give it away")
+@pytest.mark.parametrize(("through", "told"), [((), "True"), (_NO_LOCKS, "False"), (_OWN_USERS, "False")])
+def test_whom_the_limit_of_locked_memory_binds(through: tuple[str, ...], told: str) -> None:
+    code = "from allranks.probe import machine, order; print(machine.limits(order.Order(()))['locks_any'])"
+    done = subprocess.run([*through, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == told
 
 
 def test_a_folder_is_looked_at_where_it_will_be(tmp_path: Path) -> None:
@@ -77,6 +96,12 @@ def test_a_module_is_found_without_importing_its_package(tmp_path: Path, monkeyp
     assert [each["name"] for each in found["missing"]] == ["nosuch_z"]
 
 
+def _until_it_sleeps(pid: int) -> None:
+    """Wait for a shell to become what it was to start: its variables change with its words."""
+    while Path(f"/proc/{pid}/cmdline").read_bytes() != b"sleep\x00300\x00":
+        pass
+
+
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[int]:
     """Give a process of a run that its parent has left."""
@@ -84,8 +109,65 @@ def orphan(tmp_path: Path) -> Iterator[int]:
     env = {**os.environ, "ALLRANKS_RUN_DIR": str(tmp_path / "runs/old-1")}
     done = subprocess.run(command, env=env, capture_output=True, check=True, text=True)
     pid = int(done.stdout)
+    _until_it_sleeps(pid)
     yield pid
     os.kill(pid, 9)
+
+
+#: What is lost in a container, by an id of torchrun's.
+_LOOK = (
+    "from allranks.probe import leftovers, order;"
+    "print(*[each['command'] for each in leftovers.leftovers(order.Order(())) if each['run'] == 'lost-1'])"
+)
+#: A launcher with a rank, and a shell that has taken a rank in: each the first process of its container.
+_LAUNCHER = f"""
+import os, subprocess, sys
+subprocess.Popen(["sleep", "300"], env={{**os.environ, "TORCHELASTIC_RUN_ID": "lost-1"}})
+subprocess.run([sys.executable, "-c", {_LOOK!r}])
+"""
+_SHELL = """
+rank=$(TORCHELASTIC_RUN_ID=lost-1 sh -c 'sleep 300 >/dev/null 2>&1 & echo $!')
+until [ "$(tr '\\0' ' ' </proc/$rank/cmdline)" = 'sleep 300 ' ]; do :; done
+"$@"; exit
+"""
+_CONTAINER = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", "--")
+
+
+@pytest.mark.skipif(
+    subprocess.run([*_CONTAINER, "true"], capture_output=True).returncode != 0,
+    reason="this user may make no namespaces here",
+)
+@pytest.mark.parametrize(
+    ("first", "lost"),
+    [((sys.executable, "-c", _LAUNCHER), ""), (("sh", "-c", _SHELL, "sh", sys.executable, "-c", _LOOK), "sleep 300")],
+)
+def test_what_the_first_process_of_a_container_has_started_is_not_left(first: tuple[str, ...], lost: str) -> None:
+    done = subprocess.run([*_CONTAINER, *first], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == lost
+
+
+def test_what_a_user_s_systemd_has_taken_in_is_found() -> None:
+    taking = (
+        "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0);"  # PR_SET_CHILD_SUBREAPER
+        "lost = 'ALLRANKS_RUN_DIR=/runs/old-1 sleep 300 >/dev/null 2>&1 </dev/null & echo $!';"
+        "print(subprocess.check_output(['sh', '-c', lost], text=True), flush=True); input()"
+    )
+    systemd = subprocess.Popen(
+        ["systemd", "-c", taking, "--user"],
+        executable=sys.executable,
+        env={**os.environ, "PYTHONHOME": sys.base_prefix},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert systemd.stdout is not None
+    pid = int(systemd.stdout.readline())
+    _until_it_sleeps(pid)
+    try:
+        assert [each["run"] for each in leftovers.leftovers(Order(())) if each["pid"] == pid] == ["/runs/old-1"]
+    finally:
+        os.kill(pid, 9)
+        systemd.communicate("\n")
 
 
 def _left(folder: Path) -> list[tuple[int, str, str]]:
@@ -109,10 +191,13 @@ def test_what_has_a_heartbeat_is_not_left(orphan: int, tmp_path: Path) -> None:
 def test_what_is_watched_is_not_left(orphan: int, tmp_path: Path) -> None:
     code = tmp_path / "runs/old-1/code"
     agent = subprocess.Popen(
-        [sys.executable, "-c", "input()", str(code)],
+        [sys.executable, "-c", "print(flush=True); input()", str(code)],
         env={**os.environ, "ALLRANKS_RUN_DIR": str(code.parent)},
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
+    assert agent.stdout is not None
+    agent.stdout.readline()  # Before it runs, its words may not be told yet.
     try:
         assert _left(tmp_path) == []
     finally:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from allranks.job.units import format_count, format_size
 from allranks.preflight.model import Finding, Node, Seen, failed, passed, warned, worst
 from allranks.preflight.registry import on_each_node
 
-#: A batch of 64 images of 224 x 224 x 3 as float32 takes 39 MB, and a worker has two of them under way.
-_SHM_LOW = 64 << 20
+#: A batch of 64 images of 224 x 224 x 3 as float32 takes 39 MB, and a worker has two of them under way: room for three
+#: workers. Docker gives 64 MiB.
+_SHM_LOW = 256 << 20
 #: Memory that a rank takes which has imported torch and done nothing, about.
 _MEMORY_OF_A_RANK = 250 << 20
 _ROOM_LOW, _FILES_LOW = 1 << 30, 1000
-#: NCCL registers some megabytes with each device for each peer; 8 MB is what systemd gives.
-_MEMLOCK_LOW = 64 << 20
+#: Even where GPUs talk to the device directly, NCCL sends short messages to each peer from 512 KiB in the memory of the
+#: host, which are locked. Where they do not, it is megabytes for each; systemd gives 8 MiB, older kernels gave 64 KiB.
+_MEMLOCK_LEAST = 512 << 10
+#: What NCCL_NET may say where NCCL's own InfiniBand is to be used.
+_NETS = ("", "IB")
 #: A data loader's worker has several open for each batch under way, a rank one for each peer.
 _OPEN_LOW = 4096
 #: Ranks, workers of their data loaders, and the threads of both.
@@ -85,23 +90,41 @@ def _room(purpose: str, disk: Any) -> Finding:
     "memlock",
     why="InfiniBand needs memory that stays where it is: NCCL fails without",
     fact="limits",
-    also=("infiniband",),
+    also=("infiniband", "variables"),
 )
 def memlock(fact: Any, node: Node, seen: Seen) -> Finding:
-    """Look at how much memory may be locked, where there is InfiniBand or RoCE."""
+    """Look at how much memory may be locked, where NCCL goes by InfiniBand or RoCE."""
     soft, _ = fact["memlock"]
     what = "unlimited" if soft is None else format_size(soft)
-    device = _active_device(node)
-    if soft is None or seen.plan.backend != "nccl" or not device:
+    if soft is not None and fact["locks_any"]:
+        return passed(f"{what}, which does not bind a process with CAP_IPC_LOCK")
+    ports = _active_ports(node) if seen.plan.backend == "nccl" and len(seen.nodes) > 1 else []
+    if soft is None or not ports or not fact["verbs"]:
         return passed(what)
     fix = "'memlock unlimited' in /etc/security/limits.conf, LimitMEMLOCK=infinity for slurmd or sshd"
-    make = failed if soft < _MEMLOCK_LOW else warned
-    return make(f"{what}, and {device} is active", fix=fix)
+    make = failed if soft < _MEMLOCK_LEAST and _goes_by(ports[0], node, seen) else warned
+    return make(f"{what}, and {ports[0]['device']} is active", fix=fix)
 
 
-def _active_device(node: Node) -> str:
-    ports = node.facts.get("infiniband") or ()
-    return next((str(port["device"]) for port in ports if "ACTIVE" in str(port["state"])), "")
+def _active_ports(node: Node) -> list[Any]:
+    """Return the ports that NCCL may use, InfiniBand first; none where it is told to use sockets."""
+    values = _variables(node)
+    if values.get("NCCL_IB_DISABLE", "") not in ("", "0") or values.get("NCCL_NET", "").lower() == "socket":
+        return []
+    ports = [port for port in node.facts.get("infiniband") or () if port["state"] == "ACTIVE"]
+    return sorted(ports, key=lambda port: port["layer"] != "InfiniBand")
+
+
+def _goes_by(port: Any, node: Node, seen: Seen) -> bool:
+    """Tell whether it is sure that NCCL goes by a port: nothing that is set, or not yet, may have it go another way."""
+    values = _variables(node)
+    is_chosen = values.get("NCCL_IB_HCA") or values.get("NCCL_NET_PLUGIN") or values.get("NCCL_NET", "") not in _NETS
+    return port["layer"] == "InfiniBand" and "variables" in node.facts and seen.is_prepared and not is_chosen
+
+
+def _variables(node: Node) -> Mapping[str, str]:
+    values: Mapping[str, str] = node.facts.get("variables", {}).get("values", {})
+    return values
 
 
 @on_each_node("open-files", why="data loaders with workers, and many peers, run out of open files", fact="limits")
@@ -117,10 +140,13 @@ def open_files(fact: Any, node: Node, seen: Seen) -> Finding:
 @on_each_node("processes", why="ranks and the workers of their data loaders cannot start", fact="limits")
 def processes(fact: Any, node: Node, seen: Seen) -> Finding:
     """Look at how many processes and threads the user may have."""
-    soft, _ = fact["nproc"]
-    if soft is not None and soft < seen.plan.nproc_per_node * _PROCESSES_PER_RANK:
-        return warned(str(soft), fix="'nproc unlimited' in /etc/security/limits.conf")
-    return passed("unlimited" if soft is None else str(soft))
+    soft, tasks = fact["nproc"][0], fact["tasks"]
+    bounds = [each for each in (soft, tasks) if each is not None]
+    what = str(min(bounds)) if bounds else "unlimited"
+    if bounds and min(bounds) < seen.plan.nproc_per_node * _PROCESSES_PER_RANK:
+        of_group = "TasksMax=infinity for slurmd or sshd, docker run --pids-limit -1"
+        return warned(what, fix=of_group if min(bounds) == tasks else "'nproc unlimited' in /etc/security/limits.conf")
+    return passed(what)
 
 
 @on_each_node("leftovers", why="what an earlier run has left holds GPUs, memory and ports", fact="leftovers")

@@ -26,9 +26,11 @@ _INFINIBAND = "an InfiniBand or RoCE port that is not active leaves its traffic 
 )
 def hostname(fact: Any, node: Node, seen: Seen) -> Finding:
     """Look at what a node's own name means on it."""
+    if why := why_nothing(seen):
+        return skipped(why)
     own = fact["own"]
     what = f"{own['name']} {_means(own)}"
-    if len(seen.nodes) == 1 or (not own["error"] and own["addresses"][0] not in own["loopback"]):
+    if not own["error"] and own["addresses"][0] not in own["loopback"]:
         return passed(what)
     why = "allranks tells torch the interface to use, but what asks for the host's own address cannot be reached by it"
     fix = f"a line in /etc/hosts of {node.host}: the address that other nodes see, then {own['name']}"
@@ -197,7 +199,7 @@ def _differing(name: str, ports: dict[str, dict[str, Any]]) -> Iterator[Finding]
         if state not in ("INIT", "ARMED"):
             fix = f"look at its cable and switch: ibstat on {host}"
             yield warned(f"{name} is {state}, and active on the others", fix=fix, host=host, exclude=host)
-    rates = {host: _rate(ports[host][name]) for host, state in states.items() if state == "ACTIVE"}
+    rates = {host: gigabits(ports[host][name]) for host, state in states.items() if state == "ACTIVE"}
     fastest_first = dict(sorted(rates.items(), key=lambda item: -item[1]))
     best, others = odd_ones(fastest_first)
     for host, rate in others.items():
@@ -208,7 +210,7 @@ def _differing(name: str, ports: dict[str, dict[str, Any]]) -> Iterator[Finding]
             )
 
 
-def _rate(port: Any) -> float:
+def gigabits(port: Any) -> float:
     """Return a port's rate in Gbit/s, which the kernel writes as ``100 Gb/sec (4X EDR)``."""
     found = re.match(r"[\d.]+", port["rate"])
     return float(found[0]) if found else 0.0

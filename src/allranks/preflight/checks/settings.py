@@ -23,13 +23,15 @@ _ON = ("1", "Y", "ON", "YES", "TRUE")
 _OF_A_NODE = {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_TOPO_FILE"}
 #: Values that are for the search of an error, in capitals, and what they cost.
 _DEBUG = {
-    "NCCL_DEBUG": (("INFO", "TRACE"), "it writes a line for each step"),
-    "TORCH_CPP_LOG_LEVEL": (("INFO",), "it writes a line for each step"),
+    "NCCL_DEBUG": (("INFO", "TRACE"), "each rank writes many lines at its start, among which others are not seen"),
+    "TORCH_CPP_LOG_LEVEL": (("INFO",), "each rank writes lines at its start"),
     "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "each collective is compared on all ranks first"),
     "TORCH_SHOW_CPP_STACKTRACES": (_ON, "each error takes seconds to be told"),
     "CUDA_LAUNCH_BLOCKING": (_ON, "the CPU waits for each kernel"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": (_ON, "each tensor is allocated by the driver"),
 }
+#: What NCCL tells of each operation, if NCCL_DEBUG_SUBSYS asks for it; without that it is INIT, BOOTSTRAP and ENV.
+_EACH_OPERATION = {"ALL", "COLL", "CALL", "TUNING"}
 
 
 @on_each_node(
@@ -97,8 +99,17 @@ def debug(fact: Any, node: Node, seen: Seen) -> Finding:
 
 def _left_on(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, (levels, cost) in _DEBUG.items():
-        if values.get(name, "").upper() in levels:
-            yield f"{name}={values[name]}: {cost}", f"unset {name}, and --debug for a run that needs it"
+        if values.get(name, "").upper() not in levels:
+            continue
+        if name == "NCCL_DEBUG" and _tells_each_operation(values):
+            cost = f"with NCCL_DEBUG_SUBSYS={values['NCCL_DEBUG_SUBSYS']} it writes a line for each operation"
+        yield f"{name}={values[name]}: {cost}", f"unset {name}, and --debug for a run that needs it"
+
+
+def _tells_each_operation(values: Mapping[str, str]) -> bool:
+    """Tell whether NCCL is to write lines for each operation; with ``^`` all is told of but what is named."""
+    asked = values.get("NCCL_DEBUG_SUBSYS", "").upper()
+    return asked.startswith("^") or not _EACH_OPERATION.isdisjoint(asked.split(","))
 
 
 def _off_although_active(values: Mapping[str, str], ports: Iterable[Any]) -> Iterator[tuple[str, str]]:
