@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 #: The exit code where the interpreter is older than the program can be read by; of those no shell uses.
 TOO_OLD = 74
-#: Imports what it reads from stdin as if it lay in files. It must be readable by any Python 3, and by Python 2.
+#: Imports what it reads from stdin as if it lay in files. It must be readable by any Python 3, and by Python 2. No
+#: module of it may come from the working directory, where a job may have a random.py of its own.
 _BEGIN = """\
 import sys
 if sys.version_info < (3, 10):
-    sys.stderr.write("Python %d.%d\\\\n" % sys.version_info[:2])
+    sys.stderr.write("Python %d.%d\\n" % sys.version_info[:2])
     sys.exit({too_old})
+if sys.path[:1] == [""]:
+    del sys.path[0]
 import importlib.abc, importlib.util, json
 said = json.load(sys.stdin)
 class Sent(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):

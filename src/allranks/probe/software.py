@@ -9,17 +9,18 @@ import importlib.util
 import re
 import shutil
 import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from allranks.probe import sources
+from allranks.probe.finding import Finder
 from allranks.probe.order import Order
+from allranks.probe.sources import Source
 
 #: What torch says of its build, in a file that needs no import.
 _VERSION = re.compile(r"^(?:__version__|cuda)\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
-
-#: Packages that hold a module which is run are looked into, wherever they are.
-_ANYWHERE = ("",)
 
 
 def torch(order: Order) -> dict[str, str | None] | None:
@@ -63,23 +64,49 @@ def script(order: Order) -> dict[str, Any]:
     """Look at what the ranks run.
 
     Returns:
-        ``error``: why it cannot be run; ``digest`` of it and of the modules beside it that it imports; ``missing``: the
-        imports that cannot be found, each with ``name``, ``file`` and ``line``; ``imports``: how many can.
+        ``error``: why it cannot be run; where it is Python, also what :func:`allranks.probe.sources.read` returns.
     """
     if order.kind == "binary":
         return {"error": None if shutil.which(order.target) else f"{order.target} is no program here or on PATH"}
     if order.kind == "script":
-        path = Path(order.target)
-        if path.is_dir():
-            path /= "__main__.py"
-        sys.path[0] = str(path.parent)
-        if not path.is_file():
-            return {"error": f"there is no {order.target}"}
-    else:
-        found = sources.find(order.target, _ANYWHERE)
-        if found and found.submodule_search_locations:
-            found = sources.find(f"{order.target}.__main__", _ANYWHERE)
-        if found is None:
-            return {"error": f"there is no module {order.target}"}
-        path = Path(found.origin or "")
-    return sources.read(path) if path.suffix == ".py" else {"error": None}
+        return _script(Path(order.target))
+    return _module(order.target) if order.kind else {"error": None}
+
+
+def _script(target: Path) -> dict[str, Any]:
+    path = target / "__main__.py" if target.is_dir() else target
+    if not path.is_file():
+        return {"error": f"there is no {target}"}
+    if path.suffix != ".py":
+        return {"error": None}
+    folder = path.resolve().parent
+    first = folder if target.is_dir() or not _is_safe() else None
+    return sources.read(Finder(first, (folder, Path.cwd())), [Source(path, is_main=True)])
+
+
+def _module(name: str) -> dict[str, Any]:
+    first = None if _is_safe() else Path.cwd()
+    finder = Finder(first, (Path.cwd(),))
+    specs = finder.find(name, anywhere=True)
+    if specs and specs[-1].submodule_search_locations:
+        name = f"{name}.__main__"
+        specs = finder.find(name, anywhere=True)
+    if specs is None or len(specs) <= name.count("."):
+        is_made = sources.may_make(finder, name)
+        return {"error": None if is_made else f"there is no module {name.removesuffix('.__main__')}"}
+    finder = Finder(first, (Path.cwd(), _folder(specs[0])))
+    *packages, last = sources.sources_of(name, specs)
+    if last.path.suffix != ".py":
+        return {"error": None}
+    own = [each for each in packages if finder.is_own(str(each.path))]
+    return sources.read(finder, [*own, replace(last, is_main=True)])
+
+
+def _folder(spec: ModuleSpec) -> Path:
+    """Return the folder of a package, or the one that a module is in."""
+    return Path(spec.origin).parent if spec.origin else Path(next(iter(spec.submodule_search_locations or ("",))))
+
+
+def _is_safe() -> bool:
+    """Tell whether the interpreter leaves the script's folder, or the working directory, out of its path: ``-P``."""
+    return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))

@@ -31,7 +31,7 @@ def test_what_cannot_work_is_not_started(allranks: Any) -> None:
     what, why, fix, see = done.stderr.splitlines()
     assert what == f"error: imports on {HOST}: not found: no_such_module (train.py:1)"
     assert why == "  why: an import that is not there ends all ranks at their first line"
-    assert fix.endswith(" -m pip install no_such_module, or environment.venv, .conda or .modules that have it")
+    assert fix == "  fix: install what has no_such_module, or environment.venv, .conda or .modules that have it"
     assert see == f"  see: runs/{run.name}/preflight.json"
     status = allranks.record()["status"]
     assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "not started", 3)

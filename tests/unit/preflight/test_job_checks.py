@@ -37,21 +37,64 @@ def test_a_script_that_one_node_does_not_see() -> None:
     assert (bad.grade, bad.host, bad.what) == (Grade.FAIL, "gpu02", "there is no /x/train.py")
 
 
-def test_an_import_that_is_missing_names_its_line_and_how_to_install_it() -> None:
-    missing = [
-        {"name": name, "file": "/x/train.py", "line": line} for line, name in enumerate(("a.b", "a.c", "d", "e"))
+def _lacking(*names: str, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "file": "/x/train.py", "line": line, "near": None, "within": None, **more}
+        for line, name in enumerate(names)
     ]
-    (bad,) = found("imports", seen_of({"gpu01": _script(missing=missing)}))
+
+
+ELSE = ", or environment.venv, .conda or .modules that have it"
+
+
+def test_an_import_that_is_missing_names_its_line() -> None:
+    (bad,) = found("imports", seen_of({"gpu01": _script(missing=_lacking("a.b", "a.c", "d", "e"))}))
     assert bad.what == "not found: a.b (train.py:0), a.c (train.py:1) and d (train.py:2) and 1 more"
-    assert bad.fix.startswith("/env/bin/python -m pip install a d e, ")
+    assert bad.fix == f"install what has a, d and e{ELSE}"
     assert bad.grade is Grade.FAIL
 
 
+@pytest.mark.parametrize(
+    ("missing", "fix"),
+    [
+        (_lacking("cv2", "yaml"), f"/env/bin/python -m pip install opencv-python-headless PyYAML{ELSE}"),
+        (_lacking("PIL.Image", "b"), f"/env/bin/python -m pip install pillow and install what has b{ELSE}"),
+        (
+            _lacking("datasets.mine", near="/x"),
+            "datasets is in /x, which is not on Python's path: environment.variables.PYTHONPATH: /x",
+        ),
+        (_lacking("own.part", within="/x/own"), "/x/own lacks it: copy it there, or correct the import"),
+        (
+            _lacking("src.net", "src.loss"),
+            "src looks like code of the job's own: copy it there, or environment.variables.PYTHONPATH",
+        ),
+    ],
+)
+def test_a_stranger_s_package_is_not_installed(missing: list[dict[str, Any]], fix: str) -> None:
+    (bad,) = found("imports", seen_of({"gpu01": _script(missing=missing)}))
+    assert bad.fix == fix
+
+
+def test_what_another_node_has_is_taken_from_there() -> None:
+    missing = _lacking("einops", "nosuch")
+    lacks_a_source = _script(missing=_lacking("own"), digest="b")
+    seen = seen_of(
+        {"gpu0": lacks_a_source, "gpu1": _script(missing=missing), "gpu2": {}, "gpu3": _script(missing=missing[1:])}
+    )
+    fixes = [each.fix for each in found("imports", seen) if each.grade is Grade.FAIL]
+    assert fixes == [
+        f"install what has own{ELSE}",
+        f"einops is on gpu3: install the same, or copy it; install what has nosuch{ELSE}",
+        f"install what has nosuch{ELSE}",
+    ]
+
+
 def test_an_import_that_the_script_may_find_as_it_runs_is_no_failure() -> None:
-    missing = [{"name": "layers", "file": "/x/train.py", "line": 3}]
+    missing = _lacking("layers", line=3)
     (bad,) = found("imports", seen_of({"gpu01": _script(missing=missing, alters_path=True)}))
     assert bad.grade is Grade.WARN
-    assert bad.what == "not found: layers (train.py:3); sys.path is altered as it runs, by which they may be found"
+    told = "; the job alters where modules are found, and may find them as it runs"
+    assert bad.what == f"not found: layers (train.py:3){told}"
 
 
 def test_what_was_not_set_up_is_not_judged() -> None:

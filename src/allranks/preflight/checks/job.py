@@ -10,6 +10,7 @@ from allranks.job.problems import listed
 from allranks.preflight.arguments import is_config, named_files, named_so
 from allranks.preflight.compare import odd_ones
 from allranks.preflight.model import Finding, Node, Seen, failed, passed, skipped, warned
+from allranks.preflight.packages import how_to_get
 from allranks.preflight.parsing import why_no_config
 from allranks.preflight.registry import on_each_node, on_the_whole
 
@@ -50,12 +51,10 @@ def imports(fact: Any, node: Node, seen: Seen) -> Finding:
     if missing := fact["missing"]:
         places = [f"{each['name']} ({Path(each['file']).name}:{each['line']})" for each in missing[:_NAMED]]
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        names = " ".join(dict.fromkeys(each["name"].partition(".")[0] for each in missing))
-        python = node.facts.get("host", {}).get("executable", "python")
-        fix = f"{python} -m pip install {names}, or environment.venv, .conda or .modules that have it"
+        fix = how_to_get(missing, node, seen)
         what = f"not found: {listed(places, 'and')}{more}"
         if fact["alters_path"]:
-            return warned(f"{what}; sys.path is altered as it runs, by which they may be found", fix=fix)
+            return warned(f"{what}; the job alters where modules are found, and may find them as it runs", fix=fix)
         return failed(what, fix=fix)
     return passed(f"{fact['imports']} found")
 
