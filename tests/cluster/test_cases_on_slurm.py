@@ -102,6 +102,21 @@ def test_an_unknown_account_is_refused_in_words(lab_with_accounting: Any) -> Non
     assert told(lab) == ("FAILED  not started", "FAILED", "1")
 
 
+def test_a_limit_that_a_qos_may_lift_is_no_refusal(
+    lab_with_accounting: Any, slurm_with_accounting: SlurmCluster
+) -> None:
+    lab, change = lab_with_accounting, ("sacctmgr", "--immediate", "modify", "qos", "urgent", "set")
+    lab.script("")
+    check = ("check", "train.py", "--on", "lab", "--only", "scheduler", "--time", "2:00:00")
+    told = "scheduler  02:00:00 are asked for, and partition main gives a job at most 01:00:00\n"
+    refused = lab(*check)
+    assert (refused.rc, f"FAIL  {told}" in refused.stdout) == (3, True), refused.stdout
+    slurm_with_accounting.run(*change, "Flags=PartitionTimeLimit")
+    found = lab(*check)
+    slurm_with_accounting.run(*change, "Flags=-1")
+    assert (found.rc, f"WARN  {told}" in found.stdout) == (0, True), found.stdout
+
+
 def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_with_accounting: SlurmCluster) -> None:
     lab = lab_with_accounting
     lab.script(BUSY)

@@ -23,7 +23,6 @@ class Asked:
         cpus: CPUs of each node.
         memory: memory of each node.
         gpus: GPUs of each node.
-        include: nodes that must be among them.
         exclude: nodes that must not be.
     """
 
@@ -34,7 +33,6 @@ class Asked:
     cpus: int = 0
     memory: int = 0
     gpus: int = 0
-    include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
 
@@ -59,6 +57,20 @@ class NodeInfo:
     memory: int
     gpus: int
     reason: str = ""
+
+
+def least(places: Iterable[list[Objection]]) -> list[Objection]:
+    """Return what stands against a job in the one of several places where that is least.
+
+    That is where nothing is final; else where nobody sees what it is; else the first.
+    """
+    return min(places, key=_weight, default=[])
+
+
+def _weight(against: list[Objection]) -> int:
+    if not against:
+        return 1
+    return 2 if any(objection.is_final for objection in against) else 0
 
 
 def missing(asked: Asked, where: str, nodes: Iterable[NodeInfo], more: str) -> list[Objection]:

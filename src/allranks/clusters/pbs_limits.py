@@ -6,7 +6,8 @@ PBS has nothing to try that with, so its queues and nodes are compared with what
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from allranks.clusters import pbs_jobs
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 QUEUES, NODES, SERVER = ("qstat", "-Q", "-f"), ("pbsnodes", "-a"), ("qstat", "-B", "-f")
 _QUEUE = re.compile(r"^#PBS\s+-q\s*(\S+)", re.MULTILINE)
 _NODES = re.compile(r"^#PBS\s+-l\s*(?:\S*,)?(?:select|nodes)=([^\s,]+)", re.MULTILINE)
+_PLACE = re.compile(r"^#PBS\s+-l\s*(?:\S*,)?place=([^\s,]+)", re.MULTILINE)
 _WALLTIME = re.compile(r"^#PBS\s+-l\s*(?:\S*,)?walltime=([^\s,]+)", re.MULTILINE)
 _AWAY = ("down", "offline", "unknown", "stale", "unresolvable", "maintenance", "provisioning", "sleep")
 _OTHER = "choose another scheduler.partition; qstat -Q lists the queues"
@@ -36,37 +38,58 @@ def outlook(plan: Plan, environ: Mapping[str, str]) -> Outlook:
     Raises:
         LaunchError: PBS cannot be reached.
     """
-    asked = read_asked(plan.files[0].text)
+    script = plan.files[0].text
+    asked = read_asked(script)
     queues = parse(pbs_jobs.ask(QUEUES, environ))
-    name = next(iter(asked.partitions), "") or default_queue(pbs_jobs.ask(SERVER, environ))
+    name = next(iter(asked[0].partitions), "") or default_queue(pbs_jobs.ask(SERVER, environ))
     queue = queues.get(name.partition("@")[0])
-    if queue is None and asked.partitions and "@" not in name:
+    if queue is None and asked[0].partitions and "@" not in name:
         return Outlook(f"queue {name}", [Objection(f"PBS has no queue {name}", _OTHER)])
     against = [*limits(asked, name, queue or {})]
     # A queue may hand jobs on to a server with other nodes.
     if not against and (queue or {}).get("queue_type", "").startswith("E"):
-        against = missing(asked, "this PBS", parse_nodes(pbs_jobs.ask(NODES, environ)), "pbsnodes -l")
+        against = lacking(asked, parse_nodes(pbs_jobs.ask(NODES, environ)), may_share=may_share(script))
     return Outlook(f"queue {name}" if name else "the default queue", against)
 
 
-def read_asked(script: str) -> Asked:
-    """Read what a script asks for; of two lines for the same resource PBS takes the first."""
+def lacking(asked: Sequence[Asked], nodes: Sequence[NodeInfo], *, may_share: bool) -> list[Objection]:
+    """Return why nodes are not those that a job needs.
+
+    Args:
+        asked: what it asks for.
+        nodes: all nodes.
+        may_share: whether several of what it asks for may lie on one node, which is then enough.
+    """
+    parts = [replace(part, nodes=1) for part in asked] if may_share else asked
+    found = (each for part in parts for each in missing(part, "this PBS", nodes, "pbsnodes -l"))
+    return [*dict.fromkeys(found)]
+
+
+def may_share(script: str) -> bool:
+    """Tell whether chunks of a script may lie on one node together."""
+    return "scatter" not in next(iter(_PLACE.findall(script)), "scatter")
+
+
+def read_asked(script: str) -> tuple[Asked, ...]:
+    """Read what a script asks for, of each kind of nodes; of two lines for the same resource PBS takes the first."""
     queue, time = _QUEUE.findall(script), _WALLTIME.search(script)
-    chunks = [_chunk(text) for found in _NODES.findall(script)[:1] for text in found.split("+")]
-    return Asked(
-        partitions=tuple(queue[-1:]),
-        nodes=sum(count for count, _ in chunks) or 1,
-        time=_time(time[1]) if time else 0,
-        cpus=max((number(each.get("ncpus") or each.get("ppn", "")) for _, each in chunks), default=0),
-        memory=max((_memory(each.get("mem", "")) for _, each in chunks), default=0),
-        gpus=max((number(each.get("ngpus") or each.get("gpus", "")) for _, each in chunks), default=0),
+    each = Asked(partitions=tuple(queue[-1:]), time=_time(time[1]) if time else 0)
+    counts: dict[Asked, int] = {}
+    for text in next(iter(_NODES.findall(script)), "1").split("+"):
+        kind = _chunk(each, text)
+        counts[kind] = counts.get(kind, 0) + (number(text.split(":")[0]) or 1)  # One that begins with a host is one.
+    return tuple(replace(kind, nodes=count) for kind, count in counts.items())
+
+
+def _chunk(each: Asked, text: str) -> Asked:
+    """Return what each node of a chunk must have."""
+    has = dict(re.findall(r"(\w+)=([^:]+)", text))
+    return replace(
+        each,
+        cpus=number(has.get("ncpus") or has.get("ppn", "")),
+        memory=_memory(has.get("mem", "")),
+        gpus=number(has.get("ngpus") or has.get("gpus", "")),
     )
-
-
-def _chunk(text: str) -> tuple[int, dict[str, str]]:
-    """Take a chunk apart: how many of it, and what each has. One that begins with a host is one."""
-    first, *_ = text.split(":")
-    return number(first) or 1, dict(re.findall(r"(\w+)=([^:]+)", text))
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
@@ -103,11 +126,11 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
     return tuple(hosts.values())
 
 
-def limits(asked: Asked, name: str, queue: Mapping[str, str]) -> Iterator[Objection]:
+def limits(asked: Sequence[Asked], name: str, queue: Mapping[str, str]) -> Iterator[Objection]:
     """Yield what a queue has against a job.
 
     Args:
-        asked: what the job asks for.
+        asked: what the job asks for, of each kind of nodes.
         name: of the queue.
         queue: its attributes.
     """
@@ -127,11 +150,12 @@ def limits(asked: Asked, name: str, queue: Mapping[str, str]) -> Iterator[Object
 _Amount = tuple[str, int, str, Callable[[str], int], Callable[[int], str]]
 
 
-def _amounts(asked: Asked) -> Iterator[_Amount]:
+def _amounts(asked: Sequence[Asked]) -> Iterator[_Amount]:
     """Yield what a queue may limit: its name, the amount for all nodes, the key for it, and how it is read and told."""
-    cpus, gpus = asked.nodes * asked.cpus, asked.nodes * asked.gpus
-    yield "walltime", asked.time, "resources.time", _time, format_duration
-    yield "nodect", asked.nodes, "resources.nodes", number, counted("node")
+    nodes = sum(part.nodes for part in asked)
+    cpus, gpus = sum(part.nodes * part.cpus for part in asked), sum(part.nodes * part.gpus for part in asked)
+    yield "walltime", asked[0].time, "resources.time", _time, format_duration
+    yield "nodect", nodes, "resources.nodes", number, counted("node")
     yield "ncpus", cpus, "resources.cpus_per_node or resources.nodes", number, counted("CPU")
     yield "ngpus", gpus, "resources.gpus_per_node or resources.nodes", number, counted("GPU")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from allranks.clusters import asking, slurm_errors, slurm_jobs
-from allranks.clusters.limits import Asked, NodeInfo, missing, number, reading
+from allranks.clusters.limits import Asked, NodeInfo, least, missing, number, reading
 from allranks.clusters.outlook import Objection, Outlook, objection_of
 from allranks.clusters.refusals import UNREACHABLE, with_values
 from allranks.errors import LaunchError
@@ -32,7 +32,6 @@ _SHORT = {
     "-p": "--partition",
     "-t": "--time",
     "-q": "--qos",
-    "-w": "--nodelist",
     "-x": "--exclude",
     "-c": "--cpus-per-task",
 }
@@ -41,6 +40,10 @@ _ABOVE = {"SBATCH_PARTITION": "--partition", "SBATCH_TIMELIMIT": "--time", "SBAT
 _WOULD_START = re.compile(r"to start at (\S+) using .* on nodes (\S+)(?: in partition (\S+))?")
 _NO_SUCH_NODES = "Requested node configuration is not available"
 _GPUS = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
+_NO_ACCOUNTING = "not running a supported accounting_storage plugin"
+#: What a QOS may have, so that its jobs may go beyond that limit of a partition.
+_LIFTS_TIME, _LIFTS_MOST, _LIFTS_LEAST = "PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"
+_LIFTS_ALL = frozenset((_LIFTS_TIME, _LIFTS_MOST, _LIFTS_LEAST))
 #: Beginnings of the words for a node that takes no job now.
 _AWAY = ("down", "drain", "fail", "error", "unknown", "inval", "maint", "reserved", "boot", "reboot", "no_respond")
 
@@ -56,6 +59,15 @@ class Partition:
     min_nodes: int = 0
     max_time: int = 0
     is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A QOS, with its limit of time in seconds (0: none) and what it has, in Slurm's words."""
+
+    name: str
+    max_time: int
+    flags: frozenset[str]
 
 
 def outlook(plan: Plan, environ: Mapping[str, str]) -> Outlook:
@@ -79,23 +91,48 @@ def outlook(plan: Plan, environ: Mapping[str, str]) -> Outlook:
         if error.what == UNREACHABLE.format("Slurm"):
             raise error
     partitions = chosen(parse_partitions(slurm_jobs.ask(PARTITIONS, in_utc)), asked)
-    against = limits(asked, partitions) or _qos_limit(asked, in_utc)
+    against = _against_it(asked, partitions, in_utc)
     where = f"partition {','.join(partition.name for partition in partitions)}"
     if not done.returncode:
         return Outlook(where, against, parse_start(said))
-    if not against and _NO_SUCH_NODES in said:
-        for part in partitions[:1]:
-            against = _missing(asked, part.name, in_utc)
-    return Outlook(where, against or [objection_of(with_values(error, plan.reasons))])
+    refusal = objection_of(with_values(error, plan.reasons))
+    if _NO_SUCH_NODES in said:  # They may be down only now.
+        return Outlook(where, against or _missing(asked, partitions, in_utc) or [refusal])
+    found = Outlook(where, against)
+    return found if found.is_hopeless else replace(found, objections=[*against, refusal])
 
 
-def _missing(asked: Asked, partition: str, environ: Mapping[str, str]) -> list[Objection]:
-    nodes = parse_nodes(slurm_jobs.ask(nodes_command(partition), environ))
-    return missing(asked, f"partition {partition}", nodes, "sinfo --list-reasons")
+def _against_it(asked: Asked, partitions: Sequence[Partition], environ: Mapping[str, str]) -> list[Objection]:
+    """Return what partitions and QOS have against a job; these are asked for only where that counts."""
+    against = limits(asked, partitions)
+    if not against and not asked.qos:
+        return []
+    known = _qos(environ)
+    if against:
+        return limits(asked, partitions, _LIFTS_ALL if known is None else lifted(asked, known))
+    return qos_limit(asked, known or ())
+
+
+def _missing(asked: Asked, partitions: Sequence[Partition], environ: Mapping[str, str]) -> list[Objection]:
+    """Return why nodes are not there in any of the partitions whose limits the job keeps; nothing: nobody sees it."""
+    places = [part.name for part in partitions if not any(_against(asked, part, frozenset()))]
+    nodes = {name: parse_nodes(slurm_jobs.ask(nodes_command(name), environ)) for name in places}
+    return least(missing(asked, f"partition {name}", nodes[name], "sinfo --list-reasons") for name in places)
+
+
+def _qos(environ: Mapping[str, str]) -> tuple[Qos, ...] | None:
+    """Return all QOS; none where there is no accounting, and so no QOS. None: nobody says."""
+    try:
+        return parse_qos(asking.ask(QOS, environ, slurm_errors.SLURM, seconds=20.0))
+    except LaunchError as error:
+        return () if _NO_ACCOUNTING in (error.why or "") else None
 
 
 #: The command that shows all partitions.
 PARTITIONS = ("scontrol", "show", "partition")
+
+#: The command that shows all QOS.
+QOS = ("sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,MaxWall,Flags")
 
 
 def dry_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -106,11 +143,6 @@ def dry_command(command: Sequence[str]) -> tuple[str, ...]:
 def nodes_command(partition: str) -> tuple[str, ...]:
     """Build the command that shows the nodes of a partition."""
     return ("sinfo", "--Node", "--noheader", f"--partition={partition}", "--format=%N|%T|%c|%m|%G|%E")
-
-
-def qos_command(name: str) -> tuple[str, ...]:
-    """Build the command that shows how long a job of a QOS may run."""
-    return ("sacctmgr", "--parsable2", "--noheader", "show", "qos", "where", f"name={name}", "format=Name,MaxWall")
 
 
 def read_asked(script: str, environ: Mapping[str, str]) -> Asked:
@@ -127,7 +159,6 @@ def read_asked(script: str, environ: Mapping[str, str]) -> Asked:
         cpus=tasks * (number(found.get("--cpus-per-task", "")) or 1),
         memory=reading(parse_memory, found.get("--mem", "")),
         gpus=int(gpus[-1]) if gpus else 0,
-        include=tuple(_hosts(found.get("--nodelist", ""))),
         exclude=tuple(_hosts(found.get("--exclude", ""))),
     )
 
@@ -175,19 +206,37 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
     )
 
 
+def parse_qos(text: str) -> tuple[Qos, ...]:
+    """Read the answer to :data:`QOS`."""
+    rows = (line.split("|") for line in text.splitlines())
+    return tuple(Qos(row[0], _time(row[1]), frozenset(row[2].split(","))) for row in rows if len(row) == 3)
+
+
 def chosen(partitions: Iterable[Partition], asked: Asked) -> tuple[Partition, ...]:
     """Return the partitions that a job may come into: those that it names, else the default one."""
     named = asked.partitions
     return tuple(part for part in partitions if (part.name in named if named else part.is_default))
 
 
-def limits(asked: Asked, partitions: Sequence[Partition]) -> list[Objection]:
-    """Return what keeps a job waiting in all of the partitions that it may come into."""
-    against = [[*_against(asked, partition)] for partition in partitions]
-    return against[0] if against and all(against) else []
+def lifted(asked: Asked, known: Iterable[Qos]) -> frozenset[str]:
+    """Return what the QOS of a job has; where it names none, what any has, since each user may have another default."""
+    named = asked.qos.split(",")
+    return frozenset[str]().union(*(qos.flags for qos in known if not asked.qos or qos.name in named))
 
 
-def _against(asked: Asked, partition: Partition) -> Iterator[Objection]:
+def limits(asked: Asked, partitions: Sequence[Partition], lifts: frozenset[str] = frozenset()) -> list[Objection]:
+    """Return what keeps a job waiting in all of the partitions that it may come into.
+
+    Args:
+        asked: what it asks for.
+        partitions: where it may come.
+        lifts: what its QOS may have: a limit that this may lift is not final.
+    """
+    against = [[*_against(asked, partition, lifts)] for partition in partitions]
+    return least(against) if all(against) else []
+
+
+def _against(asked: Asked, partition: Partition, lifts: frozenset[str]) -> Iterator[Objection]:
     name, nodes = f"partition {partition.name}", format_count(asked.nodes, "node")
     if partition.state == "DOWN":
         fix = "choose another scheduler.partition, or wait"
@@ -197,13 +246,13 @@ def _against(asked: Asked, partition: Partition) -> Iterator[Objection]:
         yield Objection(
             f"{format_duration(asked.time)} are asked for, and {name} gives a job at most {most}",
             f"lower resources.time to {most}, or choose another scheduler.partition",
-            is_final=not asked.qos,  # A QOS may lift the limits of partitions.
+            is_final=_LIFTS_TIME not in lifts,
         )
     if partition.max_nodes and asked.nodes > partition.max_nodes:
         yield Objection(
             f"{nodes} are asked for, and {name} gives a job at most {partition.max_nodes}",
             f"lower resources.nodes to {partition.max_nodes}, or choose another scheduler.partition",
-            is_final=not asked.qos,
+            is_final=_LIFTS_MOST not in lifts,
         )
     elif partition.nodes and asked.nodes > partition.nodes:
         yield Objection(
@@ -214,21 +263,13 @@ def _against(asked: Asked, partition: Partition) -> Iterator[Objection]:
         yield Objection(
             f"{nodes} are asked for, and {name} gives a job at least {partition.min_nodes}",
             f"raise resources.nodes to {partition.min_nodes}, or choose another scheduler.partition",
-            is_final=not asked.qos,
+            is_final=_LIFTS_LEAST not in lifts,
         )
 
 
-def _qos_limit(asked: Asked, environ: Mapping[str, str]) -> list[Objection]:
-    """Return what the QOS of a job has against it; nothing where there is no accounting to ask."""
-    if asked.qos:
-        with suppress(LaunchError):
-            return qos_limit(asked, asking.ask(qos_command(asked.qos), environ, slurm_errors.SLURM, seconds=20.0))
-    return []
-
-
-def qos_limit(asked: Asked, text: str) -> list[Objection]:
-    """Read the answer to :func:`qos_command`; return what it has against a job."""
-    most = _time(text.strip().rpartition("|")[2])
+def qos_limit(asked: Asked, known: Iterable[Qos]) -> list[Objection]:
+    """Return what the QOS that a job names has against it."""
+    most = next((qos.max_time for qos in known if qos.name == asked.qos), 0)
     if not most or asked.time <= most:
         return []
     limit = format_duration(most)

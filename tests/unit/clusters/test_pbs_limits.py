@@ -9,9 +9,9 @@ import pytest
 from pbs_recorded import ANSWERS
 
 from allranks.clusters.base import Request
-from allranks.clusters.limits import Asked, NodeInfo, missing
+from allranks.clusters.limits import Asked, NodeInfo
 from allranks.clusters.outlook import Objection
-from allranks.clusters.pbs_limits import default_queue, limits, parse, parse_nodes, read_asked
+from allranks.clusters.pbs_limits import default_queue, lacking, limits, may_share, parse, parse_nodes, read_asked
 from allranks.clusters.pbs_plan import make_plan
 from allranks.job.spec import Job
 
@@ -34,7 +34,7 @@ pbs02
 OTHER = "choose another scheduler.partition; qstat -Q lists the queues"
 
 
-def asked(folder: Path, flavour: str, **job: Any) -> Asked:
+def asked(folder: Path, flavour: str, **job: Any) -> tuple[Asked, ...]:
     scheduler = {"flavour": flavour, **job.pop("scheduler", {})}
     made = Job.model_validate({"binary": "true", "cluster": "lab", "scheduler": scheduler, **job})
     return read_asked(make_plan(Request(made, folder, folder / "runs" / "x", {"PATH": ""})).files[0].text)
@@ -44,12 +44,38 @@ def asked(folder: Path, flavour: str, **job: Any) -> Asked:
 def test_what_a_script_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str) -> None:
     resources = {"nodes": 3, "gpus_per_node": 4, "cpus_per_node": 8, "time": "2:30:00"}
     found = asked(tmp_path, flavour, resources=resources, scheduler={"partition": "gpuq", "include": "pbs02"})
-    assert found == Asked(("gpuq",), 3, 9000, "", 8, 0, 4)
+    assert found == (Asked(("gpuq",), 3, 9000, "", 8, 0, 4),)
 
 
 def test_the_users_own_nodes_come_first() -> None:
     script = "#PBS -l select=2:ncpus=4:mem=8gb+1:ncpus=2\n#PBS -l select=9:ncpus=1\n#PBS -l walltime=90\n#PBS -q a@b\n"
-    assert read_asked(script) == Asked(("a@b",), 3, 90, "", 4, 8 * GB, 0)
+    assert read_asked(script) == (
+        Asked(("a@b",), 2, 90, "", 4, 8 * GB, 0),
+        Asked(("a@b",), 1, 90, "", 2, 0, 0),
+    )
+    assert read_asked("") == (Asked(),)
+
+
+def test_nodes_of_two_kinds_are_looked_for_each() -> None:
+    """Those of one kind need not be as large as those of the other."""
+    script = "#PBS -l select=1:ncpus=2+4:ncpus=64:ngpus=8\n"
+    parts = read_asked(script)
+    small, big = [NodeInfo("small", "free", False, 4, GB, 0)], NodeInfo("big", "free", False, 64, GB, 8)
+    assert lacking(parts, small + [big] * 4, may_share=may_share(script)) == []
+    (found,) = lacking(parts, small + [big] * 3, may_share=may_share(script))
+    assert (found.what, found.is_final) == ("4 nodes are asked for, and this PBS has 3 such", True)
+    assert [*limits(parts, "q", {"resources_max.ncpus": "258", "resources_max.ngpus": "32"})] == []
+    assert len([*limits(parts, "q", {"resources_max.ncpus": "257", "resources_max.nodect": "4"})]) == 2
+
+
+def test_chunks_that_may_lie_on_one_node_need_no_more() -> None:
+    script = "#PBS -l select=8:ncpus=8:ngpus=1\n#PBS -l place={}\n"
+    (scattered,) = lacking(read_asked(script.format("scatter:excl")), NODES, may_share=False)
+    assert scattered.what == "8 nodes are asked for, and this PBS has 4 such"
+    assert not may_share(script.format("scatter:excl"))
+    assert may_share(script.format("free"))
+    (away,) = lacking(read_asked(script.format("free")), NODES, may_share=True)
+    assert not away.is_final
 
 
 def test_queues_and_the_default_one() -> None:
@@ -60,7 +86,7 @@ def test_queues_and_the_default_one() -> None:
 
 
 def test_what_a_queue_does_not_give() -> None:
-    too_much = Asked(nodes=3, time=3 * 3600, cpus=1)
+    too_much = [Asked(nodes=3, time=3 * 3600, cpus=1)]
     assert [*limits(too_much, "gpuq", QUEUES["gpuq"])] == [
         Objection("queue gpuq starts no jobs now", f"wait, or {OTHER}", is_final=False),
         Objection(
@@ -70,10 +96,10 @@ def test_what_a_queue_does_not_give() -> None:
             "3 nodes are asked for, and queue gpuq gives a job at most 2 nodes", f"lower resources.nodes, or {OTHER}"
         ),
     ]
-    *_, too_little = limits(Asked(cpus=1), "gpuq", QUEUES["gpuq"])
+    *_, too_little = limits([Asked(cpus=1)], "gpuq", QUEUES["gpuq"])
     assert too_little.what == "1 CPU are asked for, and queue gpuq gives a job at least 2 CPUs"
     assert [*limits(too_much, "workq", QUEUES["workq"])] == []
-    (closed,) = limits(Asked(), "old", {"enabled": "False", "started": "True"})
+    (closed,) = limits([Asked()], "old", {"enabled": "False", "started": "True"})
     assert (closed.what, closed.is_final) == ("queue old takes no jobs", True)
 
 
@@ -102,5 +128,5 @@ def test_virtual_nodes_of_a_host_are_one() -> None:
     ],
 )
 def test_why_nodes_are_not_available(wanted: Asked, what: str, is_final: bool) -> None:
-    (found,) = missing(wanted, "this PBS", NODES, "pbsnodes -l")
+    (found,) = lacking([wanted], NODES, may_share=False)
     assert (found.what, found.is_final) == (what, is_final)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -11,15 +13,18 @@ from slurm_recorded import ANSWERS
 from test_slurm_plan import plan_of
 
 from allranks.clusters.limits import Asked, NodeInfo, missing
-from allranks.clusters.outlook import Objection
+from allranks.clusters.outlook import Objection, Outlook
 from allranks.clusters.slurm_errors import SLURM
 from allranks.clusters.slurm_limits import (
     Partition,
     chosen,
     dry_command,
+    lifted,
     limits,
+    outlook,
     parse_nodes,
     parse_partitions,
+    parse_qos,
     parse_start,
     qos_limit,
     read_asked,
@@ -49,7 +54,7 @@ def test_what_a_script_asks_for(tmp_path: Path) -> None:
         resources={"nodes": "2:4", "gpus_per_node": 4, "cpus_per_node": 8, "memory": "64GB", "time": "2-12:00"},
         scheduler={"partition": "a,b", "qos": "urgent", "include": "n[1-2]", "exclude": "n9"},
     )
-    asked = Asked(("a", "b"), 2, 60 * 3600, "urgent", 8, 64 * GB, 4, ("n1", "n2"), ("n9",))
+    asked = Asked(("a", "b"), 2, 60 * 3600, "urgent", 8, 64 * GB, 4, ("n9",))
     assert read_asked(plan.files[0].text, {}) == asked
     environ = {"SBATCH_PARTITION": "c", "SBATCH_TIMELIMIT": "5"}
     assert read_asked(plan.files[0].text, environ).partitions == ("c",)
@@ -118,16 +123,34 @@ def test_one_partition_of_several_is_enough() -> None:
     assert len(limits(Asked(("short", "main"), time=7200), PARTITIONS[:2])) == 1
 
 
-def test_a_qos_may_lift_the_limits_of_a_partition() -> None:
-    (time,) = limits(Asked(time=7200, qos="long"), PARTITIONS[:1])
-    assert not time.is_final
+def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> None:
+    (closed,) = limits(Asked(("main", "closed"), time=7200), (PARTITIONS[0], Partition("closed", "DOWN", 4)))
+    assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
+
+
+@pytest.mark.parametrize(
+    ("qos", "finals"),
+    [
+        ("", [False, False, True]),  # Each user may have another QOS by default.
+        ("long", [False, True, True]),
+        ("normal", [True, True, True]),
+        ("normal,wide", [True, False, True]),
+    ],
+)
+def test_a_qos_may_lift_the_limits_of_a_partition(qos: str, finals: list[bool]) -> None:
+    known = parse_qos("normal||\nlong||DenyOnLimit,PartitionTimeLimit\nwide|1-00:00:00|PartitionMaxNodes\n")
+    partition = Partition("small", "UP", 4, max_nodes=2, min_nodes=2, max_time=3600)
+    wide, few = Asked(time=7200, nodes=3, qos=qos), Asked(nodes=1, qos=qos)
+    lifts = lifted(wide, known)
+    assert [found.is_final for asked in (wide, few) for found in limits(asked, [partition], lifts)] == finals
 
 
 def test_the_limit_of_a_qos() -> None:
-    assert qos_limit(Asked(time=60, qos="brief"), "brief|00:01:00\n") == []
-    (found,) = qos_limit(Asked(time=1800, qos="brief"), "brief|00:01:00\n")
+    known = parse_qos("normal||\nbrief|00:01:00|\n")
+    assert qos_limit(Asked(time=60, qos="brief"), known) == []
+    (found,) = qos_limit(Asked(time=1800, qos="brief"), known)
     assert found.what == "00:30:00 are asked for, and QOS brief gives a job at most 00:01:00"
-    assert qos_limit(Asked(time=1800, qos="normal"), "normal|\n") == []
+    assert qos_limit(Asked(time=1800, qos="normal"), known) == []
 
 
 def test_nodes_and_why_they_are_away() -> None:
@@ -158,3 +181,59 @@ def test_why_nodes_are_not_available(asked: Asked, what: str, is_final: bool) ->
 def test_what_cannot_be_seen_is_left_to_slurms_words() -> None:
     assert missing(Asked(), "partition main", parse_nodes(NODES)[:2], "sinfo") == []
     assert missing(Asked(), "partition main", (), "sinfo") == []
+
+
+STARTS = f"printf %s {shlex.quote(TESTED[''][1])} >&2"
+#: What sacctmgr says where there is no accounting.
+NO_ACCOUNTING = """\
+cat >&2 <<END
+You are not running a supported accounting_storage plugin
+Only 'accounting_storage/slurmdbd' is supported.
+END
+exit 1
+"""
+
+
+def predicted(folder: Path, job: dict[str, object], **programs: str) -> Outlook:
+    """Return the outlook of a job where these programs, in shell, are the commands of Slurm."""
+    (folder / "bin").mkdir()
+    shown = f"cat {shlex.quote(str(ANSWERS / 'partitions.txt'))}"
+    for name, program in {"scontrol": shown, **programs}.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{program}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return outlook(plan_of(folder, **job), {"PATH": f"{folder}/bin:{os.defpath}"})
+
+
+@pytest.mark.parametrize(
+    ("sacctmgr", "is_final"),
+    [
+        (NO_ACCOUNTING, True),
+        ("echo 'normal||DenyOnLimit'", True),
+        ("echo 'normal||DenyOnLimit,PartitionTimeLimit'", False),
+        ("echo 'failed to open persistent connection' >&2; exit 1", False),
+    ],
+)
+def test_a_limit_that_the_default_qos_may_lift_is_not_final(tmp_path: Path, sacctmgr: str, is_final: bool) -> None:
+    job: dict[str, object] = {"resources": {"time": "2:00:00"}}
+    found = predicted(tmp_path, job, sbatch=STARTS, sacctmgr=sacctmgr)
+    assert [objection.is_final for objection in found.objections] == [is_final]
+
+
+def test_nodes_are_looked_for_in_each_partition(tmp_path: Path) -> None:
+    job: dict[str, object] = {"resources": {"gpus_per_node": 4}, "scheduler": {"partition": "main,short"}}
+    sinfo = f"""\
+case "$*" in
+*main*) echo 'node01|idle|8|32000|gpu:2|none' ;;
+*) echo '{NODES.splitlines()[2]}' ;;
+esac"""
+    refused = f"printf %s {shlex.quote(TESTED['--nodes=5'][1])} >&2; exit 1"
+    found = predicted(tmp_path, job, sbatch=refused, sinfo=sinfo)
+    told = "too few of its nodes are up now: node03 is down* (Not responding)"
+    assert [(objection.what, objection.is_final) for objection in found.objections] == [(told, False)]
+
+
+def test_a_refusal_stands_beside_what_would_only_wait(tmp_path: Path) -> None:
+    refused = f"printf %s {shlex.quote(TESTED['--account=nobody'][1])} >&2; exit 1"
+    found = predicted(tmp_path, {"scheduler": {"partition": "closed"}}, sbatch=refused, sacctmgr=NO_ACCOUNTING)
+    assert [objection.is_final for objection in found.objections] == [False, True]
+    assert found.objections[1].what.startswith("Slurm refuses the job: Invalid account")
