@@ -51,6 +51,11 @@ class AllranksError(Exception):
         self.fix = fix
         self.see = see
 
+    @property
+    def in_a_line(self) -> str:
+        """What happened, and why."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
     def __str__(self) -> str:
         lines = [self.what]
         for label, text in (("why", self.why), ("fix", self.fix), ("see", self.see)):

@@ -207,3 +207,17 @@ NODES = {
 def test_a_place_among_nodes_that_makes_no_sense(allranks, flags: tuple[str, ...]):
     allranks.script("")
     refused(allranks, "node", "train.py", *flags, error=f"error: {NODES[flags]}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ("nan", "nan is no number of seconds"),
+        ("inf", "inf is not in the range {}<=x<=604800"),
+        ("1e300", "1e+300 is not in the range {}<=x<=604800"),
+    ],
+)
+@pytest.mark.parametrize(("verb", "option", "least"), [("test", "--timeout", 1), ("check", "--wait", 0)])
+def test_seconds_that_nobody_can_wait(allranks, verb: str, option: str, least: int, typed: str, why: str):
+    error = f"error: invalid value for '{option}': {why.format(least)}\n  fix: allranks {verb} --help\n"
+    refused(allranks, verb, option, typed, error=error)

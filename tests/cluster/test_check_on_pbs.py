@@ -49,6 +49,13 @@ def test_what_could_never_start(pbs_lab: Any, flags: tuple[str, ...], what: str)
     assert (code, scheduler["grade"], scheduler["what"]) == (3, "FAIL", what)
 
 
+def test_ranks_are_tried(pbs_lab: Any) -> None:
+    names = ("nodes", "all-reduce", "training", "culprit")
+    code, found = checked(pbs_lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")
+    assert (code, [found[name][0]["grade"] for name in names]) == (0, ["PASS", "PASS", "PASS", "SKIP"]), found
+    assert not pbs_lab.runs()
+
+
 def test_a_node_that_cannot_be_set_up_is_named(pbs_lab: Any, pbs: PbsCluster) -> None:
     name = pbs.nodes[1]
     line = f'node_setup: [\'[ "$HOSTNAME" != {name} ] || {{ echo "no scratch here" >&2; exit 9; }}\']'

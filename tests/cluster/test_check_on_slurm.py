@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import signal
 import sys
 from typing import Any
@@ -34,6 +35,17 @@ def test_a_healthy_cluster(lab: Any, slurm: SlurmCluster) -> None:
     assert [finding["host"] for finding in found["nodes"]] == slurm.nodes
     (scheduler,) = found["scheduler"]
     assert (scheduler["grade"], scheduler["what"]) == ("PASS", "partition main: the job could start now")
+    (reach,) = found["reach"]
+    assert re.match(r"3 of 3 reach node01 at port [1-9]\d+, there and back in ", reach["what"])
+    assert nothing_left(lab, slurm)
+
+
+def test_ranks_are_tried_on_the_nodes_that_were_looked_at(lab: Any, slurm: SlurmCluster) -> None:
+    names = ("nodes", "all-reduce", "training", "culprit")
+    code, found = checked(lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")
+    assert (code, [found[name][0]["grade"] for name in names]) == (0, ["PASS", "PASS", "PASS", "SKIP"]), found
+    jobs = slurm.run("squeue", "--states=all", "--sort=-i", "--noheader", "--format=%j %n").splitlines()
+    assert [line.split() for line in jobs[:2]] == [["test", "node[01-02]"], ["check"]]
     assert nothing_left(lab, slurm)
 
 

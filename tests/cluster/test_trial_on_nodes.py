@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -56,11 +57,10 @@ def test_a_slow_link(ssh: Any, mended: Network) -> None:
     finally:
         node.run("tc qdisc del dev eth0 root")
     assert done.rc == 0, done.stderr
-    found = [each for each in json.loads(done.stdout)["checks"] if each["check"] == "neighbours"]
-    assert {each["grade"] for each in found} == {"WARN"}
-    names = sorted(each["what"].partition(" at ")[0] for each in found)
-    assert names == ["rank 2 on gpu03 to rank 1 on gpu02", "rank 2 on gpu03 to rank 3 on gpu04"]
-    assert {each["fix"].partition(":")[0] for each in found} == {"look at the network of gpu03"}
+    (found,) = [each for each in json.loads(done.stdout)["checks"] if each["check"] == "neighbours"]
+    assert (found["grade"], found["exclude"]) == ("WARN", "gpu03")
+    assert re.match("rank 2 on gpu03 to rank [13] on gpu0[24] and in 1 other way at ", found["what"])
+    assert found["fix"].startswith("look at the network of gpu03: ")
 
 
 @pytest.mark.parametrize("cluster", ["lab", "pbs_lab"])

@@ -10,7 +10,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.checked import show
-from allranks.cli.options import JobCommand, job_options, launch_of, load
+from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load, timeout_option
 from allranks.cli.runs import json_option, quick_option
 from allranks.errors import PreflightError
 
@@ -29,11 +29,12 @@ _NOTHING = "allranks.trial"
 @click.option(
     "--wait",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=Seconds(0),
     default=60,
     show_default=True,
     help="How long to wait until a scheduler gives nodes to look at; 0: ask for none.",
 )
+@timeout_option
 @json_option
 @click.pass_context
 def command(
@@ -43,6 +44,7 @@ def command(
     only: tuple[str, ...],
     skip: tuple[str, ...],
     wait: float,
+    timeout: float,
     as_json: bool,
     **values: Any,
 ) -> int:
@@ -61,10 +63,10 @@ def command(
     """
     from allranks.clusters import launch as launching
     from allranks.clusters.registry import kind_for
-    from allranks.preflight.by_job import Waiting
     from allranks.preflight.looking import folder_in
     from allranks.preflight.preflight import preflight
     from allranks.preflight.site import chosen_for
+    from allranks.preflight.waiting import Waiting
 
     loaded = load(ctx, values, needs_target=False)
     has_target = _has_target(loaded)
@@ -76,7 +78,14 @@ def command(
     plan = launching.dry_run(launch, kind)
     with folder_in(launch.runs_folder) as folder:
         report = preflight(
-            checks, kind, launch, plan, folder, has_target=has_target, waiting=Waiting(wait, _tell) if wait else None
+            checks,
+            kind,
+            launch,
+            plan,
+            folder,
+            has_target=has_target,
+            waiting=Waiting(wait, _tell) if wait else None,
+            timeout=timeout,
         )
     if as_json:
         render.as_json(report.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,28 @@ _JOB_FILE = "job.yaml"
 _SCRIPT_ARGS = "allranks.script_args"
 #: Key of ``ctx.meta`` for the words of a verb as they were typed.
 TYPED = "allranks.typed"
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds, up to a week: nobody waits for ever, or until no number."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(min=least, max=7 * 24 * 3600)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it; nan is within every range."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
+
+
+def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--timeout`` to a verb that has ranks try what ranks do."""
+    text = "How long ranks wait for each other, to meet and in each operation."
+    return click.option("--timeout", metavar="SECONDS", type=Seconds(1), default=120, show_default=True, help=text)(
+        function
+    )
 
 
 class JobCommand(click.Command):

@@ -11,7 +11,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.explain import explain
-from allranks.cli.options import JobCommand, job_options, launch_of, load
+from allranks.cli.options import JobCommand, job_options, launch_of, load, timeout_option
 from allranks.cli.run import Relay, introduce
 from allranks.cli.runs import json_option, quick_option
 from allranks.cli.trial_table import show
@@ -31,14 +31,7 @@ if TYPE_CHECKING:
 @click.command("test", cls=JobCommand)
 @job_options
 @quick_option
-@click.option(
-    "--timeout",
-    metavar="SECONDS",
-    type=click.FloatRange(min=1),
-    default=120,
-    show_default=True,
-    help="How long ranks wait for each other, to meet and in each operation.",
-)
+@timeout_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, is_quick: bool, timeout: float, as_json: bool, **values: Any) -> int:
@@ -121,9 +114,10 @@ def _conclude(trial: Trial, parts: Sequence[Part]) -> int:
 
 def _wrong(trial: Trial, wrong: Sequence[Part]) -> PreflightError:
     more = f", and {format_count(len(wrong) - 1, 'other part')} of the test" if len(wrong) > 1 else ""
+    finds = "finds the node at fault" if len({*trial.hosts.values()}) > 1 else "looks at all that the machine has"
     return PreflightError(
         f"{trial.run.record.id}: {wrong[0].name}{more} went wrong",
         why=wrong[0].wrong,
-        fix="allranks check --full, with the same job, finds the node at fault",
+        fix=f"allranks check --full, with the same job, {finds}",
         see=render.path(trial.run.attempt_folder),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from allranks.cli import render
@@ -14,24 +16,41 @@ if TYPE_CHECKING:
     from allranks.preflight.judged import Part
     from allranks.preflight.trials import Trial
 
-#: Up to how many ranks each has a line of its own.
+#: Up to how many ranks, and links between them, each has a line of its own.
 _FEW = 16
 
 
 def show(trial: Trial, parts: Sequence[Part]) -> None:
     """Show all parts on stdout, and the ranks if they are few."""
-    rows = [(part.name, _result(part), *_figures(part)) for part in parts if part.kind != "ranks" or part.wrong]
+    shown = [*_shown(parts)]
+    rows = [(part.name, _result(part), *_figures(part)) for part in shown]
     if rows:
         lines = render.table(("what", "result", "time", "speed"), rows).splitlines()
-        render.data("\n".join(_with_words(lines, parts)))
+        render.data("\n".join(_with_words(lines, shown)))
     who = trial.of(Who)
     if 0 < len(who) <= _FEW:
         render.data("\n" + _ranks(who))
 
 
-def _with_words(lines: Sequence[str], parts: Iterable[Part]) -> Iterator[str]:
+def _shown(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield what has a line."""
+    for are_links, group in groupby(parts, lambda part: part.kind == "link"):
+        same = [part for part in group if part.kind != "ranks" or part.wrong]
+        yield from _slowest(same) if are_links else same
+
+
+def _slowest(links: Sequence[Part]) -> Sequence[Part]:
+    """Return links; of many the slowest, and what the others are like together."""
+    if len(links) <= _FEW:
+        return links
+    ordered = sorted(links, key=lambda part: float(part.figures["bandwidth"]))
+    least, most = (_rate(ordered[place].figures["bandwidth"]) for place in (_FEW, -1))
+    others = replace(links[0], kind="links", name=f"{len(links) - _FEW} others", figures={"what": f"{least} to {most}"})
+    return [*ordered[:_FEW], others]
+
+
+def _with_words(lines: Sequence[str], shown: Iterable[Part]) -> Iterator[str]:
     """Put under each line what is wrong, or why nothing was tried."""
-    shown = [part for part in parts if part.kind != "ranks" or part.wrong]
     yield lines[0]
     for line, part in zip(lines[1:], shown, strict=True):
         yield line

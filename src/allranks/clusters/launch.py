@@ -126,7 +126,7 @@ def start(
 
 def note_refusal(run: Run, error: AllranksError) -> None:
     """Note in the record of a run that it was not started, and why."""
-    reason = f"{error.what}: {error.why}" if error.why else error.what
+    reason = error.in_a_line
     state = State.CANCELLED if isinstance(error, StartCancelledError) else State.FAILED
     status = Status(state, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())
     with contextlib.suppress(RunFolderError):  # The error itself is what counts.

@@ -47,4 +47,4 @@ class Outlook:
 
 def objection_of(error: LaunchError) -> Objection:
     """Return a scheduler's refusal as an objection."""
-    return Objection(f"{error.what}: {error.why}" if error.why else error.what, error.fix or "change what it asks for")
+    return Objection(error.in_a_line, error.fix or "change what it asks for")

@@ -87,7 +87,7 @@ def _asked_for(environ: Mapping[str, str], by_task: bool) -> Gpus:
         counts = parse_gpus(slurm_jobs.ask((scontrol, "--details", *show), environ, seconds=_SECONDS))
         problem = "Slurm does not tell"
     except LaunchError as error:
-        counts, problem = set(), f"{error.what}: {error.why}" if error.why else error.what
+        counts, problem = set(), error.in_a_line
     if not counts:
         note = f"the GPUs of this allocation are not known, and not used: {problem}; --gpus-per-node N uses them"
         return Gpus(0, "those of this allocation are not known", note=note)

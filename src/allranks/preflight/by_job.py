@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from allranks.clusters import launch as launching
 from allranks.clusters.base import Looked
 from allranks.clusters.commands import Answer
-from allranks.errors import LaunchError
+from allranks.errors import LaunchError, StartCancelledError
 from allranks.hostlist import expand
 from allranks.job.spec import Environment, Launch, Retry
+from allranks.preflight.waiting import end_if_asked, noted
 from allranks.runs.files import write_whole
 from allranks.runs.status import State
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind, Look, Started
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
+    from allranks.preflight.waiting import Waiting
     from allranks.runs.record import Run
     from allranks.runs.status import Status
 
@@ -41,20 +41,6 @@ _LOOK_SECONDS, _GRACE_SECONDS = 0.2, 15.0
 _LOOK, _PROGRAM, _NODE = "look.sh", "look.json", "node.sh"
 #: What each rank says first and last: its node, the node's name, all nodes; and how the look ended.
 _BEGUN, _ENDED = "allranks-look", "allranks-look-ended"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """How nodes are waited for.
-
-    Attributes:
-        seconds: for how long.
-        tell: is called with what happens meanwhile, a line each.
-    """
-
-    seconds: float
-    tell: Callable[[str], None]
 
 
 def look_by_job(kind: ClusterKind, launch: launching.Launch, asked: Look, waiting: Waiting) -> Sequence[Looked] | str:
@@ -67,16 +53,19 @@ def look_by_job(kind: ClusterKind, launch: launching.Launch, asked: Look, waitin
         waiting: how long to wait until there are nodes.
 
     Raises:
+        StartCancelledError: a signal came before the job was submitted.
         KeyboardInterrupt: Ctrl-C; the job is cancelled.
         SystemExit: another signal; likewise.
     """
     _leave(asked)
     mine = replace(launch, job=job_of(launch.job, asked.folder), runs_folder=asked.folder)
     try:
-        with _noted() as signals:
+        with noted() as signals:
             return _carried_out(kind, mine, asked, waiting, signals)
+    except StartCancelledError:
+        raise
     except LaunchError as error:
-        return f"{error.what}: {error.why}" if error.why else error.what
+        return error.in_a_line
 
 
 def job_of(job: Job, folder: Path) -> Job:
@@ -145,9 +134,7 @@ def _waited(kind: ClusterKind, run: Run, started: Started, asked: Look, waiting:
     while not started.wait(_LOOK_SECONDS):
         for line in started.news():
             waiting.tell(line)
-        if signals:
-            waiting.tell(f"{signal.Signals(signals[0]).name}: the job that looks is being cancelled")
-            raise KeyboardInterrupt if signals[0] == signal.SIGINT else SystemExit(128 + signals[0])
+        end_if_asked(signals, waiting.tell, "the job that looks")
         status = kind.status(run)
         if not is_running and status.state is State.RUNNING:
             is_running, until = True, time.monotonic() + asked.seconds + _GRACE_SECONDS
@@ -164,8 +151,7 @@ def _result(
     if found:
         return _all_of(found, plan.nnodes, kind, run, asked)
     if status.state is State.PENDING:
-        reason = f": {status.reason}" if status.reason else ""
-        return f"{plan.cluster} gave no nodes within {waiting.seconds:g} s{reason} (--wait SECONDS waits longer)"
+        return waiting.in_vain(plan.cluster, status)
     said = kind.said(run)
     words = status.reason or next(reversed(said.causes), "") or status.native
     what = "ended" if status.state.is_final else "has not ended in time"
@@ -218,28 +204,3 @@ def _all_of(found: dict[int, Told], asked_for: int, kind: ClusterKind, run: Run,
         fix = f"it must see {asked.folder.parent}: is that on a file system that all nodes share?"
         looked.append(Looked(host, Answer(1, "", words, unreached=True), fix))
     return looked
-
-
-@contextlib.contextmanager
-def _noted() -> Iterator[list[int]]:
-    """Give a list for signals, so that none ends a command whose job would stay in the queue.
-
-    The first one gives the handlers back: a second one does what it always does.
-    """
-    signals: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        signals.append(number)
-        give_back()
-
-    def give_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield signals
-    finally:
-        give_back()

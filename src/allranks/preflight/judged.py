@@ -16,8 +16,9 @@ from allranks.preflight.trials import Trial
 from allranks.runs.last_line import last_line
 from allranks.runs.trial import Bandwidth, Begun, Collective, Computed, Done, Link, Told, Training, Who
 
-#: How far the loss of all ranks together may be from that of one process: float32 rounds sums of other parts otherwise.
-TOLERANCE = 1e-4
+#: How far the loss of all ranks together may be from that of one process: sums of other parts are rounded otherwise, in
+#: float64.
+TOLERANCE = 1e-9
 
 #: Where ranks ended well; and how many groups of ranks that ended elsewhere are named.
 _AT_THE_END, _GROUPS = "at the end", 3
@@ -47,8 +48,8 @@ class Part:
 
 
 def judged(trial: Trial) -> list[Part]:
-    """Return all parts of a trial of which at least one rank has told."""
-    if not trial.told:
+    """Return all parts of a trial of which at least one rank has told; that of the ranks, if it ended well."""
+    if not (trial.told or trial.has_succeeded):
         return []
     parts = (_collectives, _bandwidths, _links, _trainings, _computed)
     return [_ranks(trial), *chain.from_iterable(part(trial) for part in parts)]
@@ -60,7 +61,9 @@ def _ranks(trial: Trial) -> Part:
     size, found = trial.world_size or len(told), [who.rank for who in told]
     sizes = {who.world_size for who in told}
     wrong = ""
-    if sizes != {size}:
+    if not told:
+        wrong = "none has told anything: does this machine see what they write?"
+    elif sizes != {size}:
         wrong = f"there must be {format_count(size, 'rank')}, and they see {' or '.join(map(str, sorted(sizes)))}"
     elif trial.has_succeeded and found != list(range(size)):  # Where one failed, that is what there is to say.
         wrong = f"ranks 0 to {size - 1} must be there once each, and these told: {', '.join(map(str, found))}"
@@ -99,7 +102,7 @@ def _links(trial: Trial) -> Iterator[Part]:
         ends = (trial.name(one.rank), trial.name(one.target))
         figures = {
             "ranks": [one.rank, one.target],
-            "hosts": [trial.hosts[one.rank], trial.hosts[one.target]],
+            "hosts": [trial.hosts.get(rank, f"rank {rank}") for rank in (one.rank, one.target)],
             "bytes": one.size,
             "bandwidth": one.size / one.seconds,
         }

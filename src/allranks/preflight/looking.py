@@ -15,7 +15,7 @@ from allranks.plan import environment
 from allranks.plan.resolve import environment_of, python_of
 from allranks.preflight import program, site
 from allranks.preflight.arguments import named_files, named_folders
-from allranks.preflight.by_job import Waiting, look_by_job
+from allranks.preflight.by_job import look_by_job
 from allranks.preflight.model import Node, failed, skipped, warned
 from allranks.probe import telling
 from allranks.probe.order import Order
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from allranks.clusters.launch import Launch
     from allranks.job.spec import Environment
     from allranks.plan.plan import Plan
+    from allranks.preflight.waiting import Waiting
 
 #: A node gives up on facts after the first, and counts as one that does not answer after the second.
 _FACT_SECONDS, _NODE_SECONDS = 10.0, 60.0

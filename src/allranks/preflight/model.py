@@ -107,7 +107,8 @@ class Seen:
         trial: what became of a short training on them, where there was one.
         why_no_trial: why there was none.
         without: how the job goes on without a node, with ``{}`` for its name; empty: it cannot.
-        search: has the nodes searched for the one, or the link, at fault; None where there was no trial.
+        search: has the nodes searched for the one, or the link, at fault, given how many bytes a second may be expected
+            between two at least; None where there was no trial.
     """
 
     job: Job
@@ -121,7 +122,7 @@ class Seen:
     trial: Trial | None = None
     why_no_trial: str = ""
     without: str = ""
-    search: Callable[[], Sequence[Finding]] | None = None
+    search: Callable[[float], Sequence[Finding]] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
     from allranks.clusters.launch import Launch
     from allranks.plan.plan import Plan
-    from allranks.preflight.by_job import Waiting
+    from allranks.preflight.waiting import Waiting
 
 
 def preflight(
@@ -29,6 +30,7 @@ def preflight(
     is_prepared: bool = True,
     has_target: bool = True,
     waiting: Waiting | None = None,
+    timeout: float = 0.0,
 ) -> Report:
     """Look at a job and its nodes.
 
@@ -41,6 +43,7 @@ def preflight(
         is_prepared: whether lines of ``environment.node_setup`` are run on the nodes.
         has_target: whether the job says what to run.
         waiting: how to wait for nodes that a scheduler has to be asked for; None: it is not asked.
+        timeout: seconds that ranks wait for each other, where checks need them.
 
     Raises:
         LaunchError: what reaches the nodes is not installed here.
@@ -56,6 +59,10 @@ def preflight(
     results = run_checks([check for check in checks if not check.needs_trial], seen)
     if trying := [check for check in checks if check.needs_trial]:
         from allranks.preflight.trials import tried  # Not before each run, whose checks need none.
+        from allranks.preflight.waiting import Patience, noted
 
-        results += run_checks(trying, tried(seen, results, kind, launch, folder))
+        with noted() as signals:
+            watcher = Patience(kind, waiting, signals)
+            seen = tried(seen, results, kind, replace(launch, runs_folder=folder), timeout, watcher)
+            results += run_checks(trying, seen)
     return Report(results, seen.nodes, time.monotonic() - began)

@@ -23,21 +23,6 @@ from allranks.preflight.model import Check, Finding, Node, Seen, skipped
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: Modules whose checks are ours, in the order in which their findings are shown.
-_MODULES = (
-    "scheduler",
-    "nodes",
-    "job",
-    "machine",
-    "gpus",
-    "gpu_health",
-    "gpu_links",
-    "gpu_compute",
-    "network",
-    "reach",
-    "settings",
-    "tried",
-)
 #: Other packages name a module here whose checks are added.
 _GROUP = "allranks.checks"
 
@@ -118,8 +103,7 @@ def all_checks() -> tuple[Check, ...]:
     """
     from importlib.metadata import entry_points
 
-    for module in _MODULES:
-        import_module(f"allranks.preflight.checks.{module}")
+    import_module("allranks.preflight.checks")
     for point in entry_points(group=_GROUP):
         try:
             point.load()

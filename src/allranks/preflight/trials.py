@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from allranks.clusters import launch as launching
 from allranks.clusters.settle import settled
-from allranks.errors import JobError
+from allranks.errors import AllranksError, JobError, StartCancelledError
 from allranks.job.dump import dump_yaml
 from allranks.job.secrets import redacted
 from allranks.plan.plain_launcher import is_used
-from allranks.preflight.model import Grade
+from allranks.preflight.model import Grade, skipped
 from allranks.preflight.watcher import Watcher
 from allranks.runs import trial as told
 from allranks.runs.status import State
@@ -34,8 +33,6 @@ T = TypeVar("T", bound=told.Told)
 MODULE = "allranks.trial"
 #: A job of days waits in a queue longer than one of minutes.
 _LONGEST = 15 * 60
-#: Ranks wait for each other no longer than this many seconds: what keeps them is then searched for.
-_PATIENCE = "60"
 _WITHOUT_A_QUEUE = ("local", "ssh", "pdsh")
 #: How often a run that goes on is looked at.
 _LOOK_SECONDS = 0.02
@@ -105,44 +102,67 @@ def run_trial(
         watcher.attach(run, plan, started)
         while not started.wait(_LOOK_SECONDS):
             watcher.news(run, started.news())
-    except (Exception, KeyboardInterrupt):
+    except BaseException:  # A signal, too.
         kind.cancel(run)
         raise
     return _ended(run, plan, kind)
 
 
-def tried(seen: Seen, results: Iterable[Result], kind: ClusterKind, launch: Launch, folder: Path) -> Seen:
+def tried(
+    seen: Seen, results: Iterable[Result], kind: ClusterKind, launch: Launch, timeout: float, watcher: Watcher
+) -> Seen:
     """Have a trial on the nodes that were looked at, unless something of them cannot work.
 
     Args:
         seen: what is known of them.
         results: what the checks have found.
         kind: the kind of cluster.
-        launch: the job.
-        folder: a folder here for the trial's run.
+        launch: the job; its folder of runs gets the run of the trial.
+        timeout: seconds that ranks wait for each other; what keeps them is then searched for.
+        watcher: looks on.
 
     Returns:
         The same with the trial, or why there was none; and what GPUs have computed among the facts of their nodes.
 
     Raises:
-        LaunchError: it could not be started.
+        StartCancelledError: a signal came.
     """
     if not seen.nodes:
         return replace(seen, why_no_trial=seen.why_no_nodes)
     if any(result.finding.grade is Grade.FAIL for result in results):
         return replace(seen, why_no_trial="no ranks were started, since something else has failed")
+    launch = replace(launch, job=_on(seen.nodes, launch.job, kind.name))
     try:
-        trial = run_trial(replace(launch, runs_folder=folder), kind, ("--full", "--timeout", _PATIENCE))
-    except JobError as error:
-        return replace(seen, why_no_trial=error.what)
+        trial = run_trial(launch, kind, ("--full", "--timeout", f"{timeout:g}"), watcher=watcher)
+    except StartCancelledError:
+        raise
+    except AllranksError as error:
+        return replace(seen, why_no_trial=error.in_a_line)
     nodes = tuple(_with_computed(node, trial) for node in seen.nodes)
-    return replace(seen, trial=trial, nodes=nodes, search=partial(_searched, seen, kind, launch, folder))
+    return replace(seen, trial=trial, nodes=nodes, search=partial(_searched, seen, kind, launch, watcher))
 
 
-def _searched(seen: Seen, kind: ClusterKind, launch: Launch, folder: Path) -> list[Finding]:
+def _on(nodes: Sequence[Node], job: Job, kind: str) -> Job:
+    """Return a job that gets just these nodes; a scheduler would give others each time."""
+    if kind in _WITHOUT_A_QUEUE:
+        return job
+    return job.model_copy(
+        update={
+            "resources": job.resources.model_copy(update={"nodes": (len(nodes), len(nodes))}),
+            "scheduler": job.scheduler.model_copy(update={"include": tuple(node.host for node in nodes)}),
+        }
+    )
+
+
+def _searched(seen: Seen, kind: ClusterKind, launch: Launch, watcher: Watcher, least: float) -> list[Finding]:
     from allranks.preflight.searching import search
 
-    return search(replace(launch, runs_folder=folder), kind, [node.host for node in seen.nodes])
+    try:
+        return search(launch, kind, [node.host for node in seen.nodes], watcher=watcher, least=least)
+    except StartCancelledError:
+        raise
+    except AllranksError as error:
+        return [skipped(f"the nodes could not be searched: {error.in_a_line}")]
 
 
 def _with_computed(node: Node, trial: Trial) -> Node:

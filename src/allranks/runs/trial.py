@@ -111,10 +111,12 @@ class Searched(Told):
         is_bad: whether anything was slow or failed.
         culprits: what could be pinned down, each with ``nodes`` (one, or the two ends of a link), the ``seconds`` that
             ``size`` bytes took (None: they did not get through) and the ``error``.
-        more: how many further pairs of nodes are bad, of which nothing else was found out.
-        seconds: what all nodes together took; None: they failed.
-        usual: what the fastest took; None: all failed.
-        size: bytes.
+        more: how many further nodes do badly, and were tried with too few others to say that they are at fault.
+        seconds: what all nodes together took; None: they failed, or nothing was measured.
+        usual: what the fastest took; None: likewise.
+        size: bytes; 0: nothing was measured.
+        least: bytes a second that good nodes send at least; 0: nobody knows.
+        backend: by which they were sent; with nccl from the first GPU of each node.
         error: what all together failed with.
         rounds: how many rounds of measurements it took.
         silent: nodes that did not come, or said nothing any more.
@@ -127,6 +129,8 @@ class Searched(Told):
     seconds: float | None = None
     usual: float | None = None
     size: int = 0
+    least: float = 0.0
+    backend: str = ""
     error: str = ""
     rounds: int = 0
     silent: tuple[int, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +14,7 @@ from allranks.runs.trial import Begun, Collective, Computed, Done, Told, Who, te
 from allranks.trial.agreeing import is_any
 from allranks.trial.bandwidth import by_size, links
 from allranks.trial.collectives import try_all
-from allranks.trial.training import train
+from allranks.trial.training import Strategy, train
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -54,8 +54,7 @@ def _beyond(ctx: Context, is_full: bool) -> Iterator[Told]:
         yield from by_size(ctx, _LARGEST_OF_GPUS if is_full and is_gpu else _LARGEST)
         yield Begun(ctx.rank, "sending to neighbours")
         yield from links(ctx)
-    strategies: tuple[Literal["auto", "ddp"], ...] = ("auto", "ddp") if is_full else ("auto",)
-    for strategy in strategies:
+    for strategy in _strategies(is_full, is_gpu):
         yield Begun(ctx.rank, f"training ({strategy})")
         yield train(ctx, strategy)
     if is_gpu:
@@ -63,6 +62,13 @@ def _beyond(ctx: Context, is_full: bool) -> Iterator[Told]:
 
         yield Begun(ctx.rank, "computing on its GPU")
         yield Computed(ctx.rank, measure(ctx.device))
+
+
+def _strategies(is_full: bool, is_gpu: bool) -> tuple[Strategy, ...]:
+    """Return how to train; ``auto`` is ``ddp`` on GPUs, and ``flat`` elsewhere."""
+    if not is_full:
+        return ("auto",)
+    return ("ddp", "flat") if is_gpu else ("auto", "ddp")
 
 
 def _who(ctx: Context) -> Who:

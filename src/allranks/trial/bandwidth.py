@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ _LONG = 0.5
 #: Bytes that go from one rank to another alone.
 _SENT = (1 << 16, 1 << 20, 1 << 24)
 _SENDINGS, _LONG_LINK = 3, 0.1
+#: After so many seconds no further ring is begun: where they take long, no rank has a fast network card of its own.
+_ENOUGH = 20.0
 
 
 def by_size(ctx: Context, largest: int) -> Iterator[Bandwidth]:
@@ -61,14 +64,42 @@ def _all_reduced(ctx: Context, size: int) -> Bandwidth:
 
 
 def links(ctx: Context) -> Iterator[Link]:
-    """Send bytes from the first rank of each node to that of the next and back, or from rank to rank of one node."""
-    for pairs in rounds(_members(ctx)):
-        for source, target in pairs:
-            if ctx.rank == source:
-                yield _send(ctx, target)
-            elif ctx.rank == target:
-                _receive(ctx, source)
-        distributed.barrier()  # What goes on at the same time goes on between other ranks.
+    """Send bytes from rank to rank of a ring and back, in one of :func:`rings` after another; all ranks call it."""
+    node_of = [0] * ctx.world_size
+    distributed.all_gather_object(node_of, ctx.node_rank)
+    began = time.perf_counter()
+    for number, ring in enumerate(rings(node_of)):
+        for pairs in rounds(ring):
+            yield from _exchanged(ctx, pairs)
+            distributed.barrier()  # What goes on at the same time goes on between other ranks.
+        if is_any(ctx, f"stop after ring {number}", time.perf_counter() - began > _ENOUGH):
+            return
+
+
+def rings(node_of: Sequence[int]) -> list[list[int]]:
+    """Return rings of ranks with neighbours on the next node: of the first ranks of all nodes, the second, and so on.
+
+    Each rank of a node may have a network card of its own, beside its GPU. They may also share one: a ring is measured
+    while no other one is.
+
+    Args:
+        node_of: the node of each rank. Where there is one, all its ranks are the ring.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, node in enumerate(node_of):
+        ranks.setdefault(node, []).append(rank)
+    if len(ranks) == 1:
+        return [*ranks.values()]
+    among = zip_longest(*(ranks[node] for node in sorted(ranks)))  # A node may have fewer than others.
+    return [ring for ring in ([rank for rank in one if rank is not None] for one in among) if len(ring) > 1]
+
+
+def _exchanged(ctx: Context, pairs: Iterable[tuple[int, int]]) -> Iterator[Link]:
+    for source, target in pairs:
+        if ctx.rank == source:
+            yield _send(ctx, target)
+        elif ctx.rank == target:
+            _receive(ctx, source)
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
@@ -79,14 +110,6 @@ def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
     forward = [*parts, ring[count - 1 :] if count % 2 else []]
     named = [[(members[one], members[other]) for one, other in pairs] for pairs in forward if pairs]
     return [way for pairs in named for way in (pairs, [(other, one) for one, other in pairs])]
-
-
-def _members(ctx: Context) -> list[int]:
-    """Return the first rank of each node, or all ranks where there is one node."""
-    node_of: list[tuple[int, int]] = [(0, 0)] * ctx.world_size
-    distributed.all_gather_object(node_of, (ctx.node_rank, ctx.rank))
-    firsts = dict(sorted(node_of, reverse=True))
-    return [firsts[node] for node in sorted(firsts)] if len(firsts) > 1 else list(range(ctx.world_size))
 
 
 def _send(ctx: Context, target: int) -> Link:

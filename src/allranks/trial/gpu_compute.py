@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+#: The first major version of compute capability with bf16.
+_HAS_BF16 = 8
 #: Rows of the matrices: enough to keep a GPU busy, and little of its memory (200 MB).
 _SIZE, _SIZE_OF_CPU = 4096, 256
 #: For so long it is computed, to reach the clock of long work; the result is looked at before and after.
@@ -24,16 +26,24 @@ def measure(device: torch.device) -> dict[str, Any]:
 
     Returns:
         ``index`` of the device, its ``name``, its ``capability`` and the architectures that torch was built for; None
-        for a CPU. By precision, ``wrong``: how many values of the product are not as they must be, of ``values``, and
-        ``tflops``: 10^12 operations a second. ``error``: why it could not compute; None.
+        for a CPU. By precision, of those that it can compute in, ``wrong``: how many values of the product are not as
+        they must be, of ``values``, and ``tflops``: 10^12 operations a second; or ``error``: why it could not.
     """
     found = {"index": device.index, **_build(device)}
-    if found["capability"] and not is_built_for(found["capability"], found["arches"]):
-        return {**found, "error": None}
-    try:
-        return {**found, **{name: _tried(device, dtype) for name, dtype in _PRECISIONS.items()}, "error": None}
-    except RuntimeError as error:  # Errors of CUDA are of this class, and one that is out of memory.
-        return {**found, "error": str(error).splitlines()[0]}
+    return {**found, **{name: _tried(device, _PRECISIONS[name]) for name in precisions(found)}}
+
+
+def precisions(build: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return in which precisions a device can compute, by its capability and what torch was built for.
+
+    GPUs before that of capability 8.0 have no bf16 of their own, and the oldest refuse it.
+    """
+    capability = build["capability"]
+    if not capability:
+        return (*_PRECISIONS,)
+    if not is_built_for(capability, build["arches"]):
+        return ()
+    return (*_PRECISIONS,) if int(capability.split(".")[0]) >= _HAS_BF16 else ("fp32",)
 
 
 def is_built_for(capability: str, arches: Sequence[str]) -> bool:
@@ -89,6 +99,13 @@ def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Product:
 
 
 def _tried(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    try:
+        return _computed(device, dtype)
+    except RuntimeError as error:  # Errors of CUDA are of this class, and one that is out of memory.
+        return {"error": str(error).splitlines()[0]}
+
+
+def _computed(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     size = _SIZE if device.type == "cuda" else _SIZE_OF_CPU
     product = _product(size, device, dtype)
     cold = _wrong(product)

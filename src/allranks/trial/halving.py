@@ -1,27 +1,32 @@
-"""Finds the node or the link at fault among nodes that are slow or fail together, by halving.
+"""Finds the nodes and links at fault among nodes that are slow or fail together.
 
 Pure: how a group of nodes does is told by a function. A group does badly if it holds a node at fault, or both ends of
-a link at fault. Groups of one round share no node and are measured at the same time, so that the number of rounds grows
-with the logarithm of the number of nodes.
+a link at fault. Groups of one round share no node and are measured at the same time.
+
+At first the nodes work in pairs, with other partners in each round, until those that do well with somebody are told
+from those that do badly with everybody. Links that are bad between nodes that do well are then found by halving, so
+that the number of rounds grows with the logarithm of the number of nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain
 
-Group = tuple[int, ...]
+from allranks.trial.halves import Group, Part, pairings, within
+
 #: Seconds that a group took for work that takes good nodes as long in a group of any size; None: it failed.
 Result = float | None
 Measure = Callable[[Sequence[Group]], Sequence[Result]]
-#: A part of the search: yields groups to measure, is sent which of them do badly, and returns pairs that do.
-_Part = Generator[list[Group], list[bool], list[Group]]
-
 #: A group is slow if it takes more than this times what the fastest one took.
 SLOW = 3.0
-#: Of so many pairs that do badly it is found out whether a node or the link is at fault.
-_TOLD_APART = 4
+#: A node is at fault if it does badly with so many others that do well with each other or somebody else; with all of
+#: these, where they are fewer, but never by the word of one: that may be the link.
+PARTNERS, _FEWEST = 3, 2
+#: So many rounds of pairs at most: all pairs of 16 nodes.
+MOST_PAIRINGS = 15
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Culprit:
 
     Attributes:
         nodes: one node, which does badly with each other one that it was tried with; or two, which do so with each
-            other alone.
+            other and well with others. Of two nodes in all, it is only known that they do badly.
         seconds: what they took, a node with another one; None: they failed.
     """
 
@@ -39,17 +44,19 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What is wrong.
+class Outcome:
+    """What a search has found.
 
     Attributes:
-        culprits: what could be pinned down; empty: nothing, all do badly together.
-        more: how many further pairs do badly, for which it was not found out whether a node or the link is at fault.
+        is_bad: whether anything does badly.
+        culprits: what could be pinned down.
+        more: how many further nodes do badly, and were tried with too few others to say that they are at fault.
         seconds: what all nodes together took; None: they failed.
         usual: what the fastest of all groups took; None: all failed.
         rounds: how many rounds of measurements it took.
     """
 
+    is_bad: bool
     culprits: tuple[Culprit, ...]
     more: int
     seconds: Result
@@ -57,78 +64,98 @@ class Fault:
     rounds: int
 
 
-def find(nodes: Sequence[int], measure: Measure, *, usual: Result = None) -> Fault | None:
+def find(nodes: Sequence[int], measure: Measure, *, limit: Result = None) -> Outcome:
     """Find what is at fault among nodes that were slow or failed together.
 
     Args:
         nodes: two nodes or more.
         measure: has groups of two nodes or more work at the same time, and tells how each did.
-        usual: seconds that good nodes take, where that is known: two nodes alone cannot be compared with others.
-
-    Returns:
-        The fault; None if nothing was wrong this time.
+        limit: seconds that good nodes never exceed, where that is known: nodes that are all as slow as each other, or
+            two alone, cannot be compared.
     """
-    return _Search(tuple(nodes), measure, usual).run()
+    return _Search(tuple(nodes), measure, limit).run()
 
 
 @dataclass
 class _Search:
     nodes: Group
     measure: Measure
-    known: Result
+    limit: Result
     rounds: int = 0
+    usual: Result = None
     results: dict[Group, Result] = field(default_factory=dict)
+    looks: Counter[Group] = field(default_factory=Counter)
 
-    def run(self) -> Fault | None:
+    def run(self) -> Outcome:
         self._judged([self.nodes])
-        pairs = self._drive(self._suspects())
-        if not pairs and self._is_bad(self.nodes):
+        for pairs in pairings(self.nodes)[:MOST_PAIRINGS]:
+            self._judged(pairs)
+            if self._is_told_apart():
+                links = self._looked_closely()
+                if self._is_told_apart():  # It may have found that all that was measured before is slow.
+                    return self._outcome(links)
+        return self._outcome(self._looked_closely())
+
+    def _looked_closely(self) -> list[Group]:
+        """Measure what is at fault once more, and find links."""
+        self._look_again(chain.from_iterable(pairs[:PARTNERS] for pairs in self._at_fault().values()))
+        links = self._links()
+        self._look_again(links)
+        return links
+
+    def _outcome(self, links: Sequence[Group]) -> Outcome:
+        at_fault = self._at_fault()
+        more = len(self._failing()) - len(at_fault)
+        culprits = [Culprit((node,), self._best(pairs)) for node, pairs in at_fault.items()]
+        culprits += [Culprit(pair, self.results[pair]) for pair in links if self._is_link(pair)]
+        if self._well() and self._is_bad(self.nodes) and not (culprits or more):
             self._measure([self.nodes])  # It was only once, perhaps.
-        if not pairs and not self._is_bad(self.nodes):
-            return None
-        culprits = [culprit for pair in pairs[:_TOLD_APART] for culprit in self._told_apart(pair, pairs)]
-        more = len(pairs[_TOLD_APART:])
-        if not (culprits or more or self._is_bad(self.nodes)):
-            return None
-        return Fault(tuple(culprits), more, self.results[self.nodes], self._usual(), self.rounds)
+        is_bad = bool(culprits or more) or self._is_bad(self.nodes) or self._is_beyond_limit(self.nodes)
+        return Outcome(is_bad, tuple(culprits), more, self.results[self.nodes], self.usual, self.rounds)
 
-    def _suspects(self) -> _Part:
-        if len(self.nodes) == 2:
-            return _bad_of([self.nodes], [self._is_bad(self.nodes)])
-        if len(self.nodes) > 3:
-            return (yield from _within(self.nodes))
-        pairs = [*combinations(self.nodes, 2)]
-        for pair in pairs:
-            yield [pair]
-        for pair in filter(self._is_bad, pairs):  # What came first had nothing to be compared with.
-            yield [pair]
-        return self._of_three([pair for pair in pairs if self._is_bad(pair)])
+    def _is_link(self, pair: Group) -> bool:
+        """Tell whether a pair does badly, both of which do well with others, or are all that there is."""
+        if pair == self.nodes:
+            return self._is_bad(pair) or self._is_beyond_limit(pair)
+        return self._is_bad(pair) and self._well().issuperset(pair)
 
-    @staticmethod
-    def _of_three(bad: list[Group]) -> list[Group]:
-        """Return one pair, which a further measurement tells apart; none where all three do badly."""
-        return bad[:1] if len(bad) < 3 else []
+    def _well(self) -> set[int]:
+        """Return the nodes that do well with somebody: none of them is at fault by itself."""
+        return {node for group in self.results if not self._is_bad(group) for node in group}
 
-    def _told_apart(self, pair: Group, pairs: Iterable[Group]) -> list[Culprit]:
-        """Try each node of a pair with one that does well, to find out whether it or the link between them is bad."""
-        well = [node for node in self.nodes if not any(node in other for other in pairs)]
-        if not well:
-            return self._confirmed({pair: pair})
-        probes = [_sorted(node, other) for node, other in zip(pair, (well[0], well[-1]), strict=True)]
-        new = [probe for probe in probes if probe not in self.results]
-        for groups in [new] if len(well) > 1 else [[probe] for probe in new]:
-            self._judged(groups)
-        of_nodes = {probe: (node,) for node, probe in zip(pair, probes, strict=True) if self._is_bad(probe)}
-        return self._confirmed(of_nodes or {pair: pair})
+    def _failing(self) -> dict[int, list[Group]]:
+        """Return the nodes that do well with nobody, each with the pairs in which it does badly with one that does.
 
-    def _confirmed(self, of_groups: Mapping[Group, Group]) -> list[Culprit]:
-        """Measure slow groups once more before their nodes are named: a busy machine is slow for a while."""
-        for group in of_groups:
-            if self.results[group] is not None:
-                self._measure([group])
-        return [Culprit(nodes, self.results[group]) for group, nodes in of_groups.items() if self._is_bad(group)]
+        There are none where nobody does well: that says nothing of any of them.
+        """
+        well = self._well()
+        pairs = [pair for pair in self.results if len(pair) == 2 and len(well.intersection(pair)) == 1]
+        return {node: [pair for pair in pairs if node in pair] for node in self.nodes if well and node not in well}
 
-    def _drive(self, part: _Part) -> list[Group]:
+    def _at_fault(self) -> dict[int, list[Group]]:
+        enough = max(_FEWEST, min(PARTNERS, len(self._well())))
+        return {node: pairs for node, pairs in self._failing().items() if len(pairs) >= enough}
+
+    def _is_told_apart(self) -> bool:
+        """Tell whether more pairs would say nothing new of any node: the more do badly, the less each one is believed.
+
+        Where all do as well as each other, they may all be slow, unless it is known what good ones take.
+        """
+        failing = self._failing()
+        if failing:
+            return min(map(len, failing.values())) >= PARTNERS + len(failing) - 1
+        is_any_fast = self.limit is not None and not all(map(self._is_beyond_limit, self.results))
+        return bool(self._well()) and (is_any_fast or any(map(self._is_bad, self.results)))
+
+    def _links(self) -> list[Group]:
+        """Find pairs that do badly, of nodes that do well with others."""
+        found: list[Group] = [pair for pair in self.results if len(pair) == 2 and self._is_link(pair)]
+        rest = tuple(sorted(self._well().difference(_without(found))))
+        if len(rest) > 1 and self._judged([rest])[0]:
+            found += self._drive(within(rest))
+        return found
+
+    def _drive(self, part: Part) -> list[Group]:
         try:
             groups = next(part)
             while True:
@@ -138,85 +165,57 @@ class _Search:
             return found
 
     def _judged(self, groups: list[Group]) -> list[bool]:
-        """Measure groups, slow ones twice; tell which do badly."""
-        self._measure(groups)
-        self._measure([group for group in groups if self.results[group] is not None and self._is_bad(group)])
+        """Measure groups once, slow ones twice; tell which do badly."""
+        self._measure([group for group in groups if not self.looks[group]])
+        self._measure([group for group in groups if self.looks[group] == 1 and self._is_slow(group)])
         return [*map(self._is_bad, groups)]
+
+    def _look_again(self, groups: Iterable[Group]) -> None:
+        """Measure groups, but those that failed, once more before any is named: a busy machine is slow for a while."""
+        waiting = [group for group in dict.fromkeys(groups) if self.results[group] is not None]
+        while waiting:
+            now: list[Group] = []
+            for group in waiting:
+                if not {*group}.intersection(chain.from_iterable(now)):
+                    now.append(group)
+            self._measure(now)
+            waiting = [group for group in waiting if group not in now]
 
     def _measure(self, groups: Sequence[Group]) -> None:
         if not groups:
             return
         self.rounds += 1
+        self.looks.update(groups)
         for group, result in zip(groups, self.measure(groups), strict=True):
-            results = [each for each in (result, self.results.get(group)) if each is not None]
-            self.results[group] = min(results, default=None)
+            self.results[group] = _least(result, self.results.get(group))
+            self.usual = _least(result, self.usual)
 
     def _is_bad(self, group: Group) -> bool:
-        """Compare a group with the fastest so far: groups get smaller, so that it is hardly ever a smaller one."""
-        result, usual = self.results[group], self._usual()
-        return result is None or (usual is not None and result > SLOW * usual)
+        return self.results[group] is None or self._is_slow(group)
 
-    def _usual(self) -> Result:
-        known = [took for took in (self.known, *self.results.values()) if took is not None]
-        return min(known, default=None)
+    def _is_slow(self, group: Group) -> bool:
+        result = self.results[group]
+        return result is not None and self.usual is not None and result > SLOW * self.usual
 
+    def _is_beyond_limit(self, group: Group) -> bool:
+        """Tell whether a group that did not fail is too slow; where others are little faster, it is not at fault."""
+        result = self.results[group]
+        return result is not None and self.limit is not None and result > self.limit
 
-def _within(nodes: Group) -> _Part:
-    """Look for pairs in a group that does badly."""
-    if len(nodes) == 2:
-        return [nodes]
-    first, second = _halves(nodes)
-    groups = [half for half in (first, second) if len(half) > 1]
-    bad = _bad_of(groups, (yield groups))
-    if bad:
-        return (yield from _together([_within(half) for half in bad]))
-    return (yield from _across(first, second))
+    def _best(self, groups: Iterable[Group]) -> Result:
+        return _least(*(self.results[group] for group in groups))
 
 
-def _across(first: Group, second: Group) -> _Part:
-    """Look for pairs between two groups that do badly together, and each does well by itself."""
-    if len(first) == len(second) == 1:
-        return [_sorted(*first, *second)]
-    more, fewer = _halves(first)
-    many, few = _halves(second)
-    for pairing in ([(more, few), (fewer, many)], [(more, many), (fewer, few)]):
-        sides = {_sorted(*one, *other): (one, other) for one, other in pairing if one and other}
-        groups = [*sides]
-        bad = _bad_of(groups, (yield groups)) if groups else []
-        if bad:
-            return (yield from _together([_across(*sides[group]) for group in bad]))
-    return []
-
-
-def _together(parts: Iterable[_Part]) -> _Part:
-    """Go on with several parts at the same time; no two of them share a node."""
-    found: list[Group] = []
-    waiting: list[tuple[_Part, list[Group]]] = []
-
-    def go_on(part: _Part, told: list[bool] | None) -> None:
-        try:
-            waiting.append((part, next(part) if told is None else part.send(told)))
-        except StopIteration as end:
-            found.extend(end.value)
-
-    for part in parts:
-        go_on(part, None)
-    while waiting:
-        now, waiting = waiting, []
-        told = iter((yield [group for _, groups in now for group in groups]))
-        for part, groups in now:
-            go_on(part, [next(told) for _ in groups])
+def _without(links: Iterable[Group]) -> set[int]:
+    """Return nodes without which none of some links is left: those with most of them, and of these the last."""
+    left, found = [*links], set[int]()
+    while left:
+        count = Counter(chain.from_iterable(left))
+        node = max(count, key=lambda node: (count[node], node))
+        found.add(node)
+        left = [link for link in left if node not in link]
     return found
 
 
-def _halves(nodes: Group) -> tuple[Group, Group]:
-    middle = (len(nodes) + 1) // 2
-    return nodes[:middle], nodes[middle:]
-
-
-def _bad_of(groups: Iterable[Group], are_bad: Iterable[bool]) -> list[Group]:
-    return [group for group, is_bad in zip(groups, are_bad, strict=True) if is_bad]
-
-
-def _sorted(*nodes: int) -> Group:
-    return tuple(sorted(nodes))
+def _least(*results: Result) -> Result:
+    return min((result for result in results if result is not None), default=None)

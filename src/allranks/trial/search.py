@@ -21,9 +21,10 @@ from torch import distributed
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from allranks.runs.trial import Searched, tell
-from allranks.runtime import environment, rendezvous
+from allranks.runtime import device, environment, rendezvous
 from allranks.trial import search_child
-from allranks.trial.halving import Fault, Group, Result, find
+from allranks.trial.halves import Group
+from allranks.trial.halving import Outcome, Result, find
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -39,7 +40,10 @@ class Asked:
     """How many seconds things may take: one operation, and the coming of all nodes."""
 
     operation: float = 10.0
-    coming: float = 60.0
+    #: They import torch before, which takes minutes where many nodes read it from one disk for the first time.
+    coming: float = 300.0
+    #: Bytes a second that good nodes send at least; 0: nobody knows.
+    least: float = 0.0
 
     @property
     def measurement(self) -> float:
@@ -137,14 +141,15 @@ class _First(_Node):
         self.nodes = tuple(range(me.world_size))
         self.errors: dict[Group, str] = {}
 
-    def search(self) -> Fault | None:
+    def search(self) -> Outcome:
         """Find what is at fault.
 
         Raises:
             _Silent: nodes do not come, or say nothing any more.
         """
         self._wait_for("here", self.nodes, self.asked.coming)
-        return find(self.nodes, self._measure)
+        limit = search_child.SIZE / self.asked.least if self.asked.least else None
+        return find(self.nodes, self._measure, limit=limit)
 
     def hosts(self) -> tuple[str, ...]:
         """Return what the nodes call themselves; empty for one that has not come."""
@@ -196,8 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="allranks.trial.search")
     parser.add_argument("--timeout", type=float, default=Asked.operation, help="seconds that an operation may take")
     parser.add_argument("--coming", type=float, default=Asked.coming, help="seconds until all nodes must have come")
+    parser.add_argument("--least", type=float, default=Asked.least, help="bytes a second that are not slow; 0: unknown")
     given = parser.parse_args()
-    asked = Asked(given.timeout, given.coming)
+    asked = Asked(given.timeout, given.coming, given.least)
     me = environment.detect()
     store = PrefixStore(f"allranks/search/{me.restart}", rendezvous.open_store(me, timedelta(seconds=asked.coming)))
     if me.rank:
@@ -222,20 +228,20 @@ def _search(first: _First) -> Searched:
     return replace(told, hosts=first.hosts())
 
 
-def _told(first: _First, fault: Fault | None) -> Searched:
-    if fault is None:
-        return Searched(first.me.rank)
-    culprits = [{**asdict(culprit), "error": first.error_of(culprit.nodes)} for culprit in fault.culprits]
+def _told(first: _First, found: Outcome) -> Searched:
+    culprits = [{**asdict(culprit), "error": first.error_of(culprit.nodes)} for culprit in found.culprits]
     return Searched(
         first.me.rank,
-        is_bad=True,
+        is_bad=found.is_bad,
         culprits=tuple(culprits),
-        more=fault.more,
-        seconds=fault.seconds,
-        usual=fault.usual,
+        more=found.more,
+        seconds=found.seconds,
+        usual=found.usual,
         size=search_child.SIZE,
+        least=first.asked.least,
+        backend=device.choose(None, None, first.me)[0],
         error=first.error_of(first.nodes),
-        rounds=fault.rounds,
+        rounds=found.rounds,
     )
 
 

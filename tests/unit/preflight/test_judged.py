@@ -28,7 +28,14 @@ def trained(rank: int, **other: object) -> Training:
 
 
 def test_nothing_was_told() -> None:
-    assert judged(trial_of([], size=4)) == []
+    assert judged(trial_of([], size=4, state=State.FAILED)) == []
+    (part,) = judged(trial_of([], size=4))
+    assert part.wrong == "none has told anything: does this machine see what they write?"
+
+
+def test_a_link_to_a_rank_that_has_told_nothing_of_itself() -> None:
+    *_, part = judged(trial_of([ALL[0], Link(0, 1, 1, 1.0)], size=4, state=State.FAILED))
+    assert (part.name, part.figures["hosts"]) == ("rank 0 on gpu1 to rank 1", ["gpu1", "rank 1"])
 
 
 def test_ranks_that_found_each_other() -> None:
@@ -79,8 +86,8 @@ def test_a_link() -> None:
     ("other", "words"),
     [
         ({}, ""),
-        ({"losses": (1.0, 0.50004, 0.25)}, ""),
-        ({"losses": (1.0, 0.5001, 0.25)}, "the loss of step 1 must be 0.5, as in one process, and is 0.5001"),
+        ({"losses": (1.0, 0.5 + 4e-10, 0.25)}, ""),
+        ({"losses": (1.0, 0.5000001, 0.25)}, "the loss of step 1 must be 0.5, as in one process, and is 0.5000001"),
         ({"losses": (1.0, 1.0), "alone": (1.0, 1.0)}, "the loss must fall, and goes from 1 to 1"),
         ({"losses": (float("nan"),) * 2, "alone": (float("nan"),) * 2}, "the loss of step 0 must be nan, as in one"),
         ({"weights": "bb"}, "the weights are not those of the other ranks"),

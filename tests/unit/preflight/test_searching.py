@@ -68,6 +68,31 @@ def searched(*culprits: dict[str, Any], **more: Any) -> Searched:
             ),
         ),
         (
+            searched(bad(2, seconds=0.4), backend="nccl"),
+            warned(
+                "with each node that it was tried with at 5 MB/s, from the first GPU of each node, "
+                "where others have 1 GB/s",
+                fix=f"on gpu03: {LOOK}",
+                host="gpu03",
+                exclude="gpu03",
+            ),
+        ),
+        (
+            searched(seconds=0.4, usual=0.2, least=5e7),
+            warned(
+                "all 4 nodes alike at 5 MB/s, where 50 MB/s may be expected; "
+                "no node or link alone could be found at fault",
+                fix="what do they share: a switch, a firewall, an interface? Check again with half of them",
+            ),
+        ),
+        (
+            searched(usual=None, error="no route"),
+            failed(
+                "all 4 nodes together nothing got through (no route); no node or link alone could be found at fault",
+                fix="what do they share: a switch, a firewall, an interface? Check again with half of them",
+            ),
+        ),
+        (
             searched(seconds=0.4),
             warned(
                 "all 4 nodes together at 5 MB/s, where others have 1 GB/s; "
@@ -84,23 +109,44 @@ def searched(*culprits: dict[str, Any], **more: Any) -> Searched:
                 exclude="gpu03",
             ),
         ),
-        (Searched(0), passed("what was slow or failed did not come again when the nodes were searched")),
+        (
+            searched(is_bad=False, seconds=0.002, least=5e7),
+            passed("what was slow or failed did not come again when the nodes were searched: all together at 1 GB/s"),
+        ),
+        (
+            searched(is_bad=False, seconds=0.002),
+            skipped("all nodes alike at 1 GB/s: none is slower than the others, and what they should do is not known"),
+        ),
     ],
 )
 def test_what_was_found_is_named_with_what_was_measured(told: Searched, expected: Finding) -> None:
     assert [*findings(told, HOSTS)] == [expected]
 
 
-def test_further_pairs_are_counted() -> None:
-    told = searched(bad(0, 1, seconds=0.4), more=2)
-    assert [finding.what for finding in findings(told, HOSTS)][
-        1
-    ] == "2 further pairs of nodes do as badly with each other"
+def test_further_nodes_are_counted() -> None:
+    _, more = findings(searched(bad(0, seconds=0.4), more=2), HOSTS)
+    assert more.what == "2 further nodes did well with no other one, and few others were left to try"
+
+
+def test_of_many_links_eight_are_named() -> None:
+    links = [bad(one, other) for one in range(3) for other in range(3, 6)]
+    *named, more = findings(searched(*links), [f"gpu{node:02}" for node in range(6)])
+    assert [finding.what[:23] for finding in named][-1] == "between gpu02 and gpu04"
+    assert more.what == "1 further pair of nodes: as badly with each other"
+
+
+def test_the_node_that_bad_links_have_in_common_is_left_out() -> None:
+    assert [one.exclude for one in findings(searched(bad(0, 1), bad(0, 3)), HOSTS)] == ["gpu01", "gpu01"]
 
 
 def test_of_two_nodes_neither_is_known_to_do_well_with_others() -> None:
     (finding,) = findings(searched(bad(0, 1), usual=None), HOSTS[:2])
-    assert finding.what == "between gpu01 and gpu02: nothing got through"
+    assert (finding.what, finding.exclude) == ("between gpu01 and gpu02: nothing got through", "")
+
+
+def test_two_nodes_are_as_slow_as_is_known_of_them() -> None:
+    (finding,) = findings(searched(bad(0, 1, seconds=0.4), usual=0.4, least=5e7), HOSTS[:2])
+    assert finding.what == "between gpu01 and gpu02: at 5 MB/s, where 50 MB/s may be expected"
 
 
 GOOD = [Collective(rank, "barrier", seconds=0.1) for rank in range(4)]
@@ -120,9 +166,16 @@ SLOW = [*LINKS[:3], Link(3, 0, SIZE, 0.4)]
 def test_it_is_searched_where_something_between_nodes_is_wrong(told: Any, state: State, is_searched: bool) -> None:
     trial = trial_of([*(who(rank, 4, host) for rank, host in enumerate(HOSTS)), *told], size=4, state=state)
     answer = [passed("it was searched")]
-    given = seen_of({host: {"interface": {}} for host in HOSTS}, trial=trial, search=lambda: answer)
+    card = {"route": "eth0", "all": {"eth0": {"speed": 1000}}}
+    asked: list[float] = []
+    given = seen_of(
+        {host: {"interface": card} for host in HOSTS},
+        trial=trial,
+        search=lambda least: asked.append(least) or answer,
+    )
     reason = skipped("there is nothing to search for: nothing between the nodes failed or was slow")
     assert found("culprit", given) == (answer if is_searched else [reason])
+    assert asked == [12_500_000] * is_searched
 
 
 def test_one_node_is_not_searched() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,19 +15,27 @@ from allranks.runs.trial import Bandwidth, Link, Told
 
 HOSTS = ["gpu1", "gpu2", "gpu3"]
 MB = 1e6
-RING = [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)]
+RATES = " at 10 MB/s, others at 1 GB/s"
 
 
-def seen(*told: Told, speed: int | None = None) -> Seen:
-    """Return a trial of three nodes whose interfaces have a speed, in Mbit/s."""
-    card: dict[str, Any] = {"interface": {"route": "eth0", "all": {"eth0": {"speed": speed}}}}
-    ranks = [who(rank, 3, host) for rank, host in enumerate(HOSTS)]
-    return seen_of(dict.fromkeys(HOSTS, card), trial=trial_of([*ranks, *told], size=3))
+def seen(*told: Told, speed: int | None = None, hosts: Sequence[str] = HOSTS, **facts: Any) -> Seen:
+    """Return a trial of nodes with a rank each, whose interfaces have a speed, in Mbit/s."""
+    card: dict[str, Any] = {"interface": {"route": "eth0", "all": {"eth0": {"speed": speed}}}, **facts}
+    ranks = [who(rank, len(hosts), host) for rank, host in enumerate(hosts)]
+    return seen_of(dict.fromkeys(hosts, card), trial=trial_of([*ranks, *told], size=len(hosts)))
 
 
-def links(rates: Mapping[tuple[int, int], float], usual: float) -> list[Link]:
+def links(rates: Mapping[tuple[int, int], float], usual: float, count: int = 3) -> list[Link]:
     """Return what was measured around: bytes per second, of some and of all others."""
-    return [Link(one, other, 1 << 24, (1 << 24) / rates.get((one, other), usual)) for one, other in RING]
+    forward = [(rank, (rank + 1) % count) for rank in range(count)]
+    ring = [*forward, *((other, one) for one, other in forward)]
+    return [Link(one, other, 1 << 24, (1 << 24) / rates.get((one, other), usual)) for one, other in ring]
+
+
+def of_node(node: int, rate: float, count: int) -> dict[tuple[int, int], float]:
+    """Return the rate of all links of a node, both ways."""
+    beside = ((node - 1) % count, (node + 1) % count)
+    return {way: rate for other in beside for way in ((node, other), (other, node))}
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "bandwidth", "neighbours", "training"])
@@ -43,10 +52,59 @@ def test_links_that_differ_as_usual() -> None:
 def test_a_node_whose_links_are_slow() -> None:
     given = seen(*links({(1, 2): 30 * MB, (1, 0): 20 * MB}, 1000 * MB))
     fix = "look at the network of gpu2: ethtool, ip -s link, tc qdisc"
-    what = "rank 1 on gpu2 to rank {} on {} at {} MB/s, others at 1 GB/s"
-    assert found("neighbours", given) == [
-        warned(what.format(*measured), fix=fix, exclude="gpu2") for measured in ((2, "gpu3", 30), (0, "gpu1", 20))
+    what = "rank 1 on gpu2 to rank 0 on gpu1 and in 1 other way at 20 MB/s to 30 MB/s, others at 1 GB/s"
+    assert found("neighbours", given) == [warned(what, fix=fix, exclude="gpu2")]
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        ((1,), [("rank 0 on gpu1 to rank 1 on gpu2 and in 3 other ways at 10 MB/s, others at 1 GB/s", "gpu2")]),
+        (
+            (1, 3),
+            [
+                (f"rank {one} on gpu{one + 1} to rank {one + 1} on gpu{one + 2} and in 1 other way{RATES}", "")
+                for one in range(4)
+            ],
+        ),
+    ],
+)
+def test_most_links_are_slow(slow: tuple[int, ...], expected: list[tuple[str, str]]) -> None:
+    """One node of three, and two of five, have more than half of the links."""
+    hosts = [f"gpu{number}" for number in range(1, 2 * len(slow) + 2)]
+    rates = {way: rate for node in slow for way, rate in of_node(node, 10 * MB, len(hosts)).items()}
+    findings = found("neighbours", seen(*links(rates, 1000 * MB, len(hosts)), hosts=hosts))
+    assert [(finding.what, finding.exclude) for finding in findings] == expected
+
+
+def test_two_slow_links_that_have_nothing_in_common_are_named_apart() -> None:
+    hosts = [f"gpu{number}" for number in range(1, 9)]
+    rates = dict.fromkeys(((0, 1), (1, 0), (4, 5), (5, 4)), 10 * MB)
+    findings = found("neighbours", seen(*links(rates, 1000 * MB, 8), hosts=hosts))
+    assert [finding.fix for finding in findings] == [
+        f"look at the network of {hosts}: ethtool, ip -s link, tc qdisc" for hosts in ("gpu1 and gpu2", "gpu5 and gpu6")
     ]
+
+
+def test_gpus_of_one_node_may_be_linked_in_different_ways() -> None:
+    rates = {(0, 1): 50_000 * MB, (1, 0): 50_000 * MB}
+    ranks = [who(rank, 4, "box") for rank in range(4)]
+    given = seen_of({"box": {}}, trial=trial_of([*ranks, *links(rates, 5000 * MB, 4)], size=4))
+    assert found("neighbours", given) == [passed("5 GB/s to 50 GB/s in 8 directions")]
+
+
+@pytest.mark.parametrize(("backend", "grade"), [("gloo", "PASS"), ("nccl", "WARN")])
+def test_over_nccl_infiniband_is_what_is_expected(backend: str, grade: str) -> None:
+    """At 1 GB/s NCCL has fallen back to TCP, beside ports of 400 Gbit/s."""
+    ports = [{"state": "ACTIVE", "layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}]
+    given = seen(*links({}, 1000 * MB), speed=1000, infiniband=ports)
+    given = replace(given, plan=replace(given.plan, backend=backend))
+    assert {finding.grade.value for finding in found("neighbours", given)} == {grade}
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "neighbours"])
+def test_one_rank_exchanges_nothing(name: str) -> None:
+    assert found(name, seen(hosts=["gpu1"])) == [skipped("one rank has nobody to exchange data with")]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +120,7 @@ def test_a_node_whose_links_are_slow() -> None:
 )
 def test_all_links_are_slower_than_the_interfaces(speed: int | None, rate: int, is_slow: bool) -> None:
     given = seen(*links({}, rate * MB), speed=speed)
-    assert [finding.grade.value for finding in found("neighbours", given)] == (["WARN"] * 6 if is_slow else ["PASS"])
+    assert [finding.grade.value for finding in found("neighbours", given)] == (["WARN"] * 3 if is_slow else ["PASS"])
 
 
 @pytest.mark.parametrize(

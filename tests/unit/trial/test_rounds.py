@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.trial.bandwidth import rounds
+from allranks.trial.bandwidth import rings, rounds
 from allranks.trial.collectives import difference
 
 
@@ -23,6 +23,20 @@ def test_each_member_has_one_partner_in_a_round_and_all_neighbours_meet_both_way
 
 def test_no_rounds_for_one() -> None:
     assert rounds([0]) == []
+
+
+@pytest.mark.parametrize(
+    ("node_of", "expected"),
+    [
+        ([0, 0, 0], [[0, 1, 2]]),
+        ([0, 1, 2], [[0, 1, 2]]),
+        ([0, 0, 1, 1, 2, 2], [[0, 2, 4], [1, 3, 5]]),
+        ([1, 0, 1, 0], [[1, 0], [3, 2]]),
+        ([0, 0, 0, 1, 2, 2], [[0, 3, 4], [1, 5]]),
+    ],
+)
+def test_each_rank_of_a_node_has_its_ring(node_of: list[int], expected: list[list[int]]) -> None:
+    assert rings(node_of) == expected
 
 
 def test_where_numbers_differ_first() -> None:

@@ -36,6 +36,11 @@ class Nodes:
         with (log / "rank.out").open("w") as out, (log / "rank.err").open("w") as err:
             self.ranks[rank] = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
 
+    def end(self) -> None:
+        for rank in self.ranks.values():
+            rank.kill()
+            rank.wait()
+
     def told(self) -> tuple[Searched, int]:
         """Wait for the first one; return what it has told, and how it ended."""
         code = self.ranks[0].wait(120)
@@ -49,9 +54,7 @@ class Nodes:
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     found = Nodes(tmp_path)
     yield found
-    for rank in found.ranks.values():
-        rank.kill()
-        rank.wait()
+    found.end()
 
 
 def test_a_node_whose_collectives_fail_is_found_with_what_it_says(nodes: Nodes) -> None:
@@ -71,9 +74,24 @@ def test_a_node_that_does_not_come_is_named(nodes: Nodes) -> None:
     assert nodes.told() == (Searched(0, silent=(2,), hosts=(host, host, "")), 1)
 
 
+def test_two_nodes_that_are_slower_than_is_expected(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    nodes = Nodes(tmp_path, 2)
+    request.addfinalizer(nodes.end)
+    for rank in range(2):
+        nodes.start(rank, "--least", "1e15")
+    told, code = nodes.told()
+    (culprit,) = told.culprits
+    assert (culprit["nodes"], told.is_bad, told.least, code) == ([0, 1], True, 1e15, 0)
+    assert culprit["seconds"] == told.seconds == told.usual
+
+
 def test_nodes_of_which_none_is_at_fault(nodes: Nodes) -> None:
     for rank in range(3):
         nodes.start(rank)
     host = socket.gethostname()
-    assert nodes.told() == (Searched(0, hosts=(host, host, host)), 0)
+    told, code = nodes.told()
+    assert (told.culprits, told.more, told.silent, told.hosts, code) == ((), 0, (), (host, host, host), 0)
+    assert told.seconds
+    assert told.usual
+    assert (told.backend, told.least) == ("gloo", 0.0)
     assert [rank.wait(30) for rank in nodes.ranks.values()] == [0, 0, 0]

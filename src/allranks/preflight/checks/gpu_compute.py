@@ -20,6 +20,7 @@ Measured = Mapping[str, Any]
 @on_the_whole(
     "gpu-compute",
     why="a GPU that computes wrongly spoils the model without a word, and one that is slow slows all ranks",
+    facts=("host",),
     is_full=True,
     needs_trial=True,
 )
@@ -50,17 +51,16 @@ def judge(per_node: Mapping[str, Sequence[Measured]]) -> Iterator[Finding]:
 
 
 def _faults(each: Measured, everything: Iterable[Measured]) -> Iterator[tuple[Grade, str]]:
-    if each["error"]:
-        yield Grade.FAIL, f"cannot compute: {each['error']}"
-        return
-    if _PRECISIONS[0] not in each:
+    tried = [name for name in _PRECISIONS if name in each]
+    if not tried:
         built = ", ".join(each["arches"])
         yield Grade.FAIL, f"is of compute capability {each['capability']}, and torch is built for {built or 'none'}"
-        return
-    for name in _PRECISIONS:
+    for name in tried:
         found = each[name]
-        others = [other[name]["tflops"] for other in _alike(each, everything) if other is not each]
-        if found["wrong"]:
+        others = [other[name]["tflops"] for other in _alike(each, everything, name) if other is not each]
+        if "error" in found:
+            yield Grade.FAIL, f"cannot compute in {name}: {found['error']}"
+        elif found["wrong"]:
             yield Grade.FAIL, f"computes wrongly: {found['wrong']} of {found['values']} values of a product in {name}"
         elif others and found["tflops"] < _SLOW * median(others):
             yield (
@@ -69,17 +69,21 @@ def _faults(each: Measured, everything: Iterable[Measured]) -> Iterator[tuple[Gr
             )
 
 
-def _alike(each: Measured, everything: Iterable[Measured]) -> list[Measured]:
-    """Return those of the same model that have computed."""
-    return [other for other in everything if other["name"] == each["name"] and _PRECISIONS[0] in other]
+def _alike(each: Measured, everything: Iterable[Measured], precision: str) -> list[Measured]:
+    """Return those of the same model that have computed in a precision."""
+    alike = (other for other in everything if other["name"] == each["name"])
+    return [other for other in alike if "tflops" in other.get(precision, ())]
 
 
 def _reached(measured: Sequence[Measured], everything: Sequence[Measured]) -> str:
     """Write what GPUs of these models reach on all nodes, which is the same for each node that has them."""
     told = []
     for name in dict.fromkeys(each["name"] for each in measured):
-        alike = _alike({"name": name}, everything)
-        rates = (f"{_range([each[precision]['tflops'] for each in alike])} in {precision}" for precision in _PRECISIONS)
+        rates = [
+            f"{_range([each[precision]['tflops'] for each in alike])} in {precision}"
+            for precision in _PRECISIONS
+            if (alike := _alike({"name": name}, everything, precision))
+        ]
         told.append(f"{name}: {', '.join(rates)} TFLOP/s, and right")
     return "; ".join(told)
 

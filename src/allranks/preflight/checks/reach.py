@@ -46,7 +46,7 @@ def _holder(holder: Any) -> tuple[str, str]:
 @on_the_whole(
     "reach",
     why="all nodes connect to the first one before anything else, and its ranks wait for them",
-    facts=("reach", "names"),
+    facts=("reach", "names", "port"),
 )
 def reach(seen: Seen) -> Iterator[Finding]:
     """Look at which nodes cannot connect to the first one at the port where they are to meet."""
@@ -72,7 +72,7 @@ def _why_nobody_came(seen: Seen) -> str:
     if not (found := first.facts.get("reach")):
         return f"{first.host} has not listened: {first.errors.get('reach', 'see check nodes')}"
     if found["error"]:
-        return f"{first.host} cannot listen at port {seen.plan.master_port}: see check port"
+        return f"{first.host} cannot listen at port {_meeting(seen)[1]}: see check port"
     return "" if len(told(seen, "reach")) > 1 else "no other node could be looked at"
 
 
@@ -92,7 +92,7 @@ def _unreached(node: Node, first: Node, seen: Seen) -> Finding:
         return warned(f"{what}, when {first.host} did not listen any more", fix=_SLOW_SET_UP, host=node.host)
     fix = f"look for a firewall on {node.host} and {first.host}: {_FIREWALL}"
     if error["kind"] in ("route", "name"):
-        fix = f"see on {node.host}: getent hosts {seen.plan.master_addr}; ip route"
+        fix = f"see on {node.host}: getent hosts {_meeting(seen)[0]}; ip route"
     return failed(what, fix=fix, host=node.host, exclude=node.host)
 
 
@@ -108,7 +108,15 @@ def _is_late(node: Node, first: Node) -> bool:
 
 
 def _place(seen: Seen) -> str:
-    return f"{seen.plan.master_addr} at port {seen.plan.master_port}"
+    address, port = _meeting(seen)
+    return f"{address} at port {port}"
+
+
+def _meeting(seen: Seen) -> tuple[str, int]:
+    """Return where the nodes meet: those of a scheduler find out themselves, and agree on the first one."""
+    first = seen.nodes[0]
+    port = seen.plan.master_port or first.facts.get("port", {}).get("port", 0)
+    return seen.plan.master_addr or first.host, port
 
 
 @on_the_whole(

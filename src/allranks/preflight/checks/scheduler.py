@@ -24,7 +24,7 @@ def scheduler(seen: Seen) -> Iterator[Finding]:
     try:
         outlook = load_kind(seen.plan.kind).outlook(seen.plan, seen.environ)
     except LaunchError as error:
-        what = f"{error.what}: {error.why}" if error.why else error.what
+        what = error.in_a_line
         yield failed(what, fix=error.fix or f"run this where jobs of {seen.plan.cluster} can be submitted")
         return
     if outlook is None:

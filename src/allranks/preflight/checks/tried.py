@@ -7,16 +7,17 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from allranks.job.units import format_count, format_size
-from allranks.preflight.model import Finding, Grade, Seen, failed, passed, skipped, warned
+from allranks.preflight.checks.network import gigabits
+from allranks.preflight.model import Finding, Grade, Node, Seen, failed, passed, skipped, warned
 from allranks.preflight.registry import on_the_whole
 
 if TYPE_CHECKING:
     from allranks.preflight.judged import Part
 
-#: Below this part of what the slowest link can do, or of what most links do, data goes slowly. Other work on a node,
-#: and few CPUs, cost a factor of two or three.
+#: Below this part of what the slowest link can do, or of what the fastest one does, data goes slowly. Other work on a
+#: node, and few CPUs, cost a factor of two or three.
 _OF_SPEED, _OF_OTHERS = 0.1, 0.25
-#: One process does not bring more than this through TCP, in bytes per second, however fast the link is.
+#: Over gloo one process does not bring more than this through TCP, in bytes per second, however fast the link is.
 _ONE_PROCESS = 1.25e9
 _BYTES_PER_MEGABIT = 125_000
 _FIX = "see whether the check culprit names a node or a link; NCCL_DEBUG=INFO says which way data goes"
@@ -25,7 +26,7 @@ _FIX = "see whether the check culprit names a node or a link; NCCL_DEBUG=INFO sa
 @on_the_whole(
     "all-reduce",
     why="what ranks exchange in training must be right, and must get through at all",
-    facts=("interface",),
+    facts=("interface", "infiniband"),
     is_full=True,
     needs_trial=True,
 )
@@ -39,7 +40,8 @@ def all_reduce(seen: Seen) -> Iterator[Finding]:
     if not seen.trial:
         yield skipped(seen.why_no_trial)
     elif wrong:
-        yield failed(f"{wrong[0].name} is wrong {wrong[0].wrong}", fix=_FIX)
+        name = "" if wrong[0].kind == "ranks" else f"{wrong[0].name} is wrong "
+        yield failed(f"{name}{wrong[0].wrong}", fix=_FIX)
     elif not seen.trial.has_succeeded:
         yield failed(f"{why_failed(seen.trial)}; it ended with {where(seen.trial)}", fix=_FIX)
     else:
@@ -50,7 +52,7 @@ def all_reduce(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "bandwidth",
     why="ranks wait for each other's gradients in each step",
-    facts=("interface",),
+    facts=("interface", "infiniband"),
     is_full=True,
     needs_trial=True,
 )
@@ -62,7 +64,7 @@ def bandwidth(seen: Seen) -> Iterator[Finding]:
         yield failed(f"{wrong[0].name} is wrong {wrong[0].wrong}", fix=_FIX)
         return
     if not found:
-        yield skipped(seen.why_no_trial or "no ranks came so far as to measure it")
+        yield skipped(_why_unmeasured(seen))
         return
     best = max(part.figures["busbw"] for part in found)
     what = f"{format_size(best)}/s bus bandwidth at best, up to {found[-1].name}"
@@ -72,7 +74,7 @@ def bandwidth(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "neighbours",
     why="one slow link, or one that loses packets, slows all ranks",
-    facts=("interface",),
+    facts=("interface", "infiniband"),
     is_full=True,
     needs_trial=True,
 )
@@ -80,26 +82,27 @@ def neighbours(seen: Seen) -> Iterator[Finding]:
     """Look at how fast bytes go from each node to the next, and back."""
     found = [part for part in _parts(seen) if part.kind == "link"]
     if not found:
-        yield skipped(seen.why_no_trial or "no ranks came so far as to measure it")
+        yield skipped(_why_unmeasured(seen))
         return
-    slow = [part for part in found if _is_slow(seen, part, found)]
+    least = _least(seen, found)
+    slow = [part for part in found if _rate(part) < least]
     if not slow:
-        rates = sorted(part.figures["bandwidth"] for part in found)
-        yield passed(f"{format_size(rates[0])}/s to {format_size(rates[-1])}/s in {len(rates)} directions")
+        yield passed(f"{_range(found)} in {format_count(len(found), 'direction')}")
         return
-    hosts = _in_common(slow)
-    fix = f"look at the network of {' and '.join(hosts)}: ethtool, ip -s link, tc qdisc"
-    for part in slow:
-        others = [other.figures["bandwidth"] for other in found if other not in slow]
-        beside = f", others at {format_size(median(others))}/s" if others else _beside(seen)
-        what = f"{part.name} at {format_size(part.figures['bandwidth'])}/s{beside}"
-        yield warned(what, fix=fix, exclude=hosts[-1])
+    others = [part.figures["bandwidth"] for part in found if part not in slow]
+    beside = f", others at {format_size(median(others))}/s" if others else _beside(seen)
+    for hosts, parts in _by_fault(slow).items():
+        slowest = min(parts, key=_rate)
+        more = f" and in {format_count(len(parts) - 1, 'other way')}" if len(parts) > 1 else ""
+        fix = f"look at the network of {' and '.join(hosts)}: ethtool, ip -s link, tc qdisc"
+        what = f"{slowest.name}{more} at {_range(parts)}{beside}"
+        yield warned(what, fix=fix, exclude=hosts[0] if len(hosts) == 1 else "")  # Of two, either may be at fault.
 
 
 @on_the_whole(
     "training",
     why="a model that all ranks train must become the one that one process trains",
-    facts=("interface",),
+    facts=("interface", "infiniband"),
     is_full=True,
     needs_trial=True,
 )
@@ -119,7 +122,7 @@ def training(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "culprit",
     why="one bad node or link slows or stops all others, and the job runs without it",
-    facts=("interface",),
+    facts=("interface", "infiniband"),
     is_full=True,
     needs_trial=True,
 )
@@ -130,7 +133,7 @@ def culprit(seen: Seen) -> Iterator[Finding]:
     if seen.search is None or len(seen.nodes) < 2:
         yield skipped(seen.why_no_trial or "there is one node")
     elif is_bad:
-        yield from seen.search()
+        yield from seen.search(_expected(seen))
     else:
         yield skipped("there is nothing to search for: nothing between the nodes failed or was slow")
 
@@ -141,18 +144,31 @@ def _parts(seen: Seen) -> list[Part]:
     return judged(seen.trial) if seen.trial else []
 
 
+def _why_unmeasured(seen: Seen) -> str:
+    if seen.trial and [part.figures["ranks"] for part in _parts(seen) if part.kind == "ranks"] == [1]:
+        return "one rank has nobody to exchange data with"
+    return seen.why_no_trial or "no ranks came so far as to measure it"
+
+
 def _speed(seen: Seen) -> float | None:
     """Return what the slowest interface between nodes can do, in bytes per second; None where nobody knows."""
-    cards = [(node.facts.get("interface") or {}) for node in seen.nodes]
-    speeds = [card["all"].get(card["route"], {}).get("speed") for card in cards if card]
-    known = [speed * _BYTES_PER_MEGABIT for speed in speeds if speed]
+    known = [speed for node in seen.nodes if (speed := _speed_of(node, seen.plan.backend))]
     return min(known) if known and len(seen.nodes) > 1 else None
+
+
+def _speed_of(node: Node, backend: str) -> float:
+    """Return what the interface of a node can do: with NCCL its fastest port of InfiniBand, if it has one."""
+    ports = node.facts.get("infiniband") or () if backend == "nccl" else ()
+    rates = [gigabits(port) for port in ports if (port["state"], port["layer"]) == ("ACTIVE", "InfiniBand")]
+    card = node.facts.get("interface")
+    speed = card["all"].get(card["route"], {}).get("speed") if card else None
+    return _BYTES_PER_MEGABIT * (1000 * max(rates) if rates else speed or 0)
 
 
 def _expected(seen: Seen) -> float:
     """Return the least that may be expected between nodes, in bytes per second; 0: nobody knows."""
-    speed = _speed(seen)
-    return _OF_SPEED * min(speed, _ONE_PROCESS) if speed else 0.0
+    speed = _speed(seen) or 0.0
+    return _OF_SPEED * (speed if seen.plan.backend == "nccl" else min(speed, _ONE_PROCESS))
 
 
 def _compared(seen: Seen, rate: float, what: str) -> Finding:
@@ -166,13 +182,36 @@ def _beside(seen: Seen) -> str:
     return f", and the slowest interface can do {format_size(speed)}/s" if speed else ""
 
 
-def _is_slow(seen: Seen, part: Part, found: Sequence[Part]) -> bool:
-    rate: float = part.figures["bandwidth"]
-    is_behind = len(found) > 2 and rate < _OF_OTHERS * median(each.figures["bandwidth"] for each in found)
-    return is_behind or rate < _expected(seen)
+def _least(seen: Seen, found: Sequence[Part]) -> float:
+    """Return below how many bytes per second a link is slow.
+
+    It is compared with the fastest pair of nodes, by the slower of its two ways: the middle of all would be slow itself
+    where one of three nodes is. GPUs of one node are linked in different ways.
+    """
+    ways: dict[frozenset[int], list[float]] = {}
+    for part in found:
+        ways.setdefault(frozenset(part.figures["ranks"]), []).append(part.figures["bandwidth"])
+    if len(seen.nodes) < 2:
+        return 0.0
+    return max(_expected(seen), _OF_OTHERS * max(map(min, ways.values())))
 
 
-def _in_common(slow: Sequence[Part]) -> list[str]:
-    """Return the host that all slow links have in common; both of the first one, if there is none."""
+def _by_fault(slow: Sequence[Part]) -> dict[tuple[str, ...], list[Part]]:
+    """Put slow links together by the host at an end of all of them, if there is one, else by both of their hosts."""
     common = set.intersection(*({*part.figures["hosts"]} for part in slow))
-    return sorted(common if len(common) == 1 else slow[0].figures["hosts"])
+    groups: dict[tuple[str, ...], list[Part]] = {}
+    for part in slow:
+        hosts = tuple(sorted(common if len(common) == 1 else part.figures["hosts"]))
+        groups.setdefault(hosts, []).append(part)
+    return groups
+
+
+def _rate(part: Part) -> float:
+    rate: float = part.figures["bandwidth"]
+    return rate
+
+
+def _range(parts: Sequence[Part]) -> str:
+    """Write the speeds of links: from the slowest to the fastest."""
+    least, most = (f"{format_size(find(map(_rate, parts)))}/s" for find in (min, max))
+    return least if least == most else f"{least} to {most}"
