@@ -31,3 +31,19 @@ def test_a_slow_node_is_named_and_left_out(ssh: Any, slow: str) -> None:
     left = ssh("run", "train.py", *nodes, "--exclude", slow, "--no-check")
     assert left.rc == 0, left.stderr
     assert sorted(line.split()[-1] for line in left.stdout.splitlines()) == ["gpu01", "gpu02", "gpu04"]
+
+
+@pytest.mark.timeout(400)
+def test_two_nodes_that_do_not_reach_each_other_are_named(ssh: Any, mended: Network, undo: Any) -> None:
+    """Nobody comes to the end of the first collective: the search tells why."""
+    node, other = mended.nodes["gpu03"], mended.nodes["gpu04"].ip
+    node.run(f"ip route add blackhole {other}")
+    undo(node, f"ip route delete blackhole {other}")
+    nodes = ("--hosts", "gpu[01-04]", "--nproc-per-node", "1", "--backend", "gloo")
+    done = ssh("check", *nodes, "--only", "all-reduce,culprit", "--timeout", "10", "--json", timeout=300)
+    all_reduce, culprit = json.loads(done.stdout)["checks"]
+    assert (done.rc, all_reduce["grade"], culprit["grade"]) == (3, "FAIL", "FAIL"), done.stderr
+    assert culprit["what"].startswith(
+        "between gpu03 and gpu04, each of which does well with others: nothing got through"
+    )
+    assert culprit["fix"].endswith("; or leave it out: --exclude gpu04")
