@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,9 +78,10 @@ def test_rsync_goes_over_the_same_connection(nodes: SshNodes, tmp_path: Path) ->
 @pytest.mark.parametrize("lines", [("ControlPath {}/own-%C", "ControlMaster auto"), ("ControlPath none",)])
 @pytest.mark.parametrize("host", ["*", "gpu02"])
 def test_who_has_settings_for_it_has_the_say(nodes: SshNodes, lines: tuple[str, ...], host: str) -> None:
-    own(nodes, *(line.format(nodes.folder) for line in lines), host=host)
-    for _ in range(2):
-        assert [answer.out for answer in hosts_say(nodes)] == ["gpu01\n", "gpu02\n"]
+    with tempfile.TemporaryDirectory() as folder:  # Paths of sockets must be short, and pytest's may not be.
+        own(nodes, *(line.format(folder) for line in lines), host=host)
+        for _ in range(2):
+            assert [answer.out for answer in hosts_say(nodes)] == ["gpu01\n", "gpu02\n"]
     assert nodes.kept() == []
 
 

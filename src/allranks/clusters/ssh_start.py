@@ -134,19 +134,19 @@ def _before(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool])
         commands = [one for one in stage if one.node not in failed]
         answers = run_all([one.command for one in commands], environ, seconds=None, is_over=is_over)
         if step is _Step.COPY:
-            answers = _asked_again(commands, answers, environ)
+            answers = _asked_again(commands, answers, environ, is_over)
         pairs = zip(commands, answers, strict=True)
         failures += [_Failure(plan.commands[one.node], answer, step) for one, answer in pairs if answer.code]
     return failures
 
 
 def _asked_again(
-    commands: Sequence[NodeCommand], answers: Sequence[Answer], environ: Mapping[str, str]
+    commands: Sequence[NodeCommand], answers: Sequence[Answer], environ: Mapping[str, str], is_over: Callable[[], bool]
 ) -> list[Answer]:
     """Ask where rsync's connection broke whether there is one: rsync may end before it knows that ssh has failed."""
     broken = [place for place, answer in enumerate(answers) if answer.code in _BROKEN]
-    hosts = [parse_hosts([commands[place].host])[0] for place in broken]
-    asked = dict(zip(broken, run_all([ssh_command(host, ("true",)) for host in hosts], environ), strict=True))
+    lines = [ssh_command(parse_hosts([commands[place].host])[0], ("true",)) for place in broken]
+    asked = dict(zip(broken, run_all(lines, environ, is_over=is_over), strict=True))
     return [
         replace(answer, unreached=True) if place in asked and asked[place].unreached else answer
         for place, answer in enumerate(answers)

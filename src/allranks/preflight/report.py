@@ -69,5 +69,5 @@ def run_checks(checks: Iterable[Check], seen: Seen) -> tuple[Result, ...]:
 
 def _with_a_way_out(finding: Finding, without: str) -> Finding:
     if not (finding.exclude and without):
-        return finding
+        return replace(finding, exclude="")
     return replace(finding, fix=f"{finding.fix}; or {without.format(finding.exclude)}")

@@ -138,6 +138,8 @@ def tried(
         raise
     except AllranksError as error:
         return replace(seen, why_no_trial=error.in_a_line)
+    if others := _others(seen, trial, kind.name):
+        return replace(seen, why_no_trial=f"the ranks got other nodes than those that were looked at: {others}")
     nodes = tuple(_with_computed(node, trial) for node in seen.nodes)
     return replace(seen, trial=trial, nodes=nodes, search=partial(_searched, seen, kind, launch, watcher))
 
@@ -146,12 +148,22 @@ def _on(nodes: Sequence[Node], job: Job, kind: str) -> Job:
     """Return a job that gets just these nodes; a scheduler would give others each time."""
     if kind in _WITHOUT_A_QUEUE:
         return job
+    hosts = (node.host.partition(".")[0] if kind == "pbs" else node.host for node in nodes)  # PBS knows the short name.
     return job.model_copy(
         update={
             "resources": job.resources.model_copy(update={"nodes": (len(nodes), len(nodes))}),
-            "scheduler": job.scheduler.model_copy(update={"include": tuple(node.host for node in nodes)}),
+            "scheduler": job.scheduler.model_copy(update={"include": tuple(hosts)}),
         }
     )
+
+
+def _others(seen: Seen, trial: Trial, kind: str) -> str:
+    """Name the nodes that a scheduler has given in place of those that were looked at; a container has its own name."""
+    if kind in _WITHOUT_A_QUEUE or seen.job.environment.container:
+        return ""
+    looked_at = {node.number: node.facts["host"]["name"] for node in seen.nodes if "host" in node.facts}
+    given = {who.node_rank: who.host for who in trial.of(told.Who)}
+    return ", ".join(host for number, host in sorted(given.items()) if host != looked_at.get(number, host))
 
 
 def _searched(seen: Seen, kind: ClusterKind, launch: Launch, watcher: Watcher, least: float) -> list[Finding]:

@@ -46,25 +46,37 @@ class Waiting:
 def noted() -> Iterator[list[int]]:
     """Give a list for signals, so that none ends a command whose job would stay in the queue.
 
-    The first one gives the handlers back: a second one does what it always does.
+    The first one gives the handlers back: a second one does what it always does. A terminal that is closed sends SIGHUP
+    more than once.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, of which nobody has taken notice until the end.
+        SystemExit: another signal; likewise.
     """
     signals: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
         signals.append(number)
-        give_back()
+        give_back(but=signal.SIGHUP)
 
-    def give_back() -> None:
+    def give_back(but: int = 0) -> None:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if number != but:
+                signal.signal(number, handler)
 
     before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
     for number in before:
         signal.signal(number, note)
     try:
         yield signals
+        if signals:
+            _end(signals[0])
     finally:
         give_back()
+
+
+def _end(number: int) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def end_if_asked(signals: Sequence[int], tell: Callable[[str], None], what: str) -> None:
@@ -76,7 +88,7 @@ def end_if_asked(signals: Sequence[int], tell: Callable[[str], None], what: str)
     """
     if signals:
         tell(f"{signal.Signals(signals[0]).name}: {what} is being cancelled")
-        raise KeyboardInterrupt if signals[0] == signal.SIGINT else SystemExit(128 + signals[0])
+        _end(signals[0])
 
 
 class Patience(Watcher):
@@ -84,7 +96,7 @@ class Patience(Watcher):
 
     Args:
         kind: the kind of cluster.
-        waiting: how long nodes are waited for; None: there is nobody to wait for.
+        waiting: how long a scheduler is waited for; None: there is none.
         signals: those that have come, from :func:`noted`.
     """
 
@@ -113,7 +125,8 @@ class Patience(Watcher):
         for line in lines:
             tell(line)
         end_if_asked(self._signals, tell, run.record.id)
-        if self._waiting and time.monotonic() > self._until:
+        handle = run.record.handle
+        if self._waiting and handle and handle.job_id and time.monotonic() > self._until:
             self._until = math.inf
             status = self._kind.status(run)
             if status.state is State.PENDING:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import ModuleSpec
 from itertools import islice
 from pathlib import Path
@@ -150,13 +151,19 @@ def may_make(finder: Finder, name: str) -> bool:
     """Tell whether a package may have a module that cannot be found in it, since it alters where modules are found."""
     specs = finder.packages(name, anywhere=True)
     files = [Path(spec.origin) for spec in specs if spec.origin and spec.origin.endswith(".py")]
-    return any(statements.alter_path(_parsed(path.read_bytes(), path)) for path in files)
+    return any(statements.alter_path(_of(path)) for path in files)
 
 
 def _may_have(package: ModuleSpec, name: str, its_name: str) -> bool:
     """Tell whether a package may have that name without a module of it: that is not imported then."""
     path = Path(package.origin or "")
-    return path.suffix == ".py" and statements.may_bind(_parsed(path.read_bytes(), path), name, its_name)
+    return path.suffix == ".py" and statements.may_bind(_of(path), name, its_name)
+
+
+@cache
+def _of(path: Path) -> ast.Module:
+    """Read a package's ``__init__``, of which each name that is taken from it is asked."""
+    return _parsed(path.read_bytes(), path)
 
 
 class _NotPythonError(Exception):

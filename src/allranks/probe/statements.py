@@ -10,6 +10,8 @@ from typing import NamedTuple
 _LETS_THROUGH = {"catch_warnings", "open", "nullcontext", "redirect_stdout", "redirect_stderr"}
 #: Names by which modules are found elsewhere; ``setup_root`` and its like are those of rootutils.
 _ALTERS = {"meta_path", "path_hooks", "addsitedir", "extend_path", "__path__", "setup_root", "set_root", "autosetup"}
+#: Modules that alter it as they are imported, or once they are installed.
+_ALTERING = {"autoroot", "autorootcwd", "cppimport", "hy", "pyximport"}
 #: By these a module can get names that are not written in it.
 _BINDS_ANY = {"globals", "vars", "setattr", "exec"}
 
@@ -76,8 +78,11 @@ def _alters(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         is_of_sys = node.attr in ("path", "modules") and ast.unparse(node.value).endswith("sys")
         return is_of_sys or node.attr in _ALTERS
-    if isinstance(node, ast.ImportFrom) and node.module == "sys":
-        return any(alias.name in ("path", "modules") for alias in node.names)
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] in _ALTERING for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        is_of_sys = node.module == "sys" and any(alias.name in ("path", "modules") for alias in node.names)
+        return is_of_sys or (node.module or "").partition(".")[0] in _ALTERING
     return isinstance(node, ast.Name) and node.id in _ALTERS
 
 

@@ -150,9 +150,12 @@ class _Search:
     def _links(self) -> list[Group]:
         """Find pairs that do badly, of nodes that do well with others."""
         found: list[Group] = [pair for pair in self.results if len(pair) == 2 and self._is_link(pair)]
-        rest = tuple(sorted(self._well().difference(_without(found))))
-        if len(rest) > 1 and self._judged([rest])[0]:
-            found += self._drive(within(rest))
+        new = [self.nodes]
+        while new:  # Each time those that share a node with what was found may have been left out.
+            rest = tuple(sorted(self._well().difference(_without(found))))
+            new = self._drive(within(rest)) if len(rest) > 1 and self._judged([rest])[0] else []
+            new = [pair for pair in new if pair not in found]
+            found += new
         return found
 
     def _drive(self, part: Part) -> list[Group]:

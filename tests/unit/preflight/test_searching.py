@@ -10,6 +10,7 @@ from seen import found, seen_of
 
 from allranks.preflight.model import Finding, failed, passed, skipped, warned
 from allranks.preflight.searching import findings
+from allranks.preflight.trials import _others
 from allranks.runs.status import State
 from allranks.runs.trial import Collective, Link, Searched
 
@@ -152,6 +153,20 @@ def test_two_nodes_are_as_slow_as_is_known_of_them() -> None:
 GOOD = [Collective(rank, "barrier", seconds=0.1) for rank in range(4)]
 LINKS = [Link(rank, (rank + 1) % 4, SIZE, 0.002) for rank in range(4)]
 SLOW = [*LINKS[:3], Link(3, 0, SIZE, 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "others"),
+    [
+        ("slurm", ["node01", "node02"], ""),
+        ("slurm", ["node01", "node07"], "node07"),
+        ("ssh", ["a", "b"], ""),  # What the job calls hosts need not be their names.
+    ],
+)
+def test_a_scheduler_may_have_given_other_nodes(kind: str, given: list[str], others: str) -> None:
+    names = {f"node0{number}": {"host": {"name": f"node0{number}"}} for number in (1, 2)}
+    trial = trial_of([who(rank, 2, host) for rank, host in enumerate(given)], size=2)
+    assert _others(seen_of(names), trial, kind) == others
 
 
 @pytest.mark.parametrize(

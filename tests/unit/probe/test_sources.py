@@ -268,6 +268,8 @@ def test_a_script_is_looked_for_beside_what_its_link_names(read_in: Read, tmp_pa
         ("import sys\nsys.path.insert(0, '..')\nimport layers\n", True),
         ("from sys import path\npath.insert(0, '..')\n", True),
         ("import site\nsite.addsitedir('x')\n", True),
+        ("import pyximport\npyximport.install()\nimport fast\n", True),
+        ("from autoroot import root\nimport mine\n", True),
         ("import os, sys\nprint(os.path.join('a'), sys.argv, cfg.path, self.modules)\n", False),
     ],
 )

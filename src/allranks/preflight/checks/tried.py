@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 #: Below this part of what the slowest link can do, or of what the fastest one does, data goes slowly. Other work on a
 #: node, and few CPUs, cost a factor of two or three.
 _OF_SPEED, _OF_OTHERS = 0.1, 0.25
-#: Over gloo one process does not bring more than this through TCP, in bytes per second, however fast the link is.
+#: What ranks are compared with: whose they are, and how fast they can exchange data.
+_FACTS = ("host", "interface", "infiniband")
+#: One process does not bring more than this through TCP, in bytes per second, however fast the link is.
 _ONE_PROCESS = 1.25e9
 _BYTES_PER_MEGABIT = 125_000
 _FIX = "see whether the check culprit names a node or a link; NCCL_DEBUG=INFO says which way data goes"
@@ -26,7 +28,7 @@ _FIX = "see whether the check culprit names a node or a link; NCCL_DEBUG=INFO sa
 @on_the_whole(
     "all-reduce",
     why="what ranks exchange in training must be right, and must get through at all",
-    facts=("interface", "infiniband"),
+    facts=_FACTS,
     is_full=True,
     needs_trial=True,
 )
@@ -52,7 +54,7 @@ def all_reduce(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "bandwidth",
     why="ranks wait for each other's gradients in each step",
-    facts=("interface", "infiniband"),
+    facts=_FACTS,
     is_full=True,
     needs_trial=True,
 )
@@ -74,7 +76,7 @@ def bandwidth(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "neighbours",
     why="one slow link, or one that loses packets, slows all ranks",
-    facts=("interface", "infiniband"),
+    facts=_FACTS,
     is_full=True,
     needs_trial=True,
 )
@@ -102,7 +104,7 @@ def neighbours(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "training",
     why="a model that all ranks train must become the one that one process trains",
-    facts=("interface", "infiniband"),
+    facts=_FACTS,
     is_full=True,
     needs_trial=True,
 )
@@ -122,7 +124,7 @@ def training(seen: Seen) -> Iterator[Finding]:
 @on_the_whole(
     "culprit",
     why="one bad node or link slows or stops all others, and the job runs without it",
-    facts=("interface", "infiniband"),
+    facts=_FACTS,
     is_full=True,
     needs_trial=True,
 )
@@ -158,17 +160,24 @@ def _speed(seen: Seen) -> float | None:
 
 def _speed_of(node: Node, backend: str) -> float:
     """Return what the interface of a node can do: with NCCL its fastest port of InfiniBand, if it has one."""
-    ports = node.facts.get("infiniband") or () if backend == "nccl" else ()
-    rates = [gigabits(port) for port in ports if (port["state"], port["layer"]) == ("ACTIVE", "InfiniBand")]
+    if of_infiniband := _of_infiniband(node, backend):
+        return of_infiniband
     card = node.facts.get("interface")
     speed = card["all"].get(card["route"], {}).get("speed") if card else None
-    return _BYTES_PER_MEGABIT * (1000 * max(rates) if rates else speed or 0)
+    return _BYTES_PER_MEGABIT * float(speed or 0)
+
+
+def _of_infiniband(node: Node, backend: str) -> float:
+    ports = node.facts.get("infiniband") or () if backend == "nccl" else ()
+    rates = [gigabits(port) for port in ports if (port["state"], port["layer"]) == ("ACTIVE", "InfiniBand")]
+    return _BYTES_PER_MEGABIT * 1000 * max(rates, default=0.0)
 
 
 def _expected(seen: Seen) -> float:
     """Return the least that may be expected between nodes, in bytes per second; 0: nobody knows."""
     speed = _speed(seen) or 0.0
-    return _OF_SPEED * (speed if seen.plan.backend == "nccl" else min(speed, _ONE_PROCESS))
+    by_infiniband = all(_of_infiniband(node, seen.plan.backend) for node in seen.nodes)
+    return _OF_SPEED * (speed if by_infiniband else min(speed, _ONE_PROCESS))
 
 
 def _compared(seen: Seen, rate: float, what: str) -> Finding:
