@@ -204,16 +204,16 @@ def test_a_module_beside_the_script_counts_for_what_nodes_compare(read_in: Read,
 
 def test_where_else_a_module_is(read_in: Read, tmp_path: Path) -> None:
     found = read_in(
-        train="import lib.nosuch, nosuch\nimport below\n",
-        files={"lib/__init__.py": "", "scripts/train.py": "import lib\nimport data\n", "data/x.csv": ""},
+        train="import lib_q.nosuch_q, nosuch_q\nimport below_q\n",
+        files={"lib_q/__init__.py": "", "scripts/train.py": "import lib_q\nimport data_q\n", "data_q/x.csv": ""},
     )
     assert [(each["near"], each["within"]) for each in found["missing"]] == [
-        (None, str(tmp_path / "lib")),
+        (None, str(tmp_path / "lib_q")),
         (None, None),
         (None, None),
     ]
     found = software.script(Order((), kind="script", target=str(tmp_path / "scripts/train.py")))
-    assert [(each["name"], each["near"]) for each in found["missing"]] == [("lib", str(tmp_path)), ("data", None)]
+    assert [(each["name"], each["near"]) for each in found["missing"]] == [("lib_q", str(tmp_path)), ("data_q", None)]
 
 
 @pytest.mark.parametrize(
