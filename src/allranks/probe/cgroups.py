@@ -18,8 +18,12 @@ _PROC = Path("/proc/self")
 def usable_cpus(proc: Path = _PROC) -> int:
     """Return how many CPUs this process may use: of those that it is bound to as many as quotas allow."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _folders("cpu", proc) if (quota := _quota(folder))]
-    return min([bound, *quotas])
+    return min(bound, quota(proc) or bound)
+
+
+def quota(proc: Path = _PROC) -> int | None:
+    """Return the CPUs that all processes of the group may use at a time, rounded up; None: as many as there are."""
+    return min((found for folder in _folders("cpu", proc) if (found := _quota(folder))), default=None)
 
 
 def memory(proc: Path = _PROC) -> int | None:

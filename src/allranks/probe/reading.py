@@ -14,5 +14,5 @@ def text_of(path: Path) -> str:
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the words of a process's command; none for one that has ended."""
+    """Return the words of a process's command; a single empty one for a process that has ended."""
     return text_of(Path(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")

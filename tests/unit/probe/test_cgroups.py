@@ -15,6 +15,8 @@ from allranks.probe import cgroups
 
 ROOT = Path("/sys/fs/cgroup")
 TOLD = "from allranks.probe import cgroups as c; print(c.usable_cpus(), c.memory(), c.tasks())"
+#: A rank that may use eight CPUs has so many for its data loader's workers.
+WORKERS = "from allranks.runtime.data.workers import cpus_of; print(cpus_of(0, [(0, range(8))]))"
 #: Of each controller of cgroup v1 the file of a limit, and one. Two CPUs at least would be told without that of one.
 LIMITS = {
     "cpu": ("cpu.cfs_quota_us", 100_000),
@@ -42,13 +44,14 @@ def group(controller: str) -> Iterator[Path]:
     not all(os.access(ROOT / controller / "cgroup.procs", os.W_OK) for controller in LIMITS),
     reason="this user may make no groups of cgroup v1 here",
 )
-def test_the_limits_of_a_real_group_are_those_around_it() -> None:
+@pytest.mark.parametrize(("code", "told"), [(TOLD, ["1", str(512 << 20), "77"]), (WORKERS, ["1"])])
+def test_the_limits_of_a_real_group_are_those_around_it(code: str, told: list[str]) -> None:
     with ExitStack() as stack:
         groups = [stack.enter_context(group(controller)) for controller in LIMITS]
         joining = "".join(f"echo $$ >{each}/cgroup.procs; " for each in groups)
-        command = ["sh", "-ec", f'{joining} exec "$@"', "sh", sys.executable, "-c", TOLD]
+        command = ["sh", "-ec", f'{joining} exec "$@"', "sh", sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", str(512 << 20), "77"]
+    assert done.stdout.split() == told
 
 
 def laid_out(folder: Path, files: dict[str, str], groups: str, mounts: str) -> Path:

@@ -11,11 +11,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
+
+from allranks.probe import cgroups
 
 #: Schedulers and agents send these to the whole process group: the rank saves and leaves, and needs its workers
 #: until then.
@@ -46,16 +47,8 @@ def cpus_of(rank: int, members: Sequence[tuple[int, Sequence[int]]]) -> int:
     there = [set(cpus) for its_node, cpus in members if its_node == node]
     total = sum(1 / sum(cpu in theirs for theirs in there) for cpu in mine)
     # A sum of thirds may lie a hair below the whole number.
-    return max(1, min(math.floor(total + 1e-6), _quota(len(there)) or len(mine)))
-
-
-def _quota(ranks: int) -> int | None:
-    """Give a rank's part of the container's CPU quota (cgroup v2, cpu.max), rounded up, if there is one."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)) // ranks)
+    quota = cgroups.quota()
+    return max(1, min(math.floor(total + 1e-6), quota // len(there) if quota else len(mine)))
 
 
 class Pool:

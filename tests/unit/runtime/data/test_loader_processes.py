@@ -349,5 +349,5 @@ def test_cpus_are_shared_out_among_those_who_may_use_them(
     members: list[tuple[int, range]], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A container's quota, which a machine that runs this may have, is another matter.
-    monkeypatch.setattr("allranks.runtime.data.workers._quota", lambda ranks: None)
+    monkeypatch.setattr("allranks.probe.cgroups.quota", lambda: None)
     assert [cpus_of(rank, members) for rank in range(len(members))] == expected
