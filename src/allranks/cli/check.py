@@ -10,8 +10,8 @@ import click
 
 from allranks.cli import render
 from allranks.cli.checked import show
-from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load, timeout_option
-from allranks.cli.runs import json_option, quick_option
+from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load, quick_option, timeout_option
+from allranks.cli.runs import json_option
 from allranks.errors import PreflightError
 
 if TYPE_CHECKING:

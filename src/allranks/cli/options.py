@@ -39,6 +39,12 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+def quick_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--quick`` and ``--full`` to a verb that checks."""
+    text = "What takes seconds (the default), or all there is."
+    return click.option("--quick/--full", "is_quick", default=True, help=text)(function)
+
+
 def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--timeout`` to a verb that has ranks try what ranks do."""
     text = "How long ranks wait for each other, to meet and in each operation."

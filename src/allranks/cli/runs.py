@@ -44,12 +44,6 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     return [run_id for run_id in reversed(ids) if run_id.startswith(incomplete)]
 
 
-def quick_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--quick`` and ``--full`` to a verb that checks."""
-    text = "What takes seconds (the default), or all there is."
-    return click.option("--quick/--full", "is_quick", default=True, help=text)(function)
-
-
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--json`` to a verb that reports."""
     return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)

@@ -11,9 +11,9 @@ import click
 
 from allranks.cli import render
 from allranks.cli.explain import explain
-from allranks.cli.options import JobCommand, job_options, launch_of, load, timeout_option
+from allranks.cli.options import JobCommand, job_options, launch_of, load, quick_option, timeout_option
 from allranks.cli.run import Relay, introduce
-from allranks.cli.runs import json_option, quick_option
+from allranks.cli.runs import json_option
 from allranks.cli.trial_table import show
 from allranks.errors import PreflightError
 from allranks.job.units import format_count

@@ -49,8 +49,13 @@ def how_to_get(missing: Sequence[Mapping[str, Any]], node: Node, seen: Seen) -> 
         node: the node.
         seen: what is known of all nodes.
     """
-    ways = dict.fromkeys(way for each in missing if (way := _own_way(each, node, seen)))
-    others = dict.fromkeys(_first(each) for each in missing if not _own_way(each, node, seen))
+    ways: dict[str, None] = {}
+    others: dict[str, None] = {}
+    for each in missing:
+        if way := _own_way(each, node, seen):
+            ways[way] = None
+        else:
+            others[_first(each)] = None
     return "; ".join([*ways, *_installs(others, node)])
 
 
