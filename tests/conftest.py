@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import pytest
 
-#: What a calling shell, a launcher or a scheduler may have set and a test must not inherit.
-FOREIGN = re.compile(
-    r"""(ALLRANKS_|_ALLRANKS|TORCHELASTIC_|TORCH_|PET_|NCCL_|GLOO_|SLURM_|PBS_|OMPI_|PMI|MASTER_|GROUP_|ROLE_|LOCAL_)
-    |(RANK|WORLD_SIZE|NPROC_PER_NODE|BACKEND|LOG_LEVEL|CONDA_ENV|CUDA_VISIBLE_DEVICES|NO_COLOR|FORCE_COLOR
-      |OMP_NUM_THREADS|PYTHONPATH|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE|PYTHONSAFEPATH|COVERAGE_PROCESS_\w+)$""",
-    re.VERBOSE,
-)
+from environments import clean_environment
+from warm_python import WarmPython
+
 #: What nohup, or a shell that starts the tests in the background, has had ignored: every child would ignore it too.
 for _number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -55,27 +54,33 @@ class Allranks:
     Attributes:
         folder: where it runs unless a call says ``cwd``; its ``runs`` folder is there.
         env: its environment; a call's keyword arguments in capitals are added, None removes.
+        warm: starts the command without its imports.
+        checks: whether ``run`` does its preflight checks, which start an interpreter; see the fixture ``checked``.
     """
 
     folder: Path
     env: dict[str, str]
+    warm: WarmPython
+    checks: bool = False
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __call__(self, *args: str | Path, cwd: Path | None = None, timeout: float = 90, **env: str | None) -> Result:
         """Run to the end and return code, stdout and stderr."""
+        wanted = self._environment(env)
+        if self.warm.can_run(wanted):
+            warm = self.warm.start("module", "allranks", self._words(args), cwd or self.folder, wanted)
+            with closing(warm):
+                return Result(*warm.finish(timeout))
         process = self.popen(*args, cwd=cwd, **env)
         out, err = process.communicate(timeout=timeout)
         return Result(process.returncode, out, err)
 
     def popen(self, *args: str | Path, cwd: Path | None = None, **env: str | None) -> subprocess.Popen[bytes]:
-        """Start, and return the process with pipes at stdout and stderr; a session of its own."""
-        wanted = {**self.env, **{name: value for name, value in env.items() if value is not None}}
-        for name in (name for name, value in env.items() if value is None):
-            wanted.pop(name, None)
+        """Start in a new interpreter, and return the process with pipes at stdout and stderr; a session of its own."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "allranks", *map(str, args)],
+            [sys.executable, "-m", "allranks", *self._words(args)],
             cwd=cwd or self.folder,
-            env=wanted,
+            env=self._environment(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,6 +88,16 @@ class Allranks:
         )
         self._started.append(process)
         return process
+
+    def _environment(self, changes: dict[str, str | None]) -> dict[str, str]:
+        changed = {**self.env, **changes}
+        return {name: value for name, value in changed.items() if value is not None}
+
+    def _words(self, args: tuple[str | Path, ...]) -> list[str]:
+        words = [str(word) for word in args]
+        if words[:1] == ["run"] and not self.checks and not {"--check", "--no-check"} & {*words}:
+            words.insert(1, "--no-check")
+        return words
 
     def script(self, text: str | bytes, name: str = "train.py") -> Path:
         """Write a script into the folder."""
@@ -136,27 +151,52 @@ def _of_runs_in(folder: Path) -> list[int]:
     return found
 
 
-def _clean_environment(home: Path) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-    return {**env, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}
-
-
 @pytest.fixture
 def allranks_env(tmp_path: Path) -> dict[str, str]:
     """Give an environment that knows nothing of launchers, with a home of its own."""
     home = tmp_path / "home"
     home.mkdir()
-    return _clean_environment(home)
+    return clean_environment(home)
+
+
+@pytest.fixture(scope="session")
+def warm_command() -> Iterator[WarmPython]:
+    """Give what starts the command from an interpreter that has imported all of it, and no torch."""
+    modules = _modules("cli", "clusters", "job", "plan", "preflight", "probe", "runs")
+    with closing(WarmPython(modules, clean_environment(Path.home()))) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def warm_ranks() -> Iterator[WarmPython]:
+    """Give what starts scripts from an interpreter that has imported torch and the runtime; one thread for OpenMP."""
+    env = {**clean_environment(Path.home()), "OMP_NUM_THREADS": "1"}
+    # Optimizers and FSDP import the latter two when they are first used, which takes as long as torch itself.
+    modules = ["torch", "torch._dynamo", "torch.distributed.checkpoint.state_dict", *_modules("runtime")]
+    with closing(WarmPython(modules, env)) as warm:
+        yield warm
+
+
+def _modules(*packages: str) -> list[str]:
+    """Return the names of all modules in packages of ours."""
+    paths = [(import_module(f"allranks.{name}").__path__, f"allranks.{name}.") for name in packages]
+    return [module.name for path, prefix in paths for module in walk_packages(path, prefix)]
 
 
 @pytest.fixture
-def allranks(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[Allranks]:
+def allranks(tmp_path: Path, allranks_env: dict[str, str], warm_command: WarmPython) -> Iterator[Allranks]:
     """Give the command, in an empty folder ``work``; after the test none of its processes may be left."""
     folder = tmp_path / "work"
     folder.mkdir()
-    command = Allranks(folder, allranks_env)
+    command = Allranks(folder, allranks_env, warm_command)
     yield command
     command.close()
+
+
+@pytest.fixture
+def checked(allranks: Allranks) -> None:
+    """Have ``run`` do its preflight checks."""
+    allranks.checks = True
 
 
 @pytest.fixture
@@ -196,3 +236,20 @@ def assert_nothing_left() -> Callable[..., None]:
         assert not left, f"processes of {run} are left: {left}"
 
     return check
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show where the time went: seconds and tests by folder, and the slowest tests."""
+    seconds: Counter[str] = Counter()
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid] += report.duration
+    folders: dict[str, list[float]] = {}
+    for name, spent in seconds.items():
+        folders.setdefault(name.partition("::")[0].rpartition("/")[0], []).append(spent)
+    terminalreporter.section("seconds by folder, tests, folder")
+    for folder, each in sorted(folders.items(), key=lambda item: -sum(item[1])):
+        terminalreporter.line(f"{sum(each):8.1f} {len(each):5} {folder}")
+    terminalreporter.section("the slowest tests, in seconds")
+    for name, spent in seconds.most_common(15):
+        terminalreporter.line(f"{spent:8.1f} {name[:140]}")

@@ -35,7 +35,7 @@ def test_module(allranks):
     assert allranks.run().name.startswith("train-")
 
 
-def test_module_that_does_not_exist(allranks):
+def test_module_that_does_not_exist(allranks, checked):
     result = allranks("run", "-m", "no_such_module")
     assert (result.rc, result.stdout) == (3, "")
     assert result.stderr.startswith("error: script on ")

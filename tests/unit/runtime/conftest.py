@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL", "MASTER_", "TORCHELASTIC", "SLURM_", "PBS_", "OMPI_", "PMI", "ALLRANKS_")
+from environments import clean_environment
+from warm_python import WarmPython
 
 
 @pytest.fixture
 def clean_env() -> dict[str, str]:
     """Give an environment in which nothing has started us as a rank."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return {**env, "OMP_NUM_THREADS": "1"}
+    return {**clean_environment(Path.home()), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -34,7 +31,9 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def run_ranks(tmp_path: Path, clean_env: dict[str, str], free_port: int) -> Callable[..., list[tuple[int, str, str]]]:
+def run_ranks(
+    tmp_path: Path, clean_env: dict[str, str], free_port: int, warm_ranks: WarmPython
+) -> Callable[..., list[tuple[int, str, str]]]:
     """Give a function that runs a script on each of the ranks; it gives code, stdout and stderr of each."""
 
     def run(
@@ -42,29 +41,40 @@ def run_ranks(tmp_path: Path, clean_env: dict[str, str], free_port: int) -> Call
     ) -> list[tuple[int, str, str]]:
         path = tmp_path / "script.py"
         path.write_text(script)
-        processes = []
-        for rank in range(world_size) if ranks is None else ranks:
-            env = {
-                **clean_env,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free_port),
-                **variables,
-            }
-            command = [sys.executable, str(path)]
-            pipe = subprocess.PIPE
-            processes.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
-        results = []
-        try:
-            for process in processes:
-                out, err = process.communicate(timeout=120)
-                results.append((process.returncode, out, err))
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        return results
+        with ExitStack() as started:
+            processes = []
+            for rank in range(world_size) if ranks is None else ranks:
+                env = {
+                    **clean_env,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(free_port),
+                    **variables,
+                }
+                assert warm_ranks.can_run(env)
+                process = warm_ranks.start("script", str(path), (), Path.cwd(), env)
+                processes.append(started.enter_context(closing(process)))
+            return [_text(process.finish(120)) for process in processes]
 
     return run
+
+
+@pytest.fixture
+def run_python(tmp_path: Path, warm_ranks: WarmPython) -> Callable[..., tuple[int, str, str]]:
+    """Give a function that runs a script with torch at hand; it gives code, stdout and stderr."""
+
+    def run(script: str, *args: object, env: dict[str, str]) -> tuple[int, str, str]:
+        path = tmp_path / "alone.py"
+        path.write_text(script)
+        assert warm_ranks.can_run(env)
+        with closing(warm_ranks.start("script", str(path), [*map(str, args)], Path.cwd(), env)) as process:
+            return _text(process.finish(120))
+
+    return run
+
+
+def _text(ended: tuple[int, bytes, bytes]) -> tuple[int, str, str]:
+    code, out, err = ended
+    return code, out.decode(), err.decode()
