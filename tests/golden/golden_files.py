@@ -45,7 +45,8 @@ class Golden:
         """Compare a text with the golden file; update that first if ALLRANKS_UPDATE_GOLDEN is set."""
         if os.environ.get("ALLRANKS_UPDATE_GOLDEN"):
             self._update(name, text)
-        assert text == self.read(name)
+        golden = self.read(name)
+        assert text == golden, "\n".join([f"{name} differs:", *difference(golden, text)])
 
     def _whole(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in self._folder.iterdir()}

@@ -61,9 +61,11 @@ def test_variants_hold_only_what_differs(golden: Golden, tmp_path: Path):
 def test_each_line_of_a_variant_counts(golden: Golden, name: str, line: int):
     lines = golden.read(name).split("\n")
     golden.compare(name, "\n".join(lines))
+    was = lines[line]
     lines[line] += " "
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError) as caught:
         golden.compare(name, "\n".join(lines))
+    assert str(caught.value) == f"{name} differs:\n@@ line {line + 1}\n-{was}\n+{was} "
 
 
 def test_a_variant_is_stale_where_its_base_lost_the_line(golden: Golden, tmp_path: Path):
