@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -53,16 +52,3 @@ def _replaced(text: str, places: dict[str, str]) -> str:
     for here, name in places.items():
         text = text.replace(here, name)
     return text
-
-
-def compare(golden: Path, text: str) -> None:
-    """Compare a text with a golden file, or write that anew where this was asked for."""
-    if os.environ.get("ALLRANKS_UPDATE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
-
-
-def assert_bash(path: Path) -> None:
-    """Let bash read a script without running it."""
-    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

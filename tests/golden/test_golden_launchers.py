@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from golden_plans import assert_bash, compare, plan_of
+from golden_files import assert_bash, golden_of
+from golden_plans import plan_of
 
 from allranks.job.load import load_job
 from allranks.plan.per_node import plain_line
 from allranks.plan.plain_launcher import Place
 
-SCRIPTS = Path(__file__).with_name("launchers")
+GOLDEN = golden_of("launchers")
 EVERYTHING = """\
 environment:
   variables: {WANDB_API_KEY: 0123456789abcdef, NASTY: "it's $(touch pwned)", CUDA_VISIBLE_DEVICES: ""}
@@ -58,7 +59,7 @@ def test_script_of_a_node(tmp_path: Path, name: str):
     files = plan_of(tmp_path, JOBS[name], {"resources.cpus_per_node": "8"}, {})
     scripts = {path: text for path, text in files.items() if path.startswith("node")}
     ((path, text),) = scripts.items()
-    compare(SCRIPTS / f"{name}{_name(path)}", _without_port(text, name))
+    GOLDEN.compare(f"{name}{_name(path)}", _without_port(text, name))
 
 
 def _without_port(text: str, name: str) -> str:
@@ -78,20 +79,20 @@ def test_line_for_a_node(tmp_path: Path, name: str):
     places = {str(tmp_path): "/project", shlex.quote(sys.executable): "PYTHON"}
     for here, there in places.items():
         line = line.replace(here, there)
-    compare(SCRIPTS / f"{name}.line", line + "\n")
+    GOLDEN.compare(f"{name}.line", line + "\n")
 
 
 def test_each_golden_file_has_its_job():
-    assert {path.stem for path in SCRIPTS.iterdir()} == {*JOBS}
+    assert {Path(name).stem for name in GOLDEN.names()} == {*JOBS}
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPTS.iterdir()), ids=lambda path: path.name)
-def test_golden_script_is_bash(path: Path):
-    assert_bash(path)
+@pytest.mark.parametrize("name", GOLDEN.names())
+def test_golden_script_is_bash(name: str):
+    assert_bash(GOLDEN.read(name))
 
 
 def test_no_secret_is_in_a_golden_file():
-    assert not [path for path in SCRIPTS.iterdir() if "0123456789abcdef" in path.read_text()]
+    assert not [name for name in GOLDEN.names() if "0123456789abcdef" in GOLDEN.read(name)]
 
 
 def test_a_line_leaves_the_shell_as_it_was(tmp_path: Path):

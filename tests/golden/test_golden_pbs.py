@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden_plans import assert_bash, compare, plan_of
+from golden_files import assert_bash, golden_of
+from golden_plans import plan_of
 
 from allranks.clusters.pbs_tasks import STARTERS
 
-SCRIPTS = Path(__file__).with_name("pbs")
+GOLDEN = golden_of("pbs")
 FILES = {"standalone": ["script.pbs"], "inside": ["script.sh", "node.json"]}
 FOUR_GPUS = "script: train.py\ncluster: hall\nresources: {gpus_per_node: 4, cpus_per_node: 32, time: 48:00:00}\n"
 TWO_NODES = FOUR_GPUS.replace("{", "{nodes: 2, ")
@@ -93,17 +94,17 @@ def test_files_of_a_plan(tmp_path: Path, name: str):
     files = plan_of(tmp_path, JOBS[name], {}, environ, standalone=name == "standalone", runs=runs)
     assert list(files) == (FILES["inside"] if inside else FILES.get(name, ["script.pbs", "node.json"]))
     for path, text in files.items():
-        compare(SCRIPTS / f"{name}{Path(path).suffix}", text)
+        GOLDEN.compare(f"{name}{Path(path).suffix}", text)
 
 
 def test_each_golden_file_has_its_job():
-    assert {path.stem for path in SCRIPTS.iterdir()} == set(JOBS)
+    assert {Path(name).stem for name in GOLDEN.names()} == set(JOBS)
 
 
-@pytest.mark.parametrize("path", sorted([*SCRIPTS.glob("*.pbs"), *SCRIPTS.glob("*.sh")]), ids=lambda path: path.stem)
-def test_golden_script_is_bash(path: Path):
-    assert_bash(path)
+@pytest.mark.parametrize("name", GOLDEN.names(".pbs", ".sh"))
+def test_golden_script_is_bash(name: str):
+    assert_bash(GOLDEN.read(name))
 
 
 def test_no_secret_is_in_a_golden_file():
-    assert not [path for path in SCRIPTS.iterdir() if "0123456789abcdef" in path.read_text()]
+    assert not [name for name in GOLDEN.names() if "0123456789abcdef" in GOLDEN.read(name)]

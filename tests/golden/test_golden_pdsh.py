@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from golden_plans import assert_bash, compare, plan_of
+from golden_files import assert_bash, golden_of
+from golden_plans import plan_of
 
-SCRIPTS = Path(__file__).with_name("pdsh")
+GOLDEN = golden_of("pdsh")
 JOB = """\
 script: train.py
 cluster: pods
@@ -18,8 +19,8 @@ launch: {master_addr: gpu1, master_port: 29400}
 def test_files_of_a_plan(tmp_path: Path):
     files = plan_of(tmp_path, JOB, {}, {})
     assert [*files] == ["pdsh.sh", "start.sh", "end.sh", "node.sh", "node.json"]
-    compare(SCRIPTS / "two-pdsh.sh", files["pdsh.sh"])
-    assert_bash(SCRIPTS / "two-pdsh.sh")
+    GOLDEN.compare("two-pdsh.sh", files["pdsh.sh"])
+    assert_bash(files["pdsh.sh"])
 
 
 def test_all_else_is_as_over_ssh(tmp_path: Path):

@@ -1,6 +1,6 @@
 """The files of a plan, as they have been read and found good.
 
-``ALLRANKS_UPDATE_GOLDEN=1 pytest tests/golden`` writes them anew; read the difference before it is kept.
+``ALLRANKS_UPDATE_GOLDEN=1 pytest tests/golden`` updates them; read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from golden_plans import assert_bash, compare, plan_of
+from golden_files import assert_bash, golden_of
+from golden_plans import plan_of
 
-SCRIPTS = Path(__file__).with_name("scripts")
+GOLDEN = golden_of("scripts")
 JOBS = {
     "plain": "script: train.py\n",
     "arguments": "script: train.py\nargs: [--epochs, 3, --name, 'a b', --expr, '$(touch pwned) `x` \"y\" it''s']\n",
@@ -67,20 +68,20 @@ def test_files_of_a_plan(tmp_path: Path, name: str):
     files = plan_of(tmp_path, JOBS[name], {"resources.cpus_per_node": "8"}, {})
     assert list(files) == ["node-000.sh", "node-000.json"]
     for path, text in files.items():
-        compare(SCRIPTS / f"{name}{Path(path).suffix}", text)
+        GOLDEN.compare(f"{name}{Path(path).suffix}", text)
 
 
 def test_each_golden_file_has_its_job():
-    assert {path.stem for path in SCRIPTS.iterdir()} == set(JOBS)
+    assert {Path(name).stem for name in GOLDEN.names()} == set(JOBS)
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.stem)
-def test_golden_script_is_bash(path: Path):
-    assert_bash(path)
+@pytest.mark.parametrize("name", GOLDEN.names(".sh"))
+def test_golden_script_is_bash(name: str):
+    assert_bash(GOLDEN.read(name))
 
 
 def test_no_secret_is_in_a_golden_file():
-    for path in SCRIPTS.iterdir():
-        text = path.read_text()
+    for name in GOLDEN.names():
+        text = GOLDEN.read(name)
         assert "0123456789abcdef" not in text
         assert "hf_secret_of_mine" not in text

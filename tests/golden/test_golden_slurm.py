@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from golden_plans import assert_bash, compare, plan_of
+from golden_files import assert_bash, golden_of
+from golden_plans import plan_of
 
-SCRIPTS = Path(__file__).with_name("slurm")
+GOLDEN = golden_of("slurm")
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "a100:4"}
 FILES = {"standalone": ["script.sbatch"], "inside": ["script.sh", "node.json"]}
 FOUR_GPUS = "script: train.py\ncluster: lab\nresources: {gpus_per_node: 4, cpus_per_node: 32, time: 48:00:00}\n"
@@ -86,23 +87,24 @@ def test_files_of_a_plan(tmp_path: Path, name: str):
     files = plan_of(tmp_path, JOBS[name], {}, environ, standalone=name == "standalone")
     assert list(files) == FILES.get(name, ["script.sbatch", "node.json"])
     for path, text in files.items():
-        compare(SCRIPTS / f"{name}{Path(path).suffix}", text)
+        GOLDEN.compare(f"{name}{Path(path).suffix}", text)
 
 
 def test_each_golden_file_has_its_job():
-    assert {path.stem for path in SCRIPTS.iterdir()} == set(JOBS)
+    assert {Path(name).stem for name in GOLDEN.names()} == set(JOBS)
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.s*")), ids=lambda path: path.stem)
-def test_golden_script_is_bash(path: Path):
-    assert_bash(path)
+@pytest.mark.parametrize("name", GOLDEN.names(".sbatch", ".sh"))
+def test_golden_script_is_bash(name: str):
+    assert_bash(GOLDEN.read(name))
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck")
-@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.s*")), ids=lambda path: path.stem)
-def test_shellcheck_finds_nothing(path: Path):
+@pytest.mark.parametrize("name", GOLDEN.names(".sbatch", ".sh"))
+def test_shellcheck_finds_nothing(name: str):
     done = subprocess.run(
-        ["shellcheck", "--shell=bash", "--severity=style", "--exclude=SC1090,SC1091,SC2016", str(path)],
+        ["shellcheck", "--shell=bash", "--severity=style", "--exclude=SC1090,SC1091,SC2016", "-"],
+        input=GOLDEN.read(name),
         env={**os.environ, "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,
@@ -112,4 +114,4 @@ def test_shellcheck_finds_nothing(path: Path):
 
 
 def test_no_secret_is_in_a_golden_file():
-    assert not [path for path in SCRIPTS.iterdir() if "0123456789abcdef" in path.read_text()]
+    assert not [name for name in GOLDEN.names() if "0123456789abcdef" in GOLDEN.read(name)]

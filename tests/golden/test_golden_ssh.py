@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden_plans import assert_bash, compare, plan_of
+from golden_files import assert_bash, golden_of
+from golden_plans import plan_of
 
-SCRIPTS = Path(__file__).with_name("ssh")
+GOLDEN = golden_of("ssh")
 JOBS = {
     "two": """\
 script: train.py
@@ -46,13 +47,17 @@ def test_files_of_a_plan(tmp_path: Path, name: str):
     files = plan_of(tmp_path, JOBS[name], {}, {"OMP_NUM_THREADS": "3"})
     assert [*files] == [*(["setup.sh"] if name == "all" else []), "start.sh", "end.sh", "node.sh", "node.json"]
     for path, text in files.items():
-        compare(SCRIPTS / f"{name}-{path}", text)
+        GOLDEN.compare(f"{name}-{path}", text)
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.stem)
-def test_golden_script_is_bash(path: Path):
-    assert_bash(path)
+def test_each_golden_file_has_its_job():
+    assert {name.partition("-")[0] for name in GOLDEN.names()} == set(JOBS)
+
+
+@pytest.mark.parametrize("name", GOLDEN.names(".sh"))
+def test_golden_script_is_bash(name: str):
+    assert_bash(GOLDEN.read(name))
 
 
 def test_no_secret_is_in_a_golden_file():
-    assert not [path for path in SCRIPTS.iterdir() if "0123456789abcdef" in path.read_text()]
+    assert not [name for name in GOLDEN.names() if "0123456789abcdef" in GOLDEN.read(name)]

@@ -10,7 +10,7 @@ from seen import found, seen_of
 
 from allranks.preflight.model import Grade, Seen, failed, passed, skipped
 
-HOSTS = ("gpu01", "gpu02", "gpu03", "gpu04")
+HOSTS = ("gpu01", "gpu02", "gpu03", "gpu04", "gpu05")
 
 
 def nodes(name: str, *facts: Any, hosts: tuple[str, ...] = HOSTS, job: Any = None) -> Seen:
@@ -290,3 +290,12 @@ def test_the_link_or_the_node_at_fault() -> None:
     assert grades("mesh", inwards) == [("FAIL", "gpu04", f"3 of 3 other nodes cannot connect to it: {why}")]
     outwards = meshed({}, {}, {}, {"0": why, "1": why, "2": why})
     assert grades("mesh", outwards) == [("FAIL", "gpu04", f"it cannot connect to 3 of 3 other nodes: {why}")]
+
+
+def test_a_node_is_at_fault_only_with_more_than_half_of_the_others() -> None:
+    why = "no answer within 5 s"
+    half = meshed({}, {"2": why, "3": why}, {}, {}, {})
+    assert grades("mesh", half) == [("FAIL", "gpu02", f"it cannot connect to {host}: {why}") for host in HOSTS[2:4]]
+    more = meshed({}, {"2": why, "3": why, "4": why}, {}, {}, {})
+    assert grades("mesh", more) == [("FAIL", "gpu02", f"it cannot connect to 3 of 4 other nodes: {why}")]
+    assert grades("mesh", meshed({"1": why}, {})) == [("FAIL", "gpu01", f"it cannot connect to gpu02: {why}")]

@@ -121,6 +121,12 @@ def test_hydra():
     found = detect(HYDRA)
     assert (found.kind, found.rank, found.world_size) == ("MPICH", 1, 2)
     assert (found.local_rank, found.local_world_size, found.master_addr) == (1, 2, "127.0.0.1")
+    assert found.node_rank == 0
+
+
+def test_hydra_on_several_hosts_reports_no_node_rank():
+    found = detect({**HYDRA, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "n1"})
+    assert (found.rank, found.local_rank, found.local_world_size, found.node_rank) == (1, 0, 1, None)
 
 
 @pytest.mark.parametrize("variables", [MPIRUN, HYDRA])
