@@ -2,9 +2,10 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Two at a time: most of a test is waiting for processes to start. With more, tests of time would become unsure.
-# loadgroup keeps tests together that share a cluster.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# What to test, and options of pytest; all tests by default.
+PYTEST_ARGS ?=
+# Four at a time: tests of clusters mostly wait. loadgroup keeps tests together that share a cluster.
+WORKERS ?= -n 4 --dist loadgroup
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -15,7 +16,7 @@ BENCHMARKS := $(filter-out %/harness.py %/__init__.py %/__main__.py,$(sort $(wil
 .DEFAULT_GOAL := help
 # Two installations into one environment at the same time would break it, so -j changes nothing here.
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench cluster docs clean
+.PHONY: help demo test smoke lint format bench cluster docs clean
 
 help:  ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -28,7 +29,10 @@ demo: $(FOR_DEMO)  ## Install, then train the MNIST recipe: on all GPUs, or with
 	$(BIN)/allranks run recipes/mnist/job.yaml --nproc-per-node $$ranks
 
 test: lint  ## Everything that this machine can test: lint, types, layers, tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+smoke: $(FOR_TEST)  ## One scenario of each kind of cluster and of each part, in five minutes
+	$(BIN)/python -m pytest $(WORKERS) -m smoke $(PYTEST_ARGS)
 
 lint: $(FOR_TEST)  ## Style, types and the layers of the design
 	$(BIN)/ruff check

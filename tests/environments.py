@@ -13,9 +13,10 @@ FOREIGN = re.compile(
       |OMP_NUM_THREADS|PYTHONPATH|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE|PYTHONSAFEPATH|COVERAGE_PROCESS_\w+)$""",
     re.VERBOSE,
 )
+#: As it was before torch, which the tests import, could add to it.
+_INHERITED = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
 
 
 def clean_environment(home: Path) -> dict[str, str]:
     """Return this process's environment without what a launcher, a scheduler or a shell may have set."""
-    env = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-    return {**env, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}
+    return {**_INHERITED, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}

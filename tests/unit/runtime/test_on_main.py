@@ -66,13 +66,21 @@ with allranks.init(timeout=100) as ctx:
 
 def test_the_death_of_rank_0_ends_the_others(run_ranks):
     script = """
-import os, signal, allranks
+import os, signal, time, allranks
+from pathlib import Path
+has_joined = Path(__file__).with_name("has-joined")
+def die():
+    while not has_joined.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 with allranks.init(timeout=100) as ctx:
-    ctx.on_main(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    if ctx.rank:
+        has_joined.touch()
+    ctx.on_main(die)
 """
     (first, _, _), (second, _, err) = run_ranks(script)
     assert (first, second) == (-9, 1)
-    assert "RankError: rank 0 ended while rank 1 waited for it in ctx.on_main(<lambda>)" in err
+    assert "RankError: rank 0 ended while rank 1 waited for it in ctx.on_main(die)" in err
 
 
 def test_a_request_to_stop_ends_no_wait_for_rank_0(run_ranks, tmp_path):
