@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from allranks import contract
+
 #: What a calling shell, a launcher or a scheduler may have set and a test must not inherit.
 FOREIGN = re.compile(
     r"""(ALLRANKS_|_ALLRANKS|TORCHELASTIC_|TORCH_|PET_|NCCL_|GLOO_|SLURM_|PBS_|OMPI_|PMI|MASTER_|GROUP_|ROLE_|LOCAL_)
@@ -138,12 +140,12 @@ def _of_runs_in(folder: Path) -> list[int]:
 
 def _clean_environment(home: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-    return {**env, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}
+    return {**env, contract.WAITS: "0.1", "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}
 
 
 @pytest.fixture
 def allranks_env(tmp_path: Path) -> dict[str, str]:
-    """Give an environment that knows nothing of launchers, with a home of its own."""
+    """Give an environment that knows nothing of launchers, with a home of its own and short waits."""
     home = tmp_path / "home"
     home.mkdir()
     return _clean_environment(home)
