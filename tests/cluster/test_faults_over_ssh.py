@@ -177,8 +177,10 @@ def test_a_machine_with_another_torch(ssh: Any, mended: Network, undo: Any) -> N
     assert left_on(mended, ssh.run()) == {}
 
 
-def test_a_machine_that_cannot_write_the_run_down(ssh: Any, mended: Network, undo: Any) -> None:
+def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes, mended: Network, undo: Any) -> None:
     ssh.script(UP)
+    ssh.env[contract.WAITS] = "1"  # The cable is cut for as long as a command takes to start.
+    ssh_nodes.end_kept()
     mended.cut("gpu02")  # Its agent is started when there is a folder to be filled, and it is.
     process = ssh.popen("run", "train.py", *TWO)
     wait_until("the run", lambda: [*ssh.folder.glob("runs/*/attempts/000/node-001")], 30)
