@@ -153,7 +153,7 @@ def _of_runs_in(folder: Path) -> list[int]:
 
 @pytest.fixture
 def allranks_env(tmp_path: Path) -> dict[str, str]:
-    """Give an environment that knows nothing of launchers, with a home of its own."""
+    """Give an environment that knows nothing of launchers, with a home of its own and short waits."""
     home = tmp_path / "home"
     home.mkdir()
     return clean_environment(home)

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from allranks import contract
+
 #: What a calling shell, a launcher or a scheduler may have set and a test must not inherit.
 FOREIGN = re.compile(
     r"""(ALLRANKS_|_ALLRANKS|TORCHELASTIC_|TORCH_|PET_|NCCL_|GLOO_|SLURM_|PBS_|OMPI_|PMI|MASTER_|GROUP_|ROLE_|LOCAL_)
@@ -18,5 +20,6 @@ _INHERITED = {name: value for name, value in os.environ.items() if not FOREIGN.m
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Return this process's environment without what a launcher, a scheduler or a shell may have set."""
-    return {**_INHERITED, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}
+    """Return this process's environment without what a launcher or a shell may have set, and with short waits."""
+    own = {contract.WAITS: "0.1", "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"}
+    return _INHERITED | own

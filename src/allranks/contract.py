@@ -6,6 +6,7 @@ One place to look up a spelling.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
@@ -47,6 +48,38 @@ DECIDED: Final = "ALLRANKS_DECIDED"
 
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
 OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, END_TIME, DECIDED, *OF_A_NODE)
+
+# --- waits: patience with a process, silence of a peer, back-off ---
+#: Internal, for the tests: waits of this process last this part of their real seconds. Above 0, at most 1.
+WAITS: Final = "_ALLRANKS_WAITS"
+
+
+def scaled_wait(seconds: float) -> float:
+    """Return a wait as :data:`WAITS` scales it; the real one without that.
+
+    Not for waits in which a healthy peer has to do something: a tenth of those fails on a slow machine.
+
+    Raises:
+        ValueError: :data:`WAITS` is invalid.
+    """
+    text = os.environ.get(WAITS, "1")
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 1:
+        raise ValueError(f"invalid {WAITS}: {text!r} (expected a number above 0, at most 1)")
+    return seconds * factor
+
+
+def whole_wait(seconds: int) -> int:
+    """Return :func:`scaled_wait` in whole seconds, at least 1, for the kernel, ssh and bash.
+
+    Raises:
+        ValueError: :data:`WAITS` is invalid.
+    """
+    return max(1, round(scaled_wait(seconds)))
+
 
 # --- schedulers, as launcher and agent both see them ---
 #: Kept when a job is submitted, or asked for, from inside another one: where Slurm or PBS itself is.

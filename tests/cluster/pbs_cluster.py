@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 from cluster_tools import ClusterError, called, passwd_of_root, wait_until
 from nodes import Command, Network, why_no_nodes
 
+from allranks import contract
+
 T = TypeVar("T")
 HERE = Path(__file__).parent / "pbs_standin"
 COMMANDS = ["qsub", "qstat", "qdel", "qrerun", "qhold", "qrls", "qalter", "pbsnodes", "pbsdsh"]
@@ -137,7 +139,7 @@ class RealPbs(PbsCluster):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("openpbs", _free_nodes(), {"PATH": os.environ["PATH"]}, is_real=True)
+        super().__init__("openpbs", _free_nodes(), {"PATH": os.environ["PATH"], contract.WAITS: "1"}, is_real=True)
         self.folder = folder
 
     def jobs(self) -> list[str]:
@@ -222,7 +224,8 @@ class StandInPbs(PbsCluster):
             (self.bin / name).write_text(f"#!{sys.executable} -IS\n{text}")
             (self.bin / name).chmod(0o755)
         # As the admin of a real one has it for login shells.
-        (self.home / ".profile").write_text(f"PATH={self.bin}:$PATH\n")
+        # PBS brings nothing of the caller's environment to a job, so short waits come from here too.
+        (self.home / ".profile").write_text(f"PATH={self.bin}:$PATH\nexport {contract.WAITS}=0.1\n")
         (self.folder / "passwd").write_text(passwd_of_root(self.home))
 
     def _start_server(self) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 from cluster_tools import ClusterError, called, missing_commands, passwd_of_root, wait_until
 from nodes import Network, Node
 
+from allranks import contract
+
 SSHD, SSH = "/usr/sbin/sshd", "/usr/bin/ssh"
 #: What this module needs besides the nodes, by the package of Debian that has it.
 SSH_PACKAGES = {SSHD: "openssh-server", SSH: "openssh-client", "ssh-keygen": "openssh-client"}
@@ -29,6 +31,7 @@ SSH_PACKAGES = {SSHD: "openssh-server", SSH: "openssh-client", "ssh-keygen": "op
 ALIAS = "alias01"
 
 SERVER = """\
+AcceptEnv {waits}
 HostKey {host_key}
 AuthorizedKeysFile {authorized}
 PasswordAuthentication no
@@ -44,6 +47,7 @@ CLIENT = """\
 Host {alias}
     HostName {first}
 Host *
+    SendEnv {waits}
     IdentityFile {key}
     IdentitiesOnly yes
     UserKnownHostsFile {known_hosts}
@@ -100,7 +104,7 @@ class SshNodes:
     def _make_user(self, names: list[str]) -> None:
         """Write what the user's ssh reads, and the wrapper that says so."""
         config, wrapper = self.folder / "config", self.folder / "bin" / "ssh"
-        settings = {"key": self.folder / "user", "known_hosts": self.folder / "known_hosts"}
+        settings = {"waits": contract.WAITS, "key": self.folder / "user", "known_hosts": self.folder / "known_hosts"}
         config.write_text(CLIENT.format(alias=ALIAS, first=names[0], **settings))
         paths = {"hosts": self.network.nodes[names[0]].hosts, "ssh": SSH, "config": config}
         wrapper.parent.mkdir()
@@ -181,7 +185,8 @@ class SshNodes:
         for name in names:
             config = self.folder / f"{name}.sshd_config"
             authorized = self.folder / f"{who}.pub"
-            config.write_text(SERVER.format(host_key=self.folder / name, authorized=authorized))
+            keys = {"host_key": self.folder / name, "authorized": authorized}
+            config.write_text(SERVER.format(waits=contract.WAITS, **keys))
             self.network.nodes[name].run(["mount", "--bind", self.folder / "passwd", "/etc/passwd"])
             with self.log(name).open("a") as log:
                 self._daemons[name] = self.network.nodes[name].popen(

@@ -20,6 +20,7 @@ from ranks_told import WHO, who
 from ssh_nodes import SshNodes
 from ssh_runs import UP, left_on, wait_for_ranks
 
+from allranks import contract
 from exact_runs import SCRIPT, command, undisturbed, weights, weights_in
 
 OPTIONS = ("--epochs", "2", "--quiet")
@@ -56,6 +57,7 @@ def test_the_weights_are_those_of_one_machine(ssh: Any, nodes: int) -> None:
 
 
 def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: Network) -> None:
+    ssh.env[contract.WAITS] = "1"
     flags = ("--nodes", "gpu01,gpu02", *EXACT)
     process = ssh.popen("run", SCRIPT, *flags, "--", "--slow-until", "go", *OPTIONS)
     wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists, 90)
@@ -175,8 +177,10 @@ def test_a_machine_with_another_torch(ssh: Any, mended: Network, undo: Any) -> N
     assert left_on(mended, ssh.run()) == {}
 
 
-def test_a_machine_that_cannot_write_the_run_down(ssh: Any, mended: Network, undo: Any) -> None:
+def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes, mended: Network, undo: Any) -> None:
     ssh.script(UP)
+    ssh.env[contract.WAITS] = "1"  # The cable is cut for as long as a command takes to start.
+    ssh_nodes.end_kept()
     mended.cut("gpu02")  # Its agent is started when there is a folder to be filled, and it is.
     process = ssh.popen("run", "train.py", *TWO)
     wait_until("the run", lambda: [*ssh.folder.glob("runs/*/attempts/000/node-001")], 30)
@@ -285,6 +289,7 @@ def test_machines_that_have_ipv6_only(ssh: Any, mended: Network, ssh_nodes: SshN
 
 
 def test_a_slow_link(ssh: Any, mended: Network, undo: Any) -> None:
+    ssh.env[contract.WAITS] = "1"  # A packet may take 5 s.
     node = mended.nodes["gpu02"]
     node.run("tc qdisc add dev eth0 root tbf rate 300kbit burst 2000 latency 5s")
     undo(node, "tc qdisc delete dev eth0 root")

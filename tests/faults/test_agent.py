@@ -201,7 +201,7 @@ def test_the_heart_beats(allranks, watch):
     deadline = time.monotonic() + 10
     while (second := (watch.node / "heartbeat").read_text()) == first and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert 4.5 < float(second) - float(first) < 7
+    assert 0.45 < float(second) - float(first) < 2.5  # A tenth of 5 s, on a machine that may have much to do.
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143
 

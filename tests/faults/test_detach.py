@@ -14,6 +14,8 @@ import time
 import pytest
 from test_ending import FAMILY, SLEEPER
 
+from allranks import contract
+
 COUNT = """\
 import os, time
 print("up", flush=True)
@@ -137,6 +139,7 @@ def _as_if_on_another_host(watch, beat):
 
 
 def test_from_another_host_the_heartbeat_tells(allranks, watch):
+    allranks.env[contract.WAITS] = "1"
     _detach(allranks, watch, SLEEPER)
     agent = watch.agent()
     _as_if_on_another_host(watch, time.time() - 20)

@@ -8,11 +8,13 @@ import socket
 import time
 from typing import Any
 
+from allranks import contract
+
 #: A node that answers nothing for so long is lost; the kernel asks it every second, however busy its agent is. Of a
-#: process that ends, or a machine that goes down in order, one hears at once.
-_SILENCE_SECONDS = 5
+#: process that ends, or a machine that goes down in order, one hears at once. At least 2 s: one answer may be late.
+_SILENCE_SECONDS = max(2, contract.whole_wait(5))
 #: The same, where the job cannot go on without any of its nodes: an outage of the network may pass.
-_PATIENT_SECONDS = 30
+_PATIENT_SECONDS = contract.whole_wait(30)
 #: No message of ours is longer.
 _LONGEST = 1 << 20
 

@@ -33,7 +33,7 @@ from allranks.runs.events import EventWriter
 
 _LOOK_SECONDS = 0.05
 #: What ranks get to leave when a node is lost and others go on: they wait for its ranks, and cannot save together.
-_WITHOUT_A_NODE_SECONDS = 5.0
+_WITHOUT_A_NODE_SECONDS = contract.scaled_wait(5.0)
 #: What node 0 waits for the others when the attempt is over, beyond what their ranks may take to end.
 _LEAVE_SECONDS = 10.0
 

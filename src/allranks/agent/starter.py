@@ -18,11 +18,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from allranks import contract
 from allranks.agent.rank import RankOrder, leave_starter
 from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.agent.system import adopt_orphans, children
 from allranks.processes import signal_group, signal_process
 
+#: What ranks have left behind gets this long to leave after SIGTERM.
+_LEFT_PATIENCE = contract.scaled_wait(5.0)
 _KILL_PATIENCE = 5.0
 
 
@@ -155,7 +158,7 @@ class Starter:
     def _end_all(self) -> None:
         """Leave nobody behind: the ranks, then what they left; in other sessions too, unless all ended well."""
         self._end(lambda: list(self._ranks), signal_group, self._stop_timeout)
-        self._end(self._left_in_groups if self._clean else children, signal_process, _KILL_PATIENCE)
+        self._end(self._left_in_groups if self._clean else children, signal_process, _LEFT_PATIENCE)
 
     def _left_in_groups(self) -> list[int]:
         return [pid for pid in children() if _group(pid) in self._groups]

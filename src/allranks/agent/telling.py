@@ -7,9 +7,10 @@ import time
 import traceback
 from pathlib import Path
 
+from allranks import contract
 from allranks.runs.logindex import LogIndexWriter
 
-_HEARTBEAT_SECONDS = 5.0
+_HEARTBEAT_SECONDS = contract.scaled_wait(5.0)
 
 
 class Heartbeat:

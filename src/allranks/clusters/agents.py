@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: A line of an agent's log that tells of a variable which it has set.
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
 #: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
-HEARTBEAT_IS_OLD = 30.0
+HEARTBEAT_IS_OLD = contract.scaled_wait(30.0)
 
 
 def fold(events: Iterable[Event]) -> Status:

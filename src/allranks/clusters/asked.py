@@ -10,7 +10,7 @@ from allranks.clusters.queued_files import newest
 from allranks.runs.status import State, Status
 
 #: A scheduler is asked at growing intervals: thousands of people ask the same server.
-_FIRST_SECONDS, _MOST_SECONDS = 0.5, 15.0
+_FIRST_SECONDS, _MOST_SECONDS = 0.5, contract.scaled_wait(15.0)
 
 
 class Asked:

@@ -34,12 +34,13 @@ _OF_A_TASK = (
 )
 #: The file that the functions are left in, in the attempt's folder.
 _FUNCTIONS = "node.sh"
-#: Seconds beyond those that ranks have to leave, after which nodes are no longer waited for.
-_PATIENCE = 15
+#: Seconds beyond those that ranks have to leave, after which nodes are no longer waited for; 5 at least: so
+#: long agents may take to end on a slow machine.
+_PATIENCE = max(5, contract.whole_wait(15))
 #: Seconds of silence after which agents count one of them as lost.
-_SILENCE = 30
+_SILENCE = contract.whole_wait(30)
 #: Seconds in which a file that another node has written is seen here.
-_HEARD = 5
+_HEARD = contract.whole_wait(5)
 
 
 def on_nodes(parts: Parts, mode: int) -> list[str]:

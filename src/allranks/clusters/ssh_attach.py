@@ -7,10 +7,11 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
+from allranks import contract
 from allranks.clusters import ssh_kept
 
 #: How often each machine hears that this process is alive; ``ssh_script.ending`` has the patience of a machine.
-_BEAT_SECONDS = 5.0
+_BEAT_SECONDS = contract.scaled_wait(5.0)
 
 
 class Attached:

@@ -19,7 +19,7 @@ NODE_SCRIPT = "node.sh"
 #: These two: one starts the node's agent, one ends it.
 START, END = "start.sh", "end.sh"
 #: What ending is told that it shall do when the one who tells it is gone, and how long it bears silence.
-HELD, _SECONDS_OF_SILENCE = "HELD", 30
+HELD, _SECONDS_OF_SILENCE = "HELD", contract.whole_wait(30)
 #: A word of shell for the folder that a script lies in.
 BESIDE = '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)"'
 #: The job's own set-up of all machines, and what it has said.

@@ -7,13 +7,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from allranks import contract
 from allranks.clusters import ssh_kept
 from allranks.clusters.commands import BROKE, Answer, run_one
 from allranks.errors import LaunchError
 from allranks.job.hosts import Host
 
+#: How often ssh asks a silent machine whether it is there; when that was in vain three times, it is not.
+_ALIVE_SECONDS = contract.whole_wait(5)
 #: Nobody is there to answer a question, and nothing but the command is wanted.
-_OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
+_OPTIONS = (
+    *("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10"),
+    f"-oServerAliveInterval={_ALIVE_SECONDS}",
+)
 #: As many at a time; each costs a machine some 60 ms of CPU for its keys (OpenSSH 9.2).
 _AT_ONCE = 64
 #: What ssh says, and what its user can do.

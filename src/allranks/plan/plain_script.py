@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from allranks.plan.entry import Entry
 
 #: How often the script looks around, and how often it beats.
-_LOOK_SECONDS, _BEAT_MS = 0.2, 5000
+_LOOK_SECONDS, _BEAT_MS = 0.2, round(contract.scaled_wait(5.0) * 1000)
 #: Two signals within this time are one request: a group and its leader may each have got it.
 _ONE_REQUEST_MS = 300
 #: A process that SIGKILL does not end within this time is the kernel's.
