@@ -8,10 +8,8 @@ import signal
 import sys
 
 import pytest
-from fault_tools import count_imports, wait_for
+from fault_tools import GATE, count_imports, wait_for
 
-#: What an import of torch waits for in these tests; nobody opens it unless a test does.
-GATE = "            open('gate').close()\n"
 #: Rank 0 dials where the store is, as torch.distributed would.
 DIALS = """\
 import os, socket, sys, time

@@ -7,7 +7,6 @@ starter instead of a new interpreter each, and their end is heard of at once ins
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -21,19 +20,15 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from allranks import contract
+from allranks.agent.backoff import Backoff
 from allranks.agent.generation import ROLE, Generation
 from allranks.agent.group import RankGroup
 from allranks.agent.ranks import RankExit
 from allranks.contract import NodeSpec
-from allranks.runs.events import EventWriter
 
 #: torch's agent sleeps this long before each look at the ranks; ours waits inside the look instead.
 _NO_SLEEP = 1e-6
 _LOOK_SECONDS = 1.0
-#: A generation that lived longer than this is no part of a row of failures: the delay starts over.
-_HEALTHY_SECONDS = 60.0
-_LONGEST_DELAY = 60.0
 
 
 class WarmElasticAgent(SimpleElasticAgent):
@@ -43,26 +38,20 @@ class WarmElasticAgent(SimpleElasticAgent):
         worker_spec: torch's own description of the ranks.
         node: the node's orders.
         group: the ranks. If they have been started, the agent takes them over as its first generation.
-        events: where to tell what happens.
     """
 
-    def __init__(self, worker_spec: WorkerSpec, node: NodeSpec, group: RankGroup, events: EventWriter) -> None:
+    def __init__(self, worker_spec: WorkerSpec, node: NodeSpec, group: RankGroup) -> None:
         super().__init__(worker_spec)
-        self._node = node
         self._group = group
-        self._events = events
         self._to_take_over = group.generation
-        self._quick_failures = 0
-        self._started = 0.0
+        self._backoff = Backoff(node.restart_delay)
 
     # --- what torch's agent asks of a subclass ---
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         generation, to_take_over = self._generation(worker_group), self._to_take_over
         self._to_take_over = None
-        pids = self._group.pids if generation == to_take_over else self._group.start(generation)
-        self._started = self._group.started
-        return pids
+        return self._group.pids if generation == to_take_over else self._group.start(generation)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._group.look(_LOOK_SECONDS if self._group.is_running else 0)
@@ -80,17 +69,10 @@ class WarmElasticAgent(SimpleElasticAgent):
         self._group.give_up()
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        blamed = self._blamed_rank()
+        blamed = self._group.first_failure[0] if self._group.first_failure else None
         self._group.forgive()
         self._group.end(signal.SIGTERM)
-        delay = self._restart_delay()
-        self._events.write(
-            contract.RESTART,
-            restart=self._restart_count(),
-            delay=delay,
-            because_of_rank=blamed,
-        )
-        self._group.pause(delay)
+        self._group.pause(self._restart_count(), self._backoff.delay(self._group.started), blamed)
         # Nobody may hold on to the old store: a fixed port is free again only when the last of them lets go.
         self._store = worker_group.store = None
         super()._restart_workers(worker_group)
@@ -117,9 +99,6 @@ class WarmElasticAgent(SimpleElasticAgent):
     def _restart_count(self) -> int:
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
 
-    def _blamed_rank(self) -> int | None:
-        return self._group.first_failure[0] if self._group.first_failure else None
-
     def _failure(self, ended: RankExit) -> ProcessFailure:
         return ProcessFailure(
             local_rank=ended.local_rank,
@@ -127,15 +106,6 @@ class WarmElasticAgent(SimpleElasticAgent):
             exitcode=ended.code,
             error_file=self._group.error_file(ended.local_rank),
         )
-
-    def _restart_delay(self) -> float:
-        """Return how long to wait: nothing once, then twice as long for each failure in a row."""
-        quick = time.monotonic() - self._started < _HEALTHY_SECONDS
-        self._quick_failures = self._quick_failures + 1 if quick else 1
-        if self._quick_failures < 2:
-            return 0.0
-        delay = self._node.restart_delay * 2.0 ** min(self._quick_failures - 2, 32)
-        return float(min(_LONGEST_DELAY, delay))
 
 
 def describe(node: NodeSpec, rendezvous: Any) -> WorkerSpec:

@@ -137,9 +137,10 @@ class RankGroup:
         """Have somebody else hear what comes for him, whenever the ranks are waited for."""
         self._ranks.attend(other)
 
-    def pause(self, seconds: float) -> None:
-        """Wait between two generations."""
-        deadline = time.monotonic() + seconds
+    def pause(self, restart: int, delay: float, blamed: int | None) -> None:
+        """Tell of a restart, and of the rank that is to blame for it; wait so many seconds before it."""
+        self._events.write(contract.RESTART, restart=restart, delay=delay, because_of_rank=blamed)
+        deadline = time.monotonic() + delay
         while (left := deadline - time.monotonic()) > 0:
             self._ranks.wait(left)
 

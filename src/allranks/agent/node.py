@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -158,18 +159,19 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     torch = TorchImport()
     if start.needs_torch:
         torch.finish()
+    gc.enable()
     _tell_start(start, events)
     start.stop.ready()
     try:
         if node.nnodes > 1:
-            return _run_with_others(node, start, group, events)
+            return _run_with_others(node, start, torch, group, events)
         if start.needs_torch:
-            _run_elastic(node, group, events, None)
+            _run_elastic(node, group, None)
             return None
         listener = listen(node.master_addr, node.master_port)
         if not run_without_torch(node, group, listener, torch):
             torch.finish()
-            _run_elastic(node, group, events, listener)
+            _run_elastic(node, group, listener)
     except BaseException:
         group.give_up()
         raise
@@ -190,19 +192,22 @@ def _tell_start(start: Start, events: EventWriter) -> None:
         complain("\n".join(map(str, start.settings)))
 
 
-def _run_elastic(node: NodeSpec, group: RankGroup, events: EventWriter, listener: socket.socket | None) -> None:
+def _run_elastic(node: NodeSpec, group: RankGroup, listener: socket.socket | None) -> None:
     # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
     from allranks.agent.elastic import WarmElasticAgent, describe
     from allranks.agent.rendezvous import OneNodeRendezvous
 
     rendezvous = OneNodeRendezvous(node.run_id, node.master_addr, node.master_port, listener)
-    WarmElasticAgent(describe(node, rendezvous), node, group, events).run()
+    WarmElasticAgent(describe(node, rendezvous), node, group).run()
 
 
-def _run_with_others(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome:
+def _run_with_others(
+    node: NodeSpec, start: Start, torch: TorchImport, group: RankGroup, events: EventWriter
+) -> Outcome:
+    # Imported here: a job of one node starts sooner without it.
     from allranks.agent.many_nodes import run_many_nodes
 
-    return run_many_nodes(node, start.listener, start.stop, group, events)
+    return run_many_nodes(node, start.listener, torch, start.stop, group, events)
 
 
 def _kill_all(node: NodeSpec) -> None:

@@ -8,7 +8,6 @@ agent takes over.
 
 from __future__ import annotations
 
-import gc
 import signal
 import socket
 
@@ -34,7 +33,6 @@ def run_without_torch(node: NodeSpec, group: RankGroup, listener: socket.socket,
         LaunchError: the system allows no further process.
         StopRequestedError: the run shall end.
     """
-    gc.enable()
     group.start(first_alone(node, port_of(listener)))
     while group.is_running or group.failed:
         if group.failed and not node.max_restarts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +47,19 @@ def test_who_dialled_before_there_was_a_store_is_answered():
         info = rendezvous.next_rendezvous()
         assert not waiting.result(10).check(["key"])
     assert _port(rendezvous.next_rendezvous()) != _port(info)
+
+
+def test_a_caller_is_seen_however_many_connections_are_open():
+    """select() knows no descriptors above 1023, and node 0's agent has one for each other agent."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
+    try:
+        with listen("127.0.0.1", None) as first:
+            listener = socket.socket(fileno=fcntl.fcntl(first, fcntl.F_DUPFD, 1024))
+        with listener, socket.create_connection(listener.getsockname()):
+            assert has_caller(listener)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
 def test_a_fixed_port_is_free_for_the_next_generation():
