@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent.group import RankGroup
-from allranks.agent.listener import listen
+from allranks.agent.one_node import run_one_node
 from allranks.agent.outcome import Outcome, failed
 from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.telling import Heartbeat, complain
 from allranks.agent.torch_import import TorchImport
-from allranks.agent.torchless import run_without_torch
 from allranks.agent.usage import Usage
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
@@ -165,13 +164,7 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     try:
         if node.nnodes > 1:
             return _run_with_others(node, start, torch, group, events)
-        if start.needs_torch:
-            _run_elastic(node, group, None)
-            return None
-        listener = listen(node.master_addr, node.master_port)
-        if not run_without_torch(node, group, listener, torch):
-            torch.finish()
-            _run_elastic(node, group, listener)
+        run_one_node(node, group, torch)
     except BaseException:
         group.give_up()
         raise
@@ -190,15 +183,6 @@ def _tell_start(start: Start, events: EventWriter) -> None:
     if start.settings:
         events.write(contract.SETTINGS, settings=[asdict(setting) for setting in start.settings])
         complain("\n".join(map(str, start.settings)))
-
-
-def _run_elastic(node: NodeSpec, group: RankGroup, listener: socket.socket | None) -> None:
-    # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
-    from allranks.agent.elastic import WarmElasticAgent, describe
-    from allranks.agent.rendezvous import OneNodeRendezvous
-
-    rendezvous = OneNodeRendezvous(node.run_id, node.master_addr, node.master_port, listener)
-    WarmElasticAgent(describe(node, rendezvous), node, group).run()
 
 
 def _run_with_others(

@@ -1,13 +1,17 @@
 """The store at which the ranks of a generation meet: it listens before they start, and needs torch once one connects.
 
 Until then the kernel keeps whoever connects waiting, and ranks that never connect do not wait for an import of torch.
-Each generation has a new store, in which there is no key of an earlier one.
+
+torchrun lets all generations share one store: keys of the generation that died can then block or mislead the next one.
+Here every generation has a new store, in which there is no key of an earlier one.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from allranks import contract
@@ -77,8 +81,27 @@ class Stores:
         self._listener = None  # Before anything is raised: this is tried once.
         with listener:
             self._torch.finish()
-            from allranks.agent.rendezvous import serve
-
-            self._store = serve(self._address, port_of(listener), listener.detach())
+            self._store = _serve(self._address, port_of(listener), listener.detach())
         if self._has_loss:
             self.tell_of_loss()
+
+
+def _serve(address: str, port: int, descriptor: int) -> TCPStore:
+    """Serve a store on a socket that listens."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    make = partial(
+        TCPStore,
+        address,
+        port,
+        None,
+        is_master=True,
+        timeout=timedelta(minutes=5),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
+    try:
+        return make()
+    except NotImplementedError:
+        # The libuv server, the default since torch 2.4, takes an open socket only since a later version.
+        return make(use_libuv=False)

@@ -1,4 +1,4 @@
-"""The import of torch, and of the part of the agent that stands on it: before there are ranks, or beside them."""
+"""The import of torch into the agent, before there are ranks or beside them; and its version, without an import."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _version() -> str | None:
 
 
 class TorchImport:
-    """Imports torch and what of the agent needs it once, in this thread or in one of its own.
+    """Imports torch once, in this thread or in one of its own.
 
     Attributes:
         is_over: whether the import has ended, well or not.
@@ -78,8 +78,7 @@ class TorchImport:
     def _import(self) -> None:
         gc.disable()  # Going over what torch has loaded takes a tenth of a second each time.
         try:
-            import allranks.agent.elastic
-            import allranks.agent.rendezvous  # noqa: F401
+            import torch.distributed  # noqa: F401
         except Exception as error:  # noqa: BLE001 - a library of torch's that is missing or broken raises anything
             complain()
             self._error = error
