@@ -128,7 +128,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
 
 
 def test_a_machine_without_torch(ssh: Any, network: Network) -> None:
-    ssh.script(UP)
+    ssh.script(f"import torch\n{UP}")
     other = f'#!/bin/sh\n[ "$(hostname)" != gpu02 ] || set -- -S "$@"\nexec {sys.executable} "$@"\n'
     wrapper = ssh.script(other, "python")
     wrapper.chmod(0o755)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from allranks.processes import marked
 
 T = TypeVar("T")
+#: What an import of torch can wait for, as ``extra`` of :func:`count_imports`: a fifo that only a test opens.
+GATE = "            open('gate').close()\n"
 
 
 def wait_for(what: str, look: Callable[[], T], seconds: float = 30.0) -> T:

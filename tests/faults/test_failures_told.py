@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
-
-from allranks.agent.elastic import WarmElasticAgent
 
 FIRST_FAILS = """\
 import os, time
@@ -58,17 +54,6 @@ def test_ctrl_c_after_a_failure_does_not_hide_the_failure(allranks, watch, finis
     (asked,) = watch.events("stop-requested")
     assert (asked["signal"], asked["by"]) == ("SIGINT", "got SIGINT")
     watch.nothing_left(5)
-
-
-def test_three_thousand_failures_in_a_row_wait_no_longer_than_a_minute():
-    agent = WarmElasticAgent.__new__(WarmElasticAgent)
-    agent._node = SimpleNamespace(restart_delay=1.0)
-    agent._quick_failures = 0
-    agent._started = time.monotonic()
-    delays = [agent._restart_delay() for _ in range(3000)]
-    assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0] + [60.0] * 2993
-    agent._node.restart_delay = 0.0
-    assert agent._restart_delay() == 0.0
 
 
 @pytest.mark.parametrize("warm", ["--warm", "--no-warm"])

@@ -1,4 +1,4 @@
-"""Ranks that need no torch: the agent starts them without it, and imports it when it turns out to be needed."""
+"""Ranks that need no torch: the agent drives them without it, and imports it when one connects to the store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import signal
 import sys
 
 import pytest
-from fault_tools import count_imports, wait_for
+from fault_tools import GATE, count_imports, wait_for
 
-#: What an import of torch waits for in these tests; nobody opens it unless a test does.
-GATE = "            open('gate').close()\n"
 #: Rank 0 dials where the store is, as torch.distributed would.
 DIALS = """\
 import os, socket, sys, time
@@ -64,12 +62,24 @@ def test_where_there_is_no_torch_ranks_that_need_none_run(allranks, watch, witho
     assert watch.status()["state"] == ("FAILED" if code else "SUCCEEDED")
 
 
-def test_where_there_is_no_torch_a_restart_is_refused_and_nothing_left(allranks, watch, without_torch):
+def test_where_there_is_no_torch_ranks_are_restarted_as_often_as_allowed(allranks, watch, without_torch):
     allranks.script("import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(3)\ntime.sleep(300)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "1", **without_torch)
+    assert done.rc == 3
+    assert [(event["rank"], event["code"]) for event in watch.events("rank-exited")] == [(1, 3), (0, -15)] * 2
+    (restart,) = watch.events("restart")
+    assert (restart["restart"], restart["delay"], restart["because_of_rank"]) == (1, 0.0, 1)
+    watch.nothing_left(5)
+    status = watch.status()
+    assert (status["state"], status["restarts"], status["rank"]) == ("FAILED", 1, 1)
+
+
+def test_where_there_is_no_torch_a_rank_that_connects_ends_the_run_and_nothing_is_left(allranks, watch, without_torch):
+    allranks.script(DIALS)
+    done = allranks("run", "train.py", "--nproc-per-node", "2", "--", "0", **without_torch)
     assert done.rc == 1
     assert f"\nerror: {sys.executable} cannot import torch\n  why: there is none\n" in done.stderr
-    assert [(event["rank"], event["code"]) for event in watch.events("rank-exited")] == [(1, 3), (0, -15)]
+    assert [event["code"] for event in watch.events("rank-exited")] == [-15, -15]
     watch.nothing_left(5)
     assert watch.status()["state"] == "FAILED"
 
@@ -94,7 +104,8 @@ def test_children_that_train_find_the_store(allranks, watch):
     assert kinds == ["agent-started", "ranks-started", "rank-exited", "rank-exited", "ended"]
 
 
-def test_ranks_that_were_started_without_torch_are_started_anew_with_the_same_variables(allranks, watch):
+def test_ranks_that_were_started_without_torch_are_restarted_without_it_with_the_same_variables(allranks, watch):
+    imports, env = count_imports(allranks)
     allranks.script(
         "import json, os, sys, time\n"
         "name = 'env-' + os.environ['TORCHELASTIC_RESTART_COUNT'] + '-' + os.environ['RANK']\n"
@@ -108,7 +119,8 @@ def test_ranks_that_were_started_without_torch_are_started_anew_with_the_same_va
         "if name == 'env-0-0':\n"
         "    time.sleep(300)\n"
     )
-    assert allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "3").rc == 0
+    assert allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "3", **env).rc == 0
+    assert not imports.exists()
     assert [(event["rank"], event["code"]) for event in watch.events("rank-exited")[:2]] == [(1, 5), (0, -15)]
     (restart,) = watch.events("restart")
     assert (restart["restart"], restart["because_of_rank"]) == (1, 1)
@@ -150,7 +162,7 @@ def test_a_signal_is_heard_while_torch_is_imported(allranks, watch, finish):
     watch.nothing_left(5)
 
 
-def test_a_signal_is_heard_after_torchs_agent_has_taken_over(allranks, watch, finish):
+def test_a_signal_is_heard_once_the_store_answers(allranks, watch, finish):
     process = _until_torch_is_imported(allranks, watch, 0)
     (allranks.folder / "gate").write_text("")
     store = f":{watch.event('ranks-started')['master_port']:04X} 00000000:0000 0A"

@@ -35,10 +35,10 @@ class Generation:
     master_port: int
 
 
-def first_alone(node: NodeSpec, master_port: int) -> Generation:
-    """Return the first generation of a node that meets no other."""
+def alone(node: NodeSpec, restart: int, master_port: int) -> Generation:
+    """Return a generation of the only node of a job."""
     ranks = tuple(range(node.nproc_per_node))
-    return Generation(0, 0, 1, node.nproc_per_node, ranks, node.master_addr, master_port)
+    return Generation(restart, 0, 1, node.nproc_per_node, ranks, node.master_addr, master_port)
 
 
 def variables(node: NodeSpec, generation: Generation, local_rank: int, error_file: str) -> dict[str, str]:

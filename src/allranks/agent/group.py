@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from allranks import contract
@@ -35,9 +35,7 @@ class RankGroup:
         stop: requests to end; a hurried one cuts the patience with the ranks short.
 
     Attributes:
-        generation: the newest generation, once there is one.
-        pids: the process ids of its ranks by local rank, of those too that have ended.
-        started: when the generation was started, in monotonic seconds.
+        started: when the newest generation was started, in monotonic seconds.
         first_failure: the global rank that failed first, and its end, if it is to blame for what follows.
     """
 
@@ -51,8 +49,6 @@ class RankGroup:
         index: LogIndexWriter,
         stop: Stop,
     ) -> None:
-        self.generation: Generation | None = None
-        self.pids: dict[int, int] = {}
         self.started = 0.0
         self.first_failure: tuple[int, RankExit] | None = None
         self._node = node
@@ -62,6 +58,7 @@ class RankGroup:
         self._events = events
         self._index = index
         self._stop = stop
+        self._generation: Generation | None = None
         self._told = 0
         self._blames = True
         self._unheard: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
@@ -72,28 +69,22 @@ class RankGroup:
         return bool(self._ranks.pids)
 
     @property
-    def failed(self) -> list[RankExit]:
-        """Return the ends of this generation's ranks that failed or were killed, in order."""
-        return [ended for ended in self._ranks.exits if _is_failure(ended)]
-
-    @property
     def wants_to_continue(self) -> bool:
         """Tell whether a rank was asked to stop, has saved, and is to be started again by whoever asked."""
         return any(ended.code == contract.CONTINUE_LATER for ended in self._ranks.exits)
 
-    def start(self, generation: Generation) -> dict[int, int]:
-        """Start a generation; return process ids by local rank.
+    def start(self, generation: Generation) -> None:
+        """Start a generation.
 
         Raises:
             LaunchError: the system allows no further process.
         """
-        self.generation = generation
+        self._generation = generation
         self._index.watch(generation.ranks)
         self._told, self.first_failure, self._blames = 0, None, True
-        self.pids = self._ranks.start({local: self._order(generation, local) for local in self._locals()})
+        pids = self._ranks.start({local: self._order(generation, local) for local in self._locals()})
         self.started = time.monotonic()
-        self._tell_start(generation)
-        return self.pids
+        self._tell_start(generation, pids)
 
     def look(self, seconds: float) -> None:
         """Tell of the ranks that have ended; if there are none, wait so long for one."""
@@ -137,17 +128,12 @@ class RankGroup:
         """Have somebody else hear what comes for him, whenever the ranks are waited for."""
         self._ranks.attend(other)
 
-    def pause(self, seconds: float) -> None:
-        """Wait between two generations."""
-        deadline = time.monotonic() + seconds
+    def pause(self, restart: int, delay: float, blamed: int | None) -> None:
+        """Tell of a restart, and of the rank that is to blame for it; wait so many seconds before it."""
+        self._events.write(contract.RESTART, restart=restart, delay=delay, because_of_rank=blamed)
+        deadline = time.monotonic() + delay
         while (left := deadline - time.monotonic()) > 0:
             self._ranks.wait(left)
-
-    def error_file(self, local_rank: int) -> str:
-        """Return where a rank's own account of its failure goes."""
-        assert self.generation is not None
-        rank, restart = self.generation.ranks[local_rank], self.generation.restart
-        return str(self._folder / f"rank-{rank}.error-{restart}.json")
 
     def _locals(self) -> range:
         return range(self._node.nproc_per_node)
@@ -165,21 +151,24 @@ class RankGroup:
                 self._unheard.remove(warning)
 
     def _order(self, generation: Generation, local_rank: int) -> RankOrder:
-        def log(stream: str) -> str:
-            return str(self._folder / contract.rank_log(generation.ranks[local_rank], stream))
+        rank = generation.ranks[local_rank]
 
+        def log(stream: str) -> str:
+            return str(self._folder / contract.rank_log(rank, stream))
+
+        error_file = str(self._folder / f"rank-{rank}.error-{generation.restart}.json")  # What torch's @record writes.
         return RankOrder(
             kind=self._node.kind,
             target=self._node.target,
             args=self._node.args,
             python=self._python,
-            variables=variables(self._node, generation, local_rank, self.error_file(local_rank)),
+            variables=variables(self._node, generation, local_rank, error_file),
             out=log("out"),
             err=log("err"),
             file_mode=self._node.file_mode,
         )
 
-    def _tell_start(self, generation: Generation) -> None:
+    def _tell_start(self, generation: Generation, pids: Mapping[int, int]) -> None:
         self._events.write(
             contract.RANKS_STARTED,
             restart=generation.restart,
@@ -188,15 +177,14 @@ class RankGroup:
             master_addr=generation.master_addr,
             master_port=generation.master_port,
             ranks=[
-                {"rank": generation.ranks[local], "local_rank": local, "pid": self.pids[local]}
-                for local in self._locals()
+                {"rank": generation.ranks[local], "local_rank": local, "pid": pids[local]} for local in self._locals()
             ],
         )
 
     def _tell_exits(self) -> None:
         for ended in self._ranks.exits[self._told :]:
-            assert self.generation is not None
-            rank = self.generation.ranks[ended.local_rank]
+            assert self._generation is not None
+            rank = self._generation.ranks[ended.local_rank]
             self._events.write(contract.RANK_EXITED, rank=rank, pid=ended.pid, code=ended.code, ended=ended.time)
             if _is_failure(ended) and self.first_failure is None and self._blames:
                 self.first_failure = (rank, ended)

@@ -39,7 +39,7 @@ class _Peer:
         node: its number.
         host: its name.
         ranks: how many it has.
-        torch: its version of torch.
+        torch: its version of torch; None if it has none.
         is_ready: whether it waits for the next generation.
         failure: of its ranks, the first: global rank, code, and when by its clock.
         report: what it said when all its ranks had ended.
@@ -51,7 +51,7 @@ class _Peer:
     node: int
     host: str
     ranks: int
-    torch: str
+    torch: str | None
     is_ready: bool = False
     failure: Message | None = None
     report: Message | None = None
@@ -82,6 +82,9 @@ class Stores(Protocol):
 
     def open(self) -> int:
         """Open a new store in place of the last one; return its port."""
+
+    def tick(self) -> None:
+        """Do what there is to do for the store that is open."""
 
     def tell_of_loss(self) -> None:
         """Tell the ranks that one of them is gone, so that nobody waits for it."""
@@ -145,6 +148,7 @@ class Hub:
             if peer.channel.lost:
                 self._lose(peer)
         if not self._is_over:
+            self._stores.tick()
             self._judge() if self._round else self._gather()
 
     def finish(self, outcome: Outcome) -> None:
@@ -205,8 +209,12 @@ class Hub:
         return None
 
     def _other_torch(self, peer: _Peer) -> str | None:
-        """Say how a node's version of torch differs from that of those who are here: ranks could hang, or worse."""
-        here = next((here for here in self._peers.values() if here.torch != peer.torch), None)
+        """Say how a node's version of torch differs from that of those who are here: ranks could hang, or worse.
+
+        A node without torch is not turned away: either the ranks need none, or its agent says itself what is missing.
+        """
+        others = (here for here in self._peers.values() if here.torch and peer.torch)
+        here = next((here for here in others if here.torch != peer.torch), None)
         return f"it has torch {peer.torch}, and {here.name} has torch {here.torch}" if here else None
 
     def _turn_away(self, peer: _Peer, why: str) -> None:

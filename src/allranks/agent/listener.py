@@ -56,7 +56,9 @@ def listen_everywhere(port: int | None, fix: str) -> socket.socket:
 
 def has_caller(listener: socket.socket) -> bool:
     """Tell whether somebody has dialled and waits for an answer."""
-    return bool(select.select([listener], [], [], 0)[0])
+    poll = select.poll()  # Not select(), which knows no descriptors above 1023: node 0 may hear many others.
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def port_of(listener: socket.socket) -> int:

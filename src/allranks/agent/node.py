@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -12,13 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent.group import RankGroup
-from allranks.agent.listener import listen
+from allranks.agent.one_node import run_one_node
 from allranks.agent.outcome import Outcome, failed
 from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.telling import Heartbeat, complain
 from allranks.agent.torch_import import TorchImport
-from allranks.agent.torchless import run_without_torch
 from allranks.agent.usage import Usage
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
@@ -158,18 +158,13 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     torch = TorchImport()
     if start.needs_torch:
         torch.finish()
+    gc.enable()
     _tell_start(start, events)
     start.stop.ready()
     try:
         if node.nnodes > 1:
-            return _run_with_others(node, start, group, events)
-        if start.needs_torch:
-            _run_elastic(node, group, events, None)
-            return None
-        listener = listen(node.master_addr, node.master_port)
-        if not run_without_torch(node, group, listener, torch):
-            torch.finish()
-            _run_elastic(node, group, events, listener)
+            return _run_with_others(node, start, torch, group, events)
+        run_one_node(node, group, torch)
     except BaseException:
         group.give_up()
         raise
@@ -190,19 +185,13 @@ def _tell_start(start: Start, events: EventWriter) -> None:
         complain("\n".join(map(str, start.settings)))
 
 
-def _run_elastic(node: NodeSpec, group: RankGroup, events: EventWriter, listener: socket.socket | None) -> None:
-    # Imported here: in a job with plain ranks torch must not be loaded before the starter has been forked.
-    from allranks.agent.elastic import WarmElasticAgent, describe
-    from allranks.agent.rendezvous import OneNodeRendezvous
-
-    rendezvous = OneNodeRendezvous(node.run_id, node.master_addr, node.master_port, listener)
-    WarmElasticAgent(describe(node, rendezvous), node, group, events).run()
-
-
-def _run_with_others(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome:
+def _run_with_others(
+    node: NodeSpec, start: Start, torch: TorchImport, group: RankGroup, events: EventWriter
+) -> Outcome:
+    # Imported here: a job of one node starts sooner without it.
     from allranks.agent.many_nodes import run_many_nodes
 
-    return run_many_nodes(node, start.listener, start.stop, group, events)
+    return run_many_nodes(node, start.listener, torch, start.stop, group, events)
 
 
 def _kill_all(node: NodeSpec) -> None:

@@ -42,6 +42,7 @@ class Starter:
         self._stop_timeout = stop_timeout
         self._ranks: dict[int, int] = {}  # process id -> local rank
         self._groups: set[int] = set()  # of all ranks that there ever were
+        self._killed: set[int] = set()  # of ranks that failed, until nothing of them is left
         self._unread = b""
         self._leaving = False
         self._clean = False
@@ -106,6 +107,7 @@ class Starter:
 
     def _start(self, local_rank: int, order: RankOrder) -> RankOrder | None:
         """Fork a rank, and go on once it has a session of its own: from then on no signal to it is lost."""
+        self._wait_for_killed()
         me = os.getpid()
         try:
             ready, unready = os.pipe()
@@ -125,6 +127,14 @@ class Starter:
         self._groups.add(pid)
         self._say(started=local_rank, pid=pid)
         return None
+
+    def _wait_for_killed(self) -> None:
+        """Wait until the processes of failed ranks are gone: a new rank may need their memory, or their GPU's."""
+        deadline = time.monotonic() + _KILL_PATIENCE
+        while any(map(_has_children, self._killed)) and (left := deadline - time.monotonic()) > 0:
+            select.select([self._awake], [], [], min(left, 0.2))
+            self._reap()
+        self._killed.clear()
 
     def _reap(self) -> None:
         """Bury every child that has ended. SIGCHLD wakes us; one may stand for several."""
@@ -146,6 +156,8 @@ class Starter:
         assert status is not None
         code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         signal_group(pid, signal.SIGKILL if code else signal.SIGTERM)
+        if code:
+            self._killed.add(pid)
         os.waitpid(pid, 0)
         self._say(ended=local_rank, pid=pid, code=code, time=ended)
 
@@ -179,6 +191,15 @@ def _ended_child() -> int | None:
     except ChildProcessError:
         return None
     return ended.si_pid if ended else None
+
+
+def _has_children(group: int) -> bool:
+    """Tell whether a child of ours is in a process group, alive or not reaped."""
+    try:
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _group(pid: int) -> int | None:

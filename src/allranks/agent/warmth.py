@@ -30,8 +30,6 @@ def needs_torch(node: NodeSpec) -> bool:
 
     A guess: ranks that import it all the same do so each for itself, and the agent still does its part.
     """
-    if node.nnodes > 1:
-        return True  # Its elastic agent drives them, and nearly all ranks that meet others do so through it.
     if node.kind != "script":
         return node.kind != "binary"
     source = _read(Path(node.target))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 
 import pytest
@@ -42,6 +43,9 @@ class Meeting:
     def open(self):
         self.stores += 1
         return 1000 + self.stores
+
+    def tick(self):
+        pass
 
     def tell_of_loss(self):
         self.losses += 1
@@ -146,6 +150,35 @@ def test_the_build_of_torch_matters_where_it_says_which_nccl(monkeypatch, backen
     monkeypatch.setenv(contract.BACKEND, backend)
     monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
     assert version_to_match() == wanted
+
+
+@pytest.mark.parametrize(
+    ("files", "version"),
+    [
+        ({"__init__.py": "1 / 0", "version.py": "a = '1'\n__version__ = '2.13.0+cu130'\n"}, "2.13.0+cu130"),
+        ({"__init__.py": "1 / 0", "version.py": "__version__: str = '2.13.0'\n"}, "2.13.0"),
+        ({"__init__.py": "1 / 0", "version.py": "from built import version\n"}, None),
+        ({"__init__.py": "1 / 0"}, None),
+        ({"readme.txt": ""}, None),
+        ({}, None),
+    ],
+    ids=["a build", "typed", "elsewhere", "broken", "a folder", "none"],
+)
+def test_the_version_of_torch_is_told_without_its_import(tmp_path, monkeypatch, files, version):
+    for name, text in files.items():
+        (tmp_path / "torch").mkdir(exist_ok=True)
+        (tmp_path / "torch" / name).write_text(text)
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert version_to_match() == version
+
+
+def test_nodes_without_torch_begin_beside_those_that_have_it(meet):
+    """Their ranks need none: the agents of others whose ranks need it end by themselves."""
+    meeting = meet(orders(3))
+    agents = [*meeting.ready(0, torch=None), *meeting.ready(1), *meeting.ready(2, torch=None)]
+    for agent in agents:
+        assert len(agent.hear("generation")["nodes"]) == 3
 
 
 def test_the_earliest_failure_is_blamed_whatever_the_clocks_say(meet):

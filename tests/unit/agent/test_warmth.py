@@ -148,5 +148,6 @@ def test_what_is_no_script(changes, needs):
     assert warmth.needs_torch(replace(NODE, **changes)) == needs
 
 
-def test_several_nodes_meet_through_torch(tmp_path):
-    assert _needs_torch(tmp_path, "import os", nnodes=2)
+def test_that_there_are_several_nodes_changes_nothing(tmp_path):
+    assert not _needs_torch(tmp_path, "import os", nnodes=2)
+    assert _needs_torch(tmp_path, "import torch", nnodes=2)

@@ -108,5 +108,5 @@ def test_a_run_where_python_keeps_its_caches_elsewhere(allranks):
     compiled = f".{sys.implementation.cache_tag}.pyc"
     sources = {path.relative_to(code) for path in code.rglob("*.py")}
     cached = {path.parent.parent.relative_to(code) / path.name.replace(compiled, ".py") for path in code.rglob("*.pyc")}
-    assert Path("agent/elastic.py") in sources
+    assert Path("agent/stores.py") in sources
     assert cached == sources
