@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from allranks import contract
 from allranks.agent.backoff import Backoff
 from allranks.agent.generation import Generation
 from allranks.agent.group import RankGroup
