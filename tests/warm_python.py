@@ -89,13 +89,15 @@ class WarmPython:
     def start(self, kind: str, target: str, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> WarmProcess:
         """Start a process that runs a ``script`` (a path) or a ``module`` (a dotted name); its stdin is empty."""
         channel = self._channel or self._begin()
-        request = json.dumps({"kind": kind, "target": target, "args": [*args], "cwd": str(cwd), "env": {**env}})
+        umask = os.umask(0)
+        os.umask(umask)
+        order = {"kind": kind, "target": target, "args": [*args], "cwd": str(cwd), "env": {**env}, "umask": umask}
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         status, status_end = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         given = [nothing, out_end, err_end, status_end]
-        data = request.encode()
+        data = json.dumps(order).encode()
         socket.send_fds(channel, [LENGTH.pack(len(data))], given)
         channel.sendall(data)
         for descriptor in given:

@@ -73,7 +73,7 @@ def fork():
 
 
 def enter(request, descriptors, ready):
-    """Make a forked process one of its own: session, signals, streams, environment and directory."""
+    """Make a forked process one of its own: session, signals, streams, environment, directory and umask."""
     os.setsid()
     _reset_signals()
     for target, descriptor in enumerate(descriptors[:3]):
@@ -81,6 +81,7 @@ def enter(request, descriptors, ready):
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    os.umask(request["umask"])
     os.write(ready, b".")
     os.closerange(_FIRST_OWN_DESCRIPTOR, _MOST_DESCRIPTORS)
 

@@ -16,7 +16,7 @@ runs: {group_readable: true}
 """
 
 
-def test_plan_is_what_a_run_executes(allranks):
+def test_plan_is_what_a_run_executes(allranks, checked):
     """The dry run names the id that is free, so the next run has it, and all files byte for byte."""
     allranks.script("import os, sys\nprint(sys.argv[2:], os.environ['COLOUR'], os.environ['MY_TOKEN'][:4])\n")
     allranks.job(JOB)
