@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
+
+from waiting import PATIENCE
 
 TRAIN = """\
 import os, sys, torch, torch.distributed as dist
@@ -51,7 +52,7 @@ def test_a_generation_that_lost_a_rank_is_followed_by_a_whole_one(allranks, watc
     assert sorted(exits[2:]) == [(0, 0), (1, 0)]
     (restart,) = watch.events("restart")
     assert (restart["restart"], restart["delay"], restart["because_of_rank"]) == (1, 0.0, 1)
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 @pytest.mark.parametrize(("failure", "code"), [("sys.exit(5)", 5), ("raise ValueError", 1), ("sys.exit('x')", 1)])
@@ -82,13 +83,12 @@ def free_port():
 
 def test_a_hundred_restarts_of_a_hundred_succeed(allranks, watch):
     allranks.script(_script("os.kill(os.getpid(), 9)", 100, "generation % 2"))
-    began = time.monotonic()
     options = ("--max-restarts", "100", "--restart-delay", "0")
-    done = allranks("run", "train.py", "--nproc-per-node", "2", *options)
+    done = allranks("run", "train.py", "--nproc-per-node", "2", *options, timeout=PATIENCE)
     assert (done.rc, watch.status()["restarts"]) == (0, 100)
+    assert [event["delay"] for event in watch.events("restart")] == [0.0] * 100
     said = [line.split()[:4] for line in (watch.node / "rank-0.out").read_text().splitlines() if "sum" in line]
     assert said == [["generation", str(number), "sum", "2"] for number in range(101)]
-    assert time.monotonic() - began < 60
 
 
 def test_no_more_restarts_than_allowed(allranks, watch):
@@ -110,7 +110,6 @@ def test_each_failure_in_a_row_waits_twice_as_long(allranks, watch):
     starts = watch.events("ranks-started")
     for number, restart in enumerate(restarts):
         assert starts[number + 1]["time"] - exits[number]["ended"] >= restart["delay"]
-    assert starts[5]["time"] - exits[4]["ended"] < 2.8
 
 
 def test_default_delays(allranks, watch):
@@ -153,5 +152,5 @@ def test_what_a_rank_left_behind_does_not_outlive_its_generation(allranks, watch
     watch.line(0, "up")
     assert not Path(f"/proc/{child}").exists()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
-    watch.nothing_left(5)
+    assert process.wait(PATIENCE) == 143
+    watch.nothing_left()

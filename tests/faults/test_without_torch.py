@@ -8,7 +8,9 @@ import signal
 import sys
 
 import pytest
-from fault_tools import count_imports, wait_for
+from fault_tools import count_imports
+
+from waiting import wait_for
 
 #: What an import of torch waits for in these tests; nobody opens it unless a test does.
 GATE = "            open('gate').close()\n"
@@ -70,7 +72,7 @@ def test_where_there_is_no_torch_a_restart_is_refused_and_nothing_left(allranks,
     assert done.rc == 1
     assert f"\nerror: {sys.executable} cannot import torch\n  why: there is none\n" in done.stderr
     assert [(event["rank"], event["code"]) for event in watch.events("rank-exited")] == [(1, 3), (0, -15)]
-    watch.nothing_left(5)
+    watch.nothing_left()
     assert watch.status()["state"] == "FAILED"
 
 
@@ -138,7 +140,7 @@ def test_the_run_goes_on_and_ends_while_torch_is_imported(allranks, watch, finis
     assert process.stdout.readline() == b"[0-1] on\n"
     assert finish(process)[0] == code
     assert watch.status()["state"] == ("FAILED" if code else "SUCCEEDED")
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def test_a_signal_is_heard_while_torch_is_imported(allranks, watch, finish):
@@ -147,7 +149,7 @@ def test_a_signal_is_heard_while_torch_is_imported(allranks, watch, finish):
     assert finish(process)[0] == 130
     assert [event["code"] for event in watch.events("rank-exited")] == [-2, -2]
     assert watch.status()["state"] == "CANCELLED"
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def test_a_signal_is_heard_after_torchs_agent_has_taken_over(allranks, watch, finish):
@@ -160,7 +162,7 @@ def test_a_signal_is_heard_after_torchs_agent_has_taken_over(allranks, watch, fi
     assert len(watch.events("ranks-started")) == 1
     assert [event["code"] for event in watch.events("rank-exited")] == [-15, -15]
     assert watch.status()["state"] == "CANCELLED"
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def _waits_for_an_answer(socket_line):

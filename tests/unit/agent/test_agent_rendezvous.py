@@ -13,6 +13,7 @@ from torch.distributed import TCPStore
 from allranks.agent.listener import has_caller, listen, port_of
 from allranks.agent.rendezvous import OneNodeRendezvous
 from allranks.errors import LaunchError
+from waiting import PATIENCE
 
 
 def _port(info):
@@ -20,7 +21,7 @@ def _port(info):
 
 
 def _client(port):
-    return TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=10))
+    return TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=PATIENCE))
 
 
 def test_each_generation_has_a_store_of_its_own():

@@ -17,6 +17,7 @@ from allranks.cli.explain import explain
 from allranks.plan.plan import Plan
 from allranks.runs.record import Run, first_record
 from allranks.runs.status import Handle, State, Status
+from waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -82,12 +83,13 @@ def _read_until(process: Any, end: str) -> str:
 
 
 def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
-    process = _submitted(allranks, "exec sleep 60")
+    process = _submitted(allranks, "echo $$ >scancel.pid; exec sleep 300")
     told = _read_until(process, "once more to leave at once, without waiting for it")
     assert told.startswith("allranks: SIGINT: job 16 is being cancelled; once more to leave")
     time.sleep(0.5)  # A second one at once would count as the same.
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
+    os.kill(int((allranks.folder / "scancel.pid").read_text()), signal.SIGKILL)
     name = allranks.run().name
     assert process.returncode == 130
     assert err.decode() == (
@@ -98,7 +100,7 @@ def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
 
 def test_a_job_that_cannot_be_cancelled_goes_on(allranks) -> None:
     process = _submitted(allranks, "echo 'scancel: error: no way' >&2; exit 1")
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     said = f"error: the job goes on: scancel failed\n  why: no way\n  fix: allranks cancel {allranks.run().name}\n"
     assert (process.returncode, err.decode().endswith(said)) == (1, True), err.decode()
 
