@@ -8,10 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from fault_tools import count_imports
+
+from waiting import PATIENCE, wait_for
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
 #: Ours, and not the same for two runs.
@@ -134,15 +135,29 @@ def test_data_loader_workers_start_by_fork_and_by_spawn(allranks, watch):
     allranks.script(LOADER)
     done = allranks("run", "train.py", "--nproc-per-node", "2", OMP_NUM_THREADS="2")
     assert (done.rc, done.stdout) == (0, "[0-1] fork 280\n[0-1] spawn 280\n"), done.stderr
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def _shape(event):
     return {name: value for name, value in event.items() if name not in ("time", "host", "pid", "ended", "ranks")}
 
 
+#: Rank 1 ends when rank 0 has ended, and has been reaped: only then its process id is no one's.
+ONE_AFTER_THE_OTHER = """\
+import os, time
+print(1)
+if os.environ["RANK"] == "0":
+    with open("first.tmp", "w") as file:
+        file.write(f"/proc/{os.getpid()}")
+    os.rename("first.tmp", "first")
+else:
+    while not os.path.exists("first") or os.path.exists(open("first").read()):
+        time.sleep(.01)
+"""
+
+
 def test_the_events_of_a_run(allranks, watch):
-    allranks.script("import os, time\nprint(1)\ntime.sleep(.2 * int(os.environ['RANK']))\n")
+    allranks.script(ONE_AFTER_THE_OTHER)
     assert allranks("run", "train.py", "--nproc-per-node", "2").rc == 0
     started, ranks, *exits, ended = watch.events()
     assert set(started) == {"time", "host", "kind", "pid", "began", "python", "torch", "plain"}
@@ -175,7 +190,7 @@ def test_the_events_of_a_run(allranks, watch):
 
 
 def test_the_events_of_a_run_that_failed(allranks, watch):
-    allranks.script("import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 37)\ntime.sleep(60)\n")
+    allranks.script("import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 37)\ntime.sleep(300)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     assert done.rc == 128 + 37
     _, _, first, second, ended = watch.events()
@@ -193,39 +208,23 @@ def test_the_events_of_a_run_that_failed(allranks, watch):
 
 
 def test_the_heart_beats(allranks, watch):
-    allranks.script("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    allranks.script("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
     process = allranks.popen("run", "train.py")
     watch.line(0, "up")
     first = (watch.node / "heartbeat").read_text()
     assert re.fullmatch(r"\d{10}\.\d{6}\n", first)
-    deadline = time.monotonic() + 10
-    while (second := (watch.node / "heartbeat").read_text()) == first and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert 4.5 < float(second) - float(first) < 7
+    second = wait_for("a second beat", lambda: (beat := (watch.node / "heartbeat").read_text()) != first and beat)
+    assert 4.5 < float(second) - float(first) < 30  # After 30 s without one, a run counts as lost.
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(PATIENCE) == 143
 
 
 def test_ten_jobs_at_once(allranks, finish):
     allranks.script("import os\nprint(os.environ['MASTER_PORT'], os.environ['ALLRANKS_RUN_ID'])\n")
     started = [allranks.popen("run", "train.py", "--nproc-per-node", "2") for _ in range(10)]
-    results = [finish(process, 120) for process in started]
+    results = [finish(process) for process in started]
     assert [code for code, _, _ in results] == [0] * 10, results
     said = [out.split() for _, out, _ in results]
     assert len({words[1] for words in said}) == 10
     assert {words[2] for words in said} == {run.name for run in allranks.runs()}
     assert len(allranks.runs()) == 10
-
-
-SECONDS = 0.25  # 0.05 is what it takes; a busy machine of two cores takes longer.
-
-
-@pytest.mark.parametrize("first", ["", "import torch\n"], ids=["no torch", "warm"])
-def test_the_command_returns_soon_after_the_last_rank(allranks, watch, finish, first):
-    allranks.script(f"{first}import os, time\nopen('end', 'w').write(repr(time.time()))\nos._exit(0)\n")
-    took = []
-    for _ in range(3):
-        process = allranks.popen("run", "train.py")
-        assert finish(process)[0] == 0
-        took.append(time.time() - float((allranks.folder / "end").read_text()))
-    assert min(took) < SECONDS
