@@ -65,6 +65,7 @@ def test_many_stops_change_nothing(allranks: Any) -> None:
 def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
     allranks: Any, watch: Any, number: signal.Signals
 ) -> None:
+    """It takes more than 10 s: a training, its continuation, and once for all the undisturbed one."""
     options = ("--epochs", "60", "--every", "1h", "--accumulate", "2")
     process = allranks.popen(*command("parts", *options, flags=("--max-restarts", "3")))
     watch.line(1, "epoch 2 ")
@@ -147,6 +148,7 @@ def test_a_training_of_four_ranks_goes_on_with_fewer(allranks: Any, of_four: Pat
     ],
 )
 def test_a_killed_rank_and_then_a_stop_change_nothing_either_way(allranks: Any, way: str) -> None:
+    """It takes more than 10 s: a training, its continuation, and the undisturbed one."""
     options = ("--epochs", "6", "--every", "3", "--quiet", *way.split())
     first = allranks(*command("hurt", *options, "--hurt", flags=("--max-restarts", "1")))
     assert first.rc == 75, first.stderr

@@ -27,6 +27,7 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 def test_an_unmodified_script_runs(allranks, watch, name):
+    """It takes more than 10 s: these frameworks are large to import, for each rank."""
     pytest.importorskip(name)
     done = allranks("run", SCRIPTS / f"{name}_script.py", "--nproc-per-node", "2", timeout=PATIENCE)
     assert done.rc == 0, done.stderr
@@ -39,6 +40,7 @@ def test_an_unmodified_script_runs(allranks, watch, name):
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_it_runs_under_the_launcher_that_it_was_written_for(launcher, name, allranks_env, tmp_path):
+    """It takes more than 10 s: these frameworks are large to import, for each rank."""
     pytest.importorskip(name)
     command = LAUNCHERS[launcher]
     if shutil.which(command[0]) is None:

@@ -23,6 +23,7 @@ def started_and_killed(allranks: Any, watch: Any) -> None:
 
 
 def test_a_run_that_failed_goes_on_where_it_was(allranks: Any, watch: Any) -> None:
+    """It takes more than 10 s: a training, its continuation, and the undisturbed one."""
     started_and_killed(allranks, watch)
     (run,) = allranks.runs()
     done = allranks("resume", timeout=PATIENCE)

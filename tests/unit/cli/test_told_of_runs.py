@@ -15,9 +15,10 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.explain import explain
 from allranks.plan.plan import Plan
+from allranks.processes import signal_process
 from allranks.runs.record import Run, first_record
 from allranks.runs.status import Handle, State, Status
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_for
 
 
 @pytest.mark.parametrize(
@@ -83,13 +84,15 @@ def _read_until(process: Any, end: str) -> str:
 
 
 def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
-    process = _submitted(allranks, "echo $$ >scancel.pid; exec sleep 300")
+    process = _submitted(allranks, "echo $$ >begun; exec sleep 300")
     told = _read_until(process, "once more to leave at once, without waiting for it")
     assert told.startswith("allranks: SIGINT: job 16 is being cancelled; once more to leave")
+    begun = allranks.folder / "begun"
+    scancel = int(wait_for("scancel", lambda: begun.exists() and begun.read_text().strip()))
     time.sleep(0.5)  # A second one at once would count as the same.
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
-    os.kill(int((allranks.folder / "scancel.pid").read_text()), signal.SIGKILL)
+    signal_process(scancel, signal.SIGKILL)
     name = allranks.run().name
     assert process.returncode == 130
     assert err.decode() == (

@@ -79,6 +79,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 def test_a_node_whose_collectives_fail_is_found_with_what_it_says(nodes: Nodes) -> None:
+    """It takes more than 10 s: three nodes import torch twice, and in each round peers wait for the bad one."""
     for rank in range(3):
         nodes.start(rank, "--timeout", "3", interface="nowhere0" if rank == 1 else "lo")
     told, code = nodes.told()
@@ -89,6 +90,7 @@ def test_a_node_whose_collectives_fail_is_found_with_what_it_says(nodes: Nodes) 
 
 
 def test_a_node_that_does_not_come_is_named(nodes: Nodes) -> None:
+    """It takes more than 10 s: two nodes import torch, each twice."""
     for rank in (0, 1):
         nodes.start(rank, "--coming", "3", together="0,1")
     host = socket.gethostname()
@@ -96,6 +98,7 @@ def test_a_node_that_does_not_come_is_named(nodes: Nodes) -> None:
 
 
 def test_two_nodes_that_are_slower_than_is_expected(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """It takes more than 10 s: two nodes import torch, each twice."""
     nodes = Nodes(tmp_path, 2)
     request.addfinalizer(nodes.end)
     for rank in range(2):
@@ -107,6 +110,7 @@ def test_two_nodes_that_are_slower_than_is_expected(tmp_path: Path, request: pyt
 
 
 def test_nodes_of_which_none_is_at_fault(nodes: Nodes) -> None:
+    """It takes more than 10 s: three nodes import torch, each twice."""
     for rank in range(3):
         nodes.start(rank)
     host = socket.gethostname()
