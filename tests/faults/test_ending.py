@@ -218,8 +218,8 @@ class Start:
 
 #: What a moment comes after, and by how many seconds.
 MOMENTS = [
-    *(("folder", 0), ("launcher_listens", 0), ("launcher_listens", 0.1), ("agent", 0), ("agent", 0.1), ("agent", 0.2)),
-    *(("torch_comes", 0), ("torch_comes", 0.3), ("agent_started", 0), ("ranks_started", 0), ("ranks_started", 0.1)),
+    *(("folder", 0), ("launcher_listens", 0), ("launcher_listens", 0.1), ("agent", 0), ("agent", 0.2)),
+    *(("torch_comes", 0), ("torch_comes", 0.3), ("agent_started", 0), ("ranks_started", 0)),
 ]
 
 
