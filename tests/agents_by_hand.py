@@ -19,6 +19,7 @@ from allranks import contract
 from allranks.clusters.launch import copy_node_code
 from allranks.contract import NodeSpec
 from allranks.processes import marked
+from waiting import PATIENCE
 
 #: Starts a command on a node, with an environment and files for stdout and stderr.
 Popen = Callable[..., "subprocess.Popen[bytes]"]
@@ -104,7 +105,7 @@ class ByHand:
                     start_new_session=True,
                 )
 
-    def wait(self, *nodes: int, seconds: float = 60.0) -> list[int]:
+    def wait(self, *nodes: int, seconds: float = PATIENCE) -> list[int]:
         """Wait for the end of agents, of all by default; return their exit codes."""
         deadline = time.monotonic() + seconds
         return [self.agents[node].wait(deadline - time.monotonic()) for node in nodes or sorted(self.agents)]
@@ -118,7 +119,7 @@ class ByHand:
 
     def event(self, node: int, kind: str, number: int = 1) -> dict[str, Any]:
         """Wait for an event of a kind, or for so many of them, and return the last."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while len(found := self.events(node, kind)) < number:
             assert time.monotonic() < deadline, f"waited for {kind} of node {node}: {self.log(node)}"
             time.sleep(0.01)
@@ -147,7 +148,7 @@ class ByHand:
         for agent in self.agents.values():
             agent.kill()
             agent.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while left := marked(contract.RUN_DIR, str(self.folder)):
             assert time.monotonic() < deadline, f"processes of {self.folder} do not end: {left}"
             for pid in left:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from environments import clean_environment
+from waiting import PATIENCE
 from warm_python import WarmPython
 
 #: What nohup, or a shell that starts the tests in the background, has had ignored: every child would ignore it too.
@@ -64,7 +65,9 @@ class Allranks:
     checks: bool = False
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def __call__(self, *args: str | Path, cwd: Path | None = None, timeout: float = 90, **env: str | None) -> Result:
+    def __call__(
+        self, *args: str | Path, cwd: Path | None = None, timeout: float = PATIENCE, **env: str | None
+    ) -> Result:
         """Run to the end and return code, stdout and stderr."""
         wanted = self._environment(env)
         if self.warm.can_run(wanted):
@@ -132,7 +135,7 @@ class Allranks:
             for stream in (process.stdout, process.stderr):
                 if stream:
                     stream.close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while left := _of_runs_in(self.folder.parent):
             assert time.monotonic() < deadline, f"processes of runs do not end: {left}"
             for pid in left:

@@ -8,11 +8,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE
+
 SCRIPT = Path(__file__).parent / "scripts" / "exact_training.py"
 WEIGHTS = re.compile(r"step (\d+) weights ([0-9a-f]{64})")
 SAMPLES = re.compile(r"^\[(\d+)\] epoch (\d+) step (\d+)\.(\d+) samples \[(.*)\]$", re.MULTILINE)
 
-_undisturbed: dict[tuple[str, ...], tuple[int, str]] = {}
+_undisturbed: dict[tuple[int, tuple[str, ...]], str] = {}
 
 
 def command(folder: str | Path, *options: str, ranks: int = 2, flags: tuple[str, ...] = ()) -> tuple[Any, ...]:
@@ -34,10 +36,18 @@ def weights_in(text: str) -> tuple[int, str]:
 
 def undisturbed(allranks: Any, *options: str) -> tuple[int, str]:
     """Return what a training on two ranks ends with that nothing happens to; trained once for all tests."""
-    if options not in _undisturbed:
+    return weights_in(undisturbed_output(allranks, *options))
+
+
+def undisturbed_output(allranks: Any, *options: str, ranks: int = 2) -> str:
+    """Return what a training prints that nothing happens to; trained once for all tests."""
+    key = (ranks, options)
+    if key not in _undisturbed:
         folder = f"undisturbed-{len(_undisturbed)}"
-        _undisturbed[options] = weights(allranks(*command(folder, *options), timeout=150))
-    return _undisturbed[options]
+        done = allranks(*command(folder, *options, ranks=ranks), timeout=PATIENCE)
+        assert done.rc == 0, done.stderr
+        _undisturbed[key] = done.stdout
+    return _undisturbed[key]
 
 
 def samples(text: str) -> dict[tuple[int, int, int], list[int]]:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 #: Ranks that start as plain interpreters run it; all others have no RANK yet.
 _SITE = """\
-import os, socket, sys
+import os, socket, sys, time
+together = range(int(os.environ.get("TOGETHER", 0))) if "RANK" in os.environ else ()
+if together:
+    import torch.distributed
+    here = os.path.join(os.path.dirname(__file__), "here-%s")
+    open(here % os.environ["RANK"], "w").close()
+    while not all(os.path.exists(here % rank) for rank in together):
+        time.sleep(0.01)
 fault, at = os.environ.get("FAULT"), os.environ.get("FAULT_AT")
 if fault and "RANK" in os.environ and at in ("rank " + os.environ["RANK"], socket.gethostname()):
     if fault == "no torch":
@@ -34,7 +41,7 @@ if fault and "RANK" in os.environ and at in ("rank " + os.environ["RANK"], socke
 """
 
 
-def hurt(folder: Path, fault: str, at: str) -> tuple[str, ...]:
+def hurt(folder: Path, fault: str, at: str, *, together: int = 0) -> tuple[str, ...]:
     """Return the options that hurt the trial on one rank or on the ranks of one host.
 
     Args:
@@ -42,8 +49,11 @@ def hurt(folder: Path, fault: str, at: str) -> tuple[str, ...]:
         fault: ``no torch``; or ``broadcast: is wrong``, ``is wrong for many`` (numbers), ``dies``, ``hangs`` or
             ``is lacking``.
         at: ``rank 1``, or a host name.
+        together: so many ranks wait until all of them have imported torch: a short limit then counts what comes after.
     """
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(_SITE)
     variables = {"PYTHONPATH": str(folder), "FAULT": fault, "FAULT_AT": at}
+    if together:
+        variables["TOGETHER"] = str(together)
     return ("--no-warm", *(word for name, value in variables.items() for word in ("--env", f"{name}={value}")))

@@ -32,6 +32,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 print("ready", flush=True)
+dist.barrier()  # Both have said so.
 if dist.get_rank() == 1:
     raise ValueError("loss is nan")
 dist.all_reduce(torch.ones(1))

@@ -18,6 +18,7 @@ from allranks import contract
 from allranks.cli.main import VERBS, cli
 from allranks.job.load import load_job
 from allranks.job.options import OPTIONS, TARGETS
+from waiting import PATIENCE
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
@@ -168,7 +169,7 @@ def test_the_readme_s_five_minutes_go_as_shown(tmp_path, allranks_env):
     for line in typed(session):
         done = subprocess.run(
             ["bash", "-c", line], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=120, check=False,
+            timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
         told += [f"$ {line}", *done.stdout.splitlines()]

@@ -14,6 +14,7 @@ import pytest
 from fault_tools import Watch
 
 from allranks.processes import marked
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def watch(allranks: Any) -> Iterator[Watch]:
 def finish() -> Callable[..., tuple[int, str, str]]:
     """Give a function that waits for a process's end and returns code, stdout and stderr."""
 
-    def wait(process: Any, timeout: float = 60) -> tuple[int, str, str]:
+    def wait(process: Any, timeout: float = PATIENCE) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out.decode(), err.decode()
 

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from allranks.processes import marked
+from waiting import is_alive, wait_for
 
-T = TypeVar("T")
 #: What an import of torch can wait for, as ``extra`` of :func:`count_imports`: a fifo that only a test opens.
 GATE = "            open('gate').close()\n"
-
-
-def wait_for(what: str, look: Callable[[], T], seconds: float = 30.0) -> T:
-    """Return what ``look`` gives as soon as it gives something; fail if it never does."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {seconds} s for {what}")
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process is alive; a zombie is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def count_imports(allranks: Any, extra: str = "") -> tuple[Path, dict[str, str]]:
@@ -109,11 +89,20 @@ class Watch:
         rank = self.event("ranks-started")["ranks"][0]["pid"]
         return int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def nothing_left(self, seconds: float = 10.0) -> None:
-        """Wait until no process of the run is left."""
+    def exits(self) -> list[tuple[int, int]]:
+        """Return rank and code of all ranks that have ended, as they ended."""
+        return [(event["rank"], event["code"]) for event in self.events("rank-exited")]
+
+    def no_rank_left(self) -> None:
+        """Fail if a rank of the run is alive now."""
+        ranks = [rank["pid"] for event in self.events("ranks-started") for rank in event["ranks"]]
+        assert [pid for pid in ranks if is_alive(pid)] == []
+
+    def nothing_left(self) -> None:
+        """Wait until no process of the run is left; what nobody ends sleeps longer than this waits."""
         run = str(self.run)
-        wait_for("nothing left", lambda: not marked("ALLRANKS_RUN_DIR", run), seconds)
-        wait_for("nothing left", lambda: not any(map(is_alive, self.others)), seconds)
+        wait_for("nothing left", lambda: not marked("ALLRANKS_RUN_DIR", run))
+        wait_for("nothing left", lambda: not any(map(is_alive, self.others)))
 
     def status(self) -> dict[str, Any]:
         """Return what `allranks status` tells, as it is in the record then."""

@@ -8,10 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
-import pytest
 from fault_tools import count_imports
+
+from waiting import PATIENCE, wait_for
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
 #: Ours, and not the same for two runs.
@@ -27,43 +27,56 @@ def _environments(folder):
     return found
 
 
-@pytest.mark.parametrize(
-    ("warm", "text"),
-    [("--warm", ENVIRONMENT), ("--no-warm", ENVIRONMENT), ("--warm", f"import torch\n{ENVIRONMENT}")],
-    ids=["forked", "plain", "warm"],
-)
-def test_the_environment_is_that_of_torchrun(allranks, watch, warm, text):
-    allranks.script(text)
+#: How the ranks start, and what their script is.
+STARTS = {
+    "forked": ("--warm", ENVIRONMENT),
+    "plain": ("--no-warm", ENVIRONMENT),
+    "warm": ("--warm", f"import torch\n{ENVIRONMENT}"),
+}
+
+
+def test_the_environment_is_that_of_torchrun(allranks):
+    """It takes more than 10 s: torchrun and then three runs, of which two import torch."""
+    allranks.script(ENVIRONMENT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
     env = {**allranks.env, "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [*torchrun, "train.py"], cwd=allranks.folder, env=env, check=True, capture_output=True, start_new_session=True
     )
     theirs = _environments(allranks.folder)
-    assert allranks("run", "train.py", "--nproc-per-node", "2", warm).rc == 0
-    ours = _environments(allranks.folder)
+    for start, (warm, text) in STARTS.items():
+        before = {*allranks.runs()}
+        allranks.script(text)
+        assert allranks("run", "train.py", "--nproc-per-node", "2", warm).rc == 0
+        (run,) = {*allranks.runs()} - before
+        ours = _environments(allranks.folder)
+        for their, our in zip(theirs, ours, strict=True):
+            _compare(their, our, run, start)
+        assert ("PYTHONUNBUFFERED" in ours[0]) == (start == "plain")
+
+
+def _compare(their, our, run, start):
+    """Compare the environments that torchrun and the agent have given to a rank of the same number."""
     shell = {"PWD", "SHLVL", "OLDPWD", "_", "PYTHONUNBUFFERED", "LC_CTYPE"}
-    for their, our in zip(theirs, ours, strict=True):
-        assert set(our) - shell - set(their) == OURS | {"PYTHONPATH"}
-        # Where a torchrun has that one, it is about torchrun's own signals.
-        assert set(their) - shell - set(our) - {"TORCHELASTIC_SIGNALS_TO_HANDLE"} == set()
-        known = (set(their) & set(our)) - shell - DIFFERS
-        addresses = {"MASTER_ADDR"}
-        assert {n: our[n] for n in known - addresses} == {n: their[n] for n in known - addresses}
-        assert our["TORCHELASTIC_RUN_ID"] == our["ALLRANKS_RUN_ID"] == watch.run.name
-        assert our["ALLRANKS_RUN_DIR"] == str(watch.run)
-        assert our["MASTER_ADDR"] == "127.0.0.1"
-        assert "ALLRANKS_LIFELINE" not in our
-    assert ("PYTHONUNBUFFERED" in ours[0]) == (warm == "--no-warm")
+    assert set(our) - shell - set(their) == OURS | {"PYTHONPATH"}, start
+    # Where a torchrun has that one, it is about torchrun's own signals.
+    assert set(their) - shell - set(our) - {"TORCHELASTIC_SIGNALS_TO_HANDLE"} == set(), start
+    known = (set(their) & set(our)) - shell - DIFFERS
+    addresses = {"MASTER_ADDR"}
+    assert {n: our[n] for n in known - addresses} == {n: their[n] for n in known - addresses}, start
+    assert our["TORCHELASTIC_RUN_ID"] == our["ALLRANKS_RUN_ID"] == run.name
+    assert our["ALLRANKS_RUN_DIR"] == str(run)
+    assert our["MASTER_ADDR"] == "127.0.0.1"
+    assert "ALLRANKS_LIFELINE" not in our
 
 
 def test_torch_is_imported_once_for_all_ranks(allranks, watch):
     imports, env = count_imports(allranks)
     allranks.script("import os, torch\nprint(os.getpid(), torch.ones(1).item())\n")
-    assert allranks("run", "train.py", "--nproc-per-node", "4", **env).rc == 0
+    assert allranks("run", "train.py", "--nproc-per-node", "3", **env).rc == 0
     assert imports.read_text() == f"{watch.agent()}\n"
     assert watch.event("agent-started")["plain"] is None
-    assert len({(watch.node / f"rank-{rank}.out").read_text() for rank in range(4)}) == 4
+    assert len({(watch.node / f"rank-{rank}.out").read_text() for rank in range(3)}) == 3
 
 
 def test_plain_ranks_import_torch_themselves(allranks, watch):
@@ -122,8 +135,8 @@ class Squares(Dataset):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.ones(600, 600) @ torch.ones(600, 600)  # A parallel region, before workers are forked.
-    for method in ("fork", "spawn"):
-        total = sum(b.sum() for b in DataLoader(Squares(), 2, num_workers=2, multiprocessing_context=method))
+    for method, workers in (("fork", 2), ("spawn", 1)):  # Each that is spawned imports torch.
+        total = sum(b.sum() for b in DataLoader(Squares(), 2, num_workers=workers, multiprocessing_context=method))
         dist.all_reduce(total)
         print(method, int(total), flush=True)
     dist.destroy_process_group()
@@ -131,18 +144,33 @@ if __name__ == "__main__":
 
 
 def test_data_loader_workers_start_by_fork_and_by_spawn(allranks, watch):
+    """It takes more than 10 s on a slow machine: workers that are spawned import torch."""
     allranks.script(LOADER)
     done = allranks("run", "train.py", "--nproc-per-node", "2", OMP_NUM_THREADS="2")
     assert (done.rc, done.stdout) == (0, "[0-1] fork 280\n[0-1] spawn 280\n"), done.stderr
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def _shape(event):
     return {name: value for name, value in event.items() if name not in ("time", "host", "pid", "ended", "ranks")}
 
 
+#: Rank 1 ends when rank 0 has ended, and has been reaped: only then its process id is no one's.
+ONE_AFTER_THE_OTHER = """\
+import os, time
+print(1)
+if os.environ["RANK"] == "0":
+    with open("first.tmp", "w") as file:
+        file.write(f"/proc/{os.getpid()}")
+    os.rename("first.tmp", "first")
+else:
+    while not os.path.exists("first") or os.path.exists(open("first").read()):
+        time.sleep(.01)
+"""
+
+
 def test_the_events_of_a_run(allranks, watch):
-    allranks.script("import os, time\nprint(1)\ntime.sleep(.2 * int(os.environ['RANK']))\n")
+    allranks.script(ONE_AFTER_THE_OTHER)
     assert allranks("run", "train.py", "--nproc-per-node", "2").rc == 0
     started, ranks, *exits, ended = watch.events()
     assert set(started) == {"time", "host", "kind", "pid", "began", "python", "torch", "plain"}
@@ -175,7 +203,7 @@ def test_the_events_of_a_run(allranks, watch):
 
 
 def test_the_events_of_a_run_that_failed(allranks, watch):
-    allranks.script("import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 37)\ntime.sleep(60)\n")
+    allranks.script("import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 37)\ntime.sleep(300)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     assert done.rc == 128 + 37
     _, _, first, second, ended = watch.events()
@@ -193,39 +221,23 @@ def test_the_events_of_a_run_that_failed(allranks, watch):
 
 
 def test_the_heart_beats(allranks, watch):
-    allranks.script("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    allranks.script("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
     process = allranks.popen("run", "train.py")
     watch.line(0, "up")
     first = (watch.node / "heartbeat").read_text()
     assert re.fullmatch(r"\d{10}\.\d{6}\n", first)
-    deadline = time.monotonic() + 10
-    while (second := (watch.node / "heartbeat").read_text()) == first and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert 0.45 < float(second) - float(first) < 2.5  # A tenth of 5 s, on a machine that may have much to do.
+    second = wait_for("a second beat", lambda: (beat := (watch.node / "heartbeat").read_text()) != first and beat)
+    assert 0.45 < float(second) - float(first) < 30  # A tenth of 5 s. After 30 s without one, a run counts as lost.
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(PATIENCE) == 143
 
 
 def test_ten_jobs_at_once(allranks, finish):
     allranks.script("import os\nprint(os.environ['MASTER_PORT'], os.environ['ALLRANKS_RUN_ID'])\n")
     started = [allranks.popen("run", "train.py", "--nproc-per-node", "2") for _ in range(10)]
-    results = [finish(process, 120) for process in started]
+    results = [finish(process) for process in started]
     assert [code for code, _, _ in results] == [0] * 10, results
     said = [out.split() for _, out, _ in results]
     assert len({words[1] for words in said}) == 10
     assert {words[2] for words in said} == {run.name for run in allranks.runs()}
     assert len(allranks.runs()) == 10
-
-
-SECONDS = 0.25  # 0.05 is what it takes; a busy machine of two cores takes longer.
-
-
-@pytest.mark.parametrize("first", ["", "import torch\n"], ids=["no torch", "warm"])
-def test_the_command_returns_soon_after_the_last_rank(allranks, watch, finish, first):
-    allranks.script(f"{first}import os, time\nopen('end', 'w').write(repr(time.time()))\nos._exit(0)\n")
-    took = []
-    for _ in range(3):
-        process = allranks.popen("run", "train.py")
-        assert finish(process)[0] == 0
-        took.append(time.time() - float((allranks.folder / "end").read_text()))
-    assert min(took) < SECONDS

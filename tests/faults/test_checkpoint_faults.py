@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from allranks.runs.checkpoints import entries, problems, unfinished
+from waiting import PATIENCE
 
 KILLED = """\
 import os, signal, sys
@@ -72,9 +73,10 @@ for moment in range(1, 200):
 
 
 def test_killed_at_any_moment_of_a_save_the_newest_whole_one_loads(tmp_path, allranks_env):
+    """It takes more than 10 s: a process is forked, saves and dies for each file that a save touches."""
     (tmp_path / "train.py").write_text(KILLED)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=allranks_env, capture_output=True, text=True, timeout=170
+        [sys.executable, "train.py"], cwd=tmp_path, env=allranks_env, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split("moments")[1]) > 20
@@ -120,7 +122,7 @@ def test_a_full_disk_costs_the_save_and_not_the_training(tmp_path, small_disk, a
         env=allranks_env,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE,
     )
     assert done.returncode == code, done.stderr
     failed, last = (line.split() for line in done.stdout.splitlines())
@@ -148,7 +150,7 @@ def test_a_signal_of_the_scheduler_ends_in_a_whole_checkpoint(tmp_path, allranks
         env=allranks_env,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE,
     )
     assert done.returncode == 75, done.stderr
     assert done.stdout.split() == ["last", "step-000000014", "True"]

@@ -56,6 +56,7 @@ def broken_off(allranks: Any, kept: Path) -> Callable[[str], Path]:
 def test_damaged_checkpoints_cost_nothing_but_steps(
     allranks: Any, broken_off: Callable[[str], Path], name: str, how: str
 ) -> None:
+    """The first of each kind takes more than 10 s: it trains what the others copy."""
     folder = broken_off(how)
     newest, second, whole = (entry.path for entry in entries(folder))
     for path, damage in zip((newest, second), (truncate, flip) if how == "killed" else (flip, truncate), strict=True):
@@ -72,6 +73,7 @@ def test_damaged_checkpoints_cost_nothing_but_steps(
 
 @pytest.mark.parametrize("strategy", ["flat", "fsdp"])
 def test_a_full_disk_costs_saves_and_no_steps(allranks: Any, small_disk: Path, strategy: str) -> None:
+    """It takes more than 10 s: three trainings."""
     # A megabyte each: there is room for one, and without the filler for three and the one that is being written.
     options = ("--epochs", "15", "--every", "5", "--quiet", "--width", "8000", "--strategy", strategy)
     folder, filler = small_disk / "checkpoints", small_disk / "filler"

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
@@ -25,18 +27,20 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 def test_an_unmodified_script_runs(allranks, watch, name):
+    """It takes more than 10 s: these frameworks are large to import, for each rank."""
     pytest.importorskip(name)
-    done = allranks("run", SCRIPTS / f"{name}_script.py", "--nproc-per-node", "2", timeout=150)
+    done = allranks("run", SCRIPTS / f"{name}_script.py", "--nproc-per-node", "2", timeout=PATIENCE)
     assert done.rc == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if f"{name}: rank" in line) == [
         f"[{rank}] {name}: rank {rank} of 2 steps 4" for rank in (0, 1)
     ]
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_it_runs_under_the_launcher_that_it_was_written_for(launcher, name, allranks_env, tmp_path):
+    """It takes more than 10 s: these frameworks are large to import, for each rank."""
     pytest.importorskip(name)
     command = LAUNCHERS[launcher]
     if shutil.which(command[0]) is None:
@@ -45,7 +49,7 @@ def test_it_runs_under_the_launcher_that_it_was_written_for(launcher, name, allr
     if launcher != "torchrun":
         env |= for_mpi4py(launcher, tmp_path) if name == "lightning" else master()
     command = [*command, str(SCRIPTS / f"{name}_script.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     found = re.findall(rf"{name}: rank (\d+) of (\d+) steps (\d+)", done.stdout)
     assert sorted(found) == [("0", "2", "4"), ("1", "2", "4")]

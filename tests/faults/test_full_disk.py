@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from fault_tools import wait_for
+
+from waiting import wait_for
 
 FILL = """\
 import os, sys

@@ -4,90 +4,121 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
-#: Far less than any of the times that ranks wait for each other.
-SOON = 10.0
+from waiting import PATIENCE
+
+#: A module beside the script: by files, ranks tell others that they are about to wait.
+HERE = """
+import os, pathlib, time
+RANK, SIZE, RESTART = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+def tell():
+    pathlib.Path(f"here-{RESTART}-{RANK}").touch()
+def telling(function):
+    def told(*args, **kwargs):
+        tell()
+        return function(*args, **kwargs)
+    return told
+def wait_for_others():
+    while not all(pathlib.Path(f"here-{RESTART}-{rank}").exists() for rank in {*range(SIZE)} - {RANK}):
+        time.sleep(0.01)
+"""
 
 
 @pytest.fixture
 def end(allranks, watch):
-    """Give a function that runs a script on three ranks to its bad end; it gives the result."""
+    """Give a function that runs a script on three ranks to its end, and gives the result.
 
-    def run(text):
+    All times that ranks wait for each other, and that the agent waits for them, are 600 s: far more than this waits.
+    With restarts each generation may end in another way, all of them for one import of torch.
+    """
+
+    def run(text, restarts=0):
         allranks.script(text)
-        began = time.monotonic()
-        done = allranks("run", "train.py", "--nproc-per-node", "3", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-        took = time.monotonic() - began
-        assert took < SOON, f"{took:.1f} s\n{done.stderr}"
-        watch.nothing_left(5)
+        allranks.script(HERE, "here.py")
+        flags = ("--nproc-per-node", "3", "--stop-timeout", "600", "--max-restarts", str(restarts))
+        device = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = allranks("run", "train.py", *flags, "--restart-delay", "0", timeout=PATIENCE, **device)
+        watch.nothing_left()
         return done
 
     return run
 
 
-def first_failure(watch):
-    """Return rank and code of the first rank that ended badly, as the agent tells it."""
-    event = next(event for event in watch.events("rank-exited") if event["code"])
-    return event["rank"], event["code"]
+def first_failures(watch):
+    """Return rank and code of the first rank of each generation that ended badly, as the agent tells it."""
+    failures = []
+    for event in watch.events():
+        if event["kind"] == "ranks-started":
+            failures.append(None)
+        elif event["kind"] == "rank-exited" and event["code"] and failures[-1] is None:
+            failures[-1] = (event["rank"], event["code"])
+    return failures
 
 
-BEFORE = """
-import os, signal, sys, time
-if os.environ["RANK"] == "1":
-    time.sleep(0.5)  # The others are waiting by then.
-    {end}
+ENDS = {
+    "sys.exit(7)": 7,
+    "os._exit(9)": 9,
+    "raise ValueError('too early')": 1,
+    "os.kill(os.getpid(), signal.SIGKILL)": -9,
+    "os.kill(os.getpid(), signal.SIGSEGV)": -11,
+}
+BEFORE = f"""
+import os, signal, sys, here
+if here.RANK == 1:
+    here.wait_for_others()
+    exec({[*ENDS]}[here.RESTART])
 import allranks
+from allranks.runtime import rendezvous
+rendezvous.meet = here.telling(rendezvous.meet)
 with allranks.init():
-    pass
+    print("never", flush=True)
 """
-ENDS = [
-    ("sys.exit(7)", 7, 7),
-    ("os._exit(9)", 9, 9),
-    ("raise ValueError('too early')", 1, 1),
-    ("os.kill(os.getpid(), signal.SIGKILL)", -9, 137),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", -11, 139),
-]
 
 
-@pytest.mark.parametrize(("how", "told", "code"), ENDS, ids=[how for how, _, _ in ENDS])
-def test_before_init(end, watch, how, told, code):
-    done = end(BEFORE.format(end=how))
-    assert done.rc == code, done.stderr
-    assert first_failure(watch) == (1, told)
-    if code == 1:
-        assert "[1] [rank1]: ValueError: too early\n" in done.stderr or "[1] ValueError: too early\n" in done.stderr
+def test_before_init(end, watch):
+    done = end(BEFORE, restarts=len(ENDS) - 1)
+    assert done.rc == 128 + signal.SIGSEGV, done.stderr
+    assert first_failures(watch) == [(1, code) for code in ENDS.values()]
+    assert "never" not in done.stdout
+    assert "[1] [rank1]: ValueError: too early\n" in done.stderr or "[1] ValueError: too early\n" in done.stderr
 
 
-#: Rank 1 ends where ``place`` is called in init(): the others wait in the store, or for its connection.
-INSIDE = """
-import os, time
+#: Where rank 1 ends, called in init(), and where the others wait by then: in the store, or for its connection.
+PLACES = {
+    "rendezvous.open_store": "rendezvous.meet",
+    "rendezvous.meet": "rendezvous.meet",
+    "rendezvous._read_verdict": "distributed.init_process_group",
+    "distributed.init_process_group": "distributed.init_process_group",
+}
+INSIDE = f"""
+import os, here
 import allranks
 from allranks.runtime import rendezvous
 from torch import distributed
 
 def end(*args, **kwargs):
-    time.sleep(0.5)
+    here.wait_for_others()
     print("rank 1 ends", flush=True)
     os._exit(5)
 
-if os.environ["RANK"] == "1":
-    {place} = end
+if here.RESTART < {len(PLACES)}:
+    place, waits = {[*PLACES.items()]}[here.RESTART]
+    exec(f"{{place}} = end" if here.RANK == 1 else f"{{waits}} = here.telling({{waits}})")
 with allranks.init():
-    print("never", flush=True)
+    print("met", here.RESTART, flush=True)
 """
-PLACES = ("rendezvous.open_store", "rendezvous.meet", "rendezvous._read_verdict", "distributed.init_process_group")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_inside_init(end, watch, place):
-    done = end(INSIDE.format(place=place))
-    assert done.rc == 5, done.stderr
-    assert "rank 1 ends" in done.stdout
-    assert "never" not in done.stdout
-    assert first_failure(watch) == (1, 5)
+def test_inside_init(end, watch):
+    """The generation after them meets: what those before it have left in the store is not found."""
+    done = end(INSIDE, restarts=len(PLACES))
+    assert done.rc == 0, done.stderr
+    assert first_failures(watch) == [(1, 5)] * len(PLACES) + [None]
+    said = [(watch.node / f"rank-{rank}.out").read_text() for rank in range(3)]
+    met = f"met {len(PLACES)}\n"
+    assert said == [met, "rank 1 ends\n" * len(PLACES) + met, met]
 
 
 def test_an_error_inside_init(end, watch):
@@ -100,73 +131,64 @@ with allranks.init(device="cuda" if os.environ["RANK"] == "1" else "cpu"):
     assert "DeviceError: rank 1 (local rank 1) on " in done.stderr
     assert "fix: " in done.stderr
     assert "never" not in done.stdout
-    assert first_failure(watch) == (1, 1)
+    assert first_failures(watch) == [(1, 1)]
 
 
 AFTER = """
-import os, signal, sys, time, torch, allranks
-{enter}
+import os, signal, sys, torch, allranks, here
+ctx = allranks.init()
 if ctx.rank == 1:
-    time.sleep(0.5)  # The others are in the collective by then.
+    here.wait_for_others()
     {end}
+here.tell()
 ctx.sum(1)
 print("never", flush=True)
 """
 
 
-@pytest.mark.parametrize(("how", "told", "code"), ENDS, ids=[how for how, _, _ in ENDS])
-def test_after_init_with_the_others_in_a_collective(end, watch, how, told, code):
-    done = end(AFTER.format(enter="ctx = allranks.init()", end=how))
-    assert done.rc == code, done.stderr
-    assert first_failure(watch) == (1, told)
+def test_after_init_with_the_others_in_a_collective(end, watch):
+    done = end(AFTER.format(end=f"exec({[*ENDS]}[here.RESTART])"), restarts=len(ENDS) - 1)
+    assert done.rc == 128 + signal.SIGSEGV, done.stderr
+    assert first_failures(watch) == [(1, code) for code in ENDS.values()]
     assert "never" not in done.stdout
 
 
-#: Rank 1 fails with the others in a collective; or in it itself, with rank 2 somewhere else for a long time.
-WAITING = ["ctx.sum(1)", "ctx.sum(1) if ctx.rank == 0 else time.sleep(60)"]
-
-
-@pytest.mark.parametrize("others", WAITING, ids=["others wait", "in flight"])
-@pytest.mark.parametrize(("how", "code"), [("raise ValueError('the first error')", 1), ("sys.exit(6)", 6)])
-def test_an_exception_in_the_with_block(end, watch, how, code, others):
-    start = "torch.distributed.all_reduce(torch.ones(1, dtype=torch.float64), async_op=True)"
-    done = end(f"""
-import sys, time, torch, allranks
+#: Rank 1 fails with the others in a collective; or in it itself, with rank 2 somewhere else for ever.
+IN_THE_BLOCK = """
+import os, sys, time, torch, allranks, here
+in_flight, exits = here.RESTART // 2, here.RESTART % 2
 with allranks.init() as ctx:
     if ctx.rank == 1:
-        time.sleep(0.5)
-        work = {start if "sleep" in others else None}
-        {how}
-    {others}
+        here.wait_for_others()
+        if in_flight:
+            work = torch.distributed.all_reduce(torch.ones(1, dtype=torch.float64), async_op=True)
+        if exits:
+            sys.exit(6)
+        raise ValueError('the first error')
+    here.tell()
+    if ctx.rank == 2 and in_flight:
+        time.sleep(600)
+    ctx.sum(1)
     print("never", flush=True)
-""")
-    assert done.rc == code, done.stderr
-    assert first_failure(watch) == (1, code)
+"""
+
+
+def test_an_exception_in_the_with_block(end, watch):
+    done = end(IN_THE_BLOCK, restarts=3)
+    assert done.rc == 6, done.stderr
+    assert first_failures(watch) == [(1, 1), (1, 6)] * 2
     assert "never" not in done.stdout
-    assert ('train.py", line 7, in <module>' in done.stderr and "ValueError: the first error\n" in done.stderr) == (
-        code == 1
-    )
+    said = (watch.node / "rank-1.err").read_text()
+    assert said.count('train.py", line 11, in <module>') == said.count("ValueError: the first error\n") == 2
 
 
 def test_a_rank_that_leaves_early_with_success_does_not_hold_the_others(end, watch):
     """It has ended well, but the others' collective can never end; gloo tells them so."""
-    done = end(AFTER.format(enter="ctx = allranks.init()", end="os._exit(0)"))
+    done = end(AFTER.format(end="os._exit(0)"))
     assert done.rc == 1
-    assert first_failure(watch)[0] in (0, 2)
+    ((rank, _),) = first_failures(watch)
+    assert rank in (0, 2)
     assert "never" not in done.stdout
-
-
-def test_a_restarted_generation_meets_again_after_an_end_inside_init(allranks, watch):
-    """What the generation before left in the store is not found by the next one."""
-    text = INSIDE.replace(
-        'os.environ["RANK"] == "1"', 'os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "10"'
-    )
-    allranks.script(text.format(place="distributed.init_process_group").replace('"never"', '"met"'))
-    done = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "1", CUDA_VISIBLE_DEVICES="")
-    assert done.rc == 0, done.stderr
-    assert "rank 1 ends" in done.stdout
-    assert "met" in done.stdout
-    watch.nothing_left(5)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

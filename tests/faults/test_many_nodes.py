@@ -14,6 +14,7 @@ import pytest
 
 from agents_by_hand import ByHand
 from allranks import contract
+from waiting import PATIENCE
 
 HOST = socket.gethostname()
 TELL = """\
@@ -59,11 +60,17 @@ def test_nodes_form_one_world_in_their_order(run: ByHand) -> None:
 
 
 def test_ranks_that_end_apart_are_waited_for_and_then_all_agents_end_at_once(run: ByHand) -> None:
-    run.orders(TELL + "meet()\ndist.destroy_process_group()\nif rank == 3: time.sleep(1.5)")
+    run.orders(
+        TELL + "meet()\ndist.destroy_process_group()\nwhile rank == 3 and not os.path.exists('go'): time.sleep(.01)"
+    )
     run.start()
+    run.event(0, contract.RANK_EXITED, 2)
+    run.event(1, contract.RANK_EXITED)
+    assert [agent.poll() for agent in run.agents.values()] == [None, None]
+    (run.folder / "go").touch()
     assert run.wait() == [0, 0]
     ends = {event["rank"]: event["ended"] for node in (0, 1) for event in run.events(node, contract.RANK_EXITED)}
-    assert max(ends[0], ends[1], ends[2]) + 0.5 < ends[3]
+    assert max(ends[0], ends[1], ends[2]) < ends[3]
     assert all(event["time"] >= ends[3] for node in (0, 1) for event in run.events(node, contract.ENDED))
 
 
@@ -273,7 +280,7 @@ def test_a_port_in_use_and_a_place_half_told(run: ByHand) -> None:
 
 def wait_for_line(run: ByHand, node: int, rank: int, line: str) -> None:
     """Wait until a rank has said a line."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while line not in run.said(node, rank).splitlines():
         assert time.monotonic() < deadline, f"{run.said(node, rank)}{run.said(node, rank, 'err')}{run.log(node)}"
         time.sleep(0.01)

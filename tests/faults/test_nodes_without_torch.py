@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fault_tools import GATE, count_imports, wait_for
+from fault_tools import GATE, count_imports
 
 from agents_by_hand import ByHand
 from allranks import contract
+from waiting import wait_for
 
 HOST = socket.gethostname()
 #: Rank 3, of node 1, fails once.

@@ -11,7 +11,6 @@ import time
 from dataclasses import asdict
 
 import pytest
-from fault_tools import wait_for
 from test_detach import COUNT
 from test_ending import SLEEPER
 
@@ -21,6 +20,7 @@ from allranks.errors import RunFolderError
 from allranks.job.load import load_job
 from allranks.processes import marked
 from allranks.runs.status import Handle
+from waiting import PATIENCE, wait_for
 
 TICKER = """\
 import itertools, os, time
@@ -56,7 +56,7 @@ def test_a_live_run_that_lost_its_handle_is_found_and_ended(allranks, watch, sta
     assert (told["status"]["state"], told["status"]["native"]) == ("RUNNING", native)
     assert allranks.record(watch.run)["status"]["state"] == "PENDING"  # Nothing of that is for good.
     assert allranks("cancel").rc == 0
-    watch.nothing_left(5)
+    watch.nothing_left()
     assert watch.status()["state"] == "CANCELLED"
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_cannot_be_written_down_is_ended_again(allranks, watch):
     with pytest.raises(RunFolderError) as caught:
         launching.start(run, plan, kind, launch.environ_for(plan), detach=True, watched=False)
     assert (caught.value.what, caught.value.why) == (f"cannot write {record}", "Is a directory")
-    wait_for("nothing left", lambda: not marked("ALLRANKS_RUN_DIR", str(run.folder)), 0.5)
+    wait_for("nothing left", lambda: not marked("ALLRANKS_RUN_DIR", str(run.folder)))
     assert watch.events("ranks-started") == []
 
 
@@ -160,7 +160,7 @@ def test_a_reader_that_has_seen_enough_ends_logs_and_not_the_run(allranks, watch
         env=allranks.env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (done.stdout, done.stderr) == ("[0] tick 0\n141\n", "")
     assert json.loads(allranks("status", "--json").stdout)["status"]["state"] == "RUNNING"
@@ -205,7 +205,7 @@ def test_under_nohup_the_launcher_goes_on_ignoring_sighup(allranks, watch):
         assert not _ignores(watch.agent(), signal.SIGHUP)
         assert not _ignores(rank, signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(PATIENCE) == 143
     finally:
         process.kill()
         process.wait()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
+
+from waiting import PATIENCE
 
 TRAIN = """\
 import os, sys, torch, torch.distributed as dist
@@ -26,7 +27,6 @@ FAIL
 dist.barrier()  # Hangs while the other one dies.
 dist.destroy_process_group()
 """
-FAILURES = {"SIGKILL": ("os.kill(os.getpid(), 9)", -9), "_exit": ("os._exit(6)", 6)}
 
 
 def _script(failure: str, until: int, who: str = "1") -> str:
@@ -34,32 +34,43 @@ def _script(failure: str, until: int, who: str = "1") -> str:
     return TRAIN.replace("FAIL", fail)
 
 
-@pytest.mark.parametrize("name", FAILURES)
 @pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
-def test_a_generation_that_lost_a_rank_is_followed_by_a_whole_one(allranks, watch, name, warm):
-    failure, code = FAILURES[name]
-    allranks.script(_script(failure, 1))
-    done = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "3", warm)
-    assert (done.rc, watch.status()["restarts"]) == (0, 1)
-    first, second = watch.events("ranks-started")
-    ports = [first["master_port"], second["master_port"]]
+def test_a_generation_that_lost_a_rank_is_followed_by_a_whole_one(allranks, watch, warm):
+    """One rank is killed, and the next one leaves on its own. Each plain rank of the three imports torch."""
+    allranks.script(_script("os._exit(6) if generation else os.kill(os.getpid(), 9)", 2))
+    options = ("--max-restarts", "3", "--restart-delay", "0", warm)
+    done = allranks("run", "train.py", "--nproc-per-node", "2", *options, timeout=PATIENCE)
+    assert (done.rc, watch.status()["restarts"]) == (0, 2)
+    ports = [event["master_port"] for event in watch.events("ranks-started")]
     for number, rank in enumerate(("0", "1")):
         said = (watch.node / f"rank-{rank}.out").read_text()
-        assert said == "".join(f"old key False\ngeneration {n} sum 2 port {ports[n]} of 3\n" for n in (0, 1)), number
-    exits = [(event["rank"], event["code"]) for event in watch.events("rank-exited")]
-    assert exits[0] == (1, code)
-    assert sorted(exits[2:]) == [(0, 0), (1, 0)]
-    (restart,) = watch.events("restart")
-    assert (restart["restart"], restart["delay"], restart["because_of_rank"]) == (1, 0.0, 1)
-    watch.nothing_left(5)
+        assert said == "".join(f"old key False\ngeneration {n} sum 2 port {ports[n]} of 3\n" for n in range(3)), number
+    exits = watch.exits()
+    assert (exits[0], exits[2]) == ((1, -9), (1, 6))
+    assert sorted(exits[4:]) == [(0, 0), (1, 0)]
+    told = [(event["restart"], event["delay"], event["because_of_rank"]) for event in watch.events("restart")]
+    assert told == [(1, 0.0, 1), (2, 0.0, 1)]
+    watch.nothing_left()
 
 
-@pytest.mark.parametrize(("failure", "code"), [("sys.exit(5)", 5), ("raise ValueError", 1), ("sys.exit('x')", 1)])
-def test_a_rank_that_fails_in_its_own_words_is_started_anew(allranks, watch, failure, code):
-    allranks.script(f"import os, sys\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    {failure}\n")
-    assert allranks("run", "train.py", "--max-restarts", "1").rc == 0
-    assert [event["code"] for event in watch.events("rank-exited")] == [code, 0]
-    assert watch.status()["restarts"] == 1
+IN_ITS_OWN_WORDS = """\
+import os, sys
+generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if generation == "0":
+    sys.exit(5)
+if generation == "1":
+    raise ValueError
+if generation == "2":
+    sys.exit("x")
+"""
+
+
+def test_a_rank_that_fails_in_its_own_words_is_started_anew_and_later_each_time(allranks, watch):
+    allranks.script(IN_ITS_OWN_WORDS)
+    assert allranks("run", "train.py", "--max-restarts", "3").rc == 0
+    assert [event["code"] for event in watch.events("rank-exited")] == [5, 1, 1, 0]
+    assert [event["delay"] for event in watch.events("restart")] == [0.0, 1.0, 2.0]
+    assert watch.status()["restarts"] == 3
 
 
 def test_with_a_fixed_port_no_old_key_is_found(allranks, watch, free_port):
@@ -81,18 +92,18 @@ def free_port():
 
 
 def test_a_hundred_restarts_of_a_hundred_succeed(allranks, watch):
+    """It takes more than 10 s: a hundred process groups meet."""
     allranks.script(_script("os.kill(os.getpid(), 9)", 100, "generation % 2"))
-    began = time.monotonic()
     options = ("--max-restarts", "100", "--restart-delay", "0")
-    done = allranks("run", "train.py", "--nproc-per-node", "2", *options)
+    done = allranks("run", "train.py", "--nproc-per-node", "2", *options, timeout=PATIENCE)
     assert (done.rc, watch.status()["restarts"]) == (0, 100)
+    assert [event["delay"] for event in watch.events("restart")] == [0.0] * 100
     said = [line.split()[:4] for line in (watch.node / "rank-0.out").read_text().splitlines() if "sum" in line]
     assert said == [["generation", str(number), "sum", "2"] for number in range(101)]
-    assert time.monotonic() - began < 60
 
 
 def test_no_more_restarts_than_allowed(allranks, watch):
-    allranks.script(_script("sys.exit(7)", 99))
+    allranks.script("import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(300)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "2", "--restart-delay", "0")
     status = watch.status()
     assert (done.rc, status["state"], status["restarts"], status["rank"]) == (7, "FAILED", 2, 1)
@@ -110,13 +121,6 @@ def test_each_failure_in_a_row_waits_twice_as_long(allranks, watch):
     starts = watch.events("ranks-started")
     for number, restart in enumerate(restarts):
         assert starts[number + 1]["time"] - exits[number]["ended"] >= restart["delay"]
-    assert starts[5]["time"] - exits[4]["ended"] < 2.8
-
-
-def test_default_delays(allranks, watch):
-    allranks.script("import sys, os; sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 2)")
-    assert allranks("run", "train.py", "--max-restarts", "3").rc == 0
-    assert [event["delay"] for event in watch.events("restart")] == [0.0, 1.0]
 
 
 def test_a_rank_that_ignores_sigterm_does_not_hold_up_a_restart_for_ever(allranks, watch):
@@ -153,5 +157,5 @@ def test_what_a_rank_left_behind_does_not_outlive_its_generation(allranks, watch
     watch.line(0, "up")
     assert not Path(f"/proc/{child}").exists()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
-    watch.nothing_left(5)
+    assert process.wait(PATIENCE) == 143
+    watch.nothing_left()

@@ -6,9 +6,8 @@ import os
 import signal
 from typing import Any
 
-from fault_tools import wait_for
-
 from exact_runs import command, undisturbed, weights_in
+from waiting import PATIENCE, wait_for
 
 OPTIONS = ("--epochs", "20", "--every", "2", "--quiet")
 
@@ -18,15 +17,16 @@ def started_and_killed(allranks: Any, watch: Any) -> None:
     process = allranks.popen(*command("hurt", *OPTIONS, "--slow-until", "go"))
     wait_for("a checkpoint", lambda: (allranks.folder / "hurt" / "latest").exists())
     os.kill(watch.event("ranks-started")["ranks"][1]["pid"], signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 137
     (allranks.folder / "go").touch()
 
 
 def test_a_run_that_failed_goes_on_where_it_was(allranks: Any, watch: Any) -> None:
+    """It takes more than 10 s: a training, its continuation, and the undisturbed one."""
     started_and_killed(allranks, watch)
     (run,) = allranks.runs()
-    done = allranks("resume", timeout=150)
+    done = allranks("resume", timeout=PATIENCE)
     assert done.rc == 0, done.stderr
     assert allranks.runs() == [run]
     assert sorted(path.name for path in (run / "attempts").iterdir()) == ["000", "001"]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import Watch, wait_for
+from fault_tools import Watch
 
 from allranks.processes import marked
 from trial_faults import hurt
+from waiting import wait_for
 
 TWO = ("--nproc-per-node", "2", "--backend", "gloo")
 ENDED = "rank 1 ended with exit code 1"
@@ -127,7 +128,7 @@ def test_a_rank_that_fails(allranks: Any, fault: str, code: int, error: str, pla
 
 
 def test_a_rank_that_hangs(allranks: Any) -> None:
-    fault = hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1")
+    fault = hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1", together=2)
     done = allranks("test", *TWO, *fault, "--timeout", "6", "--stop-timeout", "2")
     assert done.rc == 1
     assert "it ended with 2 ranks in all_to_all\n" in done.stderr
@@ -141,7 +142,8 @@ def test_ctrl_c_ends_all_ranks(allranks: Any, watch: Watch, finish: Any) -> None
     code, _, err = finish(process)
     assert code == 130
     assert "was cancelled" in err
-    watch.nothing_left(0.5)
+    watch.no_rank_left()
+    watch.nothing_left()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -8,7 +8,9 @@ import signal
 import sys
 
 import pytest
-from fault_tools import GATE, count_imports, wait_for
+from fault_tools import GATE, count_imports
+
+from waiting import wait_for
 
 #: Rank 0 dials where the store is, as torch.distributed would.
 DIALS = """\
@@ -69,7 +71,7 @@ def test_where_there_is_no_torch_ranks_are_restarted_as_often_as_allowed(allrank
     assert [(event["rank"], event["code"]) for event in watch.events("rank-exited")] == [(1, 3), (0, -15)] * 2
     (restart,) = watch.events("restart")
     assert (restart["restart"], restart["delay"], restart["because_of_rank"]) == (1, 0.0, 1)
-    watch.nothing_left(5)
+    watch.nothing_left()
     status = watch.status()
     assert (status["state"], status["restarts"], status["rank"]) == ("FAILED", 1, 1)
 
@@ -80,7 +82,7 @@ def test_where_there_is_no_torch_a_rank_that_connects_ends_the_run_and_nothing_i
     assert done.rc == 1
     assert f"\nerror: {sys.executable} cannot import torch\n  why: there is none\n" in done.stderr
     assert [event["code"] for event in watch.events("rank-exited")] == [-15, -15]
-    watch.nothing_left(5)
+    watch.nothing_left()
     assert watch.status()["state"] == "FAILED"
 
 
@@ -150,7 +152,7 @@ def test_the_run_goes_on_and_ends_while_torch_is_imported(allranks, watch, finis
     assert process.stdout.readline() == b"[0-1] on\n"
     assert finish(process)[0] == code
     assert watch.status()["state"] == ("FAILED" if code else "SUCCEEDED")
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def test_a_signal_is_heard_while_torch_is_imported(allranks, watch, finish):
@@ -159,7 +161,7 @@ def test_a_signal_is_heard_while_torch_is_imported(allranks, watch, finish):
     assert finish(process)[0] == 130
     assert [event["code"] for event in watch.events("rank-exited")] == [-2, -2]
     assert watch.status()["state"] == "CANCELLED"
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def test_a_signal_is_heard_once_the_store_answers(allranks, watch, finish):
@@ -172,7 +174,7 @@ def test_a_signal_is_heard_once_the_store_answers(allranks, watch, finish):
     assert len(watch.events("ranks-started")) == 1
     assert [event["code"] for event in watch.events("rank-exited")] == [-15, -15]
     assert watch.status()["state"] == "CANCELLED"
-    watch.nothing_left(5)
+    watch.nothing_left()
 
 
 def _waits_for_an_answer(socket_line):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fault_tools import wait_for
+from waiting import PATIENCE, wait_for
 
 
 class Torment:
@@ -57,7 +57,7 @@ class Torment:
             process, before = self.allranks.popen(*args), len(self.hit)
             while len(self.hit) < self.times and self._hit(process):
                 pass
-            out, err = process.communicate(timeout=150)
+            out, err = process.communicate(timeout=PATIENCE)
             if process.returncode == 0:
                 return str(out.decode())
             assert len(self.hit) > before, err.decode()
@@ -76,7 +76,7 @@ class Torment:
                 os.kill(pid, self.number)
         self.hit.append(victim)
         if victim in ("agent", "command"):
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
         return process.poll() is None
 
     def _wait(self, process: Any) -> None:

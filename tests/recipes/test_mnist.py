@@ -35,6 +35,7 @@ def train(*args, ranks=1):
 
 
 def test_two_ranks_reach_97_percent(tmp_path):
+    """It takes more than 10 s: it is a whole training under torchrun."""
     done = train("--checkpoint-dir", tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "Processes: 2 on cpu (gloo), master node: 127.0.0.1\n" in done.stdout
@@ -48,6 +49,7 @@ def test_two_ranks_reach_97_percent(tmp_path):
 
 
 def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path):
+    """It takes more than 10 s: four trainings, three of which torchrun starts on two ranks."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     write_mnist(tmp_path)
     common = ["--data-dir", tmp_path, "--batch-size", 8]
@@ -80,12 +82,16 @@ def write_mnist(folder, joint="-", packed=False):
             path.write_bytes(gzip.compress(data) if packed else data)
 
 
-@pytest.mark.parametrize(("joint", "packed"), [("-", False), (".", True)])
-def test_mnist_files(tmp_path, joint, packed):
+@pytest.mark.parametrize(("joint", "packed", "watched"), [("-", False, False), (".", True, True)])
+def test_mnist_files_and_a_progress_bar_where_somebody_watches(tmp_path, monkeypatch, joint, packed, watched):
     write_mnist(tmp_path, joint, packed)
+    if watched:
+        monkeypatch.setattr("test_mnist.STARTED_BY", tuple(name for name in STARTED_BY if name != "ALLRANKS_"))
+        monkeypatch.setenv("ALLRANKS_TERMINAL", "1")
     done = train("--data-dir", tmp_path, "--epochs", 1, "--checkpoint-dir", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert len(EPOCH.findall(done.stdout)) == 1
+    assert (f"[{'#' * 30}] 1/1" in done.stderr) == watched
 
 
 @pytest.fixture
@@ -148,11 +154,3 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path):
     assert done.returncode == 1
     assert "global_batch_size=33 does not divide by 2 ranks" in done.stderr
     assert "fix: global_batch_size=32 or 34, or another number of ranks" in done.stderr
-
-
-def test_a_progress_bar_where_somebody_watches(tmp_path, monkeypatch):
-    write_mnist(tmp_path)
-    monkeypatch.setattr("test_mnist.STARTED_BY", tuple(name for name in STARTED_BY if name != "ALLRANKS_"))
-    monkeypatch.setenv("ALLRANKS_TERMINAL", "1")
-    done = train("--data-dir", tmp_path, "--epochs", 1, "--checkpoint-dir", tmp_path / "out")
-    assert f"[{'#' * 30}] 1/1" in done.stderr

@@ -13,6 +13,7 @@ EPOCH = re.compile(r"^\[0\] Epoch (\d+) - Avg Loss: (\d+\.\d{4}), Accuracy: (\d+
 
 
 def test_the_job_file_reaches_97_percent_with_two_ranks(allranks, assert_nothing_left):
+    """It takes more than 10 s: it is a whole training."""
     done = allranks("run", RECIPE / "job.yaml", "--nproc-per-node", "2", timeout=150, CUDA_VISIBLE_DEVICES="")
     assert done.rc == 0, done.stderr
     assert "[0] Processes: 2 on cpu (gloo), master node: 127.0.0.1\n" in done.stdout
@@ -29,7 +30,7 @@ def test_the_job_file_reaches_97_percent_with_two_ranks(allranks, assert_nothing
     records = [json.loads(line) for line in (allranks.run() / "metrics.jsonl").read_text().splitlines()]
     accuracies = [f"{100 * record['accuracy']:.2f}" for record in records if "accuracy" in record]
     assert accuracies == [accuracy for _, _, accuracy in epochs]
-    assert_nothing_left(allranks.run(), 0.5)
+    assert_nothing_left(allranks.run())
 
 
 WRITERS = """

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 HARNESS = Path(__file__).with_name("rank_harness.py")
 
 
@@ -67,7 +69,7 @@ class RankRunner:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                timeout=60,
+                timeout=PATIENCE,
             ).returncode
         return Ended(code, self._text("plain.out"), self._text("plain.err"))
 
@@ -85,7 +87,7 @@ class RankRunner:
             cwd=self.folder,
             env=self.env,
             capture_output=True,
-            timeout=90,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr.decode()
         told: dict[str, Any] = json.loads(done.stdout)

@@ -43,7 +43,7 @@ def start_all(ranks, raw):
     finally:
         if raw["signal"]:
             ranks.signal(getattr(signal, raw["signal"]))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while ranks.pids and time.monotonic() < deadline:
             ranks.wait(1.0)
     return {"codes": {ended.local_rank: ended.code for ended in ranks.exits}}

@@ -13,6 +13,7 @@ import pytest
 
 from allranks.agent import streams
 from allranks.agent.streams import RankStream
+from waiting import PATIENCE
 
 FLOOD = "".join(f"line {number}\n" for number in range(5000))
 
@@ -51,7 +52,7 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_printed(stream: RankStream, log:
 
 def test_the_end_of_a_flood_is_in_the_file_without_another_line_or_flush(stream: RankStream, log: Path) -> None:
     flood(stream)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while log.read_text() != FLOOD:
         assert time.monotonic() < deadline, log.read_text()[-100:]
     await_calm()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from allranks.processes import let_gloo_rest
+from waiting import PATIENCE
 
 
 class Worker:
@@ -73,5 +74,5 @@ def test_a_rank_is_asked_to_after_all_that_its_script_does(allranks, tmp_path: P
 def test_without_our_agent_init_asks_for_it_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"{LOOK}import allranks\nallranks.init().close()\nallranks.init().close()\nprint('the end')\n")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.splitlines() == ["the end", "looked"]

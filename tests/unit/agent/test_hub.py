@@ -20,6 +20,7 @@ from allranks.agent.torch_import import version_to_match
 from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.runs.events import EventWriter
+from waiting import PATIENCE
 
 
 def orders(nodes=3, **fields):
@@ -86,7 +87,7 @@ class Agent:
 
     def hear(self, kind):
         """Wait until the hub has said something of a kind, and return it."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not (found := [message for message in self.heard if message["kind"] == kind]):
             assert time.monotonic() < deadline, f"waited for {kind}, heard {self.heard}"
             self.meeting.hub.tick()
@@ -243,12 +244,12 @@ def test_a_node_that_leaves_before_there_are_ranks_is_not_waited_for(meet):
 
 def test_enough_nodes_begin_after_the_last_call_and_too_few_never(meet, monkeypatch):
     monkeypatch.setattr(hub_module, "LAST_CALL_SECONDS", 0.3)
-    monkeypatch.setattr(hub_module, "JOIN_SECONDS", 0.5)
     meeting = meet(orders(4, min_nodes=2))
     began = time.monotonic()
     first, _ = meeting.ready(0, 2)
     assert first.hear("generation")["nodes"] == [[0, "host0", 2], [2, "host2", 2]]
     assert time.monotonic() - began >= 0.3
+    monkeypatch.setattr(hub_module, "JOIN_SECONDS", 0.5)
     alone = meet(orders(4, min_nodes=2))
     (first,) = alone.ready(0)
     assert first.hear("outcome")["reason"] == "nodes 1, 2, 3 did not come within 0.5 s"
@@ -266,7 +267,7 @@ def test_who_does_not_belong_there_is_turned_away(meet):
     with socket.create_connection(("127.0.0.1", meeting.port)) as scanner:
         scanner.sendall(b"GET / HTTP/1.1\r\n\r\n")
         scanner.settimeout(0.01)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while True:
             assert time.monotonic() < deadline
             meeting.hub.tick()
@@ -413,15 +414,14 @@ def test_a_spare_that_comes_back_or_late_waits(meet):
     assert [message["kind"] for message in second.heard] == ["welcome"]
 
 
-def test_who_could_not_be_started_is_not_waited_for(meet):
+def test_who_could_not_be_started_is_not_waited_for(meet, monkeypatch):
+    monkeypatch.setattr(hub_module, "LAST_CALL_SECONDS", 600)
     absent = {1: ("host1", "ssh: no route to host")}
     for spares, expected in ((0, [0, 2]), (1, [0, 3, 2])):
         meeting = meet(with_spares(3, spares, min_nodes=2))
         meeting.hub._not_started = lambda: absent
         agents = meeting.ready(*expected)
-        began = time.monotonic()
         assert generation(agents) == expected
-        assert time.monotonic() - began < hub_module.LAST_CALL_SECONDS
 
 
 def test_the_others_hear_of_a_node_that_is_turned_away(meet):

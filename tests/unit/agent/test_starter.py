@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from pathlib import Path
+
+from allranks import contract
+from waiting import is_alive
 
 CHILD_IN_GROUP = """\
 import os, signal, time
@@ -20,13 +21,6 @@ os._exit({code})
 CHILD_IN_SESSION = CHILD_IN_GROUP.replace("    signal.signal", "    os.setsid()\n    signal.signal")
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def _child(rank) -> int:
     return int((rank.folder / "child").read_text())
 
@@ -39,13 +33,16 @@ def test_sixty_four_ranks_start_and_end(rank):
 
 
 def test_ranks_that_all_end_at_once_are_all_told_of(rank):
-    path = rank.script("import time\ntime.sleep(max(0, float(__import__('sys').argv[1]) - time.time()))\n")
-    ended, _ = rank.many([[path, str(time.time() + 1.5)]] * 16)
+    path = rank.script(
+        "import os, time\nopen('here-' + os.environ['RANK'], 'w').close()\n"
+        "while not all(os.path.exists(f'here-{rank}') for rank in range(16)): time.sleep(.01)\n"
+    )
+    ended, _ = rank.many([[path]] * 16)
     assert [one.code for one in ended] == [0] * 16
 
 
 def test_a_signal_right_after_the_start_reaches_every_rank(rank):
-    path = rank.script("import time\ntime.sleep(60)\n")
+    path = rank.script("import time\ntime.sleep(300)\n")
     ended, _ = rank.many([[path]] * 8, signal="SIGTERM")
     assert [one.code for one in ended] == [-signal.SIGTERM] * 8
 
@@ -68,37 +65,40 @@ def test_a_log_that_cannot_be_opened_ends_the_rank(rank):
 def test_what_a_rank_left_in_its_group_is_ended_even_if_it_ignores_sigterm(rank):
     ended, told = rank.many([[rank.script(CHILD_IN_GROUP.format(code=0))]])
     assert ended[0].code == 0
-    assert not _is_alive(_child(rank))
+    assert not is_alive(_child(rank))
     assert told["quit"] > 0.4  # It was asked first, and had a tenth of 5 s.
 
 
 def test_what_a_failed_rank_left_in_its_group_is_killed_at_once(rank):
+    rank.env[contract.WAITS] = "1"
     ended, told = rank.many([[rank.script(CHILD_IN_GROUP.format(code=3))]], clean=False)
     assert ended[0].code == 3
-    assert not _is_alive(_child(rank))
-    assert told["quit"] < 1
+    assert not is_alive(_child(rank))
+    assert told["quit"] < 5  # It was not asked first, which would take 5 s.
 
 
 def test_what_ranks_left_in_other_sessions_is_ended_unless_all_ended_well(rank):
     path = rank.script(CHILD_IN_SESSION.format(code=0))
     rank.many([[path]], clean=True)
     left = _child(rank)
-    assert _is_alive(left)  # A service that the script started on purpose.
+    assert is_alive(left)  # A service that the script started on purpose.
     os.kill(left, signal.SIGKILL)
     (rank.folder / "child").unlink()
     rank.many([[path]], clean=False)
-    assert not _is_alive(_child(rank))
+    assert not is_alive(_child(rank))
 
 
 def test_an_end_with_nothing_left_takes_no_time(rank):
+    rank.env[contract.WAITS] = "1"
     _, told = rank.many([[rank.script("pass")]] * 4)
-    assert told["quit"] < 0.5
+    assert told["quit"] < 5
 
 
 def test_the_ranks_die_with_a_starter_that_is_killed(rank):
     path = rank.script(
-        "import os, time\nprint(os.getppid())\nif os.environ['RANK'] == '1':\n"
-        "    time.sleep(.3)\n    os.kill(os.getppid(), 9)\ntime.sleep(60)\n"
+        "import os, time\nprint('here', flush=True)\nif os.environ['RANK'] == '1':\n"
+        "    while not os.path.getsize('rank-0.out'): time.sleep(.01)\n"
+        "    os.kill(os.getppid(), 9)\ntime.sleep(300)\n"
     )
     try:
         rank.many([[path]] * 2)

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
+#: Rank 1 fails when rank 0 has said its line.
 SCRIPT = """\
 import os, sys, time
 rank = os.environ["RANK"]
-print("hello from", rank)
+print("hello from", rank, flush=True)
 if rank == "1":
+    while not os.path.exists("said"):
+        time.sleep(0.01)
     print("oops", file=sys.stderr)
     sys.exit(3)
-time.sleep(60)
+open("said", "w").close()
+time.sleep(300)
 """
 
 

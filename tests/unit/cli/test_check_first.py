@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waiting import PATIENCE, is_alive, wait_for
 
 pytestmark = pytest.mark.usefixtures("checked")
 HOST = socket.gethostname()
@@ -76,15 +76,10 @@ def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     _site_check(allranks, f"echo $$ >'{begun}'; exec sleep 300")
     process = allranks.popen("run")
-    deadline = time.monotonic() + 60
-    while not begun.exists() or not begun.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    pid = wait_for("the check", lambda: begun.exists() and begun.read_text().strip())
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"error: {allranks.run().name} was cancelled before it had begun" in err.decode()
     assert allranks.record()["status"]["state"] == "CANCELLED"
-    while os.path.exists(f"/proc/{begun.read_text().strip()}"):  # noqa: PTH110
-        assert time.monotonic() < deadline + 30
-        time.sleep(0.01)
+    wait_for("its end", lambda: not is_alive(int(pid)))

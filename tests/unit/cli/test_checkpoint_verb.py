@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from waiting import PATIENCE
+
 SAVE = """
 import torch, allranks
 from torch import nn
@@ -35,7 +37,7 @@ with allranks.init(seed=1) as ctx:
 def saved(tmp_path_factory):
     """Give a folder with two checkpoints, which tests do not change."""
     folder = tmp_path_factory.mktemp("saved")
-    subprocess.run([sys.executable, "-c", SAVE], cwd=folder, check=True, timeout=90)
+    subprocess.run([sys.executable, "-c", SAVE], cwd=folder, check=True, timeout=PATIENCE)
     return folder
 
 

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from waiting import PATIENCE
+
 ENDS = {
     "pass": (0, None, None),
     "import sys; sys.exit(3)": (3, "rank 0 ended with exit code 3", None),
@@ -44,11 +46,11 @@ def test_code_of_the_script(allranks, assert_nothing_left, script: str):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
-    allranks.script("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    allranks.script("import time\nprint('ready', flush=True)\ntime.sleep(300)\n")
     process = allranks.popen("run", "train.py")
     assert process.stdout.readline() == b"[0] ready\n"
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     run = allranks.run()
     name = signal.Signals(number).name
     assert process.returncode == code
@@ -66,14 +68,14 @@ def test_reader_that_goes_away_does_not_end_the_run(allranks):
     assert process.stdout.readline().startswith(b"[0] 0 x")
     process.stdout.close()
     err = process.stderr.read()
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE) == 0
     assert b"allranks: nobody reads stdout any more; the run goes on, its logs are in its folder\n" in err
     assert (allranks.folder / "done").exists()
     assert len(allranks("logs").stdout.splitlines()) == 3000
 
 
 def test_detached_run(allranks, assert_nothing_left):
-    allranks.script("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    allranks.script("import time\nprint('ready', flush=True)\ntime.sleep(300)\n")
     result = allranks("run", "train.py", "--detach")
     run = allranks.run()
     assert (result.rc, result.stdout) == (0, f"{run.name}\n")
@@ -83,6 +85,6 @@ def test_detached_run(allranks, assert_nothing_left):
     assert "RUNNING" in allranks("status").stdout
     cancelled = allranks("cancel")
     assert (cancelled.rc, cancelled.stderr) == (0, f"{run.name} cancelled\n")
-    assert follower.wait(30) == 0
+    assert follower.wait(PATIENCE) == 0
     assert "CANCELLED" in allranks("ps").stdout
     assert_nothing_left(run)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import allranks as package
+from waiting import PATIENCE
 
 #: Calls the command from inside a rank; rank 0 starts a run of its own as well.
 INSIDE = """\
@@ -41,7 +42,7 @@ def test_logs_onto_a_full_disk(allranks, failed_run: Path, flags: list[str]):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
     assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout\n  why: No space left on device\n")
 

@@ -15,8 +15,10 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.explain import explain
 from allranks.plan.plan import Plan
+from allranks.processes import signal_process
 from allranks.runs.record import Run, first_record
 from allranks.runs.status import Handle, State, Status
+from waiting import PATIENCE, wait_for
 
 
 @pytest.mark.parametrize(
@@ -82,12 +84,15 @@ def _read_until(process: Any, end: str) -> str:
 
 
 def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
-    process = _submitted(allranks, "exec sleep 60")
+    process = _submitted(allranks, "echo $$ >begun; exec sleep 300")
     told = _read_until(process, "once more to leave at once, without waiting for it")
     assert told.startswith("allranks: SIGINT: job 16 is being cancelled; once more to leave")
+    begun = allranks.folder / "begun"
+    scancel = int(wait_for("scancel", lambda: begun.exists() and begun.read_text().strip()))
     time.sleep(0.5)  # A second one at once would count as the same.
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
+    signal_process(scancel, signal.SIGKILL)
     name = allranks.run().name
     assert process.returncode == 130
     assert err.decode() == (
@@ -98,7 +103,7 @@ def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
 
 def test_a_job_that_cannot_be_cancelled_goes_on(allranks) -> None:
     process = _submitted(allranks, "echo 'scancel: error: no way' >&2; exit 1")
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     said = f"error: the job goes on: scancel failed\n  why: no way\n  fix: allranks cancel {allranks.run().name}\n"
     assert (process.returncode, err.decode().endswith(said)) == (1, True), err.decode()
 

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import socket
-import time
+
+from waiting import PATIENCE, wait_for
 
 BUSY = """\
 import time
@@ -24,10 +25,9 @@ def _usage(allranks):
 def test_what_the_ranks_of_a_run_use(allranks):
     allranks.script(BUSY)
     process = allranks.popen("run", "train.py", "--nproc-per-node", "2")
-    deadline = time.monotonic() + 60
-    while not (usage := (allranks.folder / "runs" / "latest").exists() and _usage(allranks)):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
+    wait_for("the run", (allranks.folder / "runs" / "latest").exists)
+    usage = wait_for("its usage", lambda: _usage(allranks))
+    assert process.poll() is None
     assert (usage["node"], usage["host"], usage["gpus"]) == (0, socket.gethostname(), [])
     assert 0 < usage["cpus"] <= min(2, os.cpu_count()) + 0.1
     assert usage["memory"] > 2 * (64 << 20)
@@ -35,7 +35,7 @@ def test_what_the_ranks_of_a_run_use(allranks):
     assert header.split() == ["NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU", "MEMORY", "SEEN"]
     assert row.split()[:2] == ["0", socket.gethostname()]
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
 
 
 def test_a_run_that_nothing_has_been_seen_of(allranks, failed_run):

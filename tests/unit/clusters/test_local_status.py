@@ -15,6 +15,7 @@ from allranks.clusters.child import ChildAgent
 from allranks.clusters.local import LocalCluster
 from allranks.runs.record import Run, first_record
 from allranks.runs.status import Handle, State, Status
+from waiting import PATIENCE, wait_for
 
 BEGAN = [{"kind": "agent-started", "pid": 1, "began": 5.0}]
 RUNNING = [*BEGAN, {"kind": "ranks-started", "restart": 2, "ranks": []}]
@@ -111,12 +112,10 @@ def test_the_end_of_a_child_that_could_not_tell(tmp_path, name):
     code, number, expected = CHILD[name]
     log = tmp_path / "log"
     child = ChildAgent([sys.executable, "-c", code], {}, log, 0o600, attached=True)
-    deadline = time.monotonic() + 20
-    while number and not log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
     if number:
+        wait_for("the child", log.read_text)
         child.signal(number)
-    assert child.wait(20) or child.wait(20)
+    assert child.wait(PATIENCE) or child.wait(PATIENCE)
     told = Status(State.RUNNING, "ranks running", started=5.0)
     understood = child.understand(told)
     assert (understood and _facts(understood)) == expected

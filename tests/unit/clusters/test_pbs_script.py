@@ -21,8 +21,9 @@ from test_pbs_plan import plan_of
 
 from allranks import contract
 from allranks.plan.script import exports
+from waiting import PATIENCE
 
-SECONDS = 60.0
+SECONDS = PATIENCE
 #: What starts a task on another node, whose environment is almost empty; signals are as for whoever is started anew.
 ON_NODE = """\
 exec env -i HOME=/ PATH=/usr/bin:/bin PBS_NODENUM=9 OMP_NUM_THREADS=64 NCPUS=64 \\

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from allranks import contract
 from allranks.clusters.ssh_script import ending
+from waiting import PATIENCE
 
 
 def test_an_agent_that_starts_while_all_is_being_ended_is_ended_too(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_an_agent_that_starts_while_all_is_being_ended_is_ended_too(tmp_path: Pa
     script.write_text(ending("end", shlex.quote(str(tmp_path)), 5.0))
     late = subprocess.Popen(["sh", "-c", f'sleep 0.5; {contract.RUN_DIR}="$1" exec sleep 1000', "sh", str(tmp_path)])
     try:
-        assert subprocess.run(["bash", str(script), "END", "0", "0"], timeout=30, check=False).returncode == 0
+        assert subprocess.run(["bash", str(script), "END", "0", "0"], timeout=PATIENCE, check=False).returncode == 0
         assert late.wait(1) == -15
     finally:
         late.kill()
@@ -29,5 +30,7 @@ def test_it_tells_whether_an_agent_is_there(tmp_path: Path) -> None:
     script.write_text(ending("end", shlex.quote(str(tmp_path)), 5.0))
     started = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(") ")[2].split()[19]
     looks = [("0", "0"), (str(os.getpid()), started), (str(os.getpid()), "1")]
-    codes = [subprocess.run(["bash", str(script), "0", *look], timeout=30, check=False).returncode for look in looks]
+    codes = [
+        subprocess.run(["bash", str(script), "0", *look], timeout=PATIENCE, check=False).returncode for look in looks
+    ]
     assert codes == [1, 0, 1]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 #: Stands where a container's command would: shows what the agent's command would get.
 SHOW = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({out!r}, 'w'))"
 
@@ -26,7 +28,7 @@ def executed(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str], s
         script.write_text(make((sys.executable, "-c", SHOW.format(out=str(out)))), encoding="utf-8")
         env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **(environ or {})}
         done = subprocess.run(
-            ["bash", str(script)], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+            ["bash", str(script)], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         shown: Any = json.loads(out.read_text(encoding="utf-8"))

@@ -22,6 +22,7 @@ from allranks.preflight.model import Finding, Grade, Seen
 from allranks.probe import gpus as probe
 from allranks.probe import telling
 from allranks.probe.order import Order
+from waiting import PATIENCE
 
 NEW_TORCH = {"version": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.27.3"}
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
@@ -153,7 +154,7 @@ def test_what_asks_is_sent_along() -> None:
     assert _sent_along(["host"]) == []
     sent = program.program(Order(("gpus",)), _sent_along(["gpus"])).replace("/dev/nvidiactl", "/dev/null")
     python = [sys.executable, "-I", "-S", "-c", program._BEGIN.format(too_old=program.TOO_OLD), "0"]
-    done = subprocess.run(python, input=sent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(python, input=sent, capture_output=True, text=True, timeout=PATIENCE)
     told = telling.read(done.stdout)[0]
     assert told["errors"] == {}, done.stderr
     if not Path("/dev/nvidiactl").exists():

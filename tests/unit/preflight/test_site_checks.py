@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from allranks.probe import site
 from allranks.probe.gather import gather
 from allranks.probe.order import Order
 from allranks.processes import marked
+from waiting import wait_for
 
 #: Ends as a plugin of Nagios that has found something.
 FANS = "#!/bin/sh\necho 'fan 3 stands still | rpm=0'\necho 'tell the operators'\necho 'room 5'\nexit 2\n"
@@ -65,14 +65,11 @@ def test_nothing_of_it_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         return marked("LEFT_BY_A_CHECK", str(tmp_path))
 
     monkeypatch.setenv("LEFT_BY_A_CHECK", str(tmp_path))
-    assert site.answer(order_of("#!/bin/sh\nsleep 60 &\necho done\n"), "it")["out"] == "done\n"
+    assert site.answer(order_of("#!/bin/sh\nsleep 300 &\necho done\n"), "it")["out"] == "done\n"
     monkeypatch.setattr(site, "LIMIT", 0.5)
-    late = site.answer(order_of("#!/bin/sh\necho begun\nsleep 60 & sleep 61\n"), "it")
+    late = site.answer(order_of("#!/bin/sh\necho begun\nsleep 300 & sleep 301\n"), "it")
     assert late == {"code": None, "out": "begun\n", "err": ""}
-    until = time.monotonic() + 30  # They have been killed, and leave when the kernel gets to it.
-    while left() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert left() == []
+    wait_for("their end: they have been killed, and leave when the kernel gets to it", lambda: not left())
 
 
 def test_one_that_says_much_goes_on_to_its_end() -> None:

@@ -17,6 +17,7 @@ import pytest
 from allranks.probe import leftovers, machine, software, telling
 from allranks.probe.gather import FACTS, gather
 from allranks.probe.order import Order
+from waiting import PATIENCE
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if name != "site"])  # It runs a program of the order.
@@ -142,7 +143,7 @@ _CONTAINER = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "
     [((sys.executable, "-c", _LAUNCHER), ""), (("sh", "-c", _SHELL, "sh", sys.executable, "-c", _LOOK), "sleep 300")],
 )
 def test_what_the_first_process_of_a_container_has_started_is_not_left(first: tuple[str, ...], lost: str) -> None:
-    done = subprocess.run([*_CONTAINER, *first], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([*_CONTAINER, *first], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.strip() == lost
 
 

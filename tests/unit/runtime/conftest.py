@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from environments import clean_environment
+from waiting import PATIENCE
 from warm_python import WarmPython
 
 
@@ -56,7 +57,7 @@ def run_ranks(
                 assert warm_ranks.can_run(env)
                 process = warm_ranks.start("script", str(path), (), Path.cwd(), env)
                 processes.append(started.enter_context(closing(process)))
-            return [_text(process.finish(120)) for process in processes]
+            return [_text(process.finish(PATIENCE)) for process in processes]
 
     return run
 
@@ -70,7 +71,7 @@ def run_python(tmp_path: Path, warm_ranks: WarmPython) -> Callable[..., tuple[in
         path.write_text(script)
         assert warm_ranks.can_run(env)
         with closing(warm_ranks.start("script", str(path), [*map(str, args)], Path.cwd(), env)) as process:
-            return _text(process.finish(120))
+            return _text(process.finish(PATIENCE))
 
     return run
 

@@ -11,6 +11,7 @@ from test_rank_environment import ALONE, HYDRA, MPIRUN, SRUN, TORCHRUN, without
 
 from allranks.errors import RankEnvironmentError
 from allranks.runtime.environment import RankEnvironment, detect, export
+from waiting import PATIENCE
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 FOUND = RankEnvironment("torchrun", 3, 4, 1, 2, 1, "gpu01", 29500, 2)
@@ -113,7 +114,7 @@ def test_a_script_alone_can_start_a_run(clean_env, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -141,7 +142,7 @@ def test_lightning_and_accelerate_work_in_a_world_of_one(clean_env, tmp_path, py
     (tmp_path / "outer.py").write_text(FRAMEWORK)
     command = [sys.executable, "outer.py", when, str(script), *options]
     done = subprocess.run(
-        command, env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+        command, env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert f"{name}: rank 0 of 1 steps {steps}\n" in done.stdout

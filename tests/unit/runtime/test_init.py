@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from waiting import ALL_HERE, PATIENCE
+
 SCRIPT = """
 import json, os, random, sys
 import allranks
@@ -50,7 +52,7 @@ def test_alone(clean_env, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, script], env=clean_env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     (facts,) = facts_of([(done.returncode, done.stdout, done.stderr)])
     assert (facts["rank"], facts["world_size"], facts["environment"]) == (0, 1, "single process")
@@ -62,7 +64,9 @@ def test_under_torchrun(clean_env, tmp_path, free_port):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port}"]
-    done = subprocess.run([*command, script], env=clean_env, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(
+        [*command, script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     facts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert sorted(fact["rank"] for fact in facts) == [0, 1]
@@ -81,7 +85,7 @@ def test_under_mpi(mpirun, name, clean_env, tmp_path):
     wrapper.write_text(f"'{sys.executable}' '{script}'\ntrue\n")
     env = {**clean_env, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [program, *options, "-n", "2", "sh", str(wrapper)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     facts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert sorted((fact["environment"], fact["rank"], fact["sum"]) for fact in facts) == [
@@ -149,8 +153,7 @@ dist.destroy_process_group()
 
 
 def test_missing_ranks_are_named(run_ranks):
-    script = "import allranks\nallranks.init(timeout=2)\n"
-    results = run_ranks(script, world_size=4, ranks=[0, 2])
+    results = run_ranks(f"{ALL_HERE}all_here(0, 2)\ninit(timeout=2)\n", world_size=4, ranks=[0, 2])
     for code, _, err in results:
         assert code == 1
         assert "RankError: ranks 1 and 3 did not reach allranks.init() within 2 s" in err

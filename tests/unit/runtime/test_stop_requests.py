@@ -13,6 +13,7 @@ import pytest
 
 from allranks.errors import RankEnvironmentError
 from allranks.runtime import stop
+from waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +93,18 @@ with allranks.init() as ctx:
     print(ctx.stopping, flush=True)
 print("not reached")
 """
-    done = subprocess.run([sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout) == (os.EX_TEMPFAIL, "True\nlast thing\n")
 
 
 @pytest.mark.parametrize("ending", ["ctx.close()", "with ctx: pass", "with ctx: raise SystemExit(0)"])
 def test_however_a_context_is_closed_after_a_stop_the_code_is_75(clean_env: dict[str, str], ending: str) -> None:
     script = f"import allranks\nctx = allranks.init()\nctx.progress.stopping = True\n{ending}\n"
-    done = subprocess.run([sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (os.EX_TEMPFAIL, "")
 
 
@@ -124,7 +129,7 @@ def early(env: dict[str, str], folder: Path, name: str, before: str = "", after:
     """Run a script that gets a signal before it makes a checkpointer, and another one after the context is closed."""
     script = EARLY.format(name=name, before=before, after=after)
     command = [sys.executable, "-c", script, str(folder)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -177,7 +182,7 @@ except allranks.RankError:
 signal.raise_signal(signal.SIGUSR1)
 """
     env = {**clean_env, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (-signal.SIGUSR1, "failed\n")
 
 
@@ -189,5 +194,7 @@ thread = threading.Thread(target=lambda: print(ctx.close(), flush=True))
 thread.start()
 thread.join()
 """
-    done = subprocess.run([sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")

@@ -62,13 +62,17 @@ def test_a_rank_that_is_in_on_main_is_named(run_ranks, early):
 
 
 def test_ranks_that_agree_come_to_their_ends_at_different_times(run_ranks):
-    script = f"""{TRAINING}
-    import time
+    script = f"""
+import time
+from allranks.runtime.watch_steps import StepWatch
+StepWatch.__init__.__defaults__ = (0.1,)  # Seconds between two looks.
+{TRAINING}
+    assert ctx._watch._seconds == 0.1
     train(3)
     if ctx.rank == 1:
-        time.sleep(3)  # longer than two looks
+        time.sleep(0.5)  # Longer than two looks.
     train(2)
-    print(ctx.on_main(lambda: time.sleep(2.5)))
+    print(ctx.on_main(lambda: time.sleep(0.4)))
     train(1)
 print("done")
 """

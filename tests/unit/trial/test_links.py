@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.runs.trial import Link, read
+from waiting import PATIENCE
 
 MEASURE = """
 import sys
@@ -38,7 +39,7 @@ def measured(folder: Path, enough: float) -> list[tuple[int, int]]:
         with log.open("w") as out:
             command = [sys.executable, "-c", MEASURE, str(enough)]
             ranks.append(subprocess.Popen(command, env={**shared, **mine}, stdout=out))
-    assert [rank.wait(120) for rank in ranks] == [0] * 4
+    assert [rank.wait(PATIENCE) for rank in ranks] == [0] * 4
     told = read(folder)
     assert all(isinstance(link, Link) and link.seconds > 0 and link.size >= 1 << 16 for link in told)
     return [(link.rank, link.target) for link in told if isinstance(link, Link)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from allranks.runs.checkpoints import entries, problems, read_manifest, read_tensors
+from waiting import ALL_HERE
 
 START = """
 import os, signal, sys
@@ -214,12 +213,14 @@ def test_a_damaged_checkpoint_is_skipped_by_all_ranks(run_ranks, tmp_path, monke
     assert "step-000000006 is damaged and is skipped: rank-1.data: the checksum of part 1 of 1" in again[0][2]
 
 
+#: The job ends soon after torch has been imported, however long that takes.
 IN_TIME = STOPPED.replace("model=model", 'leave_before="1h", model=model').replace("number == 50", "number < 0")
+IN_TIME = IN_TIME.replace(START, f'{START}import time\nos.environ["ALLRANKS_END_TIME"] = str(time.time() + 4)\n')
 
 
 def test_the_end_of_the_jobs_time_stops_all_ranks_ahead_of_it(run_ranks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    results = run_ranks(IN_TIME, 2, ALLRANKS_END_TIME=str(time.time() + 10))
+    results = run_ranks(IN_TIME, 2)
     assert [code for code, _, _ in results] == [75, 75], results
     (entry,) = entries(tmp_path / "checkpoints")
     assert {out.split()[-1] for _, out, _ in results} == {str(entry.step)}
@@ -253,9 +254,9 @@ def test_ranks_that_only_save_notice_a_signal_to_one_of_them(run_ranks, tmp_path
 
 
 SLOW = (
-    START
+    ALL_HERE
+    + START
     + """
-import time
 from datetime import timedelta
 from allranks.runtime.checkpoint import files
 
@@ -264,9 +265,10 @@ write = files.write_rank
 
 def slow(*given):
     # A disk that takes twice the timeout of collective operations.
-    time.sleep(seconds)
+    time.sleep(seconds)  # The time is the subject.
     return write(*given)
 
+all_here(0, 1)
 with allranks.init(seed=1, timeout=timedelta(seconds=seconds / 2)) as ctx:
     if ctx.is_main:
         files.write_rank = slow

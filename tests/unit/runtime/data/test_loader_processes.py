@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from allranks.runtime.data.order import Order
 from allranks.runtime.data.workers import cpus_of
+from waiting import PATIENCE, is_alive, wait_for
 
 Ranks = Callable[..., list[tuple[int, str, str]]]
 
@@ -244,21 +244,9 @@ def training(tmp_path: Path, clean_env: dict[str, str]) -> Callable[[], subproce
     return start
 
 
-def ended(pids: list[int], limit: float = 30) -> bool:
+def ended(pids: list[int]) -> bool:
     """Wait until none of the processes is there."""
-    until = time.monotonic() + limit
-    while any(is_alive(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return wait_for("the end of workers", lambda: not any(map(is_alive, pids)))
 
 
 def test_workers_survive_signals_to_the_group_and_end_with_the_loader(
@@ -277,7 +265,7 @@ def test_workers_survive_signals_to_the_group_and_end_with_the_loader(
         assert rank.stdout.readline().split() == ["after", *map(str, workers)]
         assert all(is_alive(worker) for worker in workers)
         print(file=rank.stdin, flush=True)
-        assert rank.wait(60) == 0
+        assert rank.wait(PATIENCE) == 0
         assert ended(workers)
 
 
@@ -287,7 +275,7 @@ def test_workers_end_when_their_rank_is_killed(training: Callable[[], subprocess
         workers = [int(word) for word in rank.stdout.readline().split()]
         assert all(is_alive(worker) for worker in workers)
         os.kill(rank.pid, signal.SIGKILL)
-        rank.wait(60)
+        rank.wait(PATIENCE)
         assert ended(workers)
 
 
@@ -326,7 +314,7 @@ def test_workers_that_are_stuck_end_all_the_same(tmp_path: Path, clean_env: dict
     path.write_text(STUCK)
     env = {**clean_env, "LEAVE": leave}
     done = subprocess.run(
-        [sys.executable, str(path)], env=env, cwd=tmp_path, timeout=120, check=True, capture_output=True, text=True
+        [sys.executable, str(path)], env=env, cwd=tmp_path, timeout=PATIENCE, check=True, capture_output=True, text=True
     )
     workers = [int(word) for word in done.stdout.split()]
     assert len(workers) == 2
