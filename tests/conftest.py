@@ -180,6 +180,20 @@ def warm_ranks() -> Iterator[WarmPython]:
         yield warm
 
 
+@pytest.fixture(scope="session")
+def run_python(warm_ranks: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """Give a function that runs a script, with torch at hand: its text, its arguments, environment and directory."""
+
+    def run(script: str, *args: object, env: dict[str, str], cwd: Path | None = None) -> Result:
+        path = tmp_path_factory.mktemp("script") / "script.py"
+        path.write_text(script)
+        assert warm_ranks.can_run(env)
+        with closing(warm_ranks.start("script", str(path), [*map(str, args)], cwd or Path.cwd(), env)) as process:
+            return Result(*process.finish(PATIENCE))
+
+    return run
+
+
 def _modules(*packages: str) -> list[str]:
     """Return the names of all modules in packages of ours."""
     paths = [(import_module(f"allranks.{name}").__path__, f"allranks.{name}.") for name in packages]

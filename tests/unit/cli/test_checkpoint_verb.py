@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from waiting import PATIENCE
+from environments import clean_environment
 
 SAVE = """
 import torch, allranks
@@ -34,10 +32,11 @@ with allranks.init(seed=1) as ctx:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, run_python):
     """Give a folder with two checkpoints, which tests do not change."""
     folder = tmp_path_factory.mktemp("saved")
-    subprocess.run([sys.executable, "-c", SAVE], cwd=folder, check=True, timeout=PATIENCE)
+    done = run_python(SAVE, env={**clean_environment(folder), "OMP_NUM_THREADS": "1"}, cwd=folder)
+    assert done.rc == 0, done.stderr
     return folder
 
 

@@ -62,20 +62,6 @@ def run_ranks(
     return run
 
 
-@pytest.fixture
-def run_python(tmp_path: Path, warm_ranks: WarmPython) -> Callable[..., tuple[int, str, str]]:
-    """Give a function that runs a script with torch at hand; it gives code, stdout and stderr."""
-
-    def run(script: str, *args: object, env: dict[str, str]) -> tuple[int, str, str]:
-        path = tmp_path / "alone.py"
-        path.write_text(script)
-        assert warm_ranks.can_run(env)
-        with closing(warm_ranks.start("script", str(path), [*map(str, args)], Path.cwd(), env)) as process:
-            return _text(process.finish(PATIENCE))
-
-    return run
-
-
 def _text(ended: tuple[int, bytes, bytes]) -> tuple[int, str, str]:
     code, out, err = ended
     return code, out.decode(), err.decode()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from allranks.errors import RankEnvironmentError
 from allranks.runtime import stop
-from waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +83,9 @@ def test_an_end_time_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch)
         stop.listen()
 
 
-def test_a_context_that_has_stopped_leaves_with_75_and_signals_are_as_before(clean_env: dict[str, str]) -> None:
+def test_a_context_that_has_stopped_leaves_with_75_and_signals_are_as_before(
+    run_python: Any, clean_env: dict[str, str]
+) -> None:
     script = """
 import allranks, signal
 with allranks.init() as ctx:
@@ -93,19 +94,17 @@ with allranks.init() as ctx:
     print(ctx.stopping, flush=True)
 print("not reached")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert (done.returncode, done.stdout) == (os.EX_TEMPFAIL, "True\nlast thing\n")
+    done = run_python(script, env=clean_env)
+    assert (done.rc, done.stdout) == (os.EX_TEMPFAIL, "True\nlast thing\n")
 
 
 @pytest.mark.parametrize("ending", ["ctx.close()", "with ctx: pass", "with ctx: raise SystemExit(0)"])
-def test_however_a_context_is_closed_after_a_stop_the_code_is_75(clean_env: dict[str, str], ending: str) -> None:
+def test_however_a_context_is_closed_after_a_stop_the_code_is_75(
+    run_python: Any, clean_env: dict[str, str], ending: str
+) -> None:
     script = f"import allranks\nctx = allranks.init()\nctx.progress.stopping = True\n{ending}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert (done.returncode, done.stderr) == (os.EX_TEMPFAIL, "")
+    done = run_python(script, env=clean_env)
+    assert (done.rc, done.stderr) == (os.EX_TEMPFAIL, "")
 
 
 EARLY = """
@@ -125,19 +124,23 @@ CHECKPOINTS = """
 """
 
 
-def early(env: dict[str, str], folder: Path, name: str, before: str = "", after: str = "") -> tuple[int, str, str]:
+@pytest.fixture
+def early(run_python: Any, clean_env: dict[str, str]) -> Callable[..., tuple[int, str, str]]:
     """Run a script that gets a signal before it makes a checkpointer, and another one after the context is closed."""
-    script = EARLY.format(name=name, before=before, after=after)
-    command = [sys.executable, "-c", script, str(folder)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
-    return done.returncode, done.stdout, done.stderr
+
+    def run(folder: Path, name: str, before: str = "", after: str = "") -> tuple[int, str, str]:
+        script = EARLY.format(name=name, before=before, after=after)
+        done = run_python(script, folder, env=clean_env)
+        return done.rc, done.stdout, done.stderr
+
+    return run
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_before_there_are_checkpoints_is_taken_up_by_them(
-    clean_env: dict[str, str], tmp_path: Path, number: signal.Signals
+    early: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
-    code, out, err = early(clean_env, tmp_path, number.name, after=CHECKPOINTS)
+    code, out, err = early(tmp_path, number.name, after=CHECKPOINTS)
     saved = tmp_path / "step-000000001"
     assert (code, out) == (os.EX_TEMPFAIL, "alive\nTrue\n")
     assert err == f"allranks: stopping at step 1: got {number.name}; saved {saved}\n"
@@ -146,31 +149,29 @@ def test_a_warning_before_there_are_checkpoints_is_taken_up_by_them(
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_to_a_script_that_never_saves_ends_nothing_until_it_is_closed(
-    clean_env: dict[str, str], tmp_path: Path, number: signal.Signals
+    early: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
-    assert early(clean_env, tmp_path, number.name) == (-number, "alive\nclosed\n", "")
+    assert early(tmp_path, number.name) == (-number, "alive\nclosed\n", "")
 
 
-def test_sigterm_before_there_are_checkpoints_ends_the_rank_at_once(clean_env: dict[str, str], tmp_path: Path) -> None:
-    assert early(clean_env, tmp_path, "SIGTERM", after=CHECKPOINTS) == (-signal.SIGTERM, "", "")
+def test_sigterm_before_there_are_checkpoints_ends_the_rank_at_once(early: Any, tmp_path: Path) -> None:
+    assert early(tmp_path, "SIGTERM", after=CHECKPOINTS) == (-signal.SIGTERM, "", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stack_dump_that_the_script_has_registered_stays(clean_env: dict[str, str], tmp_path: Path) -> None:
-    code, out, err = early(clean_env, tmp_path, "SIGUSR1", before="faulthandler.register(signal.SIGUSR1)")
+def test_a_stack_dump_that_the_script_has_registered_stays(early: Any, tmp_path: Path) -> None:
+    code, out, err = early(tmp_path, "SIGUSR1", before="faulthandler.register(signal.SIGUSR1)")
     assert (code, out) == (0, "alive\nclosed\n")
     assert err.count("most recent call first") == 2
 
 
-def test_a_handler_that_the_script_sets_in_between_is_called_and_stays(
-    clean_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_handler_that_the_script_sets_in_between_is_called_and_stays(early: Any, tmp_path: Path) -> None:
     theirs = "old = signal.signal(signal.SIGUSR1, lambda *got: (print('theirs', flush=True), old(*got)))"
-    code, out, _ = early(clean_env, tmp_path, "SIGUSR1", after=f"{theirs}\n    signal.raise_signal(signal.SIGUSR1)")
+    code, out, _ = early(tmp_path, "SIGUSR1", after=f"{theirs}\n    signal.raise_signal(signal.SIGUSR1)")
     assert (code, out) == (0, "alive\ntheirs\nclosed\ntheirs\n")
 
 
-def test_an_init_that_fails_leaves_signals_as_they_were(clean_env: dict[str, str]) -> None:
+def test_an_init_that_fails_leaves_signals_as_they_were(run_python: Any, clean_env: dict[str, str]) -> None:
     script = """
 import signal, allranks
 from torch import distributed
@@ -182,11 +183,11 @@ except allranks.RankError:
 signal.raise_signal(signal.SIGUSR1)
 """
     env = {**clean_env, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (-signal.SIGUSR1, "failed\n")
+    done = run_python(script, env=env)
+    assert (done.rc, done.stdout) == (-signal.SIGUSR1, "failed\n")
 
 
-def test_a_context_may_be_closed_in_another_thread(clean_env: dict[str, str]) -> None:
+def test_a_context_may_be_closed_in_another_thread(run_python: Any, clean_env: dict[str, str]) -> None:
     script = """
 import threading, allranks
 ctx = allranks.init()
@@ -194,7 +195,5 @@ thread = threading.Thread(target=lambda: print(ctx.close(), flush=True))
 thread.start()
 thread.join()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=clean_env, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+    done = run_python(script, env=clean_env)
+    assert (done.rc, done.stdout, done.stderr) == (0, "None\n", "")
