@@ -74,11 +74,21 @@ def expected(counts: list[int], hosts: list[str] | None = None) -> list[list[Any
 def told(lab: Any, run: Path | None = None) -> tuple[str, str, str | None]:
     """Return what status says of a run's state, what ps says of it, and the exit code that status says."""
     folder = run or lab.run()
-    said = lab("status", folder.name).stdout
+    state, code = shown(lab, folder)
+    return state, listed(lab)[folder.name], code
+
+
+def shown(lab: Any, run: Path) -> tuple[str, str | None]:
+    """Return the state and the exit code that status says of a run."""
+    said = lab("status", run.name).stdout
     (state,) = re.findall(r"^state +(.*)$", said, re.MULTILINE)
     code = re.search(r"^exit code +(.*)$", said, re.MULTILINE)
-    (row,) = (line.split() for line in lab("ps").stdout.splitlines() if line.startswith(f"{folder.name} "))
-    return state, row[1], code and code[1]
+    return state, code and code[1]
+
+
+def listed(lab: Any) -> dict[str, str]:
+    """Return what ps says of all runs, by their names."""
+    return {row[0]: row[1] for line in lab("ps").stdout.splitlines() if (row := line.split())}
 
 
 def ranks_saying(text: str, line: str) -> list[int]:

@@ -97,13 +97,7 @@ class Site:
 
     def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = 120) -> T:
         """Return what ``done`` gives as soon as it gives something; the limit is there for a hang only."""
-        found: T = self._waits(what, done, seconds)
-        return found
-
-    @property
-    def _waits(self) -> Callable[..., Any]:
-        """What waits; that of a scheduler shows its view if it waits in vain."""
-        return getattr(self.cluster, "wait_until", wait_until)
+        return wait_until(what, done, seconds)
 
     def requeue(self, job: str) -> None:
         """Put a job back, as an admin."""
@@ -117,7 +111,19 @@ class Site:
         """Leave the cluster as the next test expects it."""
 
 
-class SlurmSite(Site):
+class SchedulerSite(Site):
+    """What has a queue, and is idle after each scenario."""
+
+    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = 120) -> T:
+        """Show the scheduler's view if the wait is in vain."""
+        found: T = self.cluster.wait_until(what, done, seconds)
+        return found
+
+    def close(self) -> None:
+        self.cluster.reset()
+
+
+class SlurmSite(SchedulerSite):
     """A real Slurm."""
 
     cluster: SlurmCluster
@@ -146,11 +152,8 @@ class SlurmSite(Site):
     def requeue(self, job: str) -> None:
         self.cluster.run("scontrol", "requeue", job)
 
-    def close(self) -> None:
-        self.cluster.reset()
 
-
-class PbsSite(Site):
+class PbsSite(SchedulerSite):
     """OpenPBS, real or its stand-in, or the stand-in of Torque."""
 
     cluster: Any  # PbsCluster, and for what an admin does StandInPbs.
@@ -194,9 +197,6 @@ class PbsSite(Site):
     def requeue(self, job: str) -> None:
         self.cluster.set(operator=True)
         self.cluster.run("qrerun", job)
-
-    def close(self) -> None:
-        self.cluster.reset()
 
 
 class SshSite(Site):

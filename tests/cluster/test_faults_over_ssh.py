@@ -124,7 +124,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
 
 
 def test_a_machine_without_torch(ssh: Any, network: Network) -> None:
-    ssh.script(UP)
+    ssh.script(f"import torch\n{UP}")
     other = f'#!/bin/sh\n[ "$(hostname)" != gpu02 ] || set -- -S "$@"\nexec {sys.executable} "$@"\n'
     wrapper = ssh.script(other, "python")
     wrapper.chmod(0o755)
@@ -158,7 +158,7 @@ def test_a_machine_without_the_environment(ssh: Any, mended: Network, undo: Any)
 
 
 def test_a_machine_with_another_torch(ssh: Any, mended: Network, undo: Any) -> None:
-    ssh.script(UP)
+    ssh.script(f"import torch\n{UP}")
     real, here = Path(sysconfig.get_path("purelib"), "torch", "version.py"), version("torch")
     changed = ssh.script(real.read_text().replace(f"'{here}'", "'1.99.0+cpu'"), "version.py")
     node = mended.nodes["gpu02"]

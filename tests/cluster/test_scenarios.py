@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from followed_runs import Followed, files_with, given_to, run_named
 from left_behind import command_lines_with
-from ranks_told import GOES, PLACES, UP, WHO, expected, ranks_saying, told, who
+from ranks_told import GOES, PLACES, UP, WHO, expected, listed, ranks_saying, shown, who
 from scenarios import EVERYWHERE, on
 from sites import Site
 
@@ -102,9 +103,8 @@ def test_nothing_is_left_of_a_run_that_is_cancelled(site: Site) -> None:
         for how in site.cancels
         for name in site.launchers
     ]
-    for run, _ in runs:
-        run.wait_for_ranks(2)
-    assert [told(site.lab, run.folder)[1:] for run, _ in runs] == [("RUNNING", None)] * len(runs)
+    everyone = [run.wait_for_ranks(2) for run, _ in runs]
+    assert listed_of(site, everyone) == ["RUNNING"] * len(runs)
     for run, how in runs:
         if how == "cancel":
             assert site.lab("cancel", run.folder.name).rc == 0
@@ -112,24 +112,31 @@ def test_nothing_is_left_of_a_run_that_is_cancelled(site: Site) -> None:
             run.process.send_signal(signal.SIGINT)
         else:
             site.cancel_outside(run)
-    for run, _ in runs:  # All of them first: ps, which told() asks, would see an end before the run's own command.
+    for run in everyone:  # All of them first: another command would see an end before the run's own.
         run.end()
+    assert listed_of(site, everyone) == ["CANCELLED"] * len(runs)
     for run, how in runs:
         code, more = 130 if how == "ctrl-c" else 143, site.why_cancelled(run)
         assert run.rc == code, run.stderr
         said = [f"error: {run.folder.name} was cancelled", *more]
         assert [line for line in run.stderr.splitlines() if line in said] == said, run.stderr
-        assert_told(site, run, "CANCELLED", str(code))
+        assert_shown(site, run, "CANCELLED", str(code))
         assert len([*(run.folder / "attempts").iterdir()]) == 1
     site.assert_nothing_left()
 
 
-def assert_told(site: Site, run: Followed, state: str, code: str | None) -> None:
-    """Assert what is shown of a run: its state, also in the scheduler's own word, and its exit code."""
-    shown, listed, found = told(site.lab, run.folder)
+def listed_of(site: Site, runs: Iterable[Followed]) -> list[str]:
+    """Return the states that ps says of runs."""
+    found = listed(site.lab)
+    return [found[run.folder.name] for run in runs]
+
+
+def assert_shown(site: Site, run: Followed, state: str, code: str | None) -> None:
+    """Assert what status says of a run: its state, also in the scheduler's own word, and its exit code."""
+    said, found = shown(site.lab, run.folder)
     native = site.native(state)
-    assert (shown.split()[0], listed, found) == (state, state, code)
-    assert native is None or shown == f"{state}  {native}"
+    assert (said.split()[0], found) == (state, code)
+    assert native is None or said == f"{state}  {native}"
 
 
 #: What no quoting of shells, schedulers or JSON must alter; what begins it stands nowhere else.
@@ -167,7 +174,7 @@ def test_names_and_secrets_reach_the_ranks_unaltered(site: Site) -> None:
     for run in runs:
         assert run.end().rc == 0, run.stderr
         assert files_with(run.folder, b"s3same") == []
-        assert_told(site, run, "SUCCEEDED", "0")
+        assert_shown(site, run, "SUCCEEDED", "0")
         assert [log.name for log in run.folder.glob("*-*.out")] == site.logs_of_scheduler(run)
 
 
@@ -195,13 +202,15 @@ def test_a_detached_run_is_followed_while_it_runs(site: Site) -> None:
             line = run.process.stdout.readline().decode()
             assert line, said
             said += line
-        assert_told(site, run, "RUNNING", None)
+        assert_shown(site, run, "RUNNING", None)
+    assert listed_of(site, runs) == ["RUNNING"] * len(runs)
     (site.lab.folder / "part").write_text("0")
     (site.lab.folder / "part").rename(site.lab.folder / "go")
     for run in runs:
         run.end()
         assert (run.rc, ranks_saying(run.stdout, "went")) == (0, [0, 1])
-        assert_told(site, run, "SUCCEEDED", "0")
+        assert_shown(site, run, "SUCCEEDED", "0")
+    assert listed_of(site, runs) == ["SUCCEEDED"] * len(runs)
 
 
 @on("slurm", "pbs")
