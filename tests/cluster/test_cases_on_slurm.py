@@ -202,7 +202,7 @@ def _run_named(lab: Any, name: str) -> Path:
     return Path(folder)
 
 
-def _assert_a_job_of_its_own(lab: Any, outer_job: str) -> None:
+def _assert_a_job_of_its_own(lab: Any, slurm: SlurmCluster, outer_job: str) -> None:
     """Assert that ``inner.py`` ran in a job that knows nothing of the one that it was submitted from."""
     inner = _run_named(lab, "inner")
     followed = lab("logs", "-f", inner.name, timeout=120).stdout
@@ -215,25 +215,25 @@ def _assert_a_job_of_its_own(lab: Any, outer_job: str) -> None:
         # The job around had GPUs, this one has asked for none.
         assert not [name for name in environ if "GPU" in name or name == "CUDA_VISIBLE_DEVICES"]
         assert (environ["GLOO_SOCKET_IFNAME"], environ["OF_THE_USER"]) == ("eth0", "kept")
-        assert environ["MASTER_ADDR"] == "node01"
+        assert environ["MASTER_ADDR"] == slurm.network.nodes["node01"].ip
 
 
 @BOTH
-def test_a_rank_submits_a_job_of_its_own(lab: Any, launcher: str) -> None:
+def test_a_rank_submits_a_job_of_its_own(lab: Any, slurm: SlurmCluster, launcher: str) -> None:
     lab.script(OUTER, "outer.py")
     lab.script(INNER, "inner.py")
     done = lab("run", "outer.py", "--on", "lab", "--gpus-per-node", "3", "--launcher", launcher, OF_THE_USER="kept")
     assert done.rc == 0, done.stderr
-    _assert_a_job_of_its_own(lab, lab.record(_run_named(lab, "outer"))["handle"]["job_id"])
+    _assert_a_job_of_its_own(lab, slurm, lab.record(_run_named(lab, "outer"))["handle"]["job_id"])
 
 
-def test_a_rank_on_this_machine_submits_a_job(lab: Any) -> None:
+def test_a_rank_on_this_machine_submits_a_job(lab: Any, slurm: SlurmCluster) -> None:
     """Its ranks meet on the loopback; those of the job must not."""
     lab.script(OUTER, "outer.py")
     lab.script(INNER, "inner.py")
     done = lab("run", "outer.py", OF_THE_USER="kept")
     assert done.rc == 0, done.stderr
-    _assert_a_job_of_its_own(lab, "")
+    _assert_a_job_of_its_own(lab, slurm, "")
 
 
 def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm: SlurmCluster) -> None:
@@ -247,7 +247,7 @@ def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm
     assert who(said) == expected([2])
     assert {environ["SLURM_JOB_ID"] for environ in _environments(said)} == {job}
     assert lab.record(_run_named(lab, "around"))["handle"]["job_id"] is None
-    _assert_a_job_of_its_own(lab, job)
+    _assert_a_job_of_its_own(lab, slurm, job)
 
 
 @BOTH
