@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from cluster_tools import wait_until
 from followed_runs import Followed, follow, hosts_of
 from left_behind import assert_nothing_lives
@@ -45,8 +46,6 @@ class Site:
     cluster: Any
     #: What starts ranks there: schedulers may do so themselves.
     launchers = ("torchrun", "direct")
-    #: How a run is cancelled there: by the verb, by Ctrl-C, or by a command of the scheduler.
-    cancels = ("cancel", "ctrl-c", "outside")
     #: The flag that asks for so many ranks on a node.
     ranks_flag = "--gpus-per-node"
 
@@ -204,7 +203,6 @@ class SshSite(Site):
 
     cluster: Network
     launchers = ("torchrun",)
-    cancels = ("cancel", "ctrl-c")
     ranks_flag = "--nproc-per-node"
 
     def hosts(self, run: Followed) -> list[str]:
@@ -223,3 +221,8 @@ KINDS: dict[str, type[Site]] = {
     "ssh": SshSite,
     "pdsh": SshSite,
 }
+
+
+def on(*kinds: str) -> pytest.MarkDecorator:
+    """Run a scenario on clusters of these kinds, each of which it gets as ``site``."""
+    return pytest.mark.parametrize("site", kinds, indirect=True)

@@ -17,8 +17,7 @@ from typing import Any
 from followed_runs import Followed, files_with, given_to, run_named
 from left_behind import command_lines_with
 from ranks_told import GOES, PLACES, UP, WHO, expected, listed, ranks_saying, shown, who
-from scenarios import EVERYWHERE, on
-from sites import Site
+from sites import Site, on
 
 
 def assert_placed(site: Site, run: Followed, counts: list[int]) -> None:
@@ -32,10 +31,10 @@ def assert_placed(site: Site, run: Followed, counts: list[int]) -> None:
 
 
 #: One node, and as many as there are.
-SHAPES = {"slurm": [[4], [1] * 4], "pbs": [[3], [1] * 4], "torque": [[2, 2]], "ssh": [[2] * 3], "pdsh": [[1, 1]]}
+SHAPES = {"slurm": [[4], [1] * 4], "pbs": [[3], [1] * 4], "torque": [[2, 2]], "pdsh": [[1, 1]]}
 
 
-@on(*EVERYWHERE)
+@on(*SHAPES)
 def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
     site.lab.script(PLACES)
     runs = [
@@ -73,11 +72,15 @@ ENDS = {
 }
 
 
-@on(*EVERYWHERE)
+#: In every way where a scheduler may say something of its own, and so that all ways of starting ranks have one.
+ENDS_ON = {"slurm": ENDS, "pbs": ENDS, "torque": ["exits"], "ssh": ["raises", "dies"], "pdsh": ["raises"]}
+
+
+@on(*ENDS_ON)
 def test_the_rank_that_failed_first_is_named(site: Site) -> None:
     runs = []
-    for how, (end, *_) in ENDS.items():
-        site.lab.script(FAILING.format(end=end), f"{how}.py")
+    for how in ENDS_ON[site.kind]:
+        site.lab.script(FAILING.format(end=ENDS[how][0]), f"{how}.py")
         runs += [site.start(f"{how}-{name}", f"{how}.py", [2, 2], "--launcher", name) for name in site.launchers]
     for run in runs:
         _, code, words, why = ENDS[run.name.partition("-")[0]]
@@ -94,14 +97,21 @@ def test_the_rank_that_failed_first_is_named(site: Site) -> None:
     site.assert_nothing_left()
 
 
-@on(*EVERYWHERE)
+#: By the verb, by Ctrl-C, or by a command of the scheduler, and with which launcher.
+CANCELS = {
+    "slurm": [("cancel", "torchrun"), ("cancel", "direct"), ("ctrl-c", "torchrun"), ("outside", "torchrun")],
+    "pbs": [(how, launcher) for how in ("cancel", "ctrl-c", "outside") for launcher in ("torchrun", "direct")],
+    "torque": [("cancel", "torchrun"), ("ctrl-c", "direct"), ("outside", "torchrun")],
+    "ssh": [("cancel", "torchrun"), ("ctrl-c", "torchrun")],
+    "pdsh": [("cancel", "torchrun"), ("ctrl-c", "torchrun")],
+}
+
+
+@on(*CANCELS)
 def test_nothing_is_left_of_a_run_that_is_cancelled(site: Site) -> None:
-    """The jobs of schedulers also by their own command, which ends the run as well."""
     site.lab.script(UP)
     runs = [
-        (site.start(f"{how}-{name}", "train.py", [1, 1], "--launcher", name), how)
-        for how in site.cancels
-        for name in site.launchers
+        (site.start(f"{how}-{name}", "train.py", [1, 1], "--launcher", name), how) for how, name in CANCELS[site.kind]
     ]
     everyone = [run.wait_for_ranks(2) for run, _ in runs]
     assert listed_of(site, everyone) == ["RUNNING"] * len(runs)
@@ -187,7 +197,7 @@ def _moved(lab: Any, name: str) -> Path:
     return Path(lab.folder)
 
 
-@on("slurm", "pbs", "ssh")
+@on("slurm", "pbs")
 def test_a_detached_run_is_followed_while_it_runs(site: Site) -> None:
     site.lab.script(GOES)
     flags = ("--on", "lab", "--nodes", "2", site.ranks_flag, "1", "--detach")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from followed_runs import Followed, follow
-from scenarios import ON_SCHEDULERS, on
-from sites import Site
+from sites import Site, on
 
 from allranks import contract
 from exact_runs import SCRIPT, undisturbed, weights_in
@@ -32,7 +31,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 TASKS = {"slurm": (0, 1), "pbs": (1, 2), "torque": (1, 2)}
 
 
-@on(*ON_SCHEDULERS)
+@on(*TASKS)
 def test_each_task_is_a_run_of_its_own(site: Site) -> None:
     """Two ranks each; one array trains, and of two others the first and the last task fail."""
     first, last = TASKS[site.kind]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from scenarios import on
-from sites import Site, SlurmSite
+from sites import Site, SlurmSite, on
 from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
 
 from exact_runs import undisturbed, weights_in
