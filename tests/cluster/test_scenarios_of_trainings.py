@@ -13,6 +13,8 @@ from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
 
 from exact_runs import undisturbed, weights_in
 
+pytestmark = pytest.mark.timeout(400)  # Up to four trainings at once, instead of as many waits for a scheduler.
+
 
 def assert_undisturbed(training: Training) -> None:
     """Let a training go on, and assert that its second attempt has ended it as if there had been but one."""
@@ -53,7 +55,6 @@ def test_a_requeue_by_the_admin_changes_nothing(site: Site) -> None:
     site.assert_nothing_left()
 
 
-@pytest.mark.timeout(400)  # Four trainings at once on Slurm, instead of four waits for it to miss the node.
 @on("slurm", "standin")
 def test_a_node_that_dies_costs_an_attempt(site: Site) -> None:
     """The first node of some trainings, and on Slurm the second one of others, with either launcher of both."""
