@@ -65,7 +65,7 @@ def test_a_node_that_dies_costs_an_attempt(site: Site) -> None:
     assert {hosts.index(dead) for hosts in places} == ({0, 1} if isinstance(site, SlurmSite) else {0})
     site.cluster.kill_node(dead)
     for training, job in zip(trainings, jobs, strict=True):
-        assert training.trains(attempt=1, seconds=150) == job
+        assert training.trains(attempt=1) == job
         assert dead not in site.hosts_of(job)
     for training in trainings:
         assert_undisturbed(training)

@@ -39,11 +39,11 @@ class Training:
         self.process = self.lab.popen("run", self.script, *flags, "--", *options)
         self.run: Path = self.cluster.wait_until("the run", lambda: self.lab.runs()[number:])[0]
 
-    def saves(self, attempt: int = 0, seconds: float = 120) -> None:
+    def saves(self, attempt: int = 0, seconds: float = 180) -> None:
         """Wait until an attempt has saved."""
         self.cluster.wait_until(f"a checkpoint of attempt {attempt}", lambda: attempt in self._saved(), seconds)
 
-    def trains(self, attempt: int = 0, seconds: float = 120) -> str:
+    def trains(self, attempt: int = 0, seconds: float = 180) -> str:
         """Wait until an attempt has saved; return its job."""
         self.saves(attempt, seconds)
         return self.job(attempt)
@@ -55,7 +55,7 @@ class Training:
     def end(self) -> str:
         """Let it go on at full speed, and return what it has printed when it has ended well."""
         (self.lab.folder / "go").touch()
-        out, err = self.process.communicate(timeout=150)
+        out, err = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, err.decode()
         assert self.state == "SUCCEEDED"
         return str(out.decode())
