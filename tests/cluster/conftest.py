@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_tools import missing_commands
 from needed import need
 from nodes import Network, why_no_nodes
 from pbs_cluster import PbsCluster, RealPbs, StandInPbs, has_real_pbs
+from sites import FIXTURES, KINDS, Site
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
 from slurm_daemons import why_no_slurm
@@ -23,6 +25,14 @@ CLUSTERS = """\
 lab: {kind: slurm, resources: {time: 5min}, launch: {backend: gloo}}
 """
 SLURM_FIXTURES = {"slurm", "slurm_with_accounting"}
+#: Sums are rounded as their parts are shared by threads: a variable of the shell goes no further than to this machine.
+SSH_CLUSTERS = """\
+lab:
+  kind: ssh
+  resources: {hosts: 'gpu[01-04]'}
+  launch: {nproc_per_node: 1}
+  environment: {variables: {OMP_NUM_THREADS: 1}}
+"""
 PBS_CLUSTERS = CLUSTERS.replace("slurm", "pbs")
 PBS_FIXTURES = {"pbs", "standin", "torque"}
 
@@ -89,9 +99,7 @@ def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return cluster
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Give four nodes, gpu01 to gpu04, with networks of their own and no scheduler."""
+def _four_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     need("network of nodes", why_no_nodes())
     network = Network(tmp_path_factory.mktemp("nodes"), [f"gpu{number:02}" for number in range(1, 5)])
     network.start()
@@ -99,9 +107,24 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Give four nodes, gpu01 to gpu04, with networks of their own and no scheduler; see ``ssh_nodes``."""
+    yield from _four_nodes(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def bare_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Give four other such nodes, without sshds, to tests that end all processes of a node or all nodes."""
+    yield from _four_nodes(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def ssh_nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
-    """Give an sshd on each of the four nodes, and a user's ``ssh`` that reaches them (``ssh_nodes.env``)."""
+    """Give an sshd on each of the four nodes, and a user's ``ssh`` that reaches them (``ssh_nodes.env``).
+
+    It serves all tests of a session: one that breaks a node has it put right by ``mended`` or ``undo``.
+    """
     need("sshd", why_no_sshd())
     ssh_nodes = SshNodes(network, tmp_path_factory.mktemp("ssh"))
     ssh_nodes.start()
@@ -114,6 +137,22 @@ def ssh(ssh_nodes: SshNodes, allranks: Any) -> Any:
     """Give the command, with an ssh that reaches the nodes."""
     allranks.env = ssh_nodes.env({**allranks.env, "OMP_NUM_THREADS": "1"})
     return allranks
+
+
+@pytest.fixture
+def ssh_lab(ssh: Any) -> Any:
+    """Give the command in a folder that knows the four nodes as ``lab``, each reached over SSH."""
+    ssh.script(SSH_CLUSTERS, "clusters.yaml")
+    return ssh
+
+
+@pytest.fixture
+def pdsh_lab(ssh: Any) -> Any:
+    """Give the command in a folder that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
+    need("pdsh", missing_commands({"pdsh": "pdsh"}))
+    ssh.env["PDSH_RCMD_TYPE"] = "ssh"
+    ssh.script(SSH_CLUSTERS.replace("kind: ssh", "kind: pdsh"), "clusters.yaml")
+    return ssh
 
 
 @pytest.fixture
@@ -199,3 +238,13 @@ def knowing(cluster: SlurmCluster | PbsCluster, allranks: Any, clusters: str = C
     allranks.env.update(cluster.env)
     allranks.script(clusters, "clusters.yaml")
     return allranks
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Give a cluster of the kind that a scenario names as its parameter; idle again afterwards."""
+    kind: str = request.param
+    lab, cluster = map(request.getfixturevalue, FIXTURES[kind])
+    site = KINDS[kind](kind, lab, cluster)
+    yield site
+    site.close()

@@ -1,8 +1,9 @@
-"""What runs have left on the nodes of a cluster with PBS: nothing."""
+"""What runs have left on the nodes of a cluster: nothing."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cluster_tools import ClusterError
@@ -25,3 +26,16 @@ def assert_nothing_lives(pbs: PbsCluster, lab: Any) -> None:
     with suppress(ClusterError):
         pbs.wait_until("the end of all processes", lambda: not left(), 10)
     assert left() == {}
+
+
+def command_lines_with(text: bytes) -> list[str]:
+    """Return the command lines that have this text in them, on this machine and on all nodes that it is."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes()
+        except OSError:
+            continue  # It ended while we looked.
+        if text in command:
+            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found

@@ -29,6 +29,12 @@ while "HANG" in os.environ:
 
 
 @pytest.fixture
+def network(bare_network: Network) -> Network:
+    """Give nodes that need no sshd: all of them are started anew after each test."""
+    return bare_network
+
+
+@pytest.fixture
 def run(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
     """Give a run on all nodes; they are whole again afterwards."""
 

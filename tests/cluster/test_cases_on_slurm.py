@@ -1,4 +1,4 @@
-"""What people do on a real Slurm beside the plain run: training in all shapes, uneven nodes, jobs within jobs, ends."""
+"""What people do on a real Slurm beside the plain run: real training, uneven nodes, jobs within jobs, ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_told import TELL, WHO, expected, ranks_saying, told, who
+from followed_runs import Followed, follow
+from ranks_told import PLACES, TELL, WHO, expected, ranks_saying, told, who
 from sklearn import datasets
 from slurm_cluster import SlurmCluster
 
@@ -64,18 +65,25 @@ def _assert_trained(text: str, counts: list[int]) -> None:
     assert "Trained for 1 epochs" in text
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "launcher"),
-    [(1, 4, "torchrun"), (2, 4, "torchrun"), (2, 8, "torchrun"), (4, 8, "torchrun"), (2, 4, "direct")],
-)
-def test_the_recipe_trains(lab: Any, digits: Path, nodes: int, ranks: int, launcher: str) -> None:
+@BOTH
+def test_the_recipe_trains(lab: Any, digits: Path, launcher: str) -> None:
+    """It takes more than 10 s: four ranks import torch, and train on real digits until they know most of them."""
     lab.script(TRAIN)
-    flags = ("--nodes", str(nodes), "--nproc-per-node", str(ranks), "--gpus-per-node", "4", "--launcher", launcher)
+    flags = ("--nodes", "2", "--nproc-per-node", "2", "--gpus-per-node", "4", "--launcher", launcher)
     done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits, timeout=170)
     assert done.rc == 0, done.stderr
-    _assert_trained(done.stdout, [ranks] * nodes)
+    _assert_trained(done.stdout, [2, 2])
     record = lab.record()
-    assert (record["status"]["state"], record["nnodes"], record["world_size"]) == ("SUCCEEDED", nodes, nodes * ranks)
+    assert (record["status"]["state"], record["nnodes"], record["world_size"]) == ("SUCCEEDED", 2, 4)
+
+
+def test_more_ranks_than_gpus_on_all_nodes(lab: Any) -> None:
+    lab.script(PLACES)
+    flags = ("--nodes", "4", "--nproc-per-node", "8", "--gpus-per-node", "4")
+    done = lab("run", "train.py", "--on", "lab", *flags, timeout=170)
+    assert done.rc == 0, done.stderr
+    assert who(done.stdout) == expected([8] * 4)
+    assert (lab.record()["nnodes"], lab.record()["world_size"]) == (4, 32)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_the_recipe_trains(lab: Any, digits: Path, nodes: int, ranks: int, launc
     [("{}", '["--gpus=6"]'), ("{launcher: direct, nproc_per_node: 3}", '["--ntasks=6", "--gpus-per-task=1"]')],
 )
 def test_nodes_with_different_numbers_of_gpus(lab: Any, launch: str, directives: str) -> None:
-    lab.script(WHO)
+    lab.script(PLACES)
     lab.job(f"script: train.py\nresources: {{nodes: 2}}\nlaunch: {launch}\nscheduler: {{directives: {directives}}}\n")
     done = lab("run", "--on", "lab", timeout=120)
     assert done.rc == 0, done.stderr
@@ -94,7 +102,7 @@ def test_nodes_with_different_numbers_of_gpus(lab: Any, launch: str, directives:
 
 def test_an_unknown_account_is_refused_in_words(lab_with_accounting: Any) -> None:
     lab = lab_with_accounting
-    lab.script(WHO)
+    lab.script(PLACES)
     done = lab("run", "train.py", "--on", "lab", "--account", "nobody")
     assert (done.rc, done.stdout) == (1, "")
     assert "error: Slurm refuses the job\n  why: Invalid account or account/partition combination" in done.stderr
@@ -139,26 +147,40 @@ def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_wit
     assert 100 < int(slurm_with_accounting.wait_until("the record of accounting", told)[1]) < 1000
 
 
-def test_two_jobs_at_once_on_the_same_nodes(lab: Any, slurm: SlurmCluster, digits: Path) -> None:
+#: Its ranks have met, tell the port at which they did, and stay until there is a file ``go``.
+STAYS = f"""\
+{WHO.partition("dist.barrier()")[0]}
+import time
+print("port", os.environ["MASTER_PORT"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def test_two_jobs_at_once_on_the_same_nodes(lab: Any, slurm: SlurmCluster) -> None:
     first = slurm.sbatch("--wrap=true", folder=lab.folder) + 1
     slurm.wait_idle()
     port = 16384 + first  # What the first job would take: somebody else has it.
     with slurm.popen_on("node01", [sys.executable, "-c", HOLDER, str(port)], stdin=-1, stdout=-1) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == b"held\n"
-        flags = ("--launcher", "direct", "--nodes", "2", "--gpus-per-node", "2", "--detach")
-        lab.script(TRAIN + 'print("port", os.environ["MASTER_PORT"], flush=True)\n')
-        for _ in range(2):
-            done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits)
-            assert done.rc == 0, done.stderr
-        followed = [lab("logs", "-f", run.name, timeout=150).stdout for run in lab.runs()]
+        lab.script(STAYS)
+        runs = [follow(lab, name, "train.py", "--launcher", "direct", "--nodes", 2) for name in ("one", "two")]
+        for run in runs:
+            slurm.wait_until(f"the ranks of {run.name}", lambda run=run: _logs(run).count("port ") == 2, 120)
+        lab.script("", "go")
+        followed = [run.end().stdout for run in runs]
         holder.stdin.close()
-    for text in followed:
-        _assert_trained(text, [2, 2])
+    assert [run.rc for run in runs] == [0, 0]
+    assert [who(text) for text in followed] == [expected([1, 1])] * 2
     ports = [{*re.findall(r"port (\d+)$", text, re.MULTILINE)} for text in followed]
     assert len(ports[0]) == len(ports[1]) == 1
     assert len({*ports[0], *ports[1], str(port)}) == 3
-    times = [(status["started"], status["ended"]) for run in lab.runs() if (status := lab.record(run)["status"])]
-    assert max(start for start, _ in times) < min(end for _, end in times)
+
+
+def _logs(run: Followed) -> str:
+    """Return what the ranks of a run have written so far."""
+    return "".join(log.read_text() for log in run.lab.folder.glob(f"runs/{run.name}-*/attempts/000/node-*/rank-*.out"))
 
 
 #: Submits a run of its own, from its first rank; ends when that may begin.
@@ -167,7 +189,7 @@ import os, subprocess
 if os.environ["RANK"] == "0":
     subprocess.run(["allranks", "run", "inner.py", "--on", "lab", "--nodes", "2", "--detach"], check=True)
 """
-INNER = WHO + 'print("env", json.dumps(dict(os.environ)), flush=True)\n'
+INNER = PLACES + 'print("env", json.dumps(dict(os.environ)), flush=True)\n'
 
 
 def _environments(text: str) -> list[dict[str, str]]:
@@ -180,7 +202,7 @@ def _run_named(lab: Any, name: str) -> Path:
     return Path(folder)
 
 
-def _assert_a_job_of_its_own(lab: Any, outer_job: str) -> None:
+def _assert_a_job_of_its_own(lab: Any, slurm: SlurmCluster, outer_job: str) -> None:
     """Assert that ``inner.py`` ran in a job that knows nothing of the one that it was submitted from."""
     inner = _run_named(lab, "inner")
     followed = lab("logs", "-f", inner.name, timeout=120).stdout
@@ -193,24 +215,25 @@ def _assert_a_job_of_its_own(lab: Any, outer_job: str) -> None:
         # The job around had GPUs, this one has asked for none.
         assert not [name for name in environ if "GPU" in name or name == "CUDA_VISIBLE_DEVICES"]
         assert (environ["GLOO_SOCKET_IFNAME"], environ["OF_THE_USER"]) == ("eth0", "kept")
+        assert environ["MASTER_ADDR"] == slurm.network.nodes["node01"].ip
 
 
 @BOTH
-def test_a_rank_submits_a_job_of_its_own(lab: Any, launcher: str) -> None:
+def test_a_rank_submits_a_job_of_its_own(lab: Any, slurm: SlurmCluster, launcher: str) -> None:
     lab.script(OUTER, "outer.py")
     lab.script(INNER, "inner.py")
     done = lab("run", "outer.py", "--on", "lab", "--gpus-per-node", "3", "--launcher", launcher, OF_THE_USER="kept")
     assert done.rc == 0, done.stderr
-    _assert_a_job_of_its_own(lab, lab.record(_run_named(lab, "outer"))["handle"]["job_id"])
+    _assert_a_job_of_its_own(lab, slurm, lab.record(_run_named(lab, "outer"))["handle"]["job_id"])
 
 
-def test_a_rank_on_this_machine_submits_a_job(lab: Any) -> None:
+def test_a_rank_on_this_machine_submits_a_job(lab: Any, slurm: SlurmCluster) -> None:
     """Its ranks meet on the loopback; those of the job must not."""
     lab.script(OUTER, "outer.py")
     lab.script(INNER, "inner.py")
     done = lab("run", "outer.py", OF_THE_USER="kept")
     assert done.rc == 0, done.stderr
-    _assert_a_job_of_its_own(lab, "")
+    _assert_a_job_of_its_own(lab, slurm, "")
 
 
 def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm: SlurmCluster) -> None:
@@ -224,21 +247,7 @@ def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm
     assert who(said) == expected([2])
     assert {environ["SLURM_JOB_ID"] for environ in _environments(said)} == {job}
     assert lab.record(_run_named(lab, "around"))["handle"]["job_id"] is None
-    _assert_a_job_of_its_own(lab, job)
-
-
-@BOTH
-def test_a_folder_of_any_name(lab: Any, launcher: str) -> None:
-    lab.folder = lab.folder / 'it\'s 50%j of "a" $HOME'
-    lab.folder.mkdir()
-    knows = lab.folder.parent / "clusters.yaml"
-    knows.rename(lab.folder / knows.name)
-    lab.script(WHO, "my train.py")
-    done = lab("run", "my train.py", "--on", "lab", "--nodes", "2", "--launcher", launcher, timeout=120)
-    assert done.rc == 0, done.stderr
-    assert who(done.stdout) == expected([1, 1])
-    assert "SUCCEEDED" in lab("status").stdout
-    assert len([*lab.run().glob("slurm-*.out")]) == 1
+    _assert_a_job_of_its_own(lab, slurm, job)
 
 
 @BOTH
@@ -264,18 +273,16 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
     assert ranks_saying(lab("logs").stdout, "up") == everyone
 
 
-@pytest.mark.parametrize(
-    ("launcher", "reason"),
-    [("torchrun", "rank 0 ended with exit code 7"), ("direct", "rank 0 ended with exit code 7")],
-)
-def test_the_end_is_known_when_slurm_has_forgotten_it(
-    lab: Any, slurm: SlurmCluster, launcher: str, reason: str | None
-) -> None:
+def test_the_end_is_known_when_slurm_has_forgotten_it(lab: Any, slurm: SlurmCluster) -> None:
     lab.script("import sys\nprint('up')\nsys.exit(7)\n")
-    lab("run", "train.py", "--on", "lab", "--launcher", launcher, "--detach")
-    assert slurm.wait_for_state(int(lab.record()["handle"]["job_id"]))["JobState"] == "FAILED"
+    for launcher in ("torchrun", "direct"):
+        lab("run", "train.py", "--on", "lab", "--launcher", launcher, "--detach")
+    for run in lab.runs():
+        assert slurm.wait_for_state(int(lab.record(run)["handle"]["job_id"]))["JobState"] == "FAILED"
     slurm.forget_jobs()
-    assert told(lab) == ("FAILED  ended", "FAILED", "7")
-    status = lab.record()["status"]
-    assert (status["state"], status["exit_code"], status["reason"]) == ("FAILED", 7, reason)
-    assert lab("logs").stdout == "[0] up\n"
+    for run in lab.runs():
+        assert told(lab, run) == ("FAILED  ended", "FAILED", "7")
+        status = lab.record(run)["status"]
+        found = (status["state"], status["exit_code"], status["reason"])
+        assert found == ("FAILED", 7, "rank 0 ended with exit code 7")
+        assert lab("logs", run.name).stdout == "[0] up\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cgroups import CONTROLLERS, ROOT, why_no_cgroups
 from cluster_tools import ClusterError, missing_commands, wait_until
+from left_behind import command_lines_with
 from nodes import Network, why_no_nodes
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
@@ -21,15 +22,7 @@ HERE = Path(__file__).parent
 
 def processes_in(folder: Path) -> list[str]:
     """Return the command lines that name a folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = entry.read_bytes()
-        except OSError:
-            continue  # It ended while we looked.
-        if os.fsencode(folder) in command:
-            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-    return found
+    return command_lines_with(os.fsencode(folder))
 
 
 def links() -> set[str]:

@@ -15,9 +15,9 @@ import pytest
 from cluster_tools import missing_commands, wait_until
 from needed import need
 from nodes import Network
-from ranks_told import WHO, who
+from ranks_told import PLACES, UP, who
 from ssh_nodes import SshNodes
-from ssh_runs import UP, wait_for_ranks
+from ssh_runs import wait_for_ranks
 
 from exact_runs import SCRIPT, undisturbed, weights_in
 
@@ -46,7 +46,7 @@ def left_on(network: Network, run: Path) -> dict[str, str]:
 
 
 def test_all_meet_and_their_logs_come_back(apart: Any, network: Network) -> None:
-    apart.script(WHO + "print('for', socket.gethostname(), file=sys.stderr)\n")
+    apart.script(PLACES + "print('for', socket.gethostname(), file=sys.stderr)\n")
     done = apart("run", "train.py", "--nodes", "gpu[01-03]", "--nproc-per-node", "2", *COPIED)
     assert done.rc == 0, done.stderr
     assert who(done.stdout) == [[rank, rank % 2, 6, 2, f"gpu{rank // 2 + 1:02}", 6] for rank in range(6)]
@@ -178,7 +178,7 @@ def test_a_machine_that_cannot_be_reached(apart: Any, code: int) -> None:
 
 
 def test_a_machine_that_is_not_needed_cannot_be_reached(apart: Any) -> None:
-    apart.script(WHO)
+    apart.script(PLACES)
     flags = ("--hosts", "gpu01,gpu99,gpu03", "--nodes", "2:3", "--nproc-per-node", "1")
     done = apart("run", "train.py", *flags, *COPIED)
     assert done.rc == 0, done.stderr

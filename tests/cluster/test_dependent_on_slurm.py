@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from slurm_cluster import SlurmCluster
-from trainings import OPTIONS, both
+from trainings import OPTIONS, assert_it_went_on_where_it_left, both
 
 from exact_runs import undisturbed, weights_in
 
@@ -25,9 +25,7 @@ def test_a_warned_job_that_may_not_be_requeued_goes_on_in_another(lab: Any, slur
         assert (decision["again"], decision["how"], decision["job"]) == (True, "dependent", second)
     for training in trainings:
         assert weights_in(training.end()) == undisturbed(lab, *OPTIONS)
-        notes = training.notes()
-        left = next(note["step"] for note in notes if note["leaving"])
-        assert 0 < left == next(note["step"] for note in notes if note["attempt"] == 1)
+        assert_it_went_on_where_it_left(training)
         assert training.attempts == 2
         told = re.findall(r"^(?:job|attempts) +(.*)$", lab("status", training.run.name).stdout, re.MULTILINE)
         assert told == [training.job(1), "2"]

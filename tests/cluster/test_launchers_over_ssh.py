@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from cluster_tools import wait_until
 from nodes import Network
-from ranks_told import WHO, who
-from ssh_runs import UP, left_on
+from ranks_told import PLACES, UP, WHO, who
+from ssh_runs import left_on
 
 MACHINES = ("--nodes", "gpu01,gpu02", "--nproc-per-node", "2")
 LAUNCHERS = {
@@ -50,7 +50,7 @@ def _lines(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("launch", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_all_meet(ssh: Any, network: Network, launch: str) -> None:
-    ssh.script(IN_ONE_PIECE + WHO + TOLD)
+    ssh.script(IN_ONE_PIECE + PLACES + TOLD)
     ssh.job(f"script: train.py\nargs: [--lr, 'a b']\nlaunch: {launch}\n")
     done = ssh("run", "job.yaml", *MACHINES)
     assert done.rc == 0, done.stderr

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from followed_runs import hosts_of
 from left_behind import assert_nothing_lives
 from pbs_cluster import StandInPbs
-from pbs_runs import hosts_of
 from trainings import OPTIONS, Training
 
 from exact_runs import undisturbed, weights_in
@@ -29,20 +28,6 @@ def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs)
     standin.start_node(dead)
     standin.wait_for_state(first)
     assert (training.state, training.attempts) == ("SUCCEEDED", 2)
-    assert_nothing_lives(standin, standin_lab)
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "direct"])
-def test_the_first_node_dies(standin_lab: Any, standin: StandInPbs, launcher: str) -> None:
-    """PBS puts the job back by itself."""
-    training = Training(standin_lab, standin, ("--nodes", "2", "--launcher", launcher))
-    job = training.trains()
-    dead = hosts_of(standin, job)[0]
-    standin.kill_node(dead)
-    assert training.trains(attempt=1) == job
-    assert dead not in hosts_of(standin, job)
-    assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
-    assert training.attempts == 2
     assert_nothing_lives(standin, standin_lab)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cluster_tools import wait_until
 from nodes import Network
-from ranks_told import WHO, who
+from ranks_told import PLACES, UP, WHO, who
 
 from exact_runs import SCRIPT, undisturbed, weights_in
 
@@ -80,6 +80,12 @@ class ByHand:
 
 
 @pytest.fixture
+def network(bare_network: Network) -> Network:
+    """Give nodes that need no sshd: all of them are started anew after each test."""
+    return bare_network
+
+
+@pytest.fixture
 def by_hand(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
     """Give the nodes; they are whole again afterwards."""
     yield ByHand(network, tmp_path, {**allranks_env, "OMP_NUM_THREADS": "1"})
@@ -88,9 +94,9 @@ def by_hand(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> I
     network.start_nodes(network.nodes)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4])
-def test_all_meet(by_hand: ByHand, nodes: int) -> None:
-    by_hand.start(nodes, WHO, ranks=2)
+@pytest.mark.parametrize(("nodes", "script"), [(2, WHO), (4, PLACES)])
+def test_all_meet(by_hand: ByHand, nodes: int, script: str) -> None:
+    by_hand.start(nodes, script, ranks=2)
     told = []
     for node in range(nodes):
         code, out, err = by_hand.said(node)
@@ -127,9 +133,7 @@ def test_a_training_that_was_stopped_on_one_node_goes_on_exactly(by_hand: ByHand
 
 
 def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
-    by_hand.start(
-        2, 'import allranks\nif allranks.init().rank == 1:\n    raise ValueError("no data")\nwhile True: pass\n'
-    )
+    by_hand.start(2, f'import os\nif os.environ["RANK"] == "1":\n    raise ValueError("no data")\n{UP}')
     (code, _, err), (other, _, shown) = map(by_hand.said, (0, 1))
     assert (code, other) == (1, 1)
     assert err.splitlines()[-2:] == [
@@ -146,7 +150,7 @@ def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
 
 
 def test_a_node_that_loses_power_is_named_at_once(by_hand: ByHand, network: Network) -> None:
-    by_hand.start(3, "import allranks\nallranks.init()\nprint('up', flush=True)\nwhile True: pass\n")
+    by_hand.start(3, UP)
     log = "attempts/000/node-000/rank-0.out"
     wait_until("all to be up", lambda: _text(lambda: by_hand.run(0) / log) == "up\n", 90)
     network.kill("gpu03")

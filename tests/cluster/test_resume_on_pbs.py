@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 import pytest
+from followed_runs import follow, hosts_of
 from left_behind import assert_nothing_lives
 from pbs_cluster import PbsCluster, StandInPbs
-from pbs_runs import follow, hosts_of
-from trainings import OPTIONS, Training, both
+from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
 
 from allranks import contract
 from exact_runs import SCRIPT, undisturbed, weights_in
@@ -50,32 +50,21 @@ def told(lab: Any, run: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+(?: \w+)?)  +(.*)$", lab("status", run).stdout, re.MULTILINE))
 
 
-def assert_it_went_on_where_it_left(training: Training) -> None:
-    """The second attempt has begun with the checkpoint that the first one has saved as it left."""
-    notes = training.notes()
-    left = next(note["step"] for note in notes if note["leaving"])
-    assert 0 < left == next(note["step"] for note in notes if note["attempt"] == 1)
-
-
-def test_a_job_that_is_put_back_goes_on_under_its_id(standin_lab: Any, standin: StandInPbs) -> None:
-    """An admin does so, PBS itself where others come first, and a job that leaves by itself, if it may."""
+def test_a_job_that_leaves_by_itself_goes_on_under_its_id(standin_lab: Any, standin: StandInPbs) -> None:
+    """If it may put itself back, which only operators may on most sites."""
     standin.set(operator=True)
     warned = Training(standin_lab, standin, ("--nodes", "2"))
-    trainings = [*both(standin_lab, standin), warned]
-    jobs = [training.trains() for training in trainings]
-    for job in jobs[:2]:
-        standin.run("qrerun", job)
+    job = warned.trains()
     warn(standin, warned)
-    assert [training.trains(attempt=1) for training in trainings] == jobs
-    assert sorted(f"{number}.pbsctl" for number in standin.jobs()) == sorted(jobs)  # Nothing is submitted besides.
-    for training, job in zip(trainings, jobs, strict=True):
-        assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
-        assert_it_went_on_where_it_left(training)
-        assert training.decision(0)["again"] is (training is warned)
-        shown = told(standin_lab, training.run.name)
-        assert (shown["job"], shown["attempts"]) == (job, "2")
+    assert warned.trains(attempt=1) == job
+    assert [f"{number}.pbsctl" for number in standin.jobs()] == [job]  # Nothing is submitted besides.
+    assert weights_in(warned.end()) == undisturbed(standin_lab, *OPTIONS)
+    assert_it_went_on_where_it_left(warned)
+    shown = told(standin_lab, warned.run.name)
+    assert (shown["job"], shown["attempts"]) == (job, "2")
     decision = warned.decision(0)
-    assert (decision["how"], decision["job"], decision["why"]) == ("requeue", jobs[2], LATER)
+    found = (decision["again"], decision["how"], decision["job"], decision["why"])
+    assert found == (True, "requeue", job, LATER)
     assert_nothing_lives(standin, standin_lab)
 
 
@@ -123,22 +112,19 @@ def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
 
 def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, pbs: PbsCluster) -> None:
     """It is saving when it is ended, and does not come back by itself."""
-    cancelled, deleted = both(pbs_lab, pbs)
+    deleted = Training(pbs_lab, pbs, ("--nodes", "2", "--launcher", "direct"))
     failed = Training(pbs_lab, pbs, ("--nodes", "2"), pbs_lab.script(FAILS))
-    trainings = (cancelled, deleted, failed)
+    trainings = (deleted, failed)
     firsts = [training.trains() for training in trainings]
-    pbs.run("qdel", firsts[1])
-    assert pbs_lab("cancel", cancelled.run.name).rc == 0
+    pbs.run("qdel", firsts[0])
     pbs_lab.script("", "fail")
     said = [training.process.communicate(timeout=60)[1].decode() for training in trainings]
     ends = [(training.process.returncode, training.state, training.attempts) for training in trainings]
-    assert ends == [(143, "CANCELLED", 1), (143, "CANCELLED", 1), (3, "FAILED", 1)], said
-    why = f"{LATER}, but PBS is ending the job already"
-    for training, text in zip((cancelled, deleted), said, strict=False):
-        assert f"error: {training.run.name} was cancelled\n" in text
-        if not pbs.is_real:  # That may kill the script as soon as the ranks have left.
-            decision = training.decision(0)
-            assert (decision["again"], decision["given_up"], decision["why"]) == (False, True, why)
+    assert ends == [(143, "CANCELLED", 1), (3, "FAILED", 1)], said
+    assert f"error: {deleted.run.name} was cancelled\n" in said[0]
+    if not pbs.is_real:  # That may kill the script as soon as the ranks have left.
+        decision, why = deleted.decision(0), f"{LATER}, but PBS is ending the job already"
+        assert (decision["again"], decision["given_up"], decision["why"]) == (False, True, why)
     assert failed.decision(0)["why"] == "it has ended with exit code 3, which is none to try again for"
     assert pbs.jobs() == []
     assert_nothing_lives(pbs, pbs_lab)
@@ -151,8 +137,7 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
         assert (shown["job"], shown["attempts"]) == (training.job(1), "2")
         assert training.job(1) != first
         assert next(note["step"] for note in training.notes() if note["attempt"] == 1) > 0
-    for training in (cancelled, deleted):
-        assert_it_went_on_where_it_left(training)
+    assert_it_went_on_where_it_left(deleted)
     assert_nothing_lives(pbs, pbs_lab)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from followed_runs import Followed, files_with, follow, given_to, hosts_of, run_named
 from needed import need
 from pbs_cluster import PbsCluster, StandInPbs
-from pbs_runs import Followed, follow, hosts_of, run_named
-from ranks_told import WHO, expected, told, who
+from ranks_told import PLACES, expected, told, who
 from ssh_nodes import SshNodes, why_no_sshd
 
 BOTH = ("torchrun", "direct")
@@ -42,31 +41,6 @@ def _assert_all_met(run: Followed, pbs: PbsCluster, counts: list[int]) -> None:
     assert found == ("SUCCEEDED", len(counts), sum(counts))
 
 
-@pytest.mark.parametrize("launcher", BOTH)
-def test_ranks_are_where_they_were_asked_for(pbs_lab: Any, pbs: PbsCluster, launcher: str) -> None:
-    pbs_lab.script(WHO)
-    shapes = {"one": [3], "two": [2, 2], "four": [1, 1, 1, 1]}
-    runs = [
-        follow(pbs_lab, name, "train.py", "--nodes", len(counts), "--gpus-per-node", counts[0], "--launcher", launcher)
-        for name, counts in shapes.items()
-    ]
-    for run, counts in zip(runs, shapes.values(), strict=True):
-        _assert_all_met(run, pbs, counts)
-
-
-def test_a_folder_of_any_name(pbs_lab: Any, pbs: PbsCluster) -> None:
-    pbs_lab.folder = pbs_lab.folder / 'it\'s 50%j of "a" $HOME'
-    pbs_lab.folder.mkdir()
-    knows = pbs_lab.folder.parent / "clusters.yaml"
-    knows.rename(pbs_lab.folder / knows.name)
-    pbs_lab.script(WHO, "my train.py")
-    runs = [follow(pbs_lab, name, "my train.py", "--nodes", 2, "--launcher", name) for name in BOTH]
-    for run in runs:
-        _assert_all_met(run, pbs, [1, 1])
-        (log,) = run.folder.glob("pbs-*.out")
-        assert log.name == f"pbs-{run.job.partition('.')[0]}.out"
-
-
 def test_what_ranks_are_given_on_each_node(pbs_lab: Any, pbs: PbsCluster) -> None:
     """PBS sets threads for one rank that has all CPUs of its node, and hands values with quotes on altered."""
     pbs_lab.script(GIVEN)
@@ -77,36 +51,24 @@ def test_what_ranks_are_given_on_each_node(pbs_lab: Any, pbs: PbsCluster) -> Non
     runs = [follow(pbs_lab, name, "job.yaml", "--launcher", name, MY_TOKEN=SECRET) for name in BOTH]
     digest, plain = sha256(SECRET.encode()).hexdigest(), "a, 'b' $c"
     for run in runs:
-        pbs.wait_until("all ranks", lambda run=run: len(_given(run)) == 4, 60)
+        pbs.wait_until("all ranks", lambda run=run: len(given_to(run)) == 4, 60)
         hosts = hosts_of(pbs, run.job)
         ranks = [[host, digest, plain, "3"] for host in hosts for _ in range(2)]
-        found = _given(run)
+        found = given_to(run)
         assert sorted(rank[:4] for rank in found) == sorted(ranks)
         assert {(rank[0], rank[4]) for rank in found} == {(hosts[0], "0"), (hosts[1], "1")}
         assert "MY_TOKEN" not in "\n".join(pbs.job(run.job).values())
-        assert _with(run.folder, b"s3same") == [(run.folder / "secrets.sh", 0o600)]
+        assert files_with(run.folder, b"s3same") == [(run.folder / "secrets.sh", 0o600)]
     (pbs_lab.folder / "go").touch()
     for run in runs:
         assert run.end().rc == 0, run.stderr
         assert "MY_TOKEN" not in "\n".join(pbs.job(run.job).values())
-        assert _with(run.folder, b"s3same") == []
-
-
-def _given(run: Followed) -> list[list[Any]]:
-    logs = run.lab.folder.glob(f"runs/{run.name}-*/attempts/000/node-*/rank-*.out")
-    found = "".join(log.read_text() for log in logs)
-    return [json.loads(line) for line in re.findall(r"^given (.*)$", found, re.MULTILINE)]
-
-
-def _with(folder: Path, text: bytes) -> list[tuple[Path, int]]:
-    """Return the files of a run that have this text in them, with their modes."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [(path, path.stat().st_mode & 0o777) for path in files if text in path.read_bytes()]
+        assert files_with(run.folder, b"s3same") == []
 
 
 def test_a_job_that_waits_does_not_hinder_the_script_by_hand(pbs_lab: Any, pbs: PbsCluster) -> None:
     """The script that a run has left is submitted from elsewhere: the run is found in that job, as the newest."""
-    pbs_lab.script(WHO)
+    pbs_lab.script(PLACES)
     pbs_lab.job("script: train.py\nresources: {nodes: 2}\nscheduler: {directives: ['-h']}\n")
     elsewhere = pbs_lab.folder / "else where"
     elsewhere.mkdir()
@@ -138,7 +100,7 @@ def _status(lab: Any, name: str) -> dict[str, str]:
 
 
 def test_chunks_that_share_a_host_are_told_with_what_to_ask_for(pbs_lab: Any, pbs: PbsCluster) -> None:
-    pbs_lab.script(WHO)
+    pbs_lab.script(PLACES)
     pbs_lab.job("script: train.py\nresources: {nodes: 2}\nscheduler: {directives: ['-l place=pack']}\n")
     run = follow(pbs_lab, "packed", "job.yaml").end()
     (host,) = hosts_of(pbs, run.job)
@@ -151,25 +113,10 @@ def test_chunks_that_share_a_host_are_told_with_what_to_ask_for(pbs_lab: Any, pb
     ]
 
 
-def test_a_script_that_plan_wrote_runs_from_any_folder(pbs_lab: Any, pbs: PbsCluster, tmp_path: Path) -> None:
-    pbs_lab.script(WHO)
-    flags = ("--on", "lab", "--nodes", "2")
-    scripts = [f"{launcher}.pbs" for launcher in BOTH]
-    for launcher, script in zip(BOTH, scripts, strict=True):
-        named = ("--launcher", launcher, "--name", launcher)
-        written = pbs_lab("plan", "train.py", *flags, *named, "-o", script)
-        assert written.rc == 0, written.stderr
-    jobs = [pbs.qsub(pbs_lab.folder / script, folder=tmp_path) for script in scripts]
-    for launcher, job in zip(BOTH, jobs, strict=True):
-        assert pbs.wait_for_state(job, seconds=90)["Exit_status"] == "0"
-        logs = run_named(pbs_lab, launcher).glob("attempts/000/node-*/rank-*.out")
-        assert who("".join(log.read_text() for log in logs)) == expected([1, 1], hosts_of(pbs, job))
-
-
 @pytest.mark.parametrize("launcher", BOTH)
 def test_whatever_starts_the_tasks(pbs_lab: Any, pbs: PbsCluster, launcher: str) -> None:
-    pbs_lab.script(WHO)
-    _assert_started_with(pbs_lab, pbs, launcher, {"pbs_tmrsh": "", "pbsdsh": ""})
+    pbs_lab.script(PLACES)
+    _assert_startedfiles_with(pbs_lab, pbs, launcher, {"pbs_tmrsh": "", "pbsdsh": ""})
 
 
 @pytest.fixture
@@ -188,15 +135,15 @@ def sshds(standin: StandInPbs, tmp_path: Path) -> Iterator[SshNodes]:
 
 @pytest.mark.parametrize("launcher", BOTH)
 def test_starting_tasks_over_ssh(standin_lab: Any, standin: StandInPbs, sshds: SshNodes, launcher: str) -> None:
-    standin_lab.script(WHO)
+    standin_lab.script(PLACES)
     path = f"export PATH={shlex.quote(str(sshds.folder / 'bin'))}:$PATH"
     of_root = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
     setup = "environment: {{setup: ['{}']}}".format
     setups = {"ssh": setup(path), "mpiexec": setup(f"{path}; {of_root}")}
-    _assert_started_with(standin_lab, standin, launcher, setups)
+    _assert_startedfiles_with(standin_lab, standin, launcher, setups)
 
 
-def _assert_started_with(lab: Any, pbs: PbsCluster, launcher: str, setups: dict[str, str]) -> None:
+def _assert_startedfiles_with(lab: Any, pbs: PbsCluster, launcher: str, setups: dict[str, str]) -> None:
     """Have all ranks meet that are started with each of these, at once, and rank 2 of another run fail."""
     lab.script("import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit(7)\ntime.sleep(100)\n", "fail.py")
     runs, failing = [], []

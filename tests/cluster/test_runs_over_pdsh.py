@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 from cluster_tools import missing_commands, wait_until
 from needed import need
 from nodes import Network
-from ssh_runs import UP, assert_rank_1_is_blamed, left_on, wait_for_ranks
-
-from exact_runs import SCRIPT, command, weights
+from ranks_told import UP
+from ssh_runs import left_on
 
 OPTIONS = ("--epochs", "2", "--quiet")
 LAB = """\
@@ -32,17 +30,6 @@ def lab(ssh: Any) -> Any:
     ssh.env["PDSH_RCMD_TYPE"] = "ssh"
     ssh.script(LAB, "clusters.yaml")
     return ssh
-
-
-def test_the_weights_are_those_of_one_machine(lab: Any, network: Network) -> None:
-    done = lab("run", SCRIPT, "--on", "lab", "--nodes", "3", "--", *OPTIONS)
-    assert left_on(network, lab.run()) == {}
-    assert (lab.record()["kind"], lab.record()["cluster"]) == ("pdsh", "lab")
-    assert weights(done) == weights(lab(*command("of-one-machine", *OPTIONS, ranks=3)))
-
-
-def test_a_rank_that_fails_is_named_with_its_machine(lab: Any, network: Network) -> None:
-    assert_rank_1_is_blamed(lab, network, "--on", "lab", "--nodes", "2")
 
 
 def test_no_such_machine(lab: Any, network: Network) -> None:
@@ -71,34 +58,6 @@ def test_a_machine_without_the_folder(lab: Any, mended: Network) -> None:
     assert done.rc == 1
     assert "error: gpu02 does not see the run's folder\n" in done.stderr
     assert left_on(mended, lab.run()) == {}
-
-
-def test_cancel_and_resume(lab: Any, network: Network) -> None:
-    lab.script(UP)
-    process = lab.popen("run", "train.py", "--on", "lab", "--nodes", "2")
-    run = wait_for_ranks(lab, "0:0", "1:1")
-    assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
-    done = lab("cancel")
-    assert (done.rc, left_on(network, run)) == (0, {}), done.stderr
-    assert process.wait(20) == 143
-    assert re.search(r"^state +CANCELLED ", lab("status", run.name).stdout, re.MULTILINE)
-    lab.script("print('again', flush=True)\n")
-    done = lab("resume")
-    assert done.rc == 0, done.stderr
-    logs = [run / f"attempts/001/node-00{node}/rank-{node}.out" for node in (0, 1)]
-    assert [log.read_text() for log in logs] == ["again\n", "again\n"]
-    assert left_on(network, run) == {}
-
-
-def test_ctrl_c_ends_all_machines(lab: Any, network: Network) -> None:
-    lab.script(UP)
-    process = lab.popen("run", "train.py", "--on", "lab", "--nodes", "2")
-    run = wait_for_ranks(lab, "0:0", "1:1")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=40)
-    assert process.returncode == 130, err.decode()
-    assert f"error: {run.name} was cancelled" in err.decode()
-    assert left_on(network, run) == {}
 
 
 SECRET = "it's 'secret'"

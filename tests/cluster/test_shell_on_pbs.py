@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from followed_runs import hosts_of, run_named
 from left_behind import assert_nothing_lives
 from pbs_cluster import PbsCluster, StandInPbs
-from pbs_runs import UP, hosts_of, run_named
-from ranks_told import WHO, expected, who
+from ranks_told import PLACES, UP, WHO, expected, who
 from terminals import Terminal
 
 from allranks import contract
@@ -61,7 +61,7 @@ def test_a_shell_uses_all_its_nodes(lab: Any, pbs: PbsCluster, terminals: list[T
     assert (code, said.splitlines()[-3:]) == (0, [shell.hosts[0], str(lab.folder), lab.env["PATH"]])
     for launcher in ("torchrun", "direct"):
         flags = f"--launcher {launcher} --backend gloo"
-        lab.script(WHO)
+        lab.script(WHO if launcher == "torchrun" else PLACES)
         code, said = shell.told(f"allranks run train.py --name who-{launcher} --nproc-per-node 2 {flags}", 120)
         assert code == 0, said
         assert who(said) == expected([2, 2], shell.hosts)
@@ -116,7 +116,7 @@ def test_a_command_instead_of_the_shell(lab: Any, pbs: PbsCluster, terminals: li
 
 
 def test_a_batch_job_of_ones_own(lab: Any, pbs: PbsCluster) -> None:
-    lab.script(WHO)
+    lab.script(PLACES)
     runs = "".join(
         f"allranks run train.py --backend gloo --nproc-per-node 2 --launcher {name}\n"
         for name in ("torchrun", "direct")
@@ -131,7 +131,7 @@ def test_a_batch_job_of_ones_own(lab: Any, pbs: PbsCluster) -> None:
 
 def test_a_shell_of_torque(torque_lab: Any, torque: StandInPbs, terminals: list[Terminal]) -> None:
     """It starts at home, with the PATH of a login."""
-    torque_lab.script(WHO)
+    torque_lab.script(PLACES)
     refused = torque_lab("shell", "--on", "lab", "--", "hostname")
     assert (refused.rc, refused.stderr) == (
         2,
@@ -151,7 +151,7 @@ def test_a_shell_of_torque(torque_lab: Any, torque: StandInPbs, terminals: list[
 
 
 def test_another_node_of_torque_does_not_know_the_nodes(torque_lab: Any, torque: StandInPbs) -> None:
-    torque_lab.script(WHO)
+    torque_lab.script(PLACES)
     text = f"{TWO_NODES['torque']}pbsdsh -h pbs02 /bin/sh -c 'cd {torque_lab.folder}; {BIN}/allranks run train.py'\n"
     job = torque.qsub("-j", "oe", "-o", "log", torque_lab.script(text, "own.sh"), folder=torque_lab.folder)
     torque.wait_for_state(job)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from cluster_tools import wait_until
 from nodes import Network
-from ranks_told import WHO, who
+from ranks_told import PLACES, UP, who
 from ssh_nodes import SshNodes
-from ssh_runs import UP, left_on, wait_for_ranks
+from ssh_runs import left_on, wait_for_ranks
 
 from allranks import contract
 from allranks.runs.events import Event, read_events
@@ -63,7 +63,7 @@ def test_a_spare_takes_the_place_of_a_machine_that_dies(ssh: Any, mended: Networ
 
 
 def test_a_spare_that_is_not_needed(ssh: Any, network: Network) -> None:
-    ssh.script(WHO)
+    ssh.script(PLACES)
     done = ssh("run", "train.py", "--nodes", "2", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
     assert done.rc == 0, done.stderr
     assert [[rank, world] for rank, _, world, *_ in who(done.stdout)] == [[0, 2], [1, 2]]
@@ -95,7 +95,7 @@ def test_a_spare_that_dies_or_never_comes_ends_nothing(ssh: Any, ssh_nodes: SshN
 
 
 def test_a_machine_that_cannot_be_reached_is_not_waited_for(ssh: Any, ssh_nodes: SshNodes, network: Network) -> None:
-    ssh.script(WHO)
+    ssh.script(PLACES)
     ssh_nodes.lock_out("gpu02")
     try:
         done = ssh("run", "train.py", "--nodes", "2:3", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")

@@ -7,10 +7,27 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from needed import need
 from nodes import Network
-from ssh_nodes import SshNodes
+from ssh_nodes import SshNodes, why_no_sshd
 
 BATCH = ("-o", "BatchMode=yes")
+
+
+@pytest.fixture(scope="module")
+def network(bare_network: Network) -> Network:
+    """Give nodes that no other test has sshds on."""
+    return bare_network
+
+
+@pytest.fixture(scope="module")
+def ssh_nodes(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
+    """Give sshds of this module's own: one test ends them for good."""
+    need("sshd", why_no_sshd())
+    ssh_nodes = SshNodes(network, tmp_path_factory.mktemp("ssh"))
+    ssh_nodes.start()
+    yield ssh_nodes
+    ssh_nodes.stop()
 
 
 @pytest.fixture

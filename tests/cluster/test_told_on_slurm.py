@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_told import WHO, expected, who
+from ranks_told import PLACES, expected, who
 from slurm_cluster import SlurmCluster
 from terminals import Terminal
 
@@ -32,7 +32,7 @@ SET_UPS = {
 @pytest.mark.parametrize("kind", SET_UPS)
 def test_a_set_up_that_fails_is_told_in_its_own_words(lab: Any, kind: str) -> None:
     job, log, cause = SET_UPS[kind]
-    lab.script(WHO)
+    lab.script(PLACES)
     lab.job(f"script: train.py\nresources: {{nodes: 2}}\n{job}\n")
     done = lab("run", "--on", "lab", timeout=120)
     assert done.rc == 1
@@ -47,7 +47,7 @@ def test_a_set_up_that_fails_is_told_in_its_own_words(lab: Any, kind: str) -> No
 
 
 def test_a_set_up_that_fails_in_an_allocation(lab: Any, slurm: SlurmCluster) -> None:
-    lab.script(WHO)
+    lab.script(PLACES)
     lab.job("script: train.py\nenvironment: {setup: [cp /nowhere/file .]}\nretry: {requeue: false}\n")
     said = _in_allocation(slurm, lab, "run", "--backend", "gloo", nodes=1)
     assert "before any rank had started\n" in said
@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slu
 def test_the_gpus_of_an_allocation_are_used(
     lab: Any, slurm: SlurmCluster, options: list[str], ranks: list[int]
 ) -> None:
-    lab.script(WHO)
+    lab.script(PLACES)
     said = _in_allocation(slurm, lab, "run", "train.py", "--backend", "gloo", options=options)
     assert who(said) == expected(ranks)
     job = lab.record()["cluster"].removeprefix("allocation ")
@@ -109,7 +109,7 @@ def test_the_gpus_of_an_allocation_are_used(
 
 
 def test_different_numbers_of_gpus_in_an_allocation_are_told(lab: Any, slurm: SlurmCluster) -> None:
-    lab.script(WHO)
+    lab.script(PLACES)
     said = _in_allocation(slurm, lab, "run", "train.py", "--backend", "gloo", options=["--gpus=4"])
     assert who(said) == expected([1, 1])
     assert "note: the nodes of this allocation have 1 to 3 GPUs, of which 1 on each are used: " in said

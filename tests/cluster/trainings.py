@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pbs_cluster import PbsCluster
-from slurm_cluster import SlurmCluster
-
 from allranks import contract
 from exact_runs import SCRIPT
 
 #: 800 steps.
-OPTIONS = ("--epochs", "100", "--size", "96", "--every", "5", "--quiet")
+OPTIONS = ("--epochs", "100", "--size", "96", "--every", "10", "--quiet")
 
 
 @dataclass
@@ -23,13 +20,13 @@ class Training:
 
     Attributes:
         lab: the command, in a folder that knows the cluster.
-        cluster: the cluster.
+        cluster: the cluster, or the site that has it: what waits.
         flags: of the run.
         script: the training, or what runs it.
     """
 
     lab: Any
-    cluster: SlurmCluster | PbsCluster
+    cluster: Any
     flags: tuple[str, ...]
     script: Path = SCRIPT
 
@@ -42,9 +39,13 @@ class Training:
         self.process = self.lab.popen("run", self.script, *flags, "--", *options)
         self.run: Path = self.cluster.wait_until("the run", lambda: self.lab.runs()[number:])[0]
 
-    def trains(self, attempt: int = 0, seconds: float = 90) -> str:
-        """Wait until an attempt has saved; return its job."""
+    def saves(self, attempt: int = 0, seconds: float = 180) -> None:
+        """Wait until an attempt has saved."""
         self.cluster.wait_until(f"a checkpoint of attempt {attempt}", lambda: attempt in self._saved(), seconds)
+
+    def trains(self, attempt: int = 0, seconds: float = 180) -> str:
+        """Wait until an attempt has saved; return its job."""
+        self.saves(attempt, seconds)
         return self.job(attempt)
 
     def resume(self) -> None:
@@ -54,7 +55,7 @@ class Training:
     def end(self) -> str:
         """Let it go on at full speed, and return what it has printed when it has ended well."""
         (self.lab.folder / "go").touch()
-        out, err = self.process.communicate(timeout=150)
+        out, err = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, err.decode()
         assert self.state == "SUCCEEDED"
         return str(out.decode())
@@ -90,6 +91,13 @@ class Training:
         return {note["attempt"] for note in self.notes() if note["path"]}
 
 
-def both(lab: Any, cluster: SlurmCluster | PbsCluster, *flags: str) -> list[Training]:
+def both(lab: Any, cluster: Any, *flags: str) -> list[Training]:
     """Train with both launchers at once, on two nodes each."""
     return [Training(lab, cluster, ("--nodes", "2", "--launcher", name, *flags)) for name in ("torchrun", "direct")]
+
+
+def assert_it_went_on_where_it_left(training: Training) -> None:
+    """The second attempt has begun with the checkpoint that the first one has saved as it left."""
+    notes = training.notes()
+    left = next(note["step"] for note in notes if note["leaving"])
+    assert 0 < left == next(note["step"] for note in notes if note["attempt"] == 1)

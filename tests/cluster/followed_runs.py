@@ -1,17 +1,16 @@
-"""What tests of runs on PBS share: several at once, which job and hosts a run has, and what is told of it."""
+"""Runs on a cluster ``lab`` that commands follow, several at once: their jobs, their ends, and their ranks."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from cluster_tools import wait_until
 from pbs_cluster import PbsCluster
-
-#: A rank that goes on until it is told to end.
-UP = "import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
 
 
 @dataclass
@@ -47,30 +46,30 @@ class Followed:
         """Its state, as the record has it."""
         return str(self.lab.record(self.folder)["status"]["state"])
 
-    def end(self, seconds: float = 120) -> Followed:
+    def end(self, seconds: float = 150) -> Followed:
         """Wait for the end of the command."""
         out, err = self.process.communicate(timeout=seconds)
         self.rc, self.stdout, self.stderr = self.process.returncode, out.decode(), err.decode()
         return self
 
-    def wait_for_job(self, pbs: PbsCluster) -> str:
+    def wait_for_job(self) -> str:
         """Wait until the run is submitted, and return the id of its job."""
 
         def is_submitted() -> bool:
             records = [json.loads(path.read_text()) for path in self.lab.folder.glob(f"runs/{self.name}-*/record.json")]
             return any(record["handle"]["job_id"] for record in records)
 
-        pbs.wait_until(f"{self.name} to be submitted", is_submitted, 60)
+        wait_until(f"{self.name} to be submitted", is_submitted, 120)
         return self.job
 
-    def wait_for_ranks(self, pbs: PbsCluster, count: int = 1, line: str = "up\n") -> Followed:
+    def wait_for_ranks(self, count: int = 1, line: str = "up\n") -> Followed:
         """Wait until so many ranks have written nothing but a line."""
 
         def are_up() -> bool:
             logs = self.lab.folder.glob(f"runs/{self.name}-*/attempts/*/node-*/rank-*.out")
             return sum(log.read_text() == line for log in logs) == count
 
-        pbs.wait_until(f"{count} ranks of {self.name}", are_up, 60)
+        wait_until(f"{count} ranks of {self.name}", are_up, 120)
         return self
 
 
@@ -89,3 +88,16 @@ def hosts_of(pbs: PbsCluster, job: str) -> list[str]:
     """Return the different hosts that PBS gave a job, in its order."""
     found = pbs.job(job)["exec_host"].split("+")
     return list(dict.fromkeys(part.partition("/")[0] for part in found))
+
+
+def given_to(run: Followed) -> list[list[Any]]:
+    """Return what the ranks of a run have written, in lines ``given [...]``, of what they were given."""
+    logs = run.lab.folder.glob(f"runs/{run.name}-*/attempts/000/node-*/rank-*.out")
+    found = "".join(log.read_text() for log in logs)
+    return [json.loads(line) for line in re.findall(r"^given (.*)$", found, re.MULTILINE)]
+
+
+def files_with(folder: Path, text: bytes) -> list[tuple[Path, int]]:
+    """Return the files below a folder that have this text in them, with their modes."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [(path, path.stat().st_mode & 0o777) for path in files if text in path.read_bytes()]
