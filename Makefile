@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # What to test, and options of pytest; all tests by default.
 PYTEST_ARGS ?=
-# Four at a time: tests of clusters mostly wait. loadgroup keeps tests together that share a cluster.
-WORKERS ?= -n 4 --dist loadgroup
+# Four at a time: tests of clusters mostly wait. Those that share a cluster stay together and come first, as they are.
+WORKERS ?= -n 4 --dist loadgroup --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt

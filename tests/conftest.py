@@ -261,6 +261,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
             seconds[report.nodeid] += report.duration
+    if not seconds:
+        return
     folders: dict[str, list[float]] = {}
     for name, spent in seconds.items():
         folders.setdefault(name.partition("::")[0].rpartition("/")[0], []).append(spent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,14 +38,33 @@ PBS_CLUSTERS = CLUSTERS.replace("slurm", "pbs")
 PBS_FIXTURES = {"pbs", "standin", "torque"}
 
 
+#: Groups of tests that run beside each other, each with clusters of its own; the longest come first.
+GROUPS = ("slurm-waits", "ssh-checks", "slurm", "pbs", "ssh-runs", "bare", "torque")
+#: What mostly waits for Slurm to requeue a job or to notice a dead node.
+WAITS_FOR_SLURM = re.compile(r"test_(scenarios_of|resume_on_slurm|dependent_on_slurm|direct_on_slurm|elastic_on_slurm)")
+CHECKS_OVER_SSH = re.compile(r"test_(check|trial|faults_over_ssh)")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of one cluster together, so that it serves them all (needs --dist loadgroup)."""
-    for item in items:
-        if HERE in item.path.parents:
-            used = {*item.fixturenames} if isinstance(item, pytest.Function) else set[str]()
-            group = "nodes" if "network" in used else "pbs" if PBS_FIXTURES & used else "cluster"
-            item.add_marker(pytest.mark.xdist_group(group))
+    """Keep tests of one cluster together, so that it serves them all, and begin with them (needs --dist loadgroup)."""
+    groups = {item: _group(item) for item in items if HERE in item.path.parents}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: GROUPS.index(groups[item]) if item in groups else len(GROUPS))
+
+
+def _group(item: pytest.Item) -> str:
+    used = {*item.fixturenames} if isinstance(item, pytest.Function) else set[str]()
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        used |= {*FIXTURES.get(item.callspec.params.get("site"), ())}
+    if "bare_network" in used:
+        return "bare"
+    if "network" in used:
+        return "ssh-checks" if CHECKS_OVER_SSH.match(item.path.name) else "ssh-runs"
+    if PBS_FIXTURES & used:
+        return "torque" if "torque" in used else "pbs"
+    return "slurm-waits" if WAITS_FOR_SLURM.match(item.path.name) else "slurm"
 
 
 def _up(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[SlurmCluster]:
