@@ -11,6 +11,7 @@ import sys
 
 from fault_tools import count_imports
 
+from allranks.agent import warmth
 from waiting import PATIENCE, wait_for
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
@@ -77,6 +78,13 @@ def test_torch_is_imported_once_for_all_ranks(allranks, watch):
     assert imports.read_text() == f"{watch.agent()}\n"
     assert watch.event("agent-started")["plain"] is None
     assert len({(watch.node / f"rank-{rank}.out").read_text() for rank in range(3)}) == 3
+
+
+def test_what_an_optimizer_imports_is_imported_once_on_a_machine_without_a_gpu(allranks):
+    allranks.script("import sys\nfrom torch import optim\nprint('torch._dynamo' in sys.modules)\n")
+    done = allranks("run", "train.py", "--nproc-per-node", "2")
+    is_shared = not any(device.exists() for device in warmth._GPU_DEVICES)
+    assert (done.rc, done.stdout) == (0, f"[0-1] {is_shared}\n")
 
 
 def test_plain_ranks_import_torch_themselves(allranks, watch):

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> NoReturn:
     plain = os.environ.pop(_PLAIN, None) or warmth.why_plain(node)
     needs_torch = warmth.needs_torch(node)
     if plain is None and needs_torch:
-        plain = _warm_up(argv, settings)
+        plain = _warm_up(node, argv, settings)
     channel = _fork_starter(node, listener)
     outcome = run_node(node, Start(channel, plain, needs_torch, began, stop, listener, tuple(settings)))
     # At once: an interpreter with torch in it takes a tenth of a second to take itself apart.
@@ -113,10 +113,13 @@ def _settings(node: NodeSpec) -> list[Setting]:
     return settings
 
 
-def _warm_up(argv: list[str], settings: list[Setting]) -> str | None:
+def _warm_up(node: NodeSpec, argv: list[str], settings: list[Setting]) -> str | None:
     """Import torch; where forking turns out to be unsafe, begin again in an interpreter without it."""
     try:
-        import torch  # noqa: F401
+        import torch
+
+        if warmth.makes_optimizers(node):
+            import torch._dynamo  # noqa: F401
     except Exception:  # noqa: BLE001 - a library of torch's that is missing or broken raises anything
         return "torch cannot be imported"  # The agent says more: it needs torch itself.
     unsafe = warmth.why_unsafe_to_fork()

@@ -21,6 +21,8 @@ _SETS_EARLY_VARIABLE = re.compile(
        | environ (?: \.update \( | \s* \|= ) [^)}}]*? \b (?P<update>{_EARLY}) ['"]? \s* [:=] (?!=)""",
     re.VERBOSE,
 )
+#: On a machine that has one of these, ranks may use a GPU.
+_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 #: A script with one of these names in it may run any other code.
 _RUNS_ANYTHING = frozenset({"importlib", "imp", "pkgutil", "runpy", "zipimport", "__import__", "exec", "eval"})
 
@@ -56,6 +58,17 @@ def _leads_elsewhere(part: ast.AST) -> bool:
         return isinstance(part, ast.Name) and part.id in _RUNS_ANYTHING
     tops = {module.partition(".")[0] for module in modules}
     return not tops <= sys.stdlib_module_names - _RUNS_ANYTHING
+
+
+def makes_optimizers(node: NodeSpec) -> bool:
+    """Return whether the ranks can be expected to make an optimizer, and may be forked with what that imports.
+
+    A process that makes its first optimizer imports torch._dynamo: 820 modules with torch 2.13, which take as long as
+    torch itself. Importing it was seen to query no device and to start no thread, but not yet on a machine with a GPU.
+    """
+    if node.kind != "script" or any(device.exists() for device in _GPU_DEVICES):
+        return False
+    return "optim" in (_read(Path(node.target)) or "")
 
 
 def why_plain(node: NodeSpec) -> str | None:

@@ -151,3 +151,22 @@ def test_what_is_no_script(changes, needs):
 def test_that_there_are_several_nodes_changes_nothing(tmp_path):
     assert not _needs_torch(tmp_path, "import os", nnodes=2)
     assert _needs_torch(tmp_path, "import torch", nnodes=2)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "has_gpu", "expected"),
+    [
+        ("import torch\nopt = torch.optim.Adam([])\n", "script", False, True),
+        ("import torch\nopt = torch.optim.Adam([])\n", "script", True, False),
+        ("import torch\nopt = torch.optim.Adam([])\n", "module", False, False),
+        ("import torch\n", "script", False, False),
+        ("import torch\0optim", "script", False, False),
+    ],
+)
+def test_what_an_optimizer_imports_is_expected_without_a_gpu(tmp_path, monkeypatch, source, kind, has_gpu, expected):
+    (tmp_path / "train.py").write_text(source)
+    device = tmp_path / "device"
+    device.touch() if has_gpu else None
+    monkeypatch.setattr(warmth, "_GPU_DEVICES", (device,))
+    node = replace(NODE, kind=kind, target=str(tmp_path / "train.py"))
+    assert warmth.makes_optimizers(node) is expected
