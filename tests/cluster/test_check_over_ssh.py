@@ -30,6 +30,7 @@ def check(ssh: Any, *args: str, set_up: tuple[str, ...] = (), **environment: Any
     return ssh("check", "job.yaml", *FOUR, "--json", *args)
 
 
+@pytest.mark.smoke
 def test_nothing_is_wrong_with_healthy_machines(ssh: Any) -> None:
     ssh.script("import json, torch\n")
     done = check(ssh)

@@ -94,6 +94,7 @@ def by_hand(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> I
     network.start_nodes(network.nodes)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("nodes", "script"), [(2, WHO), (4, PLACES)])
 def test_all_meet(by_hand: ByHand, nodes: int, script: str) -> None:
     by_hand.start(nodes, script, ranks=2)

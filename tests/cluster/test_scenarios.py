@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 from followed_runs import Followed, files_with, given_to, run_named
 from left_behind import command_lines_with
 from ranks_told import GOES, PLACES, UP, WHO, expected, listed, ranks_saying, shown, who
@@ -34,6 +35,7 @@ def assert_placed(site: Site, run: Followed, counts: list[int]) -> None:
 SHAPES = {"slurm": [[4], [1] * 4], "pbs": [[3], [1] * 4], "torque": [[2, 2]], "pdsh": [[1, 1]]}
 
 
+@pytest.mark.smoke
 @on(*SHAPES)
 def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
     site.lab.script(PLACES)
@@ -47,6 +49,7 @@ def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
     site.assert_nothing_left()
 
 
+@pytest.mark.smoke
 @on("slurm", "pbs", "ssh")
 def test_all_ranks_meet(site: Site) -> None:
     site.lab.script(WHO)
@@ -107,6 +110,7 @@ CANCELS = {
 }
 
 
+@pytest.mark.smoke
 @on(*CANCELS)
 def test_nothing_is_left_of_a_run_that_is_cancelled(site: Site) -> None:
     site.lab.script(UP)

@@ -64,6 +64,7 @@ def imported(imports: Path) -> Callable[[], list[str]]:
     return lambda: imports.read_text().split() if imports.exists() else []
 
 
+@pytest.mark.smoke
 def test_no_node_imports_torch_for_ranks_that_need_none_and_are_restarted(run: ByHand) -> None:
     run.orders(FAILS_ONCE, max_restarts=1)
     imports, env = count_imports(run)

@@ -34,6 +34,7 @@ def _script(failure: str, until: int, who: str = "1") -> str:
     return TRAIN.replace("FAIL", fail)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
 def test_a_generation_that_lost_a_rank_is_followed_by_a_whole_one(allranks, watch, warm):
     """One rank is killed, and the next one leaves on its own. Each plain rank of the three imports torch."""

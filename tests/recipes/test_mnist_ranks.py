@@ -12,6 +12,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
 EPOCH = re.compile(r"^\[0\] Epoch (\d+) - Avg Loss: (\d+\.\d{4}), Accuracy: (\d+\.\d{2})%$", re.MULTILINE)
 
 
+@pytest.mark.smoke
 def test_the_job_file_reaches_97_percent_with_two_ranks(allranks, assert_nothing_left):
     """It takes more than 10 s: it is a whole training."""
     done = allranks("run", RECIPE / "job.yaml", "--nproc-per-node", "2", timeout=150, CUDA_VISIBLE_DEVICES="")

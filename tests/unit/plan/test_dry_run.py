@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 JOB = """\
 script: train.py
 args: [--text, "two\\nlines", 'it''s "quoted"']
@@ -16,6 +18,7 @@ runs: {group_readable: true}
 """
 
 
+@pytest.mark.smoke
 def test_plan_is_what_a_run_executes(allranks, checked):
     """The dry run names the id that is free, so the next run has it, and all files byte for byte."""
     allranks.script("import os, sys\nprint(sys.argv[2:], os.environ['COLOUR'], os.environ['MY_TOKEN'][:4])\n")

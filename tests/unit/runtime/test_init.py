@@ -36,6 +36,7 @@ def facts_of(results):
     return [json.loads(out.splitlines()[-1]) for _, out, _ in results]
 
 
+@pytest.mark.smoke
 def test_two_ranks_agree_and_differ_where_they_should(run_ranks):
     results = run_ranks(SCRIPT, ALLRANKS_TERMINAL="1")
     first, second = facts_of(results)
