@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,15 @@ class Result:
     @property
     def stderr(self) -> str:
         return self.err.decode(errors="backslashreplace")
+
+    @property
+    def by_rank(self) -> dict[int, list[str]]:
+        """What each rank has written to stdout: whether equal lines are folded depends on when they were written."""
+        lines: dict[int, list[str]] = {}
+        for first, last, text in re.findall(r"^\[(\d+)(?:-(\d+))?\] (.*)$", self.stdout, re.MULTILINE):
+            for rank in range(int(first), int(last or first) + 1):
+                lines.setdefault(rank, []).append(text)
+        return lines
 
 
 @dataclass

@@ -63,11 +63,16 @@ def test_a_spare_takes_the_place_of_a_machine_that_dies(ssh: Any, mended: Networ
 
 
 def test_a_spare_that_is_not_needed(ssh: Any, network: Network) -> None:
-    ssh.script(PLACES)
-    done = ssh("run", "train.py", "--nodes", "2", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
-    assert done.rc == 0, done.stderr
-    assert [[rank, world] for rank, _, world, *_ in who(done.stdout)] == [[0, 2], [1, 2]]
-    run = ssh.run()
+    ssh.script(f"import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n{PLACES}")
+    flags = ("--nodes", "2", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
+    process = ssh.popen("run", "train.py", *flags)
+    run = wait_until("the run", lambda: next(iter(ssh.runs()), None), 60)
+    for spare in (2, 3):
+        wait_until("the spare to be set up", lambda spare=spare: events(run, spare, contract.WAITING), 120)
+    (ssh.folder / "go").touch()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert [[rank, world] for rank, _, world, *_ in who(out.decode())] == [[0, 2], [1, 2]]
     states = [event.fields["state"] for node in range(4) for event in events(run, node, contract.ENDED)]
     assert states == ["SUCCEEDED"] * 4
     assert len([*run.glob("attempts/000/node-*/rank-*.out")]) == 2
@@ -119,7 +124,7 @@ def test_too_few_machines_can_be_reached(ssh: Any, ssh_nodes: SshNodes, network:
         ssh_nodes.lock_out(name)
     try:
         flags = ("--nodes", "2:3", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")
-        checked = ssh("run", "train.py", *flags)
+        checked = ssh("run", "train.py", *flags, "--check")
         done = ssh("run", "train.py", *flags, "--no-check")
     finally:
         for name in absent.split(","):

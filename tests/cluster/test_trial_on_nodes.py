@@ -33,9 +33,13 @@ def test_four_machines(ssh: Any, network: Network) -> None:
 
 
 def test_a_full_check_of_healthy_machines(ssh: Any) -> None:
+    """How fast links are is not asserted here, where other tests need the CPUs: ``test_tried_checks.py`` gives rates."""
     done = ssh("check", *ON_FOUR, *TRIED)
     assert done.rc == 0, done.stderr
-    assert {each["grade"] for each in json.loads(done.stdout)["checks"]} == {"PASS"}
+    grades = [(each["check"], each["grade"]) for each in json.loads(done.stdout)["checks"]]
+    speeds = {"bandwidth", "neighbours"}
+    assert {grade for name, grade in grades if name not in speeds} == {"PASS"}
+    assert {name for name, grade in grades if name in speeds and grade in ("PASS", "WARN")} == speeds
 
 
 def test_a_machine_that_computes_wrongly(ssh: Any) -> None:

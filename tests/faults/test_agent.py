@@ -84,7 +84,7 @@ def test_what_an_optimizer_imports_is_imported_once_on_a_machine_without_a_gpu(a
     allranks.script("import sys\nfrom torch import optim\nprint('torch._dynamo' in sys.modules)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     is_shared = not any(device.exists() for device in warmth._GPU_DEVICES)
-    assert (done.rc, done.stdout) == (0, f"[0-1] {is_shared}\n")
+    assert (done.rc, done.by_rank) == (0, {0: [str(is_shared)], 1: [str(is_shared)]})
 
 
 def test_plain_ranks_import_torch_themselves(allranks, watch):
@@ -101,7 +101,7 @@ def test_an_import_that_leaves_a_thread_makes_ranks_plain(allranks, watch):
     _, env = count_imports(allranks, thread)
     allranks.script("import os, sys\nprint(os.environ.get('ALLRANKS_PLAIN_BECAUSE'), 'torch' in sys.modules)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2", **env)
-    assert (done.rc, done.stdout) == (0, "[0-1] None False\n")
+    assert (done.rc, done.by_rank) == (0, {0: ["None False"], 1: ["None False"]})
     started = watch.event("agent-started")
     assert started["plain"] == "importing torch left 1 threads running"
     assert started["pid"] == watch.agent()
@@ -155,7 +155,7 @@ def test_data_loader_workers_start_by_fork_and_by_spawn(allranks, watch):
     """It takes more than 10 s on a slow machine: workers that are spawned import torch."""
     allranks.script(LOADER)
     done = allranks("run", "train.py", "--nproc-per-node", "2", OMP_NUM_THREADS="2")
-    assert (done.rc, done.stdout) == (0, "[0-1] fork 280\n[0-1] spawn 280\n"), done.stderr
+    assert (done.rc, done.by_rank) == (0, {rank: ["fork 280", "spawn 280"] for rank in (0, 1)}), done.stderr
     watch.nothing_left()
 
 

@@ -119,6 +119,7 @@ class Hub:
         self._number = 0
         self._failures = 0
         self._is_over = False
+        self._outcome: Outcome | None = None
         self._begin_gathering()
         listener.setblocking(False)
 
@@ -154,7 +155,7 @@ class Hub:
     def finish(self, outcome: Outcome) -> None:
         """Tell all agents how the attempt has ended, unless that is known."""
         if not self._is_over:
-            self._is_over = True
+            self._is_over, self._outcome = True, outcome
             self._tell(self._peers, "outcome", **asdict(outcome))
 
     def close(self) -> None:
@@ -193,6 +194,8 @@ class Hub:
         self._peers[peer.node] = peer
         self._gone.pop(peer.node, None)
         channel.send("welcome", host=socket.gethostname())
+        if self._outcome:  # A spare may be late for a job of a second, which has not failed for that.
+            channel.send("outcome", **asdict(self._outcome))
         for message in more:
             self._take(peer, message)
 
@@ -200,8 +203,8 @@ class Hub:
         if hello["kind"] != "hello" or (hello["run"], hello["attempt"]) != (self._node.rendezvous, self._node.attempt):
             job = self._node.rendezvous_id or f"the run in {self._node.run_dir}"
             return f"the agent there belongs to attempt {self._node.attempt} of {job}"
-        if self._is_over:
-            return "the job has ended"
+        if self._is_over and not self._outcome:
+            return "the job is being stopped"
         if peer := self._peers.get(hello["node"]):
             return f"{peer.name} is there already"
         if hello["node"] >= self._node.nnodes:

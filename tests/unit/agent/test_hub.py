@@ -169,7 +169,7 @@ def test_the_version_of_torch_is_told_without_its_import(tmp_path, monkeypatch, 
     for name, text in files.items():
         (tmp_path / "torch").mkdir(exist_ok=True)
         (tmp_path / "torch" / name).write_text(text)
-    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert version_to_match() == version
 
@@ -412,6 +412,18 @@ def test_a_spare_that_comes_back_or_late_waits(meet):
         agent.say("over", cut=False, **{"continue": False})
     assert second.hear("outcome")["state"] == "SUCCEEDED"
     assert [message["kind"] for message in second.heard] == ["welcome"]
+
+
+def test_a_spare_that_comes_when_the_job_has_ended_is_told_how(meet):
+    meeting = meet(with_spares(2, 1))
+    agents = meeting.ready(0, 1)
+    assert generation(agents) == [0, 1]
+    for agent in agents:
+        agent.say("over", cut=False, **{"continue": False})
+    assert agents[0].hear("outcome")["state"] == "SUCCEEDED"
+    late = meeting.agent(2)
+    assert late.hear("welcome")["host"] == socket.gethostname()
+    assert late.hear("outcome")["state"] == "SUCCEEDED"
 
 
 def test_who_could_not_be_started_is_not_waited_for(meet, monkeypatch):

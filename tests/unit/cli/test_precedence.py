@@ -38,7 +38,7 @@ def test_what_counts_is_what_runs(allranks):
         "script: train.py\nargs: [file]\nlaunch: {nproc_per_node: 4}\nenvironment:\n  variables: {V: file, W: file}\n"
     )
     result = allranks("run", "--env", "V=flag", "--", "a", "--b", NPROC_PER_NODE="2")
-    assert (result.rc, result.stdout) == (0, "[0-1] 2 flag ['a', '--b']\n")
+    assert (result.rc, result.by_rank) == (0, {rank: ["2 flag ['a', '--b']"] for rank in (0, 1)})
     record = (allranks.run() / "job.yaml").read_text()
     assert "nproc_per_node: 2\n" in record
     assert "    V: flag\n    W: file\n" in record

@@ -22,7 +22,7 @@ dist.destroy_process_group()
 def test_unmodified_torchrun_script(allranks):
     allranks.script(SUMS)
     result = allranks("run", "train.py", "--nproc-per-node", "2")
-    assert (result.rc, result.stdout) == (0, "[0-1] sum 3.0\n")
+    assert (result.rc, result.by_rank) == (0, {0: ["sum 3.0"], 1: ["sum 3.0"]})
 
 
 def test_module(allranks):

@@ -30,7 +30,7 @@ def test_plan_is_what_a_run_executes(allranks, checked):
         if plan["run_id"] == run.name:
             break
     assert (planned.rc, planned.stderr, result.rc) == (0, "", 0)
-    assert result.stdout == "[0-1] ['two\\nlines', 'it\\'s \"quoted\"'] blue\t$HOME 0123\n"
+    assert result.by_rank == {rank: ["['two\\nlines', 'it\\'s \"quoted\"'] blue\t$HOME 0123"] for rank in (0, 1)}
     assert planned.out == (run / "plan.json").read_bytes()
     for file in plan["files"]:
         path = run / file["path"]

@@ -108,7 +108,9 @@ def test_one_that_is_left_out_is_not_even_run(allranks: Any, folder: Callable[..
     assert findings(allranks("check", "--json", "--only", "first"), "first") == [("PASS", "good", "")]
 
 
-def test_a_failure_refuses_the_run_and_a_skipped_one_does_not(allranks: Any, folder: Callable[..., Path]) -> None:
+def test_a_failure_refuses_the_run_and_a_skipped_one_does_not(
+    checked, allranks: Any, folder: Callable[..., Path]
+) -> None:
     made = folder(fans=FANS)
     allranks.job(JOB)
     result = allranks("run")
@@ -119,7 +121,9 @@ def test_a_failure_refuses_the_run_and_a_skipped_one_does_not(allranks: Any, fol
     assert allranks("run").rc == 0
 
 
-def test_what_the_job_s_own_set_up_may_put_right_only_warns(allranks: Any, folder: Callable[..., Path]) -> None:
+def test_what_the_job_s_own_set_up_may_put_right_only_warns(
+    checked, allranks: Any, folder: Callable[..., Path]
+) -> None:
     folder(fabric='#!/bin/sh\n[ "$FABRIC" ] && exit 0\necho no fabric; exit 2\n')
     allranks.job(JOB + "environment: {node_setup: export FABRIC=ib}\n")
     assert findings(allranks("check", "--json"), "fabric") == [("PASS", "good", "")]
