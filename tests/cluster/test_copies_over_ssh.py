@@ -64,7 +64,10 @@ def test_what_the_ranks_of_a_test_tell_comes_back(apart: Any) -> None:
 
 
 def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Network, ssh_nodes: SshNodes) -> None:
-    """Its folder has a name that a shell would read; rank 0's checkpoints come back to their place in it."""
+    """Its folder has a name that a shell would read; rank 0's checkpoints come back to their place in it.
+
+    It takes more than 10 s: three trainings import torch on each node, which has a copy of the files.
+    """
     folder = apart.folder / "it's $HOME"
     folder.mkdir()
     shutil.copy(SCRIPT, folder / "train.py")

@@ -12,6 +12,7 @@ from exact_runs import undisturbed, weights_in
 
 
 def test_a_warned_job_that_may_not_be_requeued_goes_on_in_another(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: the job waits for its warning, and each attempt imports torch."""
     trainings = both(lab, slurm, "--directive=--no-requeue")
     firsts = [training.trains() for training in trainings]
     for first in firsts:

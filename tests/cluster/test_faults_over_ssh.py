@@ -88,6 +88,7 @@ def test_a_machine_that_loses_power_before_all_have_met(ssh: Any, mended: Networ
 def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
     ssh: Any, mended: Network, ssh_nodes: SshNodes
 ) -> None:
+    """It takes more than 10 s: three trainings import torch on each node."""
     options = ("--width", "300000", *OPTIONS)
     process = ssh.popen("run", SCRIPT, "--nodes", "gpu01,gpu02", *EXACT, "--", *options)
     folder, node = ssh.folder / "checkpoints", mended.nodes["gpu01"]

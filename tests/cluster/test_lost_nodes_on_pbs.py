@@ -13,7 +13,10 @@ from exact_runs import undisturbed, weights_in
 
 
 def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs) -> None:
-    """PBS lets the job stand until the node is back, so that the run goes on in another one."""
+    """PBS lets the job stand until the node is back, so that the run goes on in another one.
+
+    It takes more than 10 s: until the death is noticed, and each attempt imports torch.
+    """
     training = Training(standin_lab, standin, ("--nodes", "2", "--stop-timeout", "2"))
     first = training.trains()
     dead = hosts_of(standin, first)[1]

@@ -77,7 +77,10 @@ def warn(standin: StandInPbs, training: Training) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
-    """Without an operator's rights, which users have on few sites, the run goes on in another job: so on a stand-in."""
+    """Without an operator's rights, which users have on few sites, the run goes on in another job: so on a stand-in.
+
+    It takes more than 10 s: each attempt lasts until its time limit.
+    """
     flags = ("--nodes", "2", "--time", "1min")
     last = Training(pbs_lab, pbs, (*flags, "--no-requeue"))
     trainings = both(pbs_lab, pbs, "--time", "1min")

@@ -16,6 +16,7 @@ from exact_runs import undisturbed, weights_in
 
 @pytest.mark.timeout(400)
 def test_a_time_limit_hit_twice_changes_nothing(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: Slurm looks at time limits twice a minute."""
     trainings = both(lab, slurm, "--time", "1min")
     for training in trainings:
         training.trains(attempt=2, seconds=300)
@@ -25,6 +26,7 @@ def test_a_time_limit_hit_twice_changes_nothing(lab: Any, slurm: SlurmCluster) -
 
 
 def test_a_preempted_training_goes_on_when_it_has_nodes_again(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: a requeued job waits 11 s, and each attempt imports torch."""
     trainings = both(lab, slurm, "--partition", "low")
     for training in trainings:
         training.trains()

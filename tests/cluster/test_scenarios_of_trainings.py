@@ -25,6 +25,7 @@ def assert_undisturbed(training: Training) -> None:
 
 @on("slurm", "pbs", "ssh", "pdsh")
 def test_a_cancelled_training_is_resumed(site: Site) -> None:
+    """It takes more than 10 s: three trainings import torch on each node."""
     training = Training(site.lab, site, ("--nodes", "2"))
     training.saves()
     name = training.run.name
@@ -43,7 +44,10 @@ def test_a_cancelled_training_is_resumed(site: Site) -> None:
 
 @on("slurm", "standin")
 def test_a_requeue_by_the_admin_changes_nothing(site: Site) -> None:
-    """It goes on under its id, with either launcher."""
+    """It goes on under its id, with either launcher.
+
+    It takes more than 10 s: a requeued job waits 11 s, and each attempt imports torch.
+    """
     trainings = both(site.lab, site)
     jobs = [training.trains() for training in trainings]
     for job in jobs:
@@ -57,7 +61,10 @@ def test_a_requeue_by_the_admin_changes_nothing(site: Site) -> None:
 
 @on("slurm", "standin")
 def test_a_node_that_dies_costs_an_attempt(site: Site) -> None:
-    """The first node of some trainings, and on Slurm the second one of others, with either launcher of both."""
+    """The first node of some trainings, and on Slurm the second one of others, with either launcher of both.
+
+    It takes more than 10 s: until the death is noticed, until the job is requeued, and each attempt imports torch.
+    """
     trainings = _trainings_with_a_node_in_common(site)
     jobs = [training.trains() for training in trainings]
     places = [site.hosts_of(job) for job in jobs]

@@ -33,7 +33,7 @@ def test_four_machines(ssh: Any, network: Network) -> None:
 
 
 def test_a_full_check_of_healthy_machines(ssh: Any) -> None:
-    """How fast links are is not asserted here, where other tests need the CPUs: ``test_tried_checks.py`` gives rates."""
+    """How fast links are is not asserted, as other tests need the CPUs: ``test_tried_checks.py`` gives rates."""
     done = ssh("check", *ON_FOUR, *TRIED)
     assert done.rc == 0, done.stderr
     grades = [(each["check"], each["grade"]) for each in json.loads(done.stdout)["checks"]]
