@@ -19,10 +19,12 @@ def test_a_time_limit_hit_twice_changes_nothing(lab: Any, slurm: SlurmCluster) -
     """It takes more than 10 s: Slurm looks at time limits twice a minute."""
     trainings = both(lab, slurm, "--time", "1min")
     for training in trainings:
-        training.trains(attempt=2, seconds=300)
+        job = training.trains(attempt=2, seconds=300)
+        # Slurm may warn up to a minute early: later attempts could end at their first step, until none is left.
+        slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     for training in trainings:
         assert weights_in(training.end()) == undisturbed(lab, *OPTIONS)
-        assert training.attempts >= 3  # One more on a machine so slow that the third has its time limit too.
+        assert training.attempts >= 3  # One more if the third was warned before its limit was raised.
 
 
 def test_a_preempted_training_goes_on_when_it_has_nodes_again(lab: Any, slurm: SlurmCluster) -> None:
