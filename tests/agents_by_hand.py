@@ -19,6 +19,7 @@ from allranks import contract
 from allranks.clusters.launch import copy_node_code
 from allranks.contract import NodeSpec
 from allranks.processes import marked
+from allranks.runs import key
 from waiting import PATIENCE
 
 #: Starts a command on a node, with an environment and files for stdout and stderr.
@@ -57,6 +58,7 @@ class ByHand:
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / "train.py"
         target.write_text(script)
+        (self.folder / contract.KEY_FILE).write_text(key.written(bytes(32)))
         given: dict[str, Any] = {
             "run_id": self.folder.name,
             "run_dir": str(self.folder),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final, Literal
 
 # --- environment variables that every rank of ours gets, beside those of torchrun ---
@@ -125,6 +125,8 @@ NODE_CODE: Final = (
 ATTEMPTS_DIR: Final = "attempts"
 #: Lines of shell that set the secrets of a job, for its owner alone, where nothing else can bring them to it.
 SECRETS_FILE: Final = "secrets.sh"
+#: The key that the agents of a run prove to each other, and its ranks sign with: see :mod:`allranks.runs.key`.
+KEY_FILE: Final = "key"
 #: How the folders of an array's tasks begin; each is laid out like a run's.
 TASK: Final = "task-"
 LATEST: Final = "latest"
@@ -228,15 +230,8 @@ class NodeSpec:
     file_mode: int
     #: With fewer nodes than this the job cannot go on.
     min_nodes: int = 1
-    #: What the agents of a run know each other by, where each node has a folder of its own for it.
-    rendezvous_id: str | None = None
     #: How many of the nodes wait to take the place of one that is lost: the last ones, at first.
     spares: int = 0
-
-    @property
-    def rendezvous(self) -> str:
-        """What the agents of all nodes have in common: the run's folder, or its id where they share none."""
-        return self.rendezvous_id or self.run_dir
 
     @property
     def places(self) -> int:
@@ -254,7 +249,8 @@ class NodeSpec:
 
     @classmethod
     def from_json(cls, text: str) -> NodeSpec:
-        """Read what :meth:`to_json` wrote."""
-        raw = json.loads(text)
+        """Read what :meth:`to_json` wrote, in an earlier version too: a run may be resumed with a later one."""
+        names = {field.name for field in fields(cls)}
+        raw = {name: value for name, value in json.loads(text).items() if name in names}
         lists = {"args": tuple(raw["args"]), "python_options": tuple(raw["python_options"])}
         return cls(**{**raw, **lists})

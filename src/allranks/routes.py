@@ -66,6 +66,41 @@ def listen_everywhere(port: int, backlog: int = 128) -> socket.socket:
     return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
 
 
+def listen_for(master: str, port: int, backlog: int = 128) -> socket.socket:
+    """Listen where other nodes come that know this one as ``master``: at its address or, if that is not clear, at all.
+
+    It is not where the name stands for this machine's loopback, as in Debian's /etc/hosts, or for an address that is
+    not this machine's, as that of a service.
+
+    Raises:
+        OSError: the port is in use, or not for this user.
+    """
+    address = _meant(master)
+    if address is None:
+        return listen_everywhere(port, backlog)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=backlog)
+
+
+def _meant(master: str) -> str | None:
+    """Return the first address of this machine that a name stands for; None where there is none but the loopback."""
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_STREAM)]
+    except OSError:
+        return None
+    means_loopback = master in ("localhost", *found)
+    clear = [address for address in found if means_loopback or not ipaddress.ip_address(address).is_loopback]
+    return next(filter(_is_ours, clear), None)
+
+
+def _is_ours(address: str) -> bool:
+    try:
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
 def _interface_of(address: str, proc: Path) -> str | None:
     """Return the interface that has an address of ours."""
     wanted = ipaddress.ip_address(address)

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_tools import wait_until
 from followed_runs import Followed, files_with, given_to, run_named
 from left_behind import command_lines_with
 from ranks_told import GOES, PLACES, UP, WHO, expected, listed, ranks_saying, shown, who
 from sites import Site, on
+
+from strangers import ARGUMENT, ATTACKED, assert_strangers_learn_nothing, listening
 
 
 def assert_placed(site: Site, run: Followed, counts: list[int]) -> None:
@@ -56,6 +59,23 @@ def test_all_ranks_meet(site: Site) -> None:
     runs = [site.start(name, "train.py", [2, 2], "--launcher", name) for name in site.launchers]
     for run in runs:
         assert_placed(site, run, [2, 2])
+
+
+@on("slurm", "ssh")
+def test_strangers_change_nothing(site: Site) -> None:
+    """It takes more than 10 s: two ranks import torch on nodes of their own, and 41 kinds of talk reach each port."""
+    site.lab.script(ATTACKED)
+    run = site.start("attacked", "train.py", [1, 1], "--", ARGUMENT)
+    wait_until("rank 0 to work", (site.lab.folder / "works").exists, 120)
+    places = listening(run.folder)
+    assert len(places) == 2
+    assert "*" not in {address for found in places.values() for address, _ in found}
+    assert_strangers_learn_nothing(run.folder)
+    (site.lab.folder / "go").touch()
+    done = run.end()
+    assert done.rc == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}:{rank}] {rank} [0, 1, 2] fine 2.0" for rank in (0, 1)]
+    site.assert_nothing_left()
 
 
 #: Rank 2, the first one of the second node, fails in a way of its own; the others would go on for long.

@@ -63,7 +63,7 @@ def test_script_of_a_node(tmp_path: Path, name: str):
 
 
 def _without_port(text: str, name: str) -> str:
-    """Replace the port that comes from the run's folder, which is another one each time."""
+    """Replace the port, which is another one each time."""
     if name in ("module", "over-ssh"):
         return text
     before, _, after = text.partition("ALLRANKS_RDZV_PORT=")

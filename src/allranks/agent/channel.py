@@ -1,24 +1,35 @@
-"""Messages between the agents of two nodes: JSON, one a line, over a connection that never makes anybody wait."""
+"""Messages between the agents of two nodes: JSON, one a line, over a connection that never makes anybody wait.
+
+Each side begins with a nonce. The run's key and both nonces give a key for each direction of this connection, and each
+line begins with its HMAC-SHA256 (RFC 2104), of its number and its text, under that key. So who does not know the run's
+key can neither say anything, nor repeat what another connection, direction or line has said. It is no secret what
+agents say: anybody in between can read it.
+"""
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import re
+import secrets
 import socket
 import time
 from typing import Any
 
 from allranks import contract
+from allranks.agent.messages import Message, parsed
 
 #: A node that answers nothing for so long is lost; the kernel asks it every second, however busy its agent is. Of a
 #: process that ends, or a machine that goes down in order, one hears at once. At least 2 s: one answer may be late.
 _SILENCE_SECONDS = max(2, contract.whole_wait(5))
 #: The same, where the job cannot go on without any of its nodes: an outage of the network may pass.
 _PATIENT_SECONDS = contract.whole_wait(30)
-#: No message of ours is longer.
-_LONGEST = 1 << 20
-
-Message = dict[str, Any]
+#: No message of ours is longer, nor what an agent says before it is known to be one.
+_LONGEST, _LONGEST_AT_FIRST = 1 << 20, 1 << 12
+_GREETING = re.compile(rb"allranks 1 ([0-9a-f]{32})")
+_NOT_AN_AGENT = "what it says is no message of an agent"
+_OTHER_KEY = "it does not know the run's key"
 
 
 class Channel:
@@ -26,26 +37,49 @@ class Channel:
 
     Args:
         connection: it is this channel's from now on.
+        key: of the run.
+        is_hub: whether this is the end of the hub, and not of a node.
         patient: whether to bear a longer silence.
 
     Attributes:
         lost: why no more can come, once that is so.
+        has_heard: whether the other side has said anything at all.
+        is_proven: whether it has proven that it knows the run's key.
     """
 
-    def __init__(self, connection: socket.socket, *, patient: bool) -> None:
+    def __init__(self, connection: socket.socket, key: bytes, *, is_hub: bool, patient: bool) -> None:
         self.lost: str | None = None
+        self.has_heard = self.is_proven = False
         self._connection = connection
+        self._key = key
+        self._is_hub = is_hub
+        self._nonce = secrets.token_hex(16).encode()
+        self._signers: tuple[_Signer, _Signer] | None = None  # of what it says and of what we say, once it has greeted
+        self._waiting: list[bytes] = []
         self._unread = b""
-        self._unsent = b""
+        self._unsent = b"allranks 1 " + self._nonce + b"\n"
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             _watch(connection, _PATIENT_SECONDS if patient else _SILENCE_SECONDS)
+        self.flush()
 
     @property
     def here(self) -> str:
         """Our address as the other side knows it; empty for a connection within this machine."""
-        name = self._connection.getsockname()
-        return name[0].removeprefix("::ffff:") if isinstance(name, tuple) else ""
+        return _host(self._connection.getsockname())
+
+    @property
+    def there(self) -> str:
+        """The other side's address, if it is still known."""
+        try:
+            return _host(self._connection.getpeername())
+        except OSError:
+            return ""
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the other side has begun as an agent does, of this run or another one."""
+        return self._signers is not None
 
     def fileno(self) -> int:
         """Return the descriptor, for select."""
@@ -53,11 +87,14 @@ class Channel:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message; what the connection does not take now goes with :meth:`flush`."""
-        self._unsent += json.dumps({"kind": kind, "sent": time.time(), **fields}).encode() + b"\n"
+        self._waiting.append(json.dumps({"kind": kind, "sent": time.time(), **fields}).encode())
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send what waits, as soon as the other side has greeted."""
+        if self._signers:
+            self._unsent += b"".join(map(self._signers[1].signed, self._waiting))
+            self._waiting.clear()
         try:
             while self._unsent and not self.lost:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
@@ -69,14 +106,17 @@ class Channel:
     def receive(self) -> list[Message]:
         """Return the messages that have come."""
         self._read()
-        *lines, self._unread = self._unread.split(b"\n")
         messages: list[Message] = []
+        *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            message = _parse(line)
-            if message is None:
-                self.lost = "what it says is no message of an agent"
+            if self._signers is None:
+                problem = self._greeted(line)
+            else:
+                message, problem = self._opened(line, self._signers[0])
+                messages += [message] if message else []
+            if problem:
+                self.lost = problem
                 break
-            messages.append(message)
         return messages
 
     def close(self) -> None:
@@ -89,16 +129,62 @@ class Channel:
             while not self.lost:
                 data = self._connection.recv(65536)
                 self._unread += data
+                self.has_heard = self.has_heard or bool(data)
                 if not data:
                     self.lost = "its agent is gone"
-                elif len(self._unread) > _LONGEST:
-                    self.lost = "what it says is no message of an agent"
+                elif len(self._unread) > (_LONGEST if self.is_proven else _LONGEST_AT_FIRST):
+                    self.lost = _NOT_AN_AGENT
         except BlockingIOError:
             pass
         except ConnectionResetError:
             self.lost = "its agent is gone"
         except OSError as error:
             self.lost = f"the connection broke: {os.strerror(error.errno or 0)}"
+
+    def _greeted(self, line: bytes) -> str | None:
+        """Make the keys of this connection from both nonces; return why not, if so."""
+        greeting = _GREETING.fullmatch(line)
+        if greeting is None:
+            return _NOT_AN_AGENT
+        nonces = (self._nonce, greeting[1]) if self._is_hub else (greeting[1], self._nonce)
+        hub, node = (_Signer(self._key, b" ".join((side, *nonces))) for side in (b"hub", b"node"))
+        self._signers = (node, hub) if self._is_hub else (hub, node)
+        self.flush()
+        return None
+
+    def _opened(self, line: bytes, signer: _Signer) -> tuple[Message | None, str | None]:
+        """Return the message that a line carries, or why it carries none."""
+        text = signer.opened(line)
+        if text is None:
+            return None, _NOT_AN_AGENT if self.is_proven else _OTHER_KEY
+        self.is_proven = True
+        message = parsed(text)
+        return message, None if message else _NOT_AN_AGENT
+
+
+class _Signer:
+    """Signs the lines of one direction of one connection, or opens what is so signed: each in its turn, once."""
+
+    def __init__(self, key: bytes, name: bytes) -> None:
+        self._key = hmac.digest(key, name, "sha256")
+        self._number = 0
+
+    def signed(self, text: bytes) -> bytes:
+        """Return the line that carries a text."""
+        return self._next(text) + b" " + text + b"\n"
+
+    def opened(self, line: bytes) -> bytes | None:
+        """Return the text of a line; None if it was not signed for this place."""
+        signature, _, text = line.partition(b" ")
+        return text if hmac.compare_digest(signature, self._next(text)) else None
+
+    def _next(self, text: bytes) -> bytes:
+        self._number += 1
+        return hmac.digest(self._key, b"%d %b" % (self._number, text), "sha256").hex().encode()
+
+
+def _host(name: object) -> str:
+    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
 
 
 def _watch(connection: socket.socket, silence: int) -> None:
@@ -109,12 +195,3 @@ def _watch(connection: socket.socket, silence: int) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, silence)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence * 1000)
-
-
-def _parse(line: bytes) -> Message | None:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_ours = isinstance(message, dict) and isinstance(message.get("sent"), float)
-    return message if is_ours and isinstance(message.get("kind"), str) else None

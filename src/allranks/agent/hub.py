@@ -19,15 +19,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from allranks import contract
-from allranks.agent.channel import Channel, Message
+from allranks.agent.channel import Channel
+from allranks.agent.messages import Message
 from allranks.agent.outcome import Outcome, failed
 from allranks.agent.places import filled
+from allranks.agent.strangers import Strangers
 from allranks.contract import NodeSpec
 
 #: How long nodes are waited for that have not come; importing torch can take minutes where many nodes do it at once.
 JOIN_SECONDS = 600.0
 #: How much longer all nodes are waited for when there are enough of them.
 LAST_CALL_SECONDS = 5.0
+#: Connections that are accepted before what was said is heard again.
+_MOST_AT_ONCE = 64
 
 
 @dataclass
@@ -80,8 +84,8 @@ class _Round:
 class Stores(Protocol):
     """Where the ranks of a generation meet, one after the other."""
 
-    def open(self) -> int:
-        """Open a new store in place of the last one; return its port."""
+    def open(self, address: str | None) -> int:
+        """Open a new store in place of the last one, at an address of ours or, if None, at all; return its port."""
 
     def tick(self) -> None:
         """Do what there is to do for the store that is open."""
@@ -95,6 +99,7 @@ class Hub:
 
     Args:
         node: the orders of node 0.
+        key: of the run.
         listener: where the other agents dial.
         stores: of the generations of ranks.
         not_started: gives the nodes that cannot come, as far as somebody knows: their hosts, and why.
@@ -103,14 +108,16 @@ class Hub:
     def __init__(
         self,
         node: NodeSpec,
+        key: bytes,
         listener: socket.socket,
         stores: Stores,
         not_started: Callable[[], Mapping[int, tuple[str, str]]] = dict,
     ) -> None:
         self._node = node
+        self._key = key
         self._listener = listener
         self._stores = stores
-        self._strangers: list[Channel] = []
+        self._strangers = Strangers()
         self._peers: dict[int, _Peer] = {}
         self._gone: dict[int, tuple[str, str]] = {}  # node -> its name, and why it was lost
         self._not_started = not_started
@@ -126,7 +133,7 @@ class Hub:
     @property
     def descriptors(self) -> list[Any]:
         """What to select on: when one of them can be read, there is something to do."""
-        return [self._listener, *self._strangers, *(peer.channel for peer in self._peers.values())]
+        return [self._listener, *self._strangers.channels, *(peer.channel for peer in self._peers.values())]
 
     @property
     def is_alone(self) -> bool:
@@ -136,7 +143,7 @@ class Hub:
     def connect(self) -> socket.socket:
         """Return a connection for this node's own agent, which is treated as all others are."""
         ours, theirs = socket.socketpair()
-        self._strangers.append(Channel(ours, patient=self._node.needs_all))
+        self._let_in(ours)
         return theirs
 
     def tick(self) -> None:
@@ -160,27 +167,24 @@ class Hub:
 
     def close(self) -> None:
         """Let go of everybody."""
-        for channel in (*self._strangers, *(peer.channel for peer in self._peers.values())):
-            channel.close()
+        self._strangers.close()
+        for peer in self._peers.values():
+            peer.channel.close()
         self._listener.close()
 
     # --- who is there ---
 
     def _accept(self) -> None:
         try:
-            while True:
-                self._strangers.append(Channel(self._listener.accept()[0], patient=self._node.needs_all))
+            for _ in range(_MOST_AT_ONCE):
+                self._let_in(self._listener.accept()[0])
         except OSError:
             pass  # Nobody else has dialled, or who did has given up.
-        for channel in self._strangers.copy():
-            messages = channel.receive()
-            if messages:
-                self._admit(channel, *messages)
-            elif channel.lost:
-                channel.close()
-            else:
-                continue
-            self._strangers.remove(channel)
+        for channel, messages in self._strangers.proven():
+            self._admit(channel, *messages)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        self._strangers.add(Channel(connection, self._key, is_hub=True, patient=self._node.needs_all))
 
     def _admit(self, channel: Channel, hello: Message, *more: Message) -> None:
         if why := self._why_not(hello):
@@ -200,9 +204,10 @@ class Hub:
             self._take(peer, message)
 
     def _why_not(self, hello: Message) -> str | None:
-        if hello["kind"] != "hello" or (hello["run"], hello["attempt"]) != (self._node.rendezvous, self._node.attempt):
-            job = self._node.rendezvous_id or f"the run in {self._node.run_dir}"
-            return f"the agent there belongs to attempt {self._node.attempt} of {job}"
+        if hello["kind"] != "hello":
+            return "it has not said hello"
+        if hello["attempt"] != self._node.attempt:
+            return f"the agent there belongs to attempt {self._node.attempt}, and this one to {hello['attempt']}"
         if self._is_over and not self._outcome:
             return "the job is being stopped"
         if peer := self._peers.get(hello["node"]):
@@ -314,13 +319,13 @@ class Hub:
         return len(ready) == len(self._peers) and time.monotonic() >= self._enough_since + patience
 
     def _begin(self, nodes: list[int]) -> None:
-        port = self._stores.open()
         peers = [self._peers[node] for node in nodes]
+        addresses = [peer.channel.here or self._own_address() for peer in peers]
+        port = self._stores.open(addresses[0] if len({*addresses}) == 1 else None)
         self._round = _Round(nodes)
         layout = [(peer.node, peer.host, peer.ranks) for peer in peers]
-        for peer in peers:
+        for peer, address in zip(peers, addresses, strict=True):
             peer.is_ready, peer.failure, peer.report = False, None, None
-            address = peer.channel.here or self._own_address()
             peer.channel.send("generation", number=self._number, address=address, port=port, nodes=layout)
         self._number += 1
 

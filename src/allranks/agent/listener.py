@@ -41,17 +41,33 @@ def listen(address: str, port: int | None) -> socket.socket:
         ) from error
 
 
-def listen_everywhere(port: int | None, fix: str) -> socket.socket:
+def listen_everywhere(port: int | None) -> socket.socket:
     """Listen on a port of all of this machine's addresses, of both families where it has both; a free one if None.
 
     Raises:
-        LaunchError: the port is in use; it says ``fix``.
+        LaunchError: the port is in use, or no port is free.
     """
     try:
         return routes.listen_everywhere(port or 0, _BACKLOG)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise LaunchError(f"cannot listen on port {port or 0} of this machine", why=why, fix=fix) from error
+        raise _taken(port, error, "end what holds so many ports of this machine") from error
+
+
+def listen_for(master: str, port: int | None) -> socket.socket:
+    """Listen where the agents of other nodes dial: see :func:`allranks.routes.listen_for`.
+
+    Raises:
+        LaunchError: the port is in use.
+    """
+    try:
+        return routes.listen_for(master, port or 0, _BACKLOG)
+    except OSError as error:
+        raise _taken(port, error, "launch.master_port (--master-port) must be a free port of node 0") from error
+
+
+def _taken(port: int | None, error: OSError, fix: str) -> LaunchError:
+    why = error.strerror or str(error)
+    return LaunchError(f"cannot listen on port {port or 0} of this machine", why=why, fix=fix)
 
 
 def has_caller(listener: socket.socket) -> bool:

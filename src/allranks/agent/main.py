@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent import warmth
-from allranks.agent.listener import listen_everywhere
+from allranks.agent.listener import listen_for
 from allranks.agent.node import Start, fail_early, leave_early, run_node
 from allranks.agent.place import is_placed, placed
 from allranks.agent.rank import become
@@ -97,7 +97,7 @@ def _listen_for_others(node: NodeSpec) -> socket.socket | None:
     if node.nnodes == 1 or node.node:
         return None
     try:
-        return listen_everywhere(node.master_port, "launch.master_port (--master-port) must be a free port of node 0")
+        return listen_for(node.master_addr, node.master_port)
     except AllranksError as error:
         fail_early(node, error)
 

@@ -11,13 +11,13 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from allranks import contract
 from allranks.agent.backoff import Backoff
 from allranks.agent.generation import Generation
 from allranks.agent.group import RankGroup
 from allranks.agent.hub import Hub
-from allranks.agent.listener import listen_everywhere
 from allranks.agent.member import Again, Meeting, Member
 from allranks.agent.outcome import Outcome
 from allranks.agent.places import not_started
@@ -25,6 +25,7 @@ from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.stores import Stores
 from allranks.agent.torch_import import TorchImport
 from allranks.contract import NodeSpec
+from allranks.runs import key
 from allranks.runs.events import EventWriter
 
 _LOOK_SECONDS = 0.05
@@ -133,11 +134,13 @@ def run_many_nodes(
         events: where to tell what happens.
 
     Raises:
-        LaunchError: the other agents cannot be reached, no further process is allowed, or torch is needed and missing.
+        LaunchError: the other agents cannot be reached, no further process is allowed, torch is needed and missing,
+            or the run has no key.
         StopRequestedError: the run shall end.
     """
-    hub = Hub(node, listener, _stores(torch), partial(not_started, node)) if listener else None
-    member = Member(node, stop, events, hub)
+    known = key.read(Path(node.run_dir, contract.KEY_FILE))
+    hub = Hub(node, known, listener, _stores(torch), partial(not_started, node)) if listener else None
+    member = Member(node, known, stop, events, hub)
     group.attend(member)
     why: str | None = "its agent failed"
     try:
@@ -168,8 +171,7 @@ def _stores(torch: TorchImport) -> Stores:
     """Return the stores of all nodes' ranks; let this process hold as many connections as there may be."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    fix = "end what holds so many ports of this machine"
-    return Stores(torch, "127.0.0.1", partial(listen_everywhere, None, fix))
+    return Stores(torch)
 
 
 def _quietly(look: Callable[[float], None]) -> Callable[[float], None]:

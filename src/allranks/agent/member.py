@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks import contract
-from allranks.agent.channel import Channel, Message
+from allranks.agent.channel import Channel
 from allranks.agent.hub import JOIN_SECONDS, Hub, name_of
+from allranks.agent.messages import Message
 from allranks.agent.outcome import Outcome
 from allranks.agent.ranks import RankExit
 from allranks.agent.stop import Stop
@@ -25,6 +26,9 @@ from allranks.runs.events import EventWriter
 #: How long node 0's agent is dialled that does not answer: nodes of one job may start minutes apart.
 DIAL_SECONDS = 300.0
 _TRY_SECONDS = 2.0
+#: The same of one that has another key: it may be another run's, whose end frees the port.
+_OTHER_KEY_SECONDS = contract.scaled_wait(30.0)
+_OTHER_KEY = "the agent there has another key, or has ended"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 Wait = Callable[[float], object]
@@ -68,6 +72,7 @@ class Member:
 
     Args:
         node: the node's orders.
+        key: of the run.
         stop: told when the run is to stop on all nodes.
         events: told of nodes that were lost.
         hub: of node 0's agent.
@@ -80,12 +85,13 @@ class Member:
         outcome: how the attempt has ended, once it has.
     """
 
-    def __init__(self, node: NodeSpec, stop: Stop, events: EventWriter, hub: Hub | None) -> None:
+    def __init__(self, node: NodeSpec, key: bytes, stop: Stop, events: EventWriter, hub: Hub | None) -> None:
         self.meeting: Meeting | None = None
         self.shall_end = self.goes_on_without = False
         self.again: Again | None = None
         self.outcome: Outcome | None = None
         self._node = node
+        self._key = key
         self._stop = stop
         self._events = events
         self._hub = hub
@@ -134,8 +140,9 @@ class Member:
         pause, began = _FIRST_PAUSE, time.monotonic()
         while not self._master:
             problem = self._dial() or self._introduce(wait)
-            if problem and time.monotonic() - began > DIAL_SECONDS:
-                raise self._unreachable(problem)
+            patience = _OTHER_KEY_SECONDS if problem == _OTHER_KEY else DIAL_SECONDS
+            if problem and time.monotonic() - began > patience:
+                raise self._unreachable(problem, patience)
             if problem:
                 wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -194,7 +201,7 @@ class Member:
     def _dial(self) -> str | None:
         """Connect; return why that failed if it did."""
         if self._hub:
-            self._channel = Channel(self._hub.connect(), patient=self._node.needs_all)
+            self._channel = self._channel_over(self._hub.connect())
             return None
         try:
             connection = socket.create_connection((self._node.master_addr, self._node.master_port or 0), _TRY_SECONDS)
@@ -207,8 +214,11 @@ class Member:
         if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
             connection.close()
             return os.strerror(errno.ECONNREFUSED).lower()
-        self._channel = Channel(connection, patient=self._node.needs_all)
+        self._channel = self._channel_over(connection)
         return None
+
+    def _channel_over(self, connection: socket.socket) -> Channel:
+        return Channel(connection, self._key, is_hub=False, patient=self._node.needs_all)
 
     def _introduce(self, wait: Wait) -> str | None:
         """Say who this node is, and wait to be welcome; return why that failed if it did."""
@@ -216,7 +226,6 @@ class Member:
         node = self._node
         self._channel.send(
             "hello",
-            run=node.rendezvous,
             attempt=node.attempt,
             node=node.node,
             host=socket.gethostname(),
@@ -230,14 +239,17 @@ class Member:
             return None
         problem = self._channel.lost or f"who listens there says nothing for {JOIN_SECONDS:g} s"
         self._channel.close()
-        return problem
+        return _OTHER_KEY if self._channel.is_greeted else problem
 
-    def _unreachable(self, problem: str) -> LaunchError:
+    def _unreachable(self, problem: str, patience: float) -> LaunchError:
         where = f"{self._node.master_addr}:{self._node.master_port}"
         return LaunchError(
-            f"{self._name} cannot reach node 0 at {where} for {DIAL_SECONDS:g} s",
+            f"{self._name} cannot reach node 0 at {where} for {patience:g} s",
             why=problem,
-            fix="see what the agent of node 0 says, in its run's folder (slurm-*.out, or "
+            fix="that port must be no other run's; where each node is started by hand, ~/.config/allranks/key (or the "
+            "file that ALLRANKS_KEY_FILE names) must be the same on all nodes"
+            if problem == _OTHER_KEY
+            else "see what the agent of node 0 says, in its run's folder (slurm-*.out, or "
             f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "
             "node, and no firewall may close the port between the nodes",
         )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
 
 from allranks.agent.backoff import Backoff
 from allranks.agent.generation import alone
 from allranks.agent.group import RankGroup
-from allranks.agent.listener import listen
 from allranks.agent.stores import Stores
 from allranks.agent.torch_import import TorchImport
 from allranks.contract import NodeSpec
@@ -28,10 +26,10 @@ def run_one_node(node: NodeSpec, group: RankGroup, torch: TorchImport) -> None:
         LaunchError: the port is not free, no further process is allowed, or torch is needed and missing.
         StopRequestedError: the run shall end.
     """
-    stores = Stores(torch, node.master_addr, partial(listen, node.master_addr, node.master_port))
+    stores = Stores(torch, node.master_port)
     backoff = Backoff(node.restart_delay)
     for restart in range(node.max_restarts + 1):
-        group.start(alone(node, restart, stores.open()))
+        group.start(alone(node, restart, stores.open(node.master_addr)))
         _watch(group, stores)
         if group.first_failure is None or restart == node.max_restarts:
             break

@@ -9,13 +9,12 @@ Here every generation has a new store, in which there is no key of an earlier on
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.agent.listener import has_caller, port_of
+from allranks.agent.listener import has_caller, listen, listen_everywhere, port_of
 from allranks.agent.torch_import import TorchImport
 
 if TYPE_CHECKING:
@@ -27,26 +26,29 @@ class Stores:
 
     Args:
         torch: the import of torch; it begins when a rank connects, unless it is over by then.
-        address: an address of this machine at which the store is reached.
-        listen: opens the socket of a generation.
+        port: of all stores; None: each has a free one.
     """
 
-    def __init__(self, torch: TorchImport, address: str, listen: Callable[[], socket.socket]) -> None:
+    def __init__(self, torch: TorchImport, port: int | None = None) -> None:
         self._torch = torch
-        self._address = address
-        self._listen = listen
+        self._port = port
+        self._address = ""
         self._listener: socket.socket | None = None
         self._store: TCPStore | None = None
         self._has_loss = False
 
-    def open(self) -> int:
+    def open(self, address: str | None) -> int:
         """Open a new store in place of the last one; return its port.
+
+        Args:
+            address: of this machine, at which all ranks reach it; None if they do so at several.
 
         Raises:
             LaunchError: the port is not free, or torch cannot be imported.
         """
         self.close()
-        self._listener = self._listen()
+        self._address = address or "127.0.0.1"
+        self._listener = listen(address, self._port) if address else listen_everywhere(self._port)
         port = port_of(self._listener)
         self.tick()
         return port

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import allranks
 from allranks import contract
+from allranks.clusters import users_key
 from allranks.clusters.base import ClusterKind, Request, Started
 from allranks.errors import AllranksError, RunFolderError, StartCancelledError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
-from allranks.runs import record
+from allranks.runs import key, record
 from allranks.runs.files import unwritable, write_json, write_whole
 from allranks.runs.record import Run
 from allranks.runs.status import State, Status
@@ -83,7 +84,15 @@ def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
     with _removed_on_failure(run_dir):
         if plan.run_dir != str(run_dir):  # Another command took that id in between.
             plan = kind.plan(launch.request(run_dir))
-        return _write(run_dir, plan, launch.job_text), plan
+        run = _write(run_dir, plan, launch.job_text)
+        write_whole(run_dir / contract.KEY_FILE, key.written(_key(launch, plan)))
+        return run, plan
+
+
+def _key(launch: Launch, plan: Plan) -> bytes:
+    if launch.node_rank is None or plan.nnodes == 1:
+        return key.new()
+    return users_key.derived(f"{plan.name} at {plan.master_addr}, port {plan.master_port}", launch.environ)
 
 
 def start(

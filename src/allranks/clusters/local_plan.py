@@ -16,7 +16,7 @@ from allranks.plan import environment, plain_launcher
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import this_machine
-from allranks.plan.orders import orders, port_of
+from allranks.plan.orders import orders, random_port
 from allranks.plan.plain_script import own_place, plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.resolve import environment_of, only_over_ssh, python_of, unused_scheduler, workdir_of
@@ -129,8 +129,7 @@ def _orders(request: Request, python: tuple[str, ...], entry: Entry, layout: Lay
     if node is None:
         return orders(job, request.run_dir, entry, layout, python, nodes=(1, 1))
     _, nodes = job.resources.nodes
-    met = f"{name_of(job)} at {job.launch.master_addr}, port {job.launch.master_port}"
-    return orders(job, request.run_dir, entry, layout, python, nodes=(nodes, nodes), node=node, rendezvous_id=met)
+    return orders(job, request.run_dir, entry, layout, python, nodes=(nodes, nodes), node=node)
 
 
 def _settings(request: Request, layout: Layout) -> tuple[Reason, ...]:
@@ -164,7 +163,7 @@ def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: La
     if not is_plain:
         command = [shlex.quote(word) for word in (*python, code, str(run_dir / f"{stem}.json"))]
         return agent_script(head, chosen.container, command)
-    port = spec.master_port or port_of(run_dir)
+    port = spec.master_port or random_port()
     return plain_script(
         head,
         job,

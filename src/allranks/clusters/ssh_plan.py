@@ -23,7 +23,7 @@ from allranks.plan import batch, environment, plain_launcher
 from allranks.plan.entry import Entry, find_entry, name_of
 from allranks.plan.layout import Layout, lay_out
 from allranks.plan.machine import Machine, this_machine
-from allranks.plan.orders import orders, port_of
+from allranks.plan.orders import orders, random_port
 from allranks.plan.plain_script import plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.resolve import environment_of, python_of, unused_scheduler, workdir_of
@@ -112,7 +112,7 @@ class _Planning:
         self._settings = environment.settings(self._job, None, _NO_ENVIRONMENT)
         self._secrets = environment.secrets(self._job)
         self._run_dir = request.run_dir
-        self._port = self._job.launch.master_port or port_of(self._run_dir)
+        self._port = self._job.launch.master_port or random_port()
         self._master = self._job.launch.master_addr or real_name(hosts[0], request.environ)
         self._is_plain = plain_launcher.is_used(self._job)
         if self._is_plain:
@@ -152,9 +152,8 @@ class _Planning:
 
     def _spec(self) -> NodeSpec:
         nodes, spares = taking_part(self._job, self._hosts), self._job.resources.spares
-        known_by = self._copy.run if self._copy else None
         made_from = (self._job, self._run_dir, self._entry, self._layout, self._python)
-        return orders(*made_from, nodes=nodes, rendezvous_id=known_by, spares=spares)
+        return orders(*made_from, nodes=nodes, spares=spares)
 
     def _files(self, spec: NodeSpec) -> Iterator[PlanFile]:
         made_by = f"allranks {allranks.__version__}: run {spec.run_id}"
@@ -231,7 +230,7 @@ class _Planning:
         yield Reason(self._entry.kind, self._entry.target, self._entry.why)
         yield from self._layout.reasons
         why = "as asked" if launch.master_addr else "the first node"
-        port_why = "as asked" if launch.master_port else "from the run's folder"
+        port_why = "as asked" if launch.master_port else "any one"
         yield Reason("master", f"{self._master}, port {self._port}", f"{why}; the port {port_why}")
         if self._copy:
             yield Reason("copy", self._copy.shown, f"sync is rsync: {self._copy.size} of {self._workdir}")

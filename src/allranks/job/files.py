@@ -171,11 +171,16 @@ def read_cluster_file(path: Path, cwd: Path) -> dict[str, Entry]:
 def cluster_files(folder: Path, cwd: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the places of cluster files, the strongest first: the project's, then the user's."""
     yield from dict.fromkeys([folder / CLUSTER_FILE, cwd / CLUSTER_FILE])
+    if own := users_folder(environ):
+        yield own / CLUSTER_FILE
+
+
+def users_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the user's own files; None where the environment names none."""
     config, home = environ.get("XDG_CONFIG_HOME", ""), environ.get("HOME", "")
     if config.startswith("/"):
-        yield Path(config) / "allranks" / CLUSTER_FILE
-    elif home.startswith("/"):
-        yield Path(home) / ".config" / "allranks" / CLUSTER_FILE
+        return Path(config) / "allranks"
+    return Path(home) / ".config" / "allranks" if home.startswith("/") else None
 
 
 def _mapping(value: Value | None, shown: str) -> dict[str, Entry]:

@@ -25,6 +25,7 @@ _PYTHON_PATH = f'"${contract.RUN_DIR}/{contract.CODE_DIR}${{PYTHONPATH:+:$PYTHON
 SPEC_FILE = "node.json"
 SPEC = f'"${contract.RUN_DIR}/{SPEC_FILE}"'
 
+_NEW_KEY = "od -An -N32 -tx1 /dev/urandom | tr -d ' '"
 _AT_EXIT = "trap 'finish \"$?\"' EXIT"
 _ON_ERROR = """trap 'echo "allranks: {where}$BASH_COMMAND failed with exit code $?{line}" >&2' ERR"""
 
@@ -63,6 +64,8 @@ def own_folder(run_dir: str, spec: str, mode: int, script: str) -> list[str]:
         f'  cat >"$new" && mv "$new" "$run/{SPEC_FILE}") <<\'END\'',
         *spec.splitlines(),
         "END",
+        comment("the key that its agents prove to each other; the first one counts"),
+        f'(umask 077 && set -o noclobber && {_NEW_KEY} >"$run/{contract.KEY_FILE}") 2>/dev/null || true',
     ]
 
 
@@ -79,7 +82,8 @@ def attempt(run_dir: str, job_id: str, mode: int, script: str, array_task: str |
     run = shlex.quote(run_dir)
     head = [f"job={job_id}", f"export {contract.RUN_DIR}={run} {contract.ATTEMPT}=0"]
     if array_task:
-        links = f'ln -sfn ../{contract.CODE_DIR} ../{SPEC_FILE} ../{script} "${contract.RUN_DIR}"'
+        shared = " ".join(f"../{name}" for name in (contract.CODE_DIR, contract.KEY_FILE, SPEC_FILE, script))
+        links = f'ln -sfn {shared} "${contract.RUN_DIR}"'
         head = [
             comment("each task of the array has a folder of its own, like that of a run"),
             f"job={job_id}",

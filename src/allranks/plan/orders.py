@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import zlib
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +20,9 @@ FIRST_PORT, PORTS = 16384, 16000
 _ALONE = "127.0.0.1"
 
 
-def port_of(run_dir: Path) -> int:
-    """Return the port of a run where nothing else says one: its nodes need not ask each other for it.
-
-    From the whole path: runs of several folders, or people, have one name when they begin in the same minute.
-    """
-    return FIRST_PORT + zlib.crc32(os.fsencode(run_dir)) % PORTS
+def random_port() -> int:
+    """Return a port for a run where nothing else says one: the plan tells all nodes, and nobody else can guess it."""
+    return FIRST_PORT + secrets.randbelow(PORTS)
 
 
 def orders(
@@ -38,7 +34,6 @@ def orders(
     *,
     nodes: tuple[int, int],
     node: int = 0,
-    rendezvous_id: str | None = None,
     spares: int = 0,
 ) -> NodeSpec:
     """Make the orders of a node in the first attempt; those of the others differ in their place only.
@@ -51,7 +46,6 @@ def orders(
         python: the ranks' interpreter with its options.
         nodes: the fewest and the most nodes that take part.
         node: this one's place among them.
-        rendezvous_id: what they know each other by, where they do not share the run's folder.
         spares: how many more wait to take the place of a lost one.
     """
     launch, (least, most) = job.launch, nodes
@@ -74,6 +68,5 @@ def orders(
         master_port=launch.master_port,
         file_mode=0o640 if job.runs.group_readable else 0o600,
         min_nodes=least,
-        rendezvous_id=rendezvous_id,
         spares=spares,
     )

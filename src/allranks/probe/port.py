@@ -13,7 +13,7 @@ from allranks import processes
 from allranks.probe.once import once
 from allranks.probe.order import Order
 from allranks.probe.reading import command_of, text_of
-from allranks.routes import listen_everywhere
+from allranks.routes import listen_for
 
 #: Of a command line; it is to be recognized.
 _MOST_SHOWN = 120
@@ -31,7 +31,7 @@ class Opened:
 def opened(order: Order) -> Opened:
     """Listen at the port of an order."""
     try:
-        return Opened(listen_everywhere(order.master_port), None)
+        return Opened(listen_for(order.master_addr, order.master_port), None)
     except OSError as error:
         return Opened(None, os.strerror(error.errno) if error.errno else str(error))
 

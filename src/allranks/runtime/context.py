@@ -71,7 +71,7 @@ class Context(Reader):
 
         Raises:
             RankError: on the other ranks: rank 0 failed in it, or is gone; or a rank goes on with its steps instead.
-                On all: the value cannot be pickled.
+                On all: the value is not made of numbers, texts, bytes, tensors, lists, tuples, sets and dicts.
         """
         return self._main.on_main(fn, args, kwargs)
 
@@ -83,7 +83,9 @@ class Context(Reader):
 
     @cached_property
     def _main(self) -> MainRank:
-        return MainRank(self.rank, self.world_size, self._store, self.device, self._watch)
+        from allranks.runtime.parcel import Parcels
+
+        return MainRank(self.rank, self.world_size, self._store, Parcels(self.restart, self.device), self._watch)
 
     @cached_property
     def _watch(self) -> StepWatch:

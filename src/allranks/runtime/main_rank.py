@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from allranks.errors import AllranksError, RankError
+from allranks.runtime.parcel import Parcels
 from allranks.runtime.peer import Peers
 from allranks.runtime.poll import poll
 
 if TYPE_CHECKING:
-    import torch
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.watch_steps import StepWatch
@@ -31,15 +29,15 @@ class MainRank:
         rank: of this process.
         world_size: number of ranks.
         store: what the ranks share.
-        device: where tensors of rank 0's GPU go to on this rank.
+        parcels: how values travel in it.
         watch: numbers the calls, and knows when ranks disagree on the number of steps.
     """
 
-    def __init__(self, rank: int, world_size: int, store: Store | None, device: torch.device, watch: StepWatch) -> None:
+    def __init__(self, rank: int, world_size: int, store: Store | None, parcels: Parcels, watch: StepWatch) -> None:
         self._rank = rank
         self._world_size = world_size
         self._store = store
-        self._device = device
+        self._parcels = parcels
         self._watch = watch
         self._peers = Peers(rank, world_size, store)
         self._inside = False
@@ -84,10 +82,10 @@ class MainRank:
         self._inside = True
         try:
             value = call()
-            store.set(key, _pack(value, name))  # type: ignore[arg-type]
+            store.set(key, self._parcels.value(key, value, name))  # type: ignore[arg-type]
         except BaseException as error:
             with suppress(RuntimeError):  # The error counts, and not that the store is gone as well.
-                store.set(key, b"E" + pickle.dumps(_told(error, name)))  # type: ignore[arg-type]
+                store.set(key, self._parcels.error(key, _told(error, name)))  # type: ignore[arg-type]
                 poll(lambda: store.add(f"{key}/read", 0) >= self._world_size - 1 or None, _SECONDS_TO_READ)
             raise
         finally:
@@ -95,25 +93,25 @@ class MainRank:
         return value
 
     def _follow(self, store: Store, key: str, name: str) -> Any:
-        def look() -> bool | None:
+        def look() -> bytes | None:
             self._watch.raise_verdict()
             gone = self._peers.is_gone(0)
-            if store.check([key]):
-                return True
+            if store.check([key]) and self._parcels.is_ours(key, found := store.get(key)):
+                return found
             if gone:  # Ranks of other machines cannot see it, and read it here.
-                store.set(key, b"E" + pickle.dumps(vars(self._left_alone(name, "its process is gone"))))  # type: ignore[arg-type]
-            return gone or None
+                left_alone = self._parcels.error(key, vars(self._left_alone(name, "its process is gone")))
+                store.set(key, left_alone)  # type: ignore[arg-type]
+                return left_alone
+            return None
 
         try:
-            poll(look)
-            answer = store.get(key)
-            if store.add(f"{key}/read", 1) == self._world_size - 1 and answer[:1] != b"E":
+            answer = poll(look)
+            assert answer
+            if store.add(f"{key}/read", 1) == self._world_size - 1 and not self._parcels.is_error(answer):
                 store.delete_key(key)
         except RuntimeError as error:
             raise self._left_alone(name, str(error).strip().split("\n")[0]) from error
-        if answer[:1] == b"E":
-            raise RankError(**pickle.loads(answer[1:]))
-        return _unpack(answer[1:], self._device)
+        return self._parcels.opened(answer)
 
     def _left_alone(self, name: str, why: str) -> RankError:
         return RankError(
@@ -121,38 +119,6 @@ class MainRank:
             why=why,
             fix="look at the log of rank 0: allranks logs --rank 0",
         )
-
-
-def _pack(value: object, name: str) -> bytes:
-    """Write a value with torch's own pickling, which keeps tensors that share memory together.
-
-    Raises:
-        RankError: it cannot be pickled.
-    """
-    import torch
-
-    stream = io.BytesIO()
-    try:
-        torch.save(value, stream)
-    except Exception as error:
-        raise RankError(
-            f"what {name} returned on rank 0 cannot be sent to the other ranks: {type(value).__name__}",
-            why=f"{type(error).__name__}: {error}",
-            fix="return numbers, texts, tensors, or lists and dicts of them; or nothing",
-        ) from error
-    return b"V" + stream.getvalue()
-
-
-def _unpack(data: bytes, device: torch.device) -> Any:
-    """Read what :func:`_pack` wrote on rank 0 of this very job; what lay on its GPU comes onto ours."""
-    import torch
-
-    def place(storage: Any, location: str) -> Any:
-        if location == "cpu":
-            return storage
-        return torch.serialization.default_restore_location(storage, str(device))  # type: ignore[no-untyped-call]
-
-    return torch.load(io.BytesIO(data), map_location=place, weights_only=False)
 
 
 def _told(error: BaseException, name: str) -> dict[str, str | None]:

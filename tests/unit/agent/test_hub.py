@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import select
 import socket
 import sys
 import time
@@ -12,6 +12,7 @@ import pytest
 from allranks import contract
 from allranks.agent import hub as hub_module
 from allranks.agent import member as member_module
+from allranks.agent.channel import Channel
 from allranks.agent.hub import Hub
 from allranks.agent.listener import listen_everywhere, port_of
 from allranks.agent.member import Member
@@ -21,6 +22,8 @@ from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.runs.events import EventWriter
 from waiting import PATIENCE
+
+KEY = bytes(range(32))
 
 
 def orders(nodes=3, **fields):
@@ -34,15 +37,17 @@ class Meeting:
     """A hub, and what it did."""
 
     def __init__(self, spec):
-        self.listener = listen_everywhere(None, "")
+        self.listener = listen_everywhere(None)
         self.spec = spec
         self.port = port_of(self.listener)
         self.stores = self.losses = 0
-        self.hub = Hub(spec, self.listener, self)
+        self.addresses = []
+        self.hub = Hub(spec, KEY, self.listener, self)
         self.agents = []
 
-    def open(self):
+    def open(self, address):
         self.stores += 1
+        self.addresses.append(address)
         return 1000 + self.stores
 
     def tick(self):
@@ -53,9 +58,8 @@ class Meeting:
 
     def agent(self, node, *, behind=0.0, ranks=2, **fields):
         agent = Agent(self, behind)
-        said = {"run": "/nowhere", "attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks, "torch": "2.13.0"}
+        said = {"attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks, "torch": "2.13.0"}
         agent.say("hello", **{**said, **fields})
-        self.agents.append(agent)
         return agent
 
     def ready(self, *nodes, **options):
@@ -74,35 +78,32 @@ class Meeting:
 class Agent:
     """The other end of a connection to the hub, with a clock that is so many seconds behind."""
 
-    def __init__(self, meeting, behind):
+    def __init__(self, meeting, behind=0.0, key=KEY):
         self.meeting = meeting
         self.behind = behind
         self.socket = socket.create_connection(("127.0.0.1", meeting.port))
+        meeting.agents.append(self)
+        self.channel = Channel(self.socket, key, is_hub=False, patient=True)
         self.heard = []
-        self.unread = b""
+        self.wait("a greeting", lambda: self.channel.has_heard)
 
     def say(self, kind, **fields):
-        message = {"kind": kind, "sent": time.time() - self.behind, **fields}
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        self.channel.send(kind, **{"sent": time.time() - self.behind, **fields})
 
     def hear(self, kind):
         """Wait until the hub has said something of a kind, and return it."""
-        deadline = time.monotonic() + PATIENCE
-        while not (found := [message for message in self.heard if message["kind"] == kind]):
-            assert time.monotonic() < deadline, f"waited for {kind}, heard {self.heard}"
-            self.meeting.hub.tick()
-            self.listen()
-        self.heard.remove(found[0])
-        return found[0]
+        found = self.wait(kind, lambda: [message for message in self.heard if message["kind"] == kind])[0]
+        self.heard.remove(found)
+        return found
 
-    def listen(self):
-        self.socket.settimeout(0.01)
-        try:
-            self.unread += self.socket.recv(65536)
-        except TimeoutError:
-            return
-        *lines, self.unread = self.unread.split(b"\n")
-        self.heard += map(json.loads, lines)
+    def wait(self, what, done):
+        deadline = time.monotonic() + PATIENCE
+        while not (found := done()):
+            assert time.monotonic() < deadline, f"waited for {what}, heard {self.heard}"
+            self.meeting.hub.tick()
+            select.select([self.channel], [], [], 0.01)
+            self.heard += self.channel.receive()
+        return found
 
 
 @pytest.fixture
@@ -125,6 +126,7 @@ def test_nodes_that_come_in_any_order_are_numbered_as_the_scheduler_did(meet):
         told = agent.hear("generation")
         assert told["nodes"] == [[0, "host0", 2], [1, "host1", 4], [2, "host2", 2]]
         assert (told["number"], told["address"], told["port"]) == (0, "127.0.0.1", 1001)
+    assert meeting.addresses == ["127.0.0.1"]  # All come to node 0 there, so the ranks' store listens nowhere else.
 
 
 def test_nodes_with_different_versions_of_torch_do_not_begin(meet):
@@ -259,29 +261,16 @@ def test_who_does_not_belong_there_is_turned_away(meet):
     meeting = meet(orders(2))
     (first,) = meeting.ready(0)
     first.hear("welcome")
-    why = "the agent there belongs to attempt 2 of the run in /nowhere"
-    assert meeting.agent(1, run="other").hear("refused")["why"] == why
+    why = "the agent there belongs to attempt 2, and this one to 1"
     assert meeting.agent(1, attempt=1).hear("refused")["why"] == why
     assert meeting.agent(0).hear("refused")["why"] == "node 0 (host0) is there already"
     assert meeting.agent(2).hear("refused")["why"] == "the agent there expects 2 nodes"
-    with socket.create_connection(("127.0.0.1", meeting.port)) as scanner:
-        scanner.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        scanner.settimeout(0.01)
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            assert time.monotonic() < deadline
-            meeting.hub.tick()
-            try:
-                assert scanner.recv(100) == b""
-                break
-            except TimeoutError:
-                continue
     (second,) = meeting.ready(1)
     second.hear("generation")
 
 
 def make_member(spec, folder):
-    return Member(spec, Stop(lambda stop: None), EventWriter(folder / "agent.jsonl"), None)
+    return Member(spec, KEY, Stop(lambda stop: None), EventWriter(folder / "agent.jsonl"), None)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +309,8 @@ def test_an_agent_that_begins_anew_while_it_is_dialled_is_dialled_again(meet, tm
             elif not meetings:
                 meetings.append(meet(orders(2, master_port=port)))
                 meetings[0].listener.close()
-                meetings[0].listener = listener = listen_everywhere(port, "")
-                meetings[0].hub = Hub(meetings[0].spec, listener, meetings[0])
+                meetings[0].listener = listener = listen_everywhere(port)
+                meetings[0].hub = Hub(meetings[0].spec, KEY, listener, meetings[0])
             else:
                 meetings[0].hub.tick()
             member.tick()

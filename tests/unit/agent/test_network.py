@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks import contract
+from allranks import contract, routes
 from allranks.agent import network
 from allranks.agent.network import Setting, decide
 from allranks.probe.cgroups import usable_cpus
@@ -100,3 +100,20 @@ def test_a_master_without_a_name_is_said(sys: Path) -> None:
     (setting, threads) = decide("no-such-host.invalid", 2, 1, {}, sys=str(sys))
     assert (setting.name, setting.value, threads.name) == ("GLOO_SOCKET_IFNAME", None, "OMP_NUM_THREADS")
     assert setting.why.startswith("left alone: there is no route to no-such-host.invalid: ")
+
+
+def listens_at(master: str) -> str:
+    with routes.listen_for(master, 0) as listener:
+        return str(listener.getsockname()[0])
+
+
+def test_node_0_listens_where_the_others_come_and_nowhere_else() -> None:
+    assert (listens_at("127.0.0.1"), listens_at("::1")) == ("127.0.0.1", "::1")
+    assert listens_at("localhost") in ("127.0.0.1", "::1")
+    if address := own_address():
+        assert listens_at(address) == address
+
+
+@pytest.mark.parametrize("master", ["no-such-host.invalid", "192.0.2.1", ""], ids=["unknown", "of a service", "none"])
+def test_node_0_listens_at_all_its_addresses_where_none_is_meant(master: str) -> None:
+    assert listens_at(master) == ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")

@@ -10,7 +10,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 
 import pytest
 from torch.distributed import TCPStore
@@ -20,6 +19,7 @@ from allranks.agent.listener import has_caller, listen
 from allranks.agent.stores import Stores
 from allranks.agent.torch_import import TorchImport
 from allranks.errors import LaunchError
+from waiting import wait_for
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def torch():
 
 @pytest.fixture
 def stores(torch):
-    stores = Stores(torch, "127.0.0.1", partial(listen, "127.0.0.1", None))
+    stores = Stores(torch)
     yield stores
     stores.close()
 
@@ -50,7 +50,7 @@ def connected(stores, port):
 
 
 def test_torch_is_imported_when_somebody_connects_and_not_before(stores, torch):
-    port = stores.open()
+    port = stores.open("127.0.0.1")
     stores.tick()
     assert (torch.has_begun, torch.is_over) == (False, False)
     assert not connected(stores, port).check(["key"])
@@ -58,7 +58,7 @@ def test_torch_is_imported_when_somebody_connects_and_not_before(stores, torch):
 
 
 def test_who_connected_before_there_was_a_store_is_answered(stores, torch):
-    port = stores.open()
+    port = stores.open("127.0.0.1")
     assert not has_caller(stores._listener)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client, port)
@@ -67,7 +67,7 @@ def test_who_connected_before_there_was_a_store_is_answered(stores, torch):
         torch.finish()
         stores.tick()
         assert not waiting.result(10).check(["key"])
-    assert stores.open() != port
+    assert stores.open("127.0.0.1") != port
 
 
 def test_a_caller_is_seen_however_many_connections_are_open():
@@ -88,9 +88,9 @@ def test_a_fixed_port_is_free_for_the_next_generation(torch):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     torch.finish()
-    stores = Stores(torch, "127.0.0.1", partial(listen, "127.0.0.1", port))
+    stores = Stores(torch, port)
     for _ in range(3):
-        assert stores.open() == port
+        assert stores.open("127.0.0.1") == port
         store = client(port)
         assert not store.check(["key"])
         store.set("key", "old")
@@ -103,7 +103,7 @@ def test_a_port_in_use_is_named(torch):
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(LaunchError) as caught:
-            Stores(torch, "127.0.0.1", partial(listen, "127.0.0.1", port)).open()
+            Stores(torch, port).open("127.0.0.1")
     error = caught.value
     assert (error.what, error.why) == (f"cannot listen on 127.0.0.1:{port}", "Address already in use")
     assert error.fix == "leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
@@ -111,45 +111,45 @@ def test_a_port_in_use_is_named(torch):
 
 def test_an_address_of_another_machine_is_named(torch):
     with pytest.raises(LaunchError) as caught:
-        Stores(torch, "192.0.2.1", partial(listen, "192.0.2.1", None)).open()
+        Stores(torch).open("192.0.2.1")
     fix = "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine"
     assert (caught.value.what, caught.value.fix) == ("cannot listen on 192.0.2.1:0", fix)
 
 
 def test_where_torch_is_there_a_store_is_served_at_once(stores, torch):
     torch.finish()
-    first = client(stores.open())
+    first = client(stores.open("127.0.0.1"))
     first.set("key", "old")
     assert first.check(["key"])
-    assert not client(stores.open()).check(["key"])
+    assert not client(stores.open("127.0.0.1")).check(["key"])
     assert not torch.has_begun
 
 
 def test_a_store_that_nobody_needed_leaves_its_port(stores):
-    port = stores.open()
-    stores.open()
+    port = stores.open("127.0.0.1")
+    stores.open("127.0.0.1")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 
 
 def test_a_loss_is_told_to_the_ranks_of_its_generation(stores):
     stores.tell_of_loss()
-    port = stores.open()
+    port = stores.open("127.0.0.1")
     store = connected(stores, port)
     assert not store.check([contract.RANK_GONE])
     stores.tell_of_loss()
-    assert store.check([contract.RANK_GONE])
-    assert not client(stores.open()).check([contract.RANK_GONE])
+    wait_for("the loss in the store", lambda: store.check([contract.RANK_GONE]))
+    assert not client(stores.open("127.0.0.1")).check([contract.RANK_GONE])
 
 
 def test_ranks_that_are_answered_later_hear_of_an_earlier_loss(stores):
-    port = stores.open()
+    port = stores.open("127.0.0.1")
     stores.tell_of_loss()
     assert connected(stores, port).check([contract.RANK_GONE])
 
 
 def test_a_torch_that_cannot_be_imported_is_told_once(stores, torch, monkeypatch):
-    port = stores.open()
+    port = stores.open("127.0.0.1")
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with socket.create_connection(("127.0.0.1", port)):
         stores.tick()

@@ -1,0 +1,74 @@
+"""Another user of the machine says to all ports of a run what nobody there should believe: the run goes on as it was.
+
+That user also speaks the protocol of torch's store, which has no password: ``docs/explanation/security.md`` says what
+remains open there.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents_by_hand import ByHand
+from allranks import contract
+from strangers import ARGUMENT, ATTACKED, assert_strangers_learn_nothing, listening, why_no_strangers
+from waiting import wait_for
+
+pytestmark = pytest.mark.skipif(why_no_strangers() is not None, reason=why_no_strangers() or "")
+
+
+def test_ranks_of_one_node_go_on(allranks) -> None:
+    allranks.script(ATTACKED)
+    process = allranks.popen("run", "train.py", "--nproc-per-node", "2", "--", ARGUMENT)
+    wait_for("rank 0 to work", (allranks.folder / "works").exists)
+    run = allranks.run()
+    (places,) = listening(run).values()
+    assert {address for address, _ in places} == {"127.0.0.1"}
+    assert_strangers_learn_nothing(run)
+    (allranks.folder / "go").touch()
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err.decode()
+    lines = sorted(line.split(maxsplit=1)[1] for line in out.decode().splitlines())
+    assert lines == ["0 [0, 1, 2] fine 2.0", "1 [0, 1, 2] fine 2.0"]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
+    """Give a run of two nodes whose agents are started by hand."""
+    run = ByHand(tmp_path / "runs" / "by-hand", allranks_env)
+    yield run
+    run.close()
+
+
+def test_agents_and_ranks_of_two_nodes_go_on(nodes: ByHand) -> None:
+    nodes.orders(
+        ATTACKED.replace('"works"', f'"{nodes.folder}/works"').replace('"go"', f'"{nodes.folder}/go"'), ARGUMENT
+    )
+    nodes.start(0, 1, ranks=1)
+    wait_for("rank 0 to work", (nodes.folder / "works").exists)
+    (places,) = listening(nodes.folder).values()
+    assert nodes.port in {port for _, port in places}
+    assert {address for address, _ in places} == {"127.0.0.1"}
+    assert_strangers_learn_nothing(nodes.folder)
+    (nodes.folder / "go").touch()
+    assert nodes.wait() == [0, 0]
+    assert [nodes.said(node, node) for node in (0, 1)] == [f"{rank} [0, 1, 2] fine 2.0\n" for rank in (0, 1)]
+    log = (nodes.folder / "agent-0.log").read_text()
+    assert log.count("closed a connection from 127.0.0.1") == 1
+
+
+def test_the_key_is_for_its_owner_and_stands_nowhere_else(allranks) -> None:
+    allranks.script("import os, pathlib, sys\nprint(pathlib.Path(f'/proc/{os.getppid()}/environ').read_bytes())\n")
+    done = allranks("run", "train.py", "--nproc-per-node", "2")
+    assert done.rc == 0, done.stderr
+    run = allranks.run()
+    file = run / contract.KEY_FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    key = file.read_text().strip()
+    assert len(bytes.fromhex(key)) == 32
+    others = [path for path in run.rglob("*") if path.is_file() and path != file]
+    assert [path for path in others if key.encode() in path.read_bytes()] == []
+    assert key not in done.stdout + done.stderr
