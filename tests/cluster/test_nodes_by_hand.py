@@ -170,15 +170,44 @@ def test_nodes_that_were_told_different_things(by_hand: ByHand) -> None:
     place = ("--master-addr", "gpu01")
     by_hand.type(1, "node", "train.py", "--nnodes", "3", "--node-rank", "2", *place)
     by_hand.type(2, "node", "other.py", "--nnodes", "2", "--node-rank", "1", *place)
-    fix = "  fix: --master-addr and --master-port must be the same on all nodes of a job, and no other's"
-    whys = ("the agent there expects 2 nodes", "the agent there belongs to attempt 0 of train at gpu01, port 29500")
-    for node, rank, host, why in ((1, 2, "gpu02", whys[0]), (2, 1, "gpu03", whys[1])):
-        code, _, err = by_hand.said(node)
-        assert code == 1
-        what = f"error: node {rank} ({host}) was turned away by the agent at gpu01:29500"
-        assert err.splitlines()[-3:] == [what, f"  why: {why}", fix]
+    code, _, err = by_hand.said(1)
+    assert code == 1
+    assert err.splitlines()[-3:] == [
+        "error: node 2 (gpu02) was turned away by the agent at gpu01:29500",
+        "  why: the agent there expects 2 nodes",
+        "  fix: --master-addr and --master-port must be the same on all nodes of a job, and no other's",
+    ]
+    assert_another_key(by_hand, 2)
     _type_ctrl_c(by_hand, 0)
     assert by_hand.said(0)[0] == 130
+
+
+def assert_another_key(by_hand: ByHand, node: int) -> None:
+    """The agent of node 0 has not let it in, and it says what may be the reason."""
+    code, _, err = by_hand.said(node)
+    assert code == 1
+    assert err.splitlines()[-3:] == [
+        f"error: node 1 (gpu{node + 1:02}) cannot reach node 0 at gpu01:29500 for 3 s",
+        "  why: the agent there has another key, or has ended",
+        "  fix: another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
+        "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names",
+    ]
+
+
+def test_nodes_with_different_keys_do_not_meet_and_with_the_same_they_do(by_hand: ByHand) -> None:
+    """As where each node has a home directory of its own."""
+    for node, digits in ((0, "00"), (1, "11"), (2, "00")):
+        (by_hand.at(node) / "mine").write_text(digits * 32)
+    by_hand.env = {**by_hand.env, "ALLRANKS_KEY_FILE": "mine"}
+    by_hand.start(1, PLACES, "--nnodes", "2")
+    for node in (1, 2):
+        (by_hand.at(node) / "train.py").write_text(PLACES)
+        by_hand.type(node, "node", "train.py", "--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu01")
+        if node == 1:
+            assert_another_key(by_hand, 1)
+    assert [by_hand.said(node)[0] for node in (0, 2)] == [0, 0]
+    log = next((by_hand.at(0) / "runs").glob("train-*/attempts/000/node-000/agent.log")).read_text()
+    assert log.count(": it does not know the run's key; others are only counted\n") == 1
 
 
 def test_a_port_that_is_taken(by_hand: ByHand, network: Network) -> None:
@@ -189,9 +218,10 @@ def test_a_port_that_is_taken(by_hand: ByHand, network: Network) -> None:
     by_hand.start(1, "", "--nnodes", "2")
     code, _, err = by_hand.said(0)
     assert code == 1
+    address = network.nodes["gpu01"].ip
     assert err.splitlines()[-3:] == [
         "error: cannot listen on port 29500 of this machine",
-        "  why: Address already in use (while attempting to bind on address ('', 29500))",
+        f"  why: Address already in use (while attempting to bind on address ('{address}', 29500))",
         "  fix: launch.master_port (--master-port) must be a free port of node 0",
     ]
 

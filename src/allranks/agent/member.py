@@ -246,8 +246,8 @@ class Member:
         return LaunchError(
             f"{self._name} cannot reach node 0 at {where} for {patience:g} s",
             why=problem,
-            fix="that port must be no other run's; where each node is started by hand, ~/.config/allranks/key (or the "
-            "file that ALLRANKS_KEY_FILE names) must be the same on all nodes"
+            fix="another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
+            "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
             if problem == _OTHER_KEY
             else "see what the agent of node 0 says, in its run's folder (slurm-*.out, or "
             f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "

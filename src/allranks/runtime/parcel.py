@@ -52,14 +52,8 @@ class Parcels:
         """
         import torch
 
-        if stranger := _first_stranger(value):
-            raise RankError(
-                f"what {name} returned on rank 0 cannot be sent to the other ranks: {stranger}",
-                why="another type could only be read by running code that it brings along",
-                fix=f"return {SENDABLE}",
-            )
         stream = io.BytesIO()
-        torch.save(value, stream)
+        torch.save(_plain(value, name), stream)
         return self._signed(place, _VALUE + stream.getvalue())
 
     def error(self, place: str, told: dict[str, str | None]) -> bytes:
@@ -110,17 +104,26 @@ def _key_of_run() -> bytes:
     return key.read(path) if path and path.exists() else b""
 
 
-def _first_stranger(value: object) -> str | None:
-    """Return the name of the first type in a value that cannot be sent."""
+def _plain(value: object, name: str) -> Any:
+    """Return a value that is read without running code; NumPy's numbers become Python's.
+
+    Raises:
+        RankError: a part of it is of another type.
+    """
     import torch
 
     kind = type(value)
     if kind in _LEAVES or kind in (torch.Tensor, torch.nn.Parameter):
-        return None
+        return value
     if kind in _LISTS:
-        parts = list(value)  # type: ignore[call-overload]
-    elif kind in _MAPPINGS:
-        parts = [part for item in value.items() for part in item]  # type: ignore[attr-defined]
-    else:
-        return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    return next(filter(None, map(_first_stranger, parts)), None)
+        return kind(_plain(part, name) for part in value)  # type: ignore[attr-defined]
+    if kind in _MAPPINGS:
+        return kind((_plain(key, name), _plain(part, name)) for key, part in value.items())  # type: ignore[attr-defined]
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return _plain(value.item(), name)  # type: ignore[attr-defined]
+    stranger = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    raise RankError(
+        f"what {name} returned on rank 0 cannot be sent to the other ranks: {stranger}",
+        why="another type could only be read by running code that it brings along",
+        fix=f"return {SENDABLE}",
+    )

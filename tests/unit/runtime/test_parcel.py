@@ -7,6 +7,7 @@ import pickle
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -50,6 +51,12 @@ def test_what_can_be_sent_comes_as_it_was(parcels, value):
     assert (opened, type(opened)) == (value, type(value))
 
 
+def test_numbers_of_numpy_come_as_those_of_python(parcels):
+    ours = parcels()
+    opened = ours.opened(ours.value("main/0", {"accuracy": numpy.float64(0.5), "steps": [numpy.int64(3)]}, "f"))
+    assert (opened, type(opened["accuracy"]), type(opened["steps"][0])) == ({"accuracy": 0.5, "steps": [3]}, float, int)
+
+
 def test_tensors_that_share_memory_do_so_again(parcels):
     ours = parcels()
     base = torch.arange(4.0)
@@ -69,6 +76,7 @@ def test_tensors_that_share_memory_do_so_again(parcels):
         (Number(1), "test_parcel.Number"),
         (Pair(1, 2), "test_parcel.Pair"),
         (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+        (numpy.zeros(2), "numpy.ndarray"),
         (len, "builtin_function_or_method"),
         (range(2), "range"),
     ],
