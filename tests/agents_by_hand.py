@@ -42,6 +42,7 @@ class ByHand:
         env: what every agent gets, before what tells it its place.
         nodes: how many agents there are to be.
         host: where they meet.
+        key: of the run.
         popen: starts a command on a node; on this machine by default.
     """
 
@@ -51,6 +52,7 @@ class ByHand:
     host: str = "127.0.0.1"
     popen: Callable[[int], Popen] = lambda node: subprocess.Popen
     port: int = field(default_factory=free_port)
+    key: bytes = field(default_factory=key.new)
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def orders(self, script: str, *args: str, **fields: Any) -> None:
@@ -58,7 +60,7 @@ class ByHand:
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / "train.py"
         target.write_text(script)
-        (self.folder / contract.KEY_FILE).write_text(key.written(bytes(32)))
+        (self.folder / contract.KEY_FILE).write_text(key.written(self.key))
         given: dict[str, Any] = {
             "run_id": self.folder.name,
             "run_dir": str(self.folder),

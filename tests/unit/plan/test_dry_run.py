@@ -40,6 +40,7 @@ def test_plan_is_what_a_run_executes(allranks, checked):
         "attempts",
         "code",
         "job.yaml",
+        "key",
         "plan.json",
         "preflight.json",
         "record.json",

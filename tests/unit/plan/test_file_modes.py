@@ -38,9 +38,10 @@ def modes(run: Path) -> dict[str, int]:
 
 
 def expected(run: Path, folder: int, file: int) -> dict[str, int]:
-    return {
+    found = {
         name: folder if (run / name).is_dir() else file | (0o100 if name.endswith(".sh") else 0) for name in modes(run)
     }
+    return {**found, "key": 0o600}
 
 
 def check(allranks, umask: int, folder: int, file: int, *flags: str) -> None:

@@ -183,7 +183,7 @@ def test_the_first_node_takes_no_stranger_for_another_node(start: Start) -> None
 
     def dial() -> socket.socket | None:
         with suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", asked.master_port))
+            return socket.create_connection((asked.master_addr, asked.master_port))
         return None
 
     with wait_for("the first node to listen", dial) as stranger:
