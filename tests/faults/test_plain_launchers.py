@@ -180,7 +180,7 @@ def test_a_port_that_is_taken_is_passed_over(allranks):
     allranks.script("import os\nos.write(1, os.environ['MASTER_PORT'].encode())\n")
     told = json.loads(allranks("plan", "train.py", "--no-agent", "--json").stdout)
     (file,), folder = told["files"], allranks.folder / "elsewhere"
-    (port,) = re.findall(r"^export ALLRANKS_RDZV_PORT=(\d+)$", file["text"], re.MULTILINE)
+    (port,) = re.findall(r"ALLRANKS_RDZV_PORT=(\d+)\n", file["text"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         text = file["text"].replace(told["run_dir"], str(folder))
