@@ -140,6 +140,50 @@ def test_a_full_disk_costs_the_save_and_not_the_training(tmp_path, small_disk, a
         assert "got SIGTERM; nothing was saved" in done.stderr
 
 
+KILLED_WHEN_FULL = """\
+import os, signal, sys
+import torch
+from torch import nn
+import allranks
+
+def kill(event, args):
+    # What removes a save that the full disk has ended: everything that it wrote is still there.
+    if event == "shutil.rmtree" and ".tmp-" in str(args[0]) and ".step-000000000" not in str(args[0]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with allranks.init() as ctx:
+    model = nn.Linear(512, 512)
+    checkpoints = ctx.checkpoints(sys.argv[1], every=1, background=False, model=model)
+    print("resumed", checkpoints.resumed and checkpoints.resumed.step, *sorted(os.listdir(sys.argv[1])), flush=True)
+    if not checkpoints.resumed:
+        sys.addaudithook(kill)
+        checkpoints.step()
+        open(os.path.dirname(sys.argv[1]) + "/filler", "wb").write(bytes(4 << 20))
+        checkpoints.step()
+"""
+
+
+def test_resuming_removes_what_a_killed_save_has_left_on_a_full_disk(small_disk, allranks_env, run_python):
+    folder = small_disk / "checkpoints"
+    done = run_python(KILLED_WHEN_FULL, folder, env={**allranks_env, "OMP_NUM_THREADS": "1"})
+    assert (done.rc, done.stdout) == (-signal.SIGKILL, "resumed None\n"), done.stderr
+    assert [step for _, step, _, _ in unfinished(folder)] == [2]
+    with pytest.raises(OSError, match="No space left on device"):
+        (small_disk / "byte").write_bytes(b"1")
+    done = run_python(KILLED_WHEN_FULL, folder, env={**allranks_env, "OMP_NUM_THREADS": "1"})
+    assert (done.rc, done.stdout) == (0, "resumed 1 latest step-000000001\n"), done.stderr
+
+
+def test_a_disk_that_is_full_from_the_start_is_refused_and_nothing_is_left(small_disk, allranks_env, run_python):
+    with pytest.raises(OSError, match="No space left on device"), (small_disk / "filler").open("wb") as filler:
+        filler.write(bytes(8 << 20))
+    done = run_python(KILLED_WHEN_FULL, small_disk / "checkpoints", env={**allranks_env, "OMP_NUM_THREADS": "1"})
+    assert done.rc == 1
+    assert "RankError: checkpoints cannot be written to" in done.stderr
+    assert "  why: No space left on device\n" in done.stderr
+    assert list((small_disk / "checkpoints").iterdir()) == []
+
+
 def test_a_signal_of_the_scheduler_ends_in_a_whole_checkpoint(tmp_path, allranks_env):
     script = FULL.replace("every=1", "every=None").replace("if checkpoints.last_error and", "if")
     (tmp_path / "train.py").write_text(script.replace('print("failed", checkpoints.last.name, flush=True)', "pass"))

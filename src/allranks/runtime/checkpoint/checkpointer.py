@@ -73,11 +73,10 @@ class Checkpointer:
         self._warned = False
         stop.listen(margin=leave_before)
         self._files = Files(ctx, folder, keep=keep, best=best, config=config, parts=[*own, *self._around])
-        self._seen = folders.prepare(ctx, folder, self._files.mark)
+        self._seen = folders.prepare(ctx, self._files.probe, self._files.tidy)
         self._refuse_unseen()
         self._saver = Saver(ctx.control, ctx.rank, ctx.world_size, ctx._store)
         self._capture = Capture(ctx, [*own, *self._around], config, seen=self._seen)
-        self._files.tidy()
         self._ready()
 
     def _ready(self) -> None:

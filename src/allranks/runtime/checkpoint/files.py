@@ -37,7 +37,7 @@ class Files:
         parts: all that are saved.
 
     Attributes:
-        mark: what this process's temporary files are known by.
+        probe: what :func:`folder.prepare` writes for a try; the same on all ranks.
         damaged: checkpoints that were found damaged, which do not count as kept.
     """
 
@@ -58,7 +58,7 @@ class Files:
         self._config = config
         self._parts = parts
         self._job = ctx.control.broadcast(commits.job_id())
-        self.mark = ctx.control.broadcast(commits.owner(self._job, 0))
+        self.probe = folder / ctx.control.broadcast(commits.temporary_name(0, commits.owner(self._job, 0)))
         self.damaged: set[Path] = set()
         self._began = time.time()
         self._saves = 0
