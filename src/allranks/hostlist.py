@@ -6,10 +6,19 @@ Source: the "Hostlist" notation in the manual of scontrol(1), which may be missi
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator
 
+#: No list is of more hosts. ``n[0-99999999]`` is written in a few letters, and takes all memory.
+MOST_HOSTS = 65_536
+#: Characters. A name in DNS has at most 253.
+_LONGEST_NAME = 255
+_LONGEST_SHOWN = 60
+
 _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
+#: Up to 18 digits: a ``range`` of any such numbers has a ``len``.
+_RANGE = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")
 _TOKEN = re.compile(r"([^\[\],\s]+)|\[([0-9,\-\s]+)\]")
 
 
@@ -20,10 +29,19 @@ def expand(text: str) -> Iterator[str]:
     nested loops, the last one fastest.
 
     Raises:
-        ValueError: the text is not written so; the message names the part.
+        ValueError: the text is not written so; the message names the part. Or it is more than :data:`MOST_HOSTS`
+            hosts, which is counted before the first one is made.
     """
-    for name in split(text):
-        yield from map("".join, itertools.product(*_pieces(name)))
+    names = [_pieces(name) for name in split(text)]
+    if sum(math.prod(map(_count, pieces)) for pieces in names) > MOST_HOSTS:
+        raise ValueError(f"{_shown(text)} is more than {MOST_HOSTS:,} hosts, the most that a list can have")
+    for pieces in names:
+        for host in map("".join, itertools.product(*map(_written, pieces))):
+            if len(host) > _LONGEST_NAME:
+                raise ValueError(
+                    f"{_shown(host)} is a name of {len(host):,} characters, and {_LONGEST_NAME} is the most"
+                )
+            yield host
 
 
 def fold(hosts: Iterable[str]) -> str:
@@ -42,8 +60,9 @@ def fold(hosts: Iterable[str]) -> str:
 def _folded(name: str, digits: int, rest: str, numbers: list[int]) -> str:
     if not digits:
         return name
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
+    there = {*numbers}
+    starts = [number for number in numbers if number - 1 not in there]
+    ends = [number for number in numbers if number + 1 not in there]
     pairs = [(f"{start:0{digits}d}", f"{end:0{digits}d}") for start, end in zip(starts, ends, strict=True)]
     ranges = [start if start == end else f"{start}-{end}" for start, end in pairs]
     inner = ",".join(ranges)
@@ -56,30 +75,52 @@ def split(text: str) -> list[str]:
     Raises:
         ValueError: there is nothing before or after one.
     """
-    names = [name.strip() for name in re.split(r",(?![^\[\]]*\])", text)]
+    names, start = [], 0
+    for found in re.finditer(r"\[[^\[\]]*\]|,", text):
+        if found[0] == ",":
+            names.append(text[start : found.start()].strip())
+            start = found.end()
+    names.append(text[start:].strip())
     if not all(names):
-        raise ValueError(f"an empty name in {text!r}")
+        raise ValueError(f"an empty name in {_shown(text)}")
     return names
 
 
-def _pieces(name: str) -> list[list[str]]:
+#: A part of a name: a text, or what counts: each range of numbers, and how many digits they have at least.
+_Piece = str | list[tuple[range, int]]
+
+
+def _pieces(name: str) -> list[_Piece]:
     """Take a name apart into its constant and its counting pieces."""
-    pieces, position = [], 0
+    pieces: list[_Piece] = []
+    position = 0
     while position < len(name):
         token = _TOKEN.match(name, position)
         if token is None:
-            raise ValueError(f"{name!r} has a bracket that is not closed or holds no numbers")
-        pieces.append([token[1]] if token[1] else _numbers(token[2]))
+            raise ValueError(f"{_shown(name)} has a bracket that is not closed or holds no numbers")
+        pieces.append(token[1] or [_range(part) for part in token[2].split(",")])
         position = token.end()
     return pieces
 
 
-def _numbers(text: str) -> list[str]:
-    """Expand ``01-03,07`` to 01, 02, 03, 07."""
-    numbers: list[str] = []
-    for part in text.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
-            raise ValueError(f"{part!r} is no range of numbers")
-        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
-    return numbers
+def _range(text: str) -> tuple[range, int]:
+    """Read ``01-03``, or ``07``: the numbers, and how many digits they have at least."""
+    found = _RANGE.fullmatch(text)
+    first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+    if int(last) < int(first):
+        raise ValueError(f"{_shown(text)} is no range of numbers")
+    return range(int(first), int(last) + 1), len(first)
+
+
+def _count(piece: _Piece) -> int:
+    return 1 if isinstance(piece, str) else sum(len(numbers) for numbers, _ in piece)
+
+
+def _written(piece: _Piece) -> list[str]:
+    if isinstance(piece, str):
+        return [piece]
+    return [f"{number:0{digits}d}" for numbers, digits in piece for number in numbers]
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…")

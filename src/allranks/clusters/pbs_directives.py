@@ -139,7 +139,7 @@ def _named(job: Job) -> list[str]:
         JobError: they are not written as hosts are, or there are more of them than nodes.
     """
     try:
-        hosts = [host for text in job.scheduler.include for host in expand(text)]
+        hosts = list(expand(",".join(job.scheduler.include))) if job.scheduler.include else []
     except ValueError as error:
         raise JobError(f"scheduler.include: {error}", fix="write them like gpu[01-03,07]") from error
     if len(hosts) > _count(job):

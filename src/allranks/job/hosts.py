@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
-from allranks.hostlist import expand, split
+from allranks.hostlist import MOST_HOSTS, expand, split
 from allranks.job.units import format_count
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ def parse_hosts(items: Sequence[str]) -> tuple[Host, ...]:
     """Return the hosts in items such as ``gpu[1-3]``, ``ada@gpu7:2222``, ``10.0.0.4`` or ``[2001:db8::7]:22``.
 
     Raises:
-        ValueError: an item is none, or a host stands there twice.
+        ValueError: an item is none, a host stands there twice, or there are more than :data:`MOST_HOSTS`.
     """
-    return _each_once([host for item in items for part in split(item) for host in _parse(part)])
+    return _each_once(_hosts_in(items))
 
 
 def read_hostfile(text: str) -> tuple[Host, ...]:
@@ -67,7 +68,13 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
     Raises:
         ValueError: a line is not written so, or a host stands there twice.
     """
-    found = []
+    found = _each_once(_hosts_in_lines(text))
+    if not found:
+        raise ValueError("no host stands in it")
+    return found
+
+
+def _hosts_in_lines(text: str) -> Iterator[Host]:
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -76,12 +83,10 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
             slots = [_slots(word) for word in words[1:]]
             if len(slots) > 1:
                 raise ValueError("slots stand there twice")
-            found += [Host(host.name, host.user, host.port, *slots) for host in _parse(words[0])]
+            for host in _parse(words[0]):
+                yield Host(host.name, host.user, host.port, *slots)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-    if not found:
-        raise ValueError("no host stands in it")
-    return _each_once(found)
 
 
 def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
@@ -96,8 +101,8 @@ def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
     Raises:
         JobError: there are none, too few, or what lists them cannot be read.
     """
-    listed, spares = _listed(job, folder), job.resources.spares
-    found = tuple(host for host in listed if not _excluding(job, host))
+    listed, spares, excluded = _listed(job, folder), job.resources.spares, _excluded(job)
+    found = tuple(host for host in listed if not _excluding(excluded, host))
     if listed and not found:
         raise _none_left(job)
     least, most = _asked(job) or (1, max(1, len(found) - spares))
@@ -119,24 +124,26 @@ def _asked(job: Job) -> tuple[int, int] | None:
 
 def excluded_in_vain(job: Job, folder: Path) -> tuple[str, ...]:
     """Return what ``scheduler.exclude`` names that is not among the hosts that are listed."""
-    used = {host for listed in _listed(job, folder) for host in _excluding(job, listed)}
-    return tuple(str(host) for host in _excluded(job) if host not in used)
+    excluded = _excluded(job)
+    used = {host for listed in _listed(job, folder) for host in _excluding(excluded, listed)}
+    return tuple(str(host) for hosts in excluded.values() for host in hosts if host not in used)
 
 
-def _excluding(job: Job, host: Host) -> list[Host]:
+def _excluding(excluded: dict[str, list[Host]], host: Host) -> list[Host]:
     """Return those of the excluded hosts that mean this one: by name alone, or whom to be there and the port too."""
-    return [
-        each
-        for each in _excluded(job)
-        if each.name == host.name and each.user in (None, host.user) and each.port in (None, host.port)
-    ]
+    same = excluded.get(host.name, ())
+    return [each for each in same if each.user in (None, host.user) and each.port in (None, host.port)]
 
 
-def _excluded(job: Job) -> tuple[Host, ...]:
+def _excluded(job: Job) -> dict[str, list[Host]]:
+    """Return the hosts of ``scheduler.exclude`` by name: each of a long list is looked up for each of another."""
+    found: dict[str, list[Host]] = {}
     try:
-        return tuple(host for item in job.scheduler.exclude for part in split(item) for host in _parse(part))
+        for host in _at_most(_hosts_in(job.scheduler.exclude)):
+            found.setdefault(host.name, []).append(host)
     except ValueError as error:
         raise JobError(f"scheduler.exclude: {error}", fix="--exclude gpu2,gpu[5-7]") from error
+    return found
 
 
 def _none_left(job: Job) -> JobError:
@@ -185,6 +192,18 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
     )
 
 
+def _hosts_in(items: Sequence[str]) -> Iterator[Host]:
+    return (host for item in items for part in split(item) for host in _parse(part))
+
+
+def _at_most(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Return the hosts; each item may be short and stand for many, so they are counted while they come."""
+    found = tuple(itertools.islice(hosts, MOST_HOSTS + 1))
+    if len(found) > MOST_HOSTS:
+        raise ValueError(f"these are more than {MOST_HOSTS:,} hosts, the most that a list can have")
+    return found
+
+
 def _parse(item: str) -> Iterator[Host]:
     match = _ADDRESS.fullmatch(item) or _ITEM.fullmatch(item)
     if not match:
@@ -205,10 +224,11 @@ def _slots(word: str) -> int:
     return int(match[1])
 
 
-def _each_once(hosts: Sequence[Host]) -> tuple[Host, ...]:
+def _each_once(hosts: Iterable[Host]) -> tuple[Host, ...]:
     seen: set[tuple[str, int | None]] = set()
-    for host in hosts:
+    found = _at_most(hosts)
+    for host in found:
         if (host.name, host.port) in seen:
             raise ValueError(f"{host} stands there twice: each host runs one agent, with as many ranks as it has GPUs")
         seen.add((host.name, host.port))
-    return tuple(hosts)
+    return found

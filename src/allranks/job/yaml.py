@@ -14,12 +14,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from allranks.errors import JobError
 from allranks.job.problems import Problem, one_of, printable, quoted
 
 #: Aliases can make a small file large (each line doubling the one before); no job has as many values.
 MOST_VALUES: Final = 20_000
+#: Lists and mappings in each other; a job file has four. What the parser takes grows with the square of it.
+MOST_DEPTH: Final = 64
 
 _PREFIX: Final = "tag:yaml.org,2002:"
 _PLAIN_TAGS: Final = {_PREFIX + kind for kind in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp")}
@@ -83,15 +86,25 @@ def parse_yaml(text: str, shown: str) -> Value | None:
 
 def _compose(text: str, shown: str) -> tuple[Node | None, Problem | None]:
     """Return the graph of nodes, or what is wrong; not raised here, so that no traceback carries the text."""
+    parser = YAML(typ="safe", pure=True)
+    parser.Scanner = _Scanner
     try:
-        return YAML(typ="safe", pure=True).compose(text), None
+        return parser.compose(text), None
     except ReaderError as error:
         return None, _unreadable(error, text, shown)
     except MarkedYAMLError as error:
         return None, _malformed(error, text, shown)
-    except (YAMLError, RecursionError, ValueError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else "it is not well formed"
-        return None, Problem(shown, "this is not YAML", why=reason, fix=_SEE)
+    except (YAMLError, ValueError):
+        return None, Problem(shown, "this is not YAML", why="it is not well formed", fix=_SEE)
+
+
+class _Scanner(Scanner):
+    """Gives up on what is nested too deeply where that begins, since it reads far ahead of the parser."""
+
+    def fetch_more_tokens(self) -> Any:
+        if len(self.flow_context) + len(self.indents) > MOST_DEPTH:
+            raise ScannerError(None, None, "nested too deeply", self.reader.get_mark())
+        return super().fetch_more_tokens()
 
 
 _SEE = "compare with the job file that allranks init writes"
@@ -113,6 +126,11 @@ _PLAIN_WORDS: tuple[tuple[str, str, str | None], ...] = (
     (
         r"'<block mapping start>'|expected <block end>",
         "this line fits neither the line above nor the indentation",
+        None,
+    ),
+    (
+        r"nested too deeply",
+        f"lists and mappings are nested in each other more than {MOST_DEPTH} times",
         None,
     ),
     (r"undefined tag handle", "tags are not used in job files", "remove the part that starts with !"),

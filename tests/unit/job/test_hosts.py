@@ -73,6 +73,18 @@ def test_what_is_no_list_of_hosts(text: str, error: str):
     assert str(raised.value).startswith(error)
 
 
+@pytest.mark.parametrize("items", [["a[0-65535],b"], ["a[0-65535]", "b"], [f"r{n}n[0-65535]" for n in range(20_000)]])
+def test_more_hosts_than_a_list_can_have(items: list[str]):
+    for read in (parse_hosts, lambda items: read_hostfile("\n".join(items).replace(",", "\n"))):
+        with pytest.raises(ValueError, match=r"^these are more than 65,536 hosts, the most that a list can have$"):
+            read(items)
+
+
+def test_all_of_a_long_list_are_excluded():
+    job = _job("n[1-65535]", hosts="n[0-65535]")
+    assert hosts_of(job, Path()) == (Host("n0"),)
+
+
 @given(st.text(max_size=12))
 def test_any_text_gives_hosts_or_a_value_error(text: str):
     try:

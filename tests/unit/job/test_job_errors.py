@@ -24,6 +24,7 @@ def error(folder: Path, text: str | bytes | None = None, target: str | None = "j
 
 
 INIT = "allranks init writes one to start from"
+DEEP = "lists and mappings are nested in each other more than 64 times"
 SEE = "compare with the job file that allranks init writes"
 
 
@@ -71,7 +72,15 @@ SEE = "compare with the job file that allranks init writes"
             "the alias *x has no anchor &x above it",
             SEE,
         ),
-        ("[" * 3000, "job.yaml: this is not YAML", "it is nested too deeply", SEE),
+        ("[" * 3000, "job.yaml:1: this is not YAML, at column 66", DEEP, SEE),
+        ("{a: " * 3000, "job.yaml:1: this is not YAML, at column 258", DEEP, SEE),
+        ("- " * 3000, "job.yaml:1: this is not YAML, at column 130", DEEP, SEE),
+        (
+            "".join(f"{' ' * depth}a:\n" for depth in range(99)),
+            "job.yaml:65: this is not YAML, at column 67",
+            DEEP,
+            SEE,
+        ),
         (
             "script: t\nname: n\nscript: u",
             "job.yaml:3: the key 'script' is given twice",

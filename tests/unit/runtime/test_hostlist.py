@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.hostlist import expand, fold
+from allranks.hostlist import MOST_HOSTS, expand, fold, split
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,56 @@ def test_examples(text, hosts):
 def test_bad_lists(text):
     with pytest.raises(ValueError, match=r"."):
         list(expand(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["n[0-65535]", "n[0-255]m[0-255]", "a[1-2]," + ",".join(f"b{n}" for n in range(65_534))]
+)
+def test_as_many_hosts_as_a_list_can_have(text):
+    hosts = list(expand(text))
+    assert len({*hosts}) == MOST_HOSTS
+    assert {*expand(fold(hosts))} == {*hosts}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("n[0-65536]", "'n[0-65536]'"),
+        ("n[0-99999999]", "'n[0-99999999]'"),
+        (f"n[0-{'9' * 18}]", f"'n[0-{'9' * 18}]'"),
+        ("n[0-255]m[0-256]", "'n[0-255]m[0-256]'"),
+        ("a[0-65534],b,c", "'a[0-65534],b,c'"),
+        ("[0-9]" * 2000, f"'{'[0-9]' * 11}[0-9…'"),
+    ],
+)
+def test_more_hosts_than_a_list_can_have_are_refused_before_the_first(text, shown):
+    with pytest.raises(ValueError, match=r".") as raised:
+        next(expand(text))
+    assert str(raised.value) == f"{shown} is more than 65,536 hosts, the most that a list can have"
+
+
+def test_names_and_numbers_that_are_too_long():
+    with pytest.raises(ValueError, match=r"is a name of 100,001 characters, and 255 is the most"):
+        next(expand("a" * 100_000 + "[0-9]"))
+    with pytest.raises(ValueError, match=r"'0000000000000000000-1' is no range of numbers"):
+        next(expand("n[0000000000000000000-1]"))
+
+
+def test_a_long_text_is_split_in_no_time():
+    count = 1_000_000  # Where each comma has what follows it looked at, this takes hours.
+    assert split("n," * count + "n") == ["n"] * (count + 1)
+    assert split("n" + "[" * count + ",n") == ["n" + "[" * count, "n"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1)), min_size=1, max_size=3))
+def test_any_ranges_are_counted_before_they_are_listed(ranges):
+    text = "n" + "".join(f"[{first}-{last}]" for first, last in ranges)
+    try:
+        hosts = list(itertools.islice(expand(text), MOST_HOSTS + 1))
+    except ValueError:
+        return
+    assert len(hosts) == math.prod(last - first + 1 for first, last in ranges) <= MOST_HOSTS
 
 
 names = st.from_regex(r"[a-z]{1,4}-?", fullmatch=True)

@@ -190,6 +190,10 @@ def test_half_set_says_what_is_there_what_is_missing_and_what_to_do():
             {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2x3"},
             "SLURM_STEP_TASKS_PER_NODE=2x3 is not written like 2(x3),1",
         ),
+        (
+            {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x999999999)"},
+            "SLURM_STEP_TASKS_PER_NODE=1(x999999999) is not written like 2(x3),1",
+        ),
         ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID=4 is not among the nodes"),
         ({**SRUN, "SLURM_STEP_NODELIST": "gpu[07"}, "SLURM_STEP_NODELIST=gpu[07 is no list of hosts"),
         (

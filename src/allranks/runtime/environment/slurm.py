@@ -84,7 +84,7 @@ def _tasks_per_node(text: str) -> list[int]:
     """Expand ``2(x3),1`` to the tasks of each node: 2, 2, 2, 1."""
     tasks: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\(x(\d{1,5})\))?\s*", part)
         if match is None:
             raise RankEnvironmentError(
                 f"SLURM_STEP_TASKS_PER_NODE={text} is not written like 2(x3),1",
