@@ -42,7 +42,7 @@ def grouped(results: Iterable[Result]) -> list[tuple[Result, list[str]]]:
 
 def _headline(result: Result, hosts: Sequence[str]) -> str:
     """Write what was found, behind the nodes that it is about."""
-    return f"{fold(hosts)}: {result.finding.what}" if hosts else result.finding.what
+    return render.one_line(f"{fold(hosts)}: {result.finding.what}" if hosts else result.finding.what)
 
 
 def _lines(result: Result, hosts: Sequence[str], width: int) -> list[str]:
@@ -65,7 +65,7 @@ def _skipped(report: Report) -> Iterator[str]:
         hosts += [result.finding.host] if result.finding.host else []
     for what, checks in reasons.items():
         some = sorted({host for hosts in checks.values() for host in hosts})
-        where = f" on {fold(some)}" if some and len(some) < len(report.nodes) else ""
+        where = f" on {render.one_line(fold(some))}" if some and len(some) < len(report.nodes) else ""
         yield f"{render.graded(Grade.SKIP.value, sys.stdout)}  {', '.join(checks)}{where}: {what}"
 
 

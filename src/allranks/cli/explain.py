@@ -50,7 +50,7 @@ def _told(run: Run) -> LaunchError | None:
 
 
 def _of_rank(run: Run, rank: int) -> AllranksError:
-    what, log = run.record.status.reason or f"rank {rank} failed", _log(run.attempt_folder, rank)
+    what, log = render.one_line(run.record.status.reason or f"rank {rank} failed"), _log(run.attempt_folder, rank)
     if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
         return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
@@ -63,7 +63,11 @@ def _of_task(run: Run) -> AllranksError | None:
         told = told_by_all(attempt)
         if told.rank is not None and (log := _log(attempt, told.rank)):
             task = attempt.parents[1].name.replace("-", " ")
-            return LaunchError(f"{run.record.id}, {task}: {told.reason}", why=last_line(log), see=render.path(log))
+            return LaunchError(
+                f"{run.record.id}, {task}: {render.one_line(told.reason or '')}",
+                why=last_line(log),
+                see=render.path(log),
+            )
     return None
 
 
@@ -86,6 +90,6 @@ def _of_cluster(run: Run) -> AllranksError:
 def _how(run: Run) -> str:
     status = run.record.status
     if status.reason:
-        return f"{run.record.id} {status.state.value}: {status.reason}"
+        return f"{run.record.id} {status.state.value}: {render.one_line(status.reason)}"
     code = f" with exit code {status.exit_code}" if status.state is State.FAILED and status.exit_code else ""
     return f"{run.record.id} {status.state.value}{code}"

@@ -26,12 +26,13 @@ class Outlet:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._is_terminal = os.isatty(descriptor)
         #: Why nothing more can be written, once that is so.
         self.failure: OSError | None = None
 
     def write(self, text: bytes, /) -> int:
-        """Write all of ``text``; drop it when the reader is gone."""
-        rest = memoryview(text)
+        """Write all of ``text``; drop it when the reader is gone. A terminal gets nothing to obey but colours."""
+        rest = memoryview(_harmless(text) if self._is_terminal else text)
         while rest and not self.failure:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -152,6 +153,10 @@ class _WipingSink:
 
     def flush(self) -> None:
         """Do nothing: all has been written."""
+
+
+def _harmless(text: bytes) -> bytes:
+    return render.harmless(text.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _to_terminal(text: bytes) -> None:

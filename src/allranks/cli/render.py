@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -22,6 +23,11 @@ _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 _GRADES = {"PASS": "\x1b[32m", "WARN": "\x1b[33m", "FAIL": _BOLD + _RED, "SKIP": _DIM}
 
+#: What a terminal obeys: colour (SGR, group 1), which stays; other control sequences, such as cursor moves (ECMA-48);
+#: and single control characters, also those of C1, as text or as bytes that are no text. Tabs, carriage returns and
+#: line breaks are none of them.
+_OBEYED = re.compile(r"(\x1b\[[0-9;:]*m)|(\x1b\[[0-?]*[ -/]*[@-~])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]")
+
 
 def is_lively(stream: IO[Any]) -> bool:
     """Tell whether a terminal that can move its cursor is behind ``stream``."""
@@ -37,15 +43,38 @@ def talk(text: str) -> None:
     """Say something on stderr; a terminal that is gone is no reason to fail. Signal handlers may call it."""
     wipe = "\r\x1b[K" if is_lively(sys.stderr) else ""  # A progress bar, or the ^C that the terminal showed.
     with contextlib.suppress(OSError):
-        os.write(2, f"{wipe}{text}\n".encode(errors="replace"))
+        os.write(2, f"{wipe}{harmless(text)}\n".encode(errors="replace"))
+
+
+def harmless(text: str) -> str:
+    """Make a text one that a terminal shows: of what it would obey, colours stay, and cursor moves are left out.
+
+    Single control characters are written out. What comes from nodes and logs may hold any.
+    """
+    return _OBEYED.sub(_shown, text)
+
+
+def one_line(text: str) -> str:
+    """Make a text harmless and one line, as the name that a host has given itself may not be."""
+    return harmless(text).replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _shown(found: re.Match[str]) -> str:
+    if found[1] or found[2]:
+        return found[1] or ""
+    return f"\\x{ord(found[0]) & 0xFF:02x}"
 
 
 def data(text: str) -> None:
-    """Write a result to stdout.
+    """Write a result to stdout: as it is into a file or a pipe, which may be a script, and harmless to a terminal.
 
     Raises:
         AllranksError: it cannot be written: the disk behind it is full, say.
     """
+    _print(harmless(text) if sys.stdout.isatty() else text)
+
+
+def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except UnicodeEncodeError:  # A file name that is no text, or a terminal that knows few letters.
@@ -59,13 +88,15 @@ def data(text: str) -> None:
 def frame(text: str) -> None:
     """Show a text on a cleared terminal, cut to its size."""
     size = shutil.get_terminal_size()
-    lines = [line[: size.columns] for line in text.splitlines()[: size.lines - 1]]
-    data("\x1b[H\x1b[2J" + "\n".join(lines))
+    lines = [line[: size.columns] for line in harmless(text).splitlines()[: size.lines - 1]]
+    _print("\x1b[H\x1b[2J" + "\n".join(lines))
 
 
 def as_json(value: Any) -> None:
     """Write a result to stdout as JSON."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
+    # JSON itself escapes those below.
+    text = re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:
@@ -104,7 +135,7 @@ def unexpected(failure: Exception) -> AllranksError:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Align rows under a header; the last column is as wide as it is."""
-    lines = [list(header), *(list(row) for row in rows)]
+    lines = [list(header), *(list(map(one_line, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -113,7 +144,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
     """Align values behind their names."""
-    found = list(rows)
+    found = [(name, one_line(value)) for name, value in rows]
     width = max(len(name) for name, _ in found)
     return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in found)
 

@@ -108,7 +108,7 @@ def introduce(plan: Plan, run: Run) -> None:
 
 def _tell_news(started: Started, run: Run) -> None:
     for line in started.news():
-        render.talk(f"allranks: {run.record.id}: {line}")
+        render.talk(f"allranks: {run.record.id}: {render.one_line(line)}")
 
 
 def _where(plan: Plan) -> str:

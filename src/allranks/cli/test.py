@@ -79,7 +79,7 @@ class _Shown(Watcher):
 
     def news(self, run: Run, lines: Sequence[str]) -> None:
         for line in lines:
-            render.talk(f"allranks: {run.record.id}: {line}")
+            render.talk(f"allranks: {run.record.id}: {render.one_line(line)}")
 
 
 def _to_json(trial: Trial, parts: Sequence[Part]) -> dict[str, Any]:

@@ -9,12 +9,17 @@ import sys
 
 import pytest
 
+from allranks.cli.render import harmless, one_line
 
-def at_terminal(allranks, *args: str, **env: str) -> bytes:
-    """Run a command with a terminal as stdin, stdout and stderr; return all that it wrote there."""
+
+def at_terminal(allranks, *args: str, before: tuple[str, ...] = (), **env: str) -> bytes:
+    """Run a command with a terminal as stdin, stdout and stderr; return all that it wrote there.
+
+    ``before`` is what it is given to as its last arguments.
+    """
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "allranks", *args],
+        [*before, sys.executable, "-m", "allranks", *args],
         cwd=allranks.folder,
         env={**allranks.env, **env},
         stdin=theirs,
@@ -54,3 +59,64 @@ def test_no_colour_where_it_is_not_wanted(allranks, env: dict[str, str]):
 def test_ranks_have_colours_of_their_own(allranks):
     allranks.script("print('hello')\n")
     assert b"\x1b[36m[0]\x1b[0m hello" in at_terminal(allranks, "run", "train.py", TERM="xterm")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é ⛛ 語 \U0001f600", "plain é ⛛ 語 \U0001f600"),
+        ("\x1b[1;38:5:9mred\x1b[0m\x1b[m a\tb\r\n", "\x1b[1;38:5:9mred\x1b[0m\x1b[m a\tb\r\n"),
+        ("a\x1b[2J\x1b[1;1H\x1b[?1049h\x1b[5Ab\x1b[K", "ab"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x1b]8;;http://x\x1b\\\\", r"\x1b]8;;http://x\x1b\\"),
+        ("\x1bP1$r\x1bc\x1b(0", r"\x1bP1$r\x1bc\x1b(0"),
+        ("\x9b2J\x9d0;t\x9c\x85", r"\x9b2J\x9d0;t\x9c\x85"),
+        ("a\x08\x7f\x00\x07\x0b\x0c\x0e", r"a\x08\x7f\x00\x07\x0b\x0c\x0e"),
+        ("\x1b\x1b[A[2J", r"\x1b[2J"),
+        ("\x1b[3\n1m", "\\x1b[3\n1m"),
+        ("end\x1b", r"end\x1b"),
+        ("\udc9b2J\udce9", "\\x9b2J\udce9"),
+    ],
+)
+def test_a_terminal_obeys_nothing_but_colours(text: str, shown: str):
+    assert harmless(text) == shown
+
+
+def test_one_line_is_one_line():
+    assert one_line("n1\r\nerror:\x1b[2J\t\x1b[31mx") == r"n1\r\nerror:" + "\t\x1b[31mx"
+
+
+#: Titles, cursor moves, C1 controls in UTF-8 and alone, backspace, NUL, and an escape at the end of what is written.
+HOSTILE = b"\x1b]0;own\x07 \x1b[2J\x1b[31mred\x1b[0m \xc2\x9b2J \x9b2J \xe9 \x08\x00 caf\xc3\xa9\t\x1b"
+
+
+def test_what_ranks_write_cannot_command_a_terminal(allranks):
+    allranks.script(f"import os\nos.write(1, {HOSTILE!r})\nos.write(1, b'[2J\\nlast\\x1b')\n")
+    said = at_terminal(allranks, "run", "train.py", "--name", "demo", NO_COLOR="1", TERM="xterm")
+    shown = (
+        b"[0] \\x1b]0;own\\x07 \x1b[31mred\x1b[0m \\x9b2J \\x9b2J \xe9 \\x08\\x00 caf\xc3\xa9\t\r\n[0] last\\x1b\r\n"
+    )
+    assert shown in said
+    assert shown in at_terminal(allranks, "logs", TERM="dumb")
+    assert allranks("logs").out == b"[0] " + HOSTILE + b"[2J\n[0] last\x1b\n"  # A pipe gets every byte.
+
+
+NAMED = """\
+import os, socket, sys
+socket.sethostname("n\\x1b]0;own\\x07\\x9b2J\\nerror: x")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_the_name_of_a_host_cannot_command_a_terminal(allranks):
+    before = ("unshare", "--uts", sys.executable, "-c", NAMED)
+    if os.geteuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
+        pytest.skip("needs to be allowed to make a namespace")
+    allranks.script("")
+    said = at_terminal(allranks, "run", "train.py", before=before, TERM="xterm", NO_COLOR="1")
+    said += at_terminal(allranks, "status", before=before, TERM="xterm", NO_COLOR="1")
+    said += at_terminal(allranks, "top", before=before, TERM="xterm", NO_COLOR="1")
+    assert rb" on n\x1b]0;own\x07\x9b2J\nerror: x" in said
+    assert not {0x07, 0x9B} & {*said}
+    assert said.count(b"\x1b") == said.count(b"\r\x1b[K")
+    assert b"\nerror" not in said
