@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.run import carry_out
+from allranks.cli.run import carry_out, point_latest
 from allranks.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
     launch = replace(launch_of(loaded), node_rank=checked(loaded.job, node_rank))
     kind = load_kind("local")
     run, plan = launching.prepare(launch, kind)
+    point_latest(run)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=False)
 
 

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from allranks.cli.run import carry_out
+from allranks.cli.run import carry_out, point_latest
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.runs.record import find
 
@@ -26,4 +26,6 @@ def command(run: str | None, runs_folder_: str | None, detach: bool) -> int:
 
     found = settled(find(runs_folder(runs_folder_), run))
     kind = load_kind(found.record.kind)
-    return carry_out(*resume.prepare(found, kind), kind, os.environ, detach=detach)
+    resumed, plan = resume.prepare(found, kind)
+    point_latest(resumed)
+    return carry_out(resumed, plan, kind, os.environ, detach=detach)

@@ -65,6 +65,7 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, **values: Any
     launch = launch_of(loaded)
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind)
+    point_latest(run)
     if is_checked:
         check_first(run, plan, kind, launch)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach)
@@ -86,7 +87,6 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
     relay = None if detach else Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
     interrupted = relay.interrupted if relay else lambda: 0  # Without a relay, Python's own handler raises.
     run, started = launching.start(run, plan, kind, environ, detach=detach, watched=watched, interrupted=interrupted)
-    _point_latest(run)
     introduce(plan, run)
     _tell_news(started, run)
     if relay is None:
@@ -122,11 +122,12 @@ def _where(plan: Plan) -> str:
     return f"{ranks}, node {node.node} of {plan.nnodes} that meet at {met}"
 
 
-def _point_latest(run: Run) -> None:
-    from allranks.runs.record import point_latest
+def point_latest(run: Run) -> None:
+    """Make a run the newest here, before it starts: status and cancel mean it from now on, also if it cannot start."""
+    from allranks.runs import record
 
     try:
-        point_latest(run.folder)
+        record.point_latest(run.folder)
     except RunFolderError as error:
         render.talk(f"allranks: note: {error.what}: {error.why}")  # The run goes on, and has its own name.
 

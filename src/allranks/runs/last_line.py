@@ -10,6 +10,9 @@ _TAIL_BYTES = 65536
 #: What torch puts before each line of a traceback, and how lines of its own log begin: no cause stands there.
 _TORCH_RANK = re.compile(r"^\[rank\d+\]: ?")
 _TORCH_LOG = re.compile(r"\[(?:rank\d+\]:\[)?[IW]\d{4} ")
+#: The lines after the first of an error of ours, and what stands before its first one.
+_OF_AN_ERROR = re.compile(r"  (?:why|fix|see): ")
+_OURS = re.compile(r"^(?:allranks\.errors\.\w+: |allranks: (?:error: )?)")
 
 
 def last_line(path: Path) -> str | None:
@@ -28,6 +31,12 @@ def tail(path: Path) -> list[str]:
 
 
 def last_of(lines: Iterable[str]) -> str | None:
-    """Return the last line that says something, if there is one."""
-    said = [text for line in lines if (text := _TORCH_RANK.sub("", line).strip()) and not _TORCH_LOG.match(text)]
-    return said[-1].removeprefix("allranks: ")[:500] if said else None
+    """Return the last line that says something, if there is one; of an error of ours, its first line.
+
+    Such an error ends with lines of why and fix, which alone do not say what happened.
+    """
+    plain = [_TORCH_RANK.sub("", line).rstrip() for line in lines]
+    said = [line for line in plain if line.strip() and not _TORCH_LOG.match(line.strip())]
+    while len(said) > 1 and _OF_AN_ERROR.match(said[-1]):
+        said.pop()
+    return _OURS.sub("", said[-1].strip())[:500] if said else None

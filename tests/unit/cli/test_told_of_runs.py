@@ -155,3 +155,24 @@ def test_the_error_of_another_nodes_agent_is_told_whole(tmp_path: Path) -> None:
     }
     (node / contract.AGENT_EVENTS).write_text(json.dumps(event) + "\n")
     assert str(explain(run)) == "no way\n  why: a wall\n  fix: a door"
+
+
+def test_the_cause_of_an_error_of_ours_is_its_first_line(allranks) -> None:
+    allranks.script("from allranks.errors import RankError\nraise RankError('no room', why='full', fix='free it')\n")
+    done = allranks("run", "train.py")
+    assert done.rc == 1
+    assert "error: rank 0 ended with exit code 1\n  why: no room\n  fix: allranks logs " in done.stderr
+
+
+def test_a_run_that_could_not_start_is_the_newest(allranks) -> None:
+    allranks.script("")
+    assert allranks("run", "train.py", "--name", "older").rc == 0
+    tools = allranks.folder / "tools"
+    tools.mkdir()
+    ssh = "#!/bin/sh\ncase \" $* \" in *' -G '*) exit 0;; esac\necho no route to it >&2\nexit 255\n"
+    allranks.script(ssh, "tools/ssh").chmod(0o755)
+    path = f"{tools}:{allranks.env['PATH']}"
+    done = allranks("run", "train.py", "--name", "newer", "--nodes", "gpu1,gpu2", "--backend", "gloo", PATH=path)
+    assert (done.rc, "error: cannot reach gpu1" in done.stderr) == (1, True), done.stderr
+    told = json.loads(allranks("status", "--json").stdout)
+    assert (told["name"], told["status"]["state"], told["status"]["native"]) == ("newer", "FAILED", "not started")
