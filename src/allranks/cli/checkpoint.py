@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -204,4 +206,6 @@ def _export_with_torch(path: Path, target: Path, part: str | None) -> None:
             f"{target} needs torch, and {sys.executable} has none",
             fix="run this where torch is installed, or export to a .safetensors file",
         )
+    with contextlib.suppress(ValueError):
+        raise AllranksError(**json.loads(told))  # An error of ours, which says itself what went wrong.
     raise AllranksError(f"cannot write {target}", why=told.splitlines()[-1] if told else f"exit code {done.returncode}")

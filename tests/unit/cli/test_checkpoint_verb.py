@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import zlib
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from allranks.errors import RankError
+from allranks.runs.checkpoints import read_manifest
+from allranks.runtime.checkpoint.objects import load_objects
 from environments import clean_environment
 
 SAVE = """
@@ -156,3 +164,44 @@ def test_export_of_what_makes_no_sense(allranks, checkpoints, args, text):
     done = allranks("checkpoint", "export", "checkpoints", *args)
     assert done.rc == 2
     assert text in done.stderr
+
+
+class Foreign:
+    """What runs a command when it is loaded from a pickle."""
+
+    def __reduce__(self):
+        return os.system, ("touch pwned",)
+
+
+@pytest.fixture
+def changed(checkpoints):
+    """Give the newest checkpoint with an object in it that is none of ours, and a manifest that fits."""
+    path = checkpoints / "step-000000002"
+    objects = torch.load(path / "objects.pt", weights_only=True)
+    objects["parts"]["optimizer"]["hooks"] = [1, Foreign()]
+    torch.save(objects, path / "objects.pt")
+    data, manifest = (path / "objects.pt").read_bytes(), read_manifest(path)
+    files = {**manifest.files, "objects.pt": {"size": len(data), "crc32": zlib.crc32(data)}}
+    (path / "checkpoint.json").write_text(replace(manifest, files=files).to_text())
+    return path
+
+
+def test_an_object_that_cannot_be_loaded_without_code_is_named(allranks, changed):
+    done = allranks("checkpoint", "export", "checkpoints", "out.pt", "--all")
+    assert (done.rc, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: {changed.relative_to(allranks.folder)}: objects.pt holds an object, parts.optimizer.hooks.1, of type "
+        "posix.system, which cannot be loaded without running code\n"
+        "  why: ctx.checkpoints() saves no such object: another program wrote or changed this checkpoint\n"
+        "  fix: use one that a training of yours has saved; "
+        "export of a part to a .safetensors file reads tensors alone\n"
+    )
+    assert not {"pwned", "out.pt"} & {path.name for path in allranks.folder.iterdir()}
+    assert allranks("checkpoint", "export", "checkpoints", "out.safetensors").rc == 0
+
+
+def test_objects_of_which_torch_has_written_none():
+    with pytest.raises(RankError, match=r"^x: objects.pt holds an object of type posix.system, which cannot be loaded"):
+        load_objects(Path("x"), pickle.dumps(Foreign(), protocol=2))
+    with pytest.raises(RankError, match=r"^x: objects.pt cannot be loaded\n  why: \w+: ."):
+        load_objects(Path("x"), b"abc")

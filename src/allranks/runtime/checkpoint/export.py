@@ -6,7 +6,7 @@ Without a part it holds all of them by name, and ``config`` and ``step`` beside 
 
 from __future__ import annotations
 
-import io
+import json
 import os
 import sys
 from contextlib import suppress
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from allranks.errors import AllranksError
 from allranks.runs.checkpoints import OBJECTS, read_file, read_manifest, read_tensors
+from allranks.runtime.checkpoint.objects import load_objects
 from allranks.runtime.checkpoint.reading import read_whole
 from allranks.runtime.checkpoint.state import put_together
 
@@ -29,10 +31,11 @@ def load(path: Path, part: str | None = None) -> dict[str, Any]:
 
     Raises:
         DamagedError: it is not whole.
+        RankError: it holds an object that cannot be loaded without running code.
     """
     manifest = read_manifest(path)
     tensors = read_tensors(path, manifest)
-    objects = torch.load(io.BytesIO(read_file(path, OBJECTS, manifest)), map_location="cpu", weights_only=True)
+    objects = load_objects(path, read_file(path, OBJECTS, manifest))
     names = [part] if part else [name for name in objects["parts"] if not name.startswith("ctx.")]
     made = {
         name: put_together(objects["parts"][name], lambda tensor: read_whole(path, tensors[tensor])) for name in names
@@ -42,7 +45,7 @@ def load(path: Path, part: str | None = None) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file, whole or not at all. An error of ours ends it, as JSON on stderr."""
     path, target, part = Path(arguments[0]), Path(arguments[1]), arguments[2] if len(arguments) > 2 else ""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -51,6 +54,8 @@ def main(arguments: list[str]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
+    except AllranksError as error:
+        sys.exit(json.dumps({"what": error.what, "why": error.why, "fix": error.fix}))
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()

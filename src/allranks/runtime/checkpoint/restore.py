@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from allranks.errors import RankError
 from allranks.runs.checkpoints import (
@@ -22,6 +19,7 @@ from allranks.runs.checkpoints import (
 )
 from allranks.runtime.checkpoint import random_states
 from allranks.runtime.checkpoint.fitting import misfits, refuse, sharded_likes
+from allranks.runtime.checkpoint.objects import load_objects
 from allranks.runtime.checkpoint.parts import Part
 from allranks.runtime.checkpoint.reading import read_all
 from allranks.runtime.checkpoint.state import names_in, put_together
@@ -123,7 +121,7 @@ def _contents(ctx: Context, path: Path) -> tuple[Manifest, dict[str, TensorEntry
         read = (manifest, read_tensors(path, manifest), read_file(path, OBJECTS, manifest))
     contents = ctx.control.broadcast(read)
     assert contents is not None
-    return contents[0], contents[1], torch.load(io.BytesIO(contents[2]), map_location="cpu", weights_only=True)
+    return contents[0], contents[1], load_objects(path, contents[2])
 
 
 def _tell_unused(ctx: Context, path: Path, skeletons: dict[str, Any], parts: list[Part]) -> None:
