@@ -142,6 +142,8 @@ EXIT: Final = "exit"
 AGAIN: Final = "again.json"
 #: Marks an attempt whose script got SIGTERM: the scheduler has ended it.
 TERMINATED: Final = "terminated"
+#: Marks an attempt that was cancelled before its launcher had started it.
+CANCELLED: Final = "cancelled"
 #: Marks an attempt that a person has begun: attempts are counted from there.
 RESUMED: Final = "resumed"
 

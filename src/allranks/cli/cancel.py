@@ -7,12 +7,14 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.runs.record import find
+from allranks.runs.status import State
 
 
 @click.command("cancel")
 @run_arguments
 def command(run: str | None, runs_folder_: str | None) -> int:
     """End a run, and return when nothing of it is left: the newest here, or RUN."""
+    from allranks.clusters.cancel import cancel
     from allranks.clusters.registry import load_kind
     from allranks.clusters.settle import settled
 
@@ -21,8 +23,6 @@ def command(run: str | None, runs_folder_: str | None) -> int:
     if record.status.state.is_final:
         render.talk(f"{record.id} had ended before: {record.status.state.value}")
         return 0
-    kind = load_kind(record.kind)
-    kind.cancel(found)
-    found = settled(found, kind)
-    render.talk(f"{record.id} {found.record.status.state.value.lower()}")
+    state = cancel(found, load_kind(record.kind)).record.status.state
+    render.talk(f"{record.id} {'has not started, and will not' if state is State.PENDING else state.value.lower()}")
     return 0

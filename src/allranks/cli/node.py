@@ -37,8 +37,7 @@ def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
     loaded = load(ctx, values)
     launch = replace(launch_of(loaded), node_rank=checked(loaded.job, node_rank))
     kind = load_kind("local")
-    run, plan = launching.prepare(launch, kind)
-    point_latest(run)
+    run, plan = launching.prepare(launch, kind, point_latest)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=False)
 
 

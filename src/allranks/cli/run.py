@@ -64,8 +64,7 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, **values: Any
         )
     launch = launch_of(loaded)
     kind = kind_for(loaded, os.environ)
-    run, plan = launching.prepare(launch, kind)
-    point_latest(run)
+    run, plan = launching.prepare(launch, kind, point_latest)
     if is_checked:
         check_first(run, plan, kind, launch)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach)

@@ -19,6 +19,7 @@ import allranks
 from allranks import contract
 from allranks.clusters import users_key
 from allranks.clusters.base import ClusterKind, Request, Started
+from allranks.clusters.cancel import end_if_cancelled, is_cancelled, refuse_cancelled
 from allranks.errors import AllranksError, RunFolderError, StartCancelledError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
@@ -73,8 +74,13 @@ def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> P
     return kind.plan(launch.request(launch.runs_folder / run_id, standalone=standalone))
 
 
-def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
+def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] = lambda run: None) -> tuple[Run, Plan]:
     """Create the run's folder with everything in it that the plan needs.
+
+    Args:
+        launch: what is launched.
+        kind: the kind of cluster.
+        on_record: called as soon as other commands can find the run, and cancel it.
 
     Raises:
         AllranksError: the plan cannot be made or the folder cannot be written; nothing is left behind.
@@ -84,7 +90,9 @@ def prepare(launch: Launch, kind: ClusterKind) -> tuple[Run, Plan]:
     with _removed_on_failure(run_dir):
         if plan.run_dir != str(run_dir):  # Another command took that id in between.
             plan = kind.plan(launch.request(run_dir))
-        run = _write(run_dir, plan, launch.job_text)
+        run = _record(run_dir, plan)
+        on_record(run)
+        _write(run_dir, plan, launch.job_text)
         write_whole(run_dir / contract.KEY_FILE, key.written(_key(launch, plan)))
         return run, plan
 
@@ -119,18 +127,24 @@ def start(
     inherited = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
     if watched:
         inherited[contract.TERMINAL] = "1"
+
+    def is_over() -> int:
+        return interrupted() or (signal.SIGTERM if is_cancelled(run) else 0)
+
     try:
-        started = kind.start(plan, inherited, detach=detach, interrupted=interrupted)
+        refuse_cancelled(run)
+        started = kind.start(plan, inherited, detach=detach, interrupted=is_over)
     except AllranksError as error:
         note_refusal(run, error)
         raise
     try:
-        return run.with_handle(started.handle, Status(State.PENDING, "starting")), started
+        run = run.with_handle(started.handle, Status(State.PENDING, "starting"))
     except RunFolderError:
         # Nobody could find it again.
         started.signal(signal.SIGTERM)
         started.wait(plan.stop_timeout)
         raise
+    return end_if_cancelled(run, kind), started
 
 
 def note_refusal(run: Run, error: AllranksError) -> None:
@@ -151,19 +165,13 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def _write(run_dir: Path, plan: Plan, job_text: str) -> Run:
-    mode = 0o640 if plan.group_readable else 0o600
+def _record(run_dir: Path, plan: Plan) -> Run:
+    mode = _mode(plan)
     try:
         for node in plan.commands:
             (run_dir / contract.node_dir(0, node.node)).mkdir(parents=True)
-        copy_node_code(run_dir / contract.CODE_DIR)
-        _set_modes(run_dir, mode)
     except OSError as error:
         raise unwritable(run_dir, error) from error
-    write_whole(run_dir / contract.JOB_FILE, job_text, mode)
-    write_json(run_dir / contract.PLAN_FILE, plan.to_json(), mode)
-    for file in plan.files:
-        write_whole(run_dir / file.path, file.text, file.mode)
     first = record.first_record(
         run_dir.name,
         name=plan.name,
@@ -177,6 +185,23 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> Run:
     )
     write_json(run_dir / contract.RECORD_FILE, first.to_json(), mode)
     return Run(run_dir, first)
+
+
+def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
+    mode = _mode(plan)
+    try:
+        copy_node_code(run_dir / contract.CODE_DIR)
+        _set_modes(run_dir, mode)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    write_whole(run_dir / contract.JOB_FILE, job_text, mode)
+    write_json(run_dir / contract.PLAN_FILE, plan.to_json(), mode)
+    for file in plan.files:
+        write_whole(run_dir / file.path, file.text, file.mode)
+
+
+def _mode(plan: Plan) -> int:
+    return 0o640 if plan.group_readable else 0o600
 
 
 def _set_modes(run_dir: Path, mode: int) -> None:

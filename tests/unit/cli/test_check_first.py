@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -83,3 +84,22 @@ def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:
     assert f"error: {allranks.run().name} was cancelled before it had begun" in err.decode()
     assert allranks.record()["status"]["state"] == "CANCELLED"
     wait_for("its end", lambda: not is_alive(int(pid)))
+
+
+def test_a_run_that_is_cancelled_while_it_is_checked_does_not_start(allranks: Any, tmp_path: Path) -> None:
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    os.mkfifo(gate)
+    _site_check(allranks, f"echo $$ >'{begun}'; read line <'{gate}'")
+    process = allranks.popen("run")
+    wait_for("the check", lambda: begun.exists() and begun.read_text().strip())
+    name = allranks.run().name
+    done = allranks("cancel")
+    assert (done.rc, done.stderr) == (0, f"{name} has not started, and will not\n")
+    gate.write_text("go on\n")
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (143, b"")
+    assert f"error: {name} was cancelled before it had begun\n" in err.decode()
+    status = allranks.record()["status"]
+    assert (status["state"], status["native"], status["exit_code"]) == ("CANCELLED", "not started", 143)
+    done = allranks("cancel")
+    assert (done.rc, done.stderr) == (0, f"{name} had ended before: CANCELLED\n")
