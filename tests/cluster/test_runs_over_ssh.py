@@ -78,6 +78,20 @@ def test_a_launcher_that_is_killed_while_it_starts_the_agents(ssh: Any, network:
     assert (done.rc, left_on(network, run)) == (0, {}), done.stderr
 
 
+def test_a_run_that_is_cancelled_while_it_starts_the_agents(ssh: Any, network: Network) -> None:
+    ssh.script(UP)
+    ssh.job("script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', sleep 600]}\n")
+    process = ssh.popen("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2, 60)
+    name = ssh.run().name
+    done = ssh("cancel")
+    assert (done.rc, done.stderr) == (0, f"{name} cancelled\n")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, left_on(network, ssh.run())) == (143, {})
+    assert f"error: {name} was cancelled before all its nodes had begun\n" in err.decode()
+    assert ssh.record()["status"]["state"] == "CANCELLED"
+
+
 def test_a_terminal_that_is_closed_ends_nothing(ssh: Any, network: Network) -> None:
     ssh.script(UP)
     process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")

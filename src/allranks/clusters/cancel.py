@@ -7,14 +7,12 @@ one of them sees what the other did; the one that removes the mark ends the run.
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.settle import settled
-from allranks.errors import StartCancelledError
 from allranks.runs.files import unwritable
 from allranks.runs.record import Run, load
 from allranks.runs.status import Handle
@@ -22,7 +20,7 @@ from allranks.runs.status import Handle
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
 
-#: So long a launcher may take to see the mark; one that was killed never does.
+#: So long a launcher may take to see the mark. One that was killed never does, and one that checks sees it afterwards.
 _LAUNCHER_SECONDS = 5.0
 #: What the end of a run that its launcher cancels may take beyond the ranks' own time to leave.
 _END_SECONDS = 120.0
@@ -45,38 +43,27 @@ def cancel(run: Run, kind: ClusterKind) -> Run:
     run = _heard(run)
     if run.record.status.state.is_final:
         return run
-    if _has_begun(run) and not _take(run):
+    if not _mark(run).exists() or (_has_begun(run) and not _take(run)):
         run = _ended_by_launcher(run)
     if not run.record.status.state.is_final:
         kind.cancel(run)
     return settled(run, kind)
 
 
-def is_cancelled(run: Run) -> bool:
-    """Tell a launcher whether another command has cancelled its run, which has no handle on record yet."""
-    return _mark(run).exists()
+class Cancelled:
+    """Tells a launcher whether another command has cancelled its run; once that was so, always.
 
-
-def refuse_cancelled(run: Run) -> None:
-    """Check before a run is started that no other command has cancelled it.
-
-    Raises:
-        StartCancelledError: one has.
+    Removes the mark, by which the other command knows that the launcher ends the run.
     """
-    if _take(run):
-        raise StartCancelledError(f"{run.record.id} was cancelled before it had begun", signal.SIGTERM)
 
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._is = False
 
-def end_if_cancelled(run: Run, kind: ClusterKind) -> Run:
-    """End a run that its launcher has just started, if another command has cancelled it meanwhile.
-
-    Raises:
-        LaunchError: it cannot be ended.
-    """
-    if not _take(run):
-        return run
-    kind.cancel(run)
-    return settled(run, kind)
+    def __call__(self) -> bool:
+        """Look for the mark."""
+        self._is = self._is or _take(self._run)
+        return self._is
 
 
 def _mark(run: Run) -> Path:
@@ -97,12 +84,14 @@ def _has_begun(run: Run) -> bool:
 
 
 def _heard(run: Run) -> Run:
-    """Wait until the launcher has noted that the run does not start, or the handle of what it has started."""
-    deadline = time.monotonic() + contract.scaled_wait(_LAUNCHER_SECONDS)
-    while not (_has_begun(run) or run.record.status.state.is_final) and time.monotonic() < deadline:
+    """Wait until the launcher has removed the mark, or noted the run's end or the handle of what it has started."""
+    deadline = time.monotonic() + _LAUNCHER_SECONDS
+    while _mark(run).exists() and not (_has_begun(run) or run.record.status.state.is_final):
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.02)
         run = load(run.folder)
-    return run
+    return load(run.folder)
 
 
 def _ended_by_launcher(run: Run) -> Run:

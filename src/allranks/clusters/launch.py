@@ -19,7 +19,8 @@ import allranks
 from allranks import contract
 from allranks.clusters import users_key
 from allranks.clusters.base import ClusterKind, Request, Started
-from allranks.clusters.cancel import end_if_cancelled, is_cancelled, refuse_cancelled
+from allranks.clusters.cancel import Cancelled
+from allranks.clusters.settle import settled
 from allranks.errors import AllranksError, RunFolderError, StartCancelledError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
@@ -127,12 +128,14 @@ def start(
     inherited = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
     if watched:
         inherited[contract.TERMINAL] = "1"
+    cancelled = Cancelled(run)
 
     def is_over() -> int:
-        return interrupted() or (signal.SIGTERM if is_cancelled(run) else 0)
+        return interrupted() or (signal.SIGTERM if cancelled() else 0)
 
     try:
-        refuse_cancelled(run)
+        if cancelled():
+            raise StartCancelledError(f"{run.record.id} was cancelled before it had begun", signal.SIGTERM)
         started = kind.start(plan, inherited, detach=detach, interrupted=is_over)
     except AllranksError as error:
         note_refusal(run, error)
@@ -144,7 +147,10 @@ def start(
         started.signal(signal.SIGTERM)
         started.wait(plan.stop_timeout)
         raise
-    return end_if_cancelled(run, kind), started
+    if cancelled():
+        kind.cancel(run)
+        run = settled(run, kind)
+    return run, started
 
 
 def note_refusal(run: Run, error: AllranksError) -> None:

@@ -11,7 +11,7 @@ import pytest
 from allranks import contract
 from allranks.clusters import launch
 from allranks.clusters.base import Started
-from allranks.clusters.cancel import cancel, is_cancelled
+from allranks.clusters.cancel import cancel
 from allranks.clusters.launch import Launch
 from allranks.clusters.local import LocalCluster
 from allranks.errors import StartCancelledError
@@ -86,14 +86,14 @@ def test_what_was_started_meanwhile_is_ended_by_its_launcher(job: Launch) -> Non
 
     def cancelled() -> None:
         other.start()
-        wait_for("the mark", lambda: is_cancelled(run))
+        wait_for("the mark", _mark(run).exists)
 
     run, plan = launch.prepare(job, kind := Slow(after=cancelled))
     run, started = launch.start(run, plan, kind, job.environ, detach=True, watched=False)
     assert started.wait(PATIENCE)
     other.join(PATIENCE)
     assert [each.record.status.state for each in found] == [State.CANCELLED]
-    assert not is_cancelled(run)
+    assert not _mark(run).exists()
 
 
 def test_a_mark_that_is_left_beside_a_handle_is_taken_by_the_one_that_cancels(job: Launch) -> None:
@@ -102,4 +102,4 @@ def test_a_mark_that_is_left_beside_a_handle_is_taken_by_the_one_that_cancels(jo
     run, started = launch.start(run, plan, kind, job.environ, detach=True, watched=False)
     assert cancel(old, kind).record.status.state is State.CANCELLED  # It has read the record before the handle.
     assert started.wait(PATIENCE)
-    assert not is_cancelled(run)
+    assert not _mark(run).exists()
