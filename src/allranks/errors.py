@@ -99,10 +99,11 @@ class StartCancelledError(LaunchError):
         what: what happened.
         number: the signal's number.
         why: what became of what had begun.
+        fix: what the user can do about what may be left of it.
     """
 
-    def __init__(self, what: str, number: int, *, why: str | None = None) -> None:
-        super().__init__(what, why=why)
+    def __init__(self, what: str, number: int, *, why: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, why=why, fix=fix)
         self.exit_code = 128 + number
 
 

@@ -83,12 +83,13 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
     from allranks.clusters import launch as launching
 
     watched = not detach and render.is_lively(sys.stderr)
-    relay = None if detach else Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
-    interrupted = relay.interrupted if relay else lambda: 0  # Without a relay, Python's own handler raises.
-    run, started = launching.start(run, plan, kind, environ, detach=detach, watched=watched, interrupted=interrupted)
+    relay = Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
+    run, started = launching.start(
+        run, plan, kind, environ, detach=detach, watched=watched, interrupted=relay.interrupted
+    )
     introduce(plan, run)
     _tell_news(started, run)
-    if relay is None:
+    if detach and not relay.interrupted():
         return _leave_it(run)
     relay.attach(started, run)
     _follow(run, started, kind)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from allranks.errors import LaunchError
 
@@ -53,11 +54,22 @@ def run_one(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
+    cwd: str | Path | None = None,
     sent: str = "",
     seconds: float | None = None,
     is_over: Callable[[], bool] = lambda: False,
+    hear: Callable[[str], None] = lambda _: None,
 ) -> Answer:
     """Run one command, and end it when its time is over; and what it had started.
+
+    Args:
+        command: the command.
+        environ: its environment.
+        cwd: its working directory.
+        sent: its stdin.
+        seconds: how long it may take.
+        is_over: asked now and then whether to end it before.
+        hear: called before that with all that it has written to stdout so far.
 
     Raises:
         LaunchError: there is no such command.
@@ -68,6 +80,7 @@ def run_one(
             process = subprocess.Popen(
                 command,
                 env=environ,
+                cwd=cwd,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=err,
@@ -80,7 +93,7 @@ def run_one(
             raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
         with process:
             _feed(process, sent)
-            out, why = _wait(process, seconds, is_over)
+            out, why = _wait(process, seconds, is_over, hear)
         if out is None:
             return Answer(_OF_SSH, "", why, unreached=True, is_late=True)
         err.seek(0)
@@ -100,7 +113,9 @@ def _feed(process: subprocess.Popen[str], sent: str) -> None:
     threading.Thread(target=feed, daemon=True).start()
 
 
-def _wait(process: subprocess.Popen[str], seconds: float | None, is_over: Callable[[], bool]) -> tuple[str | None, str]:
+def _wait(
+    process: subprocess.Popen[str], seconds: float | None, is_over: Callable[[], bool], hear: Callable[[str], None]
+) -> tuple[str | None, str]:
     """Wait for a process; return its stdout, or None and why it was killed with what it had started."""
     began = time.monotonic()
     try:
@@ -108,8 +123,10 @@ def _wait(process: subprocess.Popen[str], seconds: float | None, is_over: Callab
             left = _LOOK_SECONDS if seconds is None else began + seconds - time.monotonic()
             if left <= 0:
                 return None, f"no answer within {seconds:g} s"
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 return process.communicate(timeout=min(left, _LOOK_SECONDS))[0], ""
+            except subprocess.TimeoutExpired as error:
+                hear((error.output or b"").decode(errors="replace"))  # Bytes, although the pipe is one of text.
         return None, "ended before it had answered"
     finally:
         if process.poll() is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters import pbs_jobs, pbs_log
+from allranks.clusters import asking, pbs_errors, pbs_jobs, pbs_log
 from allranks.clusters.base import Request, Said
 from allranks.clusters.pbs_jobs import JobInfo
 from allranks.clusters.queued import QueuedCluster
@@ -47,12 +47,12 @@ class PbsCluster(QueuedCluster):
 
         return shell_command(job, words, environ)
 
-    def submitted(self, plan: Plan, environ: Mapping[str, str]) -> str:
+    def submitted(self, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> str:
         """Submit a plan's script with qsub, and return the job's id."""
         if plan.secrets:
             # Not with qsub -v: every user may read that in qstat's answer, and some values it alters or refuses.
             write_whole(Path(plan.run_dir, contract.SECRETS_FILE), exports(plan.secrets, environ), 0o600)
-        return pbs_jobs.parse_submitted(pbs_jobs.ask(plan.commands[0].command, environ, cwd=plan.workdir))
+        return asking.submit(plan, environ, pbs_errors.PBS, pbs_jobs.parse_submitted, interrupted)
 
     def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
         """Ask what would become of a plan's script: see :func:`~allranks.clusters.pbs_limits.outlook`."""

@@ -101,6 +101,7 @@ PBS = _OfPbs(
     said_before="",
     ask_again="see qstat -B, and try again; qstat -u $USER tells whether a job was submitted nevertheless",
     list_jobs="qstat -u $USER",
+    cancel="qdel",
     place="the cluster's login node; some sites need module load pbs or torque",
 )
 

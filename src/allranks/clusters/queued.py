@@ -22,7 +22,7 @@ from allranks.clusters.outlook import Outlook
 from allranks.clusters.queued_files import current_job, decision_after, newest
 from allranks.clusters.queued_job import SubmittedJob
 from allranks.clusters.refusals import with_values
-from allranks.errors import LaunchError
+from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.variables import without_those_of_ranks
 from allranks.runs.status import Handle, State, Status
 
@@ -82,11 +82,12 @@ class QueuedCluster(ABC):
         """
 
     @abstractmethod
-    def submitted(self, plan: Plan, environ: Mapping[str, str]) -> str:
+    def submitted(self, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> str:
         """Submit a plan's script, and return the job's id.
 
         Raises:
             LaunchError: the scheduler refuses the job, or cannot be reached.
+            StartCancelledError: a signal came before the job had an id.
         """
 
     @abstractmethod
@@ -160,6 +161,7 @@ class QueuedCluster(ABC):
 
         Raises:
             LaunchError: the scheduler refuses the job, or cannot be reached.
+            StartCancelledError: a signal came before the job had an id.
         """
         command = plan.commands[0].command
         if command[0] != self.submit:
@@ -167,8 +169,12 @@ class QueuedCluster(ABC):
             return ChildAgent(
                 command, without_those_of_ranks(environ), log, 0o640 if plan.group_readable else 0o600, attached=False
             )
+        if number := interrupted():
+            raise StartCancelledError(f"{plan.run_id} was cancelled before it was submitted", number)
         try:
-            job_id = self.submitted(plan, _clean(environ))
+            job_id = self.submitted(plan, _clean(environ), interrupted)
+        except StartCancelledError:
+            raise
         except LaunchError as error:
             raise with_values(error, plan.reasons) from error
         return SubmittedJob(self, Path(plan.run_dir), job_id)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allranks.errors import LaunchError
+from allranks.errors import LaunchError, StartCancelledError
 
 if TYPE_CHECKING:
     from allranks.plan.plan import Reason
@@ -29,6 +29,7 @@ class Refusals:
         ask_again: what to do where a command gave no answer.
         place: where its commands are.
         list_jobs: the command that lists a person's jobs.
+        cancel: the command that cancels a job.
     """
 
     scheduler: str
@@ -38,6 +39,7 @@ class Refusals:
     ask_again: str
     place: str
     list_jobs: str
+    cancel: str
 
     def refusal(self, command: Sequence[str], code: int, said: str) -> LaunchError:
         """Explain a command that failed.
@@ -66,6 +68,15 @@ class Refusals:
         """Explain that a command did not end in time."""
         unreachable = UNREACHABLE.format(self.scheduler)
         return LaunchError(f"{unreachable}: {name} gave no answer for {seconds:g} s", fix=self.ask_again)
+
+    def cancelled(self, number: int) -> StartCancelledError:
+        """Explain that the command which submits a job was killed, because of a signal, before it told an id."""
+        return StartCancelledError(
+            f"cancelled while {self.submit} was submitting the job",
+            number,
+            why=f"{self.submit} did not end within a second, and was killed: the job may be submitted all the same",
+            fix=f"{self.list_jobs} lists your jobs, and {self.cancel} cancels one",
+        )
 
     def no_id(self, said: str) -> LaunchError:
         """Explain that the command which submits a job did not tell its id."""

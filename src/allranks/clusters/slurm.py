@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.clusters import slurm_jobs, slurm_log, slurm_said
+from allranks.clusters import asking, slurm_errors, slurm_jobs, slurm_log, slurm_said
 from allranks.clusters.base import Request, Said
 from allranks.clusters.queued import QueuedCluster
 from allranks.clusters.slurm_jobs import JobInfo
@@ -42,9 +42,9 @@ class SlurmCluster(QueuedCluster):
 
         return shell_command(job, words, environ, terminal=terminal)
 
-    def submitted(self, plan: Plan, environ: Mapping[str, str]) -> str:
+    def submitted(self, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> str:
         """Submit a plan's script with sbatch, and return the job's id."""
-        return slurm_jobs.parse_submitted(slurm_jobs.ask(plan.commands[0].command, environ, cwd=plan.workdir))
+        return asking.submit(plan, environ, slurm_errors.SLURM, slurm_jobs.parse_submitted, interrupted)
 
     def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
         """Ask what would become of a plan's script: see :func:`~allranks.clusters.slurm_limits.outlook`."""

@@ -67,5 +67,6 @@ SLURM = Refusals(
     said_before=r"((slurm_load_jobs )?(error|fatal): )?((Batch job submission failed|allocation failure): )?",
     ask_again="see scontrol ping, and try again; squeue --me tells whether a job was submitted nevertheless",
     list_jobs="squeue --me",
+    cancel="scancel",
     place="the cluster's login node; some sites need module load slurm",
 )
