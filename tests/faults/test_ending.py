@@ -253,6 +253,32 @@ def test_signals_at_every_moment_of_the_start_end_the_run(allranks, finish, warm
             assert (status["state"], status["reason"]) == ("CANCELLED", "got SIGTERM"), (event, later)
 
 
+#: Stops an agent's Python where it begins to import a module, and tells so; ``site`` it has imported nearly, then.
+STOPS = """\
+import os, sys, time
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["STOPS_AT"] and "node-000.json" in sys.orig_argv[-1]:
+            open("stopped", "w").close()
+            time.sleep(300)
+sys.meta_path.insert(0, Finder())
+Finder().find_spec("site")
+"""
+
+
+@pytest.mark.parametrize("module", ["site", "runpy", "allranks.agent.main", "allranks.agent.stop", "torch"])
+def test_ctrl_c_while_the_agents_python_starts_cancels_the_run(allranks, watch, finish, module):
+    allranks.script("import torch")
+    allranks.script(STOPS, "sitecustomize.py")
+    process = allranks.popen("run", "train.py", PYTHONPATH=str(allranks.folder), STOPS_AT=module)
+    wait_for(f"an agent that imports {module}", (allranks.folder / "stopped").exists)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    watch.nothing_left()
+    status = watch.status()
+    assert (code, status["state"], status["reason"]) == (130, "CANCELLED", "got SIGINT"), err
+
+
 def test_a_signal_during_the_nodes_setup_ends_what_it_runs(allranks, watch, finish):
     allranks.script(SLEEPER)
     allranks.job("script: train.py\nenvironment:\n  node_setup: |\n    echo $$ > shell\n    sleep 301\n")

@@ -74,7 +74,7 @@ class ChildAgent:
                 start_new_session=True,
             )
         self._events = log.parent / contract.AGENT_EVENTS
-        self._sent: set[int] = set()
+        self._sent: dict[int, None] = {}  # A set that keeps their order.
         self._insists_at = 0.0
         self._code: int | None = None
         self._pidfd = _pidfd(self._process.pid)
@@ -93,7 +93,7 @@ class ChildAgent:
     def signal(self, number: int) -> None:
         """Pass a signal on to the agent, which ends the ranks; while it is being set up, to whatever does that."""
         if not self._has_ended():
-            self._sent.add(number)
+            self._sent.setdefault(number)
             self._insists_at = time.monotonic() + _INSIST_SECONDS
             processes.signal_group(self._process.pid, number)
 
@@ -132,8 +132,13 @@ class ChildAgent:
             os.close(self._pidfd)
 
     def _fatal_signal(self) -> int | None:
-        """Return the signal of ours that ended the agent; a shell that sets it up may give it as an exit code."""
-        return next((number for number in self._sent if self._code in (-number, 128 + number)), None)
+        """Return the signal of ours that ended the agent; a shell that sets it up may give it as an exit code.
+
+        Python gives another one where Ctrl-C comes before any code of ours: while it imports ``site`` or ``runpy``. So
+        may what a set-up runs. Whatever fails after a signal and before the agent has told anything counts as ended.
+        """
+        by_name = next((number for number in self._sent if self._code in (-number, 128 + number)), None)
+        return by_name or (next(iter(self._sent), None) if self._code and not self._events.exists() else None)
 
     def understand(self, told: Status) -> Status | None:
         """Tell from its exit code how an agent ended that has told of no end; None if the code says nothing."""
