@@ -49,6 +49,25 @@ def test_what_could_never_start(pbs_lab: Any, flags: tuple[str, ...], what: str)
     assert (code, scheduler["grade"], scheduler["what"]) == (3, "FAIL", what)
 
 
+@pytest.mark.usefixtures("checked")
+def test_a_job_that_could_never_start_is_not_submitted(pbs_lab: Any, pbs: PbsCluster) -> None:
+    pbs_lab.script("print('never run')\n")
+    asked = ("run", "train.py", "--on", "lab", "--nodes", str(len(pbs.nodes) + 1))
+    done = pbs_lab(*asked)
+    assert done.rc == 3
+    assert done.stderr.splitlines()[-4:-1] == [
+        f"error: scheduler: {len(pbs.nodes) + 1} nodes are asked for, and this PBS has {len(pbs.nodes)}",
+        "  why: a scheduler refuses a job that asks for what it does not have, or lets it wait for ever",
+        f"  fix: lower resources.nodes to {len(pbs.nodes)}, or choose another scheduler.partition; "
+        "--no-check submits it all the same",
+    ]
+    status = pbs_lab.record()["status"]
+    assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "not started", 3)
+    submitted = pbs_lab(*asked, "--no-check", "--detach")
+    assert submitted.rc == 0, submitted.stderr
+    assert pbs_lab("cancel").rc == 0
+
+
 def test_ranks_are_tried(pbs_lab: Any) -> None:
     names = ("nodes", "all-reduce", "training", "culprit")
     code, found = checked(pbs_lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")

@@ -93,6 +93,31 @@ def test_what_could_never_start(lab: Any, slurm: SlurmCluster, flags: tuple[str,
     assert not slurm.run("squeue", "--noheader").strip()
 
 
+@pytest.mark.usefixtures("checked")
+def test_a_job_that_could_never_start_is_not_submitted(lab: Any, slurm: SlurmCluster) -> None:
+    lab.script("print('never run')\n")
+    done = lab("run", "train.py", "--on", "lab", "--nodes", "5")
+    assert done.rc == 3
+    assert done.stderr.splitlines()[-4:-1] == [
+        "error: scheduler: 5 nodes are asked for, and partition main has 4",
+        "  why: a scheduler refuses a job that asks for what it does not have, or lets it wait for ever",
+        "  fix: lower resources.nodes to 4, or choose another scheduler.partition; --no-check submits it all the same",
+    ]
+    assert not slurm.run("squeue", "--noheader").strip()
+    status = lab.record()["status"]
+    assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "not started", 3)
+    submitted = lab("run", "train.py", "--on", "lab", "--nodes", "5", "--no-check", "--detach")
+    assert submitted.rc == 0, submitted.stderr
+    assert lab("cancel").rc == 0
+
+
+@pytest.mark.usefixtures("checked")
+def test_a_partition_that_is_not_there_is_told_by_the_submission(lab: Any) -> None:
+    lab.script("print('never run')\n")
+    done = lab("run", "train.py", "--on", "lab", "--partition", "nothere")
+    assert (done.rc, "error: Slurm refuses the job\n" in done.stderr) == (1, True), done.stderr
+
+
 def test_no_nodes_are_waited_for_that_will_not_come(lab: Any) -> None:
     code, found = checked(lab, "--only", "nodes", "--nodes", "5", "--wait", "600")
     assert code == 0

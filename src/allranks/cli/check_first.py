@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from allranks.preflight.report import Report, Result
     from allranks.runs.record import Run
 
-#: What the submission itself tells at once.
-_TOLD_ANYWAY = ("scheduler",)
-
 
 def check_first(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None:
     """Check what a run needs, before anything of it starts. What is found stays in the run's folder.
@@ -56,8 +53,8 @@ def _check(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None:
 
     environment = launch.job.environment
     is_prepared = not (environment.setup or environment.node_setup)
-    checks = chosen_for(launch, (), _TOLD_ANYWAY, is_full=False)
-    report = preflight(checks, kind, launch, plan, run.folder, is_prepared=is_prepared)
+    checks = chosen_for(launch, (), (), is_full=False)
+    report = preflight(checks, kind, launch, plan, run.folder, is_prepared=is_prepared, is_submitted=True)
     path = run.folder / FILE
     write_json(path, report.to_json(), 0o640 if plan.group_readable else 0o600)
     _note_warnings(report)

@@ -82,7 +82,8 @@ def missing(asked: Asked, where: str, nodes: Iterable[NodeInfo], more: str) -> l
         nodes: the nodes.
         more: the command that tells why nodes are away.
     """
-    candidates = [node for node in nodes if node.name not in asked.exclude]
+    all_nodes = [*nodes]
+    candidates = [node for node in all_nodes if node.name not in asked.exclude]
     if not candidates:
         return []
     if too_much := next(_too_much(asked, candidates), None):
@@ -91,8 +92,9 @@ def missing(asked: Asked, where: str, nodes: Iterable[NodeInfo], more: str) -> l
         return [Objection(text, f"lower {key}, or choose another scheduler.partition")]
     fitting = [node for node in candidates if _fits(asked, node)]
     if len(fitting) < asked.nodes:
-        text = f"{format_count(asked.nodes, 'node')} are asked for, and {where} has {len(fitting)} such"
-        return [Objection(text, "lower resources, or choose another scheduler.partition")]
+        such, of_nodes = (" such", "") if len(fitting) < len(all_nodes) else ("", f".nodes to {len(fitting)}")
+        text = f"{format_count(asked.nodes, 'node')} are asked for, and {where} has {len(fitting)}{such}"
+        return [Objection(text, f"lower resources{of_nodes}, or choose another scheduler.partition")]
     away = [node for node in fitting if node.is_away]
     if not away:
         return []

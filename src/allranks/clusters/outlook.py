@@ -18,11 +18,13 @@ class Objection:
         what: what it asks for, and what there is.
         fix: what the user can do.
         is_final: whether it could never start; otherwise it would wait until something changes.
+        is_refusal: whether these are the scheduler's own words, with which it refuses the job when it is submitted.
     """
 
     what: str
     fix: str
     is_final: bool = True
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,4 +49,4 @@ class Outlook:
 
 def objection_of(error: LaunchError) -> Objection:
     """Return a scheduler's refusal as an objection."""
-    return Objection(error.in_a_line, error.fix or "change what it asks for")
+    return Objection(error.in_a_line, error.fix or "change what it asks for", is_refusal=True)

@@ -104,6 +104,7 @@ class Seen:
         is_prepared: whether the nodes were set up as for the job, ``environment.node_setup`` included.
         has_target: whether the job says what to run.
         word: what stands in the file that all nodes must see.
+        is_submitted: whether the job is submitted next.
         trial: what became of a short training on them, where there was one.
         why_no_trial: why there was none.
         without: how the job goes on without a node, with ``{}`` for its name; empty: it cannot.
@@ -119,6 +120,7 @@ class Seen:
     is_prepared: bool = True
     has_target: bool = True
     word: str = ""
+    is_submitted: bool = False
     trial: Trial | None = None
     why_no_trial: str = ""
     without: str = ""

@@ -29,6 +29,7 @@ def preflight(
     *,
     is_prepared: bool = True,
     has_target: bool = True,
+    is_submitted: bool = False,
     waiting: Waiting | None = None,
     timeout: float = 0.0,
 ) -> Report:
@@ -42,6 +43,7 @@ def preflight(
         folder: a folder here for what the nodes may need: that of the run, if there is one.
         is_prepared: whether lines of ``environment.node_setup`` are run on the nodes.
         has_target: whether the job says what to run.
+        is_submitted: whether the job is submitted next, if nothing is against it.
         waiting: how to wait for nodes that a scheduler has to be asked for; None: it is not asked.
         timeout: seconds that ranks wait for each other, where checks need them.
 
@@ -55,7 +57,10 @@ def preflight(
     if facts:
         found = look(kind, launch, plan, facts, folder, word=word, is_prepared=is_prepared, waiting=waiting)
     nodes, why = ((), found) if isinstance(found, str) else (found, "no check looks at nodes")
-    seen = Seen(launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word, without=kind.without)
+    seen = Seen(
+        *(launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word, is_submitted),
+        without=kind.without,
+    )
     results = run_checks([check for check in checks if not check.needs_trial], seen)
     if trying := [check for check in checks if check.needs_trial]:
         from allranks.preflight.trials import tried  # Not before each run, whose checks need none.

@@ -71,7 +71,10 @@ def test_nodes_of_two_kinds_are_looked_for_each() -> None:
 def test_chunks_that_may_lie_on_one_node_need_no_more() -> None:
     script = "#PBS -l select=8:ncpus=8:ngpus=1\n#PBS -l place={}\n"
     (scattered,) = lacking(read_asked(script.format("scatter:excl")), NODES, may_share=False)
-    assert scattered.what == "8 nodes are asked for, and this PBS has 4 such"
+    assert (scattered.what, scattered.fix) == (
+        "8 nodes are asked for, and this PBS has 4",
+        "lower resources.nodes to 4, or choose another scheduler.partition",
+    )
     assert not may_share(script.format("scatter:excl"))
     assert may_share(script.format("free"))
     (away,) = lacking(read_asked(script.format("free")), NODES, may_share=True)
@@ -122,7 +125,7 @@ def test_virtual_nodes_of_a_host_are_one() -> None:
 @pytest.mark.parametrize(
     ("wanted", "what", "is_final"),
     [
-        (Asked(nodes=5), "5 nodes are asked for, and this PBS has 4 such", True),
+        (Asked(nodes=5), "5 nodes are asked for, and this PBS has 4", True),
         (Asked(cpus=99), "99 CPUs of each node are asked for, and no node of this PBS has more than 8 CPUs", True),
         (Asked(nodes=4), "too few of its nodes are up now: pbs04 is offline (broken fan)", False),
     ],

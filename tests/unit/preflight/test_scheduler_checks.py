@@ -25,9 +25,11 @@ class Answering:
         return self.answer
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, answer: Outlook | LaunchError) -> Sequence[Finding]:
+def judged(
+    monkeypatch: pytest.MonkeyPatch, answer: Outlook | LaunchError, *, is_submitted: bool = False
+) -> Sequence[Finding]:
     monkeypatch.setattr(scheduler, "load_kind", lambda _: Answering(answer))
-    return found("scheduler", seen_of({}))
+    return found("scheduler", seen_of({}, is_submitted=is_submitted))
 
 
 def test_a_machine_has_no_scheduler() -> None:
@@ -56,4 +58,18 @@ def test_a_scheduler_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     error = LaunchError("Slurm cannot be reached", why="no answer", fix="see scontrol ping")
     assert judged(monkeypatch, error) == [
         Finding(Grade.FAIL, "Slurm cannot be reached: no answer", "see scontrol ping")
+    ]
+
+
+def test_what_the_submission_tells_itself_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, now = Objection("too many nodes", "ask for 4"), Objection("it is down", "wait", is_final=False)
+    refusal = Objection("Slurm refuses the job", "change it", is_refusal=True)
+    assert judged(monkeypatch, Outlook("partition main", [never, now, refusal]), is_submitted=True) == [
+        Finding(Grade.FAIL, "too many nodes", "ask for 4; --no-check submits it all the same"),
+        Finding(Grade.WARN, "it is down", "wait"),
+        Finding(Grade.SKIP, "Slurm refuses the job"),
+    ]
+    error = LaunchError("pbsnodes failed", why="Unauthorized Request")
+    assert judged(monkeypatch, error, is_submitted=True) == [
+        Finding(Grade.SKIP, "pbsnodes failed: Unauthorized Request")
     ]

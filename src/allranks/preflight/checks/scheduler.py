@@ -13,6 +13,7 @@ from allranks.preflight.registry import on_the_whole
 
 #: What starts within so many seconds starts now.
 _NOW = 60.0
+_REGARDLESS = "; --no-check submits it all the same"
 
 
 @on_the_whole(
@@ -24,19 +25,26 @@ def scheduler(seen: Seen) -> Iterator[Finding]:
     try:
         outlook = load_kind(seen.plan.kind).outlook(seen.plan, seen.environ)
     except LaunchError as error:
+        if seen.is_submitted:  # Who may not list nodes may submit jobs all the same.
+            yield skipped(error.in_a_line)
+            return
         what = error.in_a_line
         yield failed(what, fix=error.fix or f"run this where jobs of {seen.plan.cluster} can be submitted")
         return
     if outlook is None:
         yield skipped(f"{seen.plan.cluster}: there is no scheduler to ask")
     else:
-        yield from _judged(outlook)
+        yield from _judged(outlook, is_submitted=seen.is_submitted)
 
 
-def _judged(outlook: Outlook) -> Iterator[Finding]:
+def _judged(outlook: Outlook, *, is_submitted: bool) -> Iterator[Finding]:
     for objection in outlook.objections:
-        grade = failed if objection.is_final else warned
-        yield grade(objection.what, fix=objection.fix)
+        if is_submitted and objection.is_refusal:
+            yield skipped(objection.what)  # The scheduler says it in a moment.
+        elif objection.is_final:
+            yield failed(objection.what, fix=objection.fix + (_REGARDLESS if is_submitted else ""))
+        else:
+            yield warned(objection.what, fix=objection.fix)
     if not outlook.objections:
         yield passed(f"{outlook.where}: {_start(outlook.start)}")
 
