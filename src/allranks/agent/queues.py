@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from allranks import contract
 
 _SECONDS = 60.0
+#: The id of a job, in a last line that is whole.
+_TOLD_ID = re.compile(r"^\d[\w.;\[\]-]*\n\Z", re.MULTILINE)
 
 
 def ask(command: Sequence[str], environ: Mapping[str, str], folder: str | None) -> tuple[str, str | None]:
@@ -29,7 +32,11 @@ def ask(command: Sequence[str], environ: Mapping[str, str], folder: str | None) 
             timeout=_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode(errors="replace")
+        # A site's own may submit a job, tell its id, and hang.
+        return said, None if _TOLD_ID.search(said) else f"{command[0]} cannot be run: {error}"
+    except OSError as error:
         return "", f"{command[0]} cannot be run: {error}"
     if done.returncode:
         return done.stdout, f"{command[0]}: {_last_line(done.stderr) or f'exit code {done.returncode}'}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
+from allranks.agent import queues
 from allranks.agent.again import Decision, go_on, main
 from allranks.agent.pbs_queue import PbsQueue
 
@@ -91,6 +92,16 @@ def test_another_job_waits_where_users_may_not_do_that(pbs: Pbs) -> None:
     why = f"{AGAIN.why}; qrerun: {OPERATORS}"
     assert pbs.go_on() == replace(AGAIN, how="dependent", job="8.server", why=why)
     assert pbs.asked("qsub") == ["-W", "depend=afterany:7.server", f"{pbs.run}/script.pbs"]
+
+
+@pytest.mark.parametrize(("said", "job"), [("8.server\\n", "8.server"), ("8.ser", None)], ids=["told", "half told"])
+def test_a_job_that_was_submitted_counts_although_qsub_hangs(
+    pbs: Pbs, monkeypatch: pytest.MonkeyPatch, said: str, job: str | None
+) -> None:
+    (pbs.folder / "bin" / "qsub").write_text(f"#!/bin/sh\nprintf 'a word of the site\\n{said}'\nexec sleep 300\n")
+    monkeypatch.setattr(queues, "_SECONDS", 5.0)
+    decided = pbs.go_on()
+    assert (decided.job, decided.how, decided.given_up) == (job, job and "dependent", job is None)
 
 
 def test_it_is_submitted_from_outside_of_the_job_to_the_same_place(pbs: Pbs) -> None:
