@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from allranks.clusters import agents
 from allranks.clusters.registry import load_kind
 from allranks.errors import RunFolderError
+from allranks.runs.record import load
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -32,5 +33,6 @@ def settled(run: Run, kind: ClusterKind | None = None) -> Run:
     if now.record.status.state.is_final and not run.record.status.state.is_final:
         # Who only reads, or reads from a full disk, sees the end all the same; the next one writes it down.
         with contextlib.suppress(RunFolderError):
-            return now.with_status(now.record.status)
+            written = load(run.folder)  # Meanwhile the command that follows the run may have: it knows more.
+            return written if written.record.status.state.is_final else now.with_status(now.record.status)
     return now

@@ -8,10 +8,13 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from allranks.clusters.base import ClusterKind
 from allranks.clusters.child import ChildAgent
 from allranks.clusters.settle import observed, settled
 from allranks.runs.record import Run, first_record, load
@@ -65,6 +68,23 @@ def test_an_end_that_cannot_be_written_down_is_seen_all_the_same(unsettled: Run)
     now = settled(unsettled)
     assert (now.record.status, now.folder) == (END, unsettled.folder)
     assert {path.name for path in unsettled.folder.iterdir()} == {"attempts", "record.json"}
+
+
+class Told:
+    """A kind of cluster that another command asks too: that one sees the end first, and knows what ended the run."""
+
+    name = "told"
+
+    def status(self, run: Run) -> Status:
+        """Tell of an end that the other has just written down."""
+        run.with_status(replace(END, state=State.CANCELLED, exit_code=130))
+        return replace(END, state=State.CANCELLED, exit_code=143)
+
+
+def test_an_end_that_another_command_has_written_down_meanwhile_stays(unsettled: Run) -> None:
+    now = settled(unsettled, cast("ClusterKind", Told()))
+    assert now.record.status.exit_code == 130
+    assert load(unsettled.folder).record.status.exit_code == 130
 
 
 def _refuse(_: int, __: int = 0) -> int:
