@@ -140,6 +140,8 @@ CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
 JOB: Final = "job"
 EXIT: Final = "exit"
 AGAIN: Final = "again.json"
+#: How long the logs of the script were when the attempt began: a line for each, with the size and the path.
+LOGS_BEFORE: Final = "logs-before"
 #: Marks an attempt whose script got SIGTERM: the scheduler has ended it.
 TERMINATED: Final = "terminated"
 #: Marks an attempt that was cancelled before its launcher had started it.
@@ -157,6 +159,8 @@ LOG_INDEX: Final = "lines.idx"
 TASK_ENVIRONMENT: Final = "environment-"
 #: How the name of a file ends in which a task's exit code and host stand, where its starter may lose the code.
 TASK_EXIT: Final = ".exit"
+#: In the folder of a node whose task has ended unseen by the scheduler: its daemon there is gone or was restarted.
+CUT_OFF: Final = "cut-off"
 #: In place of a rank: all ranks of a node, whose output torch's own launcher puts together.
 ALL_OF_A_NODE: Final = -1
 #: In the folder of node 0, one line of JSON for each node whose agent could not be started: it will not come.

@@ -242,9 +242,10 @@ class StandInPbs(PbsCluster):
         if self._server.stdout.readline() != "ready\n":
             raise ClusterError(f"the server did not start: {(self.folder / 'server.log').read_text()}")
 
-    def _start_mom(self, name: str) -> None:
+    def _start_mom(self, name: str, *, is_new_node: bool = True) -> None:
         node = self.network.nodes[name]
-        node.run(["sh", "-c", NODE, "sh", self.folder / "passwd"])
+        if is_new_node:
+            node.run(["sh", "-c", NODE, "sh", self.folder / "passwd"])
         with (self.folder / f"{name}.log").open("ab") as log:
             mom: list[str | Path] = [sys.executable, "-IS", HERE / "mom.py", self.folder / "socket", name]
             node.popen(mom, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -270,12 +271,15 @@ class StandInPbs(PbsCluster):
 
     def processes(self, node: str) -> dict[int, str]:
         """Return what lives on a node besides the stand-in itself: process id as this machine counts, command line."""
+        return {pid: words for pid, words in self._all_on(node).items() if "mom.py" not in words}
+
+    def _all_on(self, node: str) -> dict[int, str]:
         found = {}
         namespace = Path(f"/proc/{self.network.nodes[node].pid}/ns/pid").readlink()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                if (entry / "ns" / "pid").readlink() == namespace and words and "mom.py" not in words:
+                if (entry / "ns" / "pid").readlink() == namespace and words:
                     found[int(entry.name)] = words
         found.pop(self.network.nodes[node].pid, None)
         return found
@@ -315,12 +319,30 @@ class StandInPbs(PbsCluster):
         self._start_mom(name)
         self._wait_for_nodes()
 
+    def kill_mom(self, name: str) -> None:
+        """Kill the MOM of a node as `kill -9` does: its tasks run on, and it knows none of them when it is back."""
+        for pid, words in self._all_on(name).items():
+            if "mom.py" in words:
+                os.kill(pid, 9)
+        self.wait_until("the end of the MOM", lambda: not self.has_mom(name))
+
+    def has_mom(self, name: str) -> bool:
+        """Whether a node that is alive has a MOM."""
+        return any("mom.py" in words for words in self._all_on(name).values())
+
+    def start_mom(self, name: str) -> None:
+        """Start the MOM of a node again; return when the server knows it."""
+        self._start_mom(name, is_new_node=False)
+        self._wait_for_nodes()
+
     def reset(self) -> None:
         """Undo all switches, end all jobs, start what is dead, and end what jobs have left behind."""
         self._switch(reset=True)
         for name in self.nodes:
             if not self.network.nodes[name].is_alive:
                 self.start_node(name)
+            elif not self.has_mom(name):
+                self.start_mom(name)
             self.network.mend(name)
         super().reset()
         for name in self.nodes:

@@ -7,8 +7,9 @@ from typing import Any
 from followed_runs import hosts_of
 from left_behind import assert_nothing_lives
 from pbs_cluster import StandInPbs
-from trainings import OPTIONS, Training
+from trainings import OPTIONS, Training, assert_it_went_on_where_it_left
 
+from allranks import contract
 from exact_runs import undisturbed, weights_in
 
 
@@ -42,4 +43,36 @@ def test_the_first_node_dies_under_a_job_that_is_not_to_be_put_back(standin_lab:
     assert f"error: {training.run.name} NODE_FAIL: a node failed\n" in err.decode()
     assert (training.state, training.attempts) == ("NODE_FAIL", 1)
     assert standin.job(job)["Exit_status"] == "-20"
+    assert_nothing_lives(standin, standin_lab)
+
+
+def test_a_mom_that_is_gone_does_not_keep_a_run_whose_ranks_have_ended(standin_lab: Any, standin: StandInPbs) -> None:
+    """PBS hears of no end on that node, and keeps the job until it does. More than 10 s: each attempt imports torch."""
+    training = Training(standin_lab, standin, ("--nodes", "2"))
+    job = training.trains()
+    standin.kill_mom(hosts_of(standin, job)[1])
+    assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
+    assert standin.job(job)["job_state"] == "R"
+    assert (training.state, training.attempts) == ("SUCCEEDED", 1)
+    standin.start_mom(hosts_of(standin, job)[1])
+    standin.wait_for_state(job)
+    assert_nothing_lives(standin, standin_lab)
+
+
+def test_a_mom_that_is_restarted_under_a_training_costs_an_attempt(standin_lab: Any, standin: StandInPbs) -> None:
+    """PBS ends the job then, and hears of no end on that node. More than 10 s: each attempt imports torch."""
+    training = Training(standin_lab, standin, ("--nodes", "2"))
+    first = training.trains()
+    host = hosts_of(standin, first)[1]
+    standin.kill_mom(host)
+    standin.start_mom(host)
+    second = training.trains(attempt=1)
+    assert (training.run / contract.attempt_dir(0) / contract.EXIT).read_text() == "143\n"
+    decision = training.decision(0)
+    assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "dependent", second)
+    why = f"PBS on {host} was lost; PBS ends a job that has lost a node only when that is back"
+    assert decision["why"] == why
+    assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
+    assert (training.state, training.attempts) == ("SUCCEEDED", 2)
+    assert_it_went_on_where_it_left(training)
     assert_nothing_lives(standin, standin_lab)

@@ -24,7 +24,6 @@ WAITS = (
     ("clusters.asked", "_MOST_SECONDS", 15.0, 1.5),
     ("clusters.pbs_tasks", "_HEARD", 5, 1),
     ("clusters.pbs_tasks", "_PATIENCE", 15, 5),
-    ("clusters.pbs_tasks", "_SILENCE", 30, 3),
     ("clusters.ssh_attach", "_BEAT_SECONDS", 5.0, 0.5),
     ("clusters.ssh_script", "_SECONDS_OF_SILENCE", 30, 3),
     ("clusters.ssh_shell", "_ALIVE_SECONDS", 5, 1),

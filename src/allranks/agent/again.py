@@ -33,6 +33,8 @@ _BEGIN = "begin"
 _TERMINATED = 128 + signal.SIGTERM
 #: When a task has left with any code but 0, the step's other tasks may be ended before they have left themselves.
 _ENDED_BY_OTHERS = (_TERMINATED, 128 + signal.SIGKILL)
+#: Of a job that the scheduler has ended because a daemon of its own was gone or restarted.
+_ENDED_WITH_A_NODE = (contract.CONTINUE_LATER, *_ENDED_BY_OTHERS)
 
 
 @dataclass(frozen=True)
@@ -159,13 +161,16 @@ def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
     """
     lost = sorted(set(_lost_nodes(run / contract.attempt_dir(attempt))))
     noted = list(_noted(run))
+    cut_off = sorted(_cut_off_nodes(run / contract.attempt_dir(attempt))) if code in _ENDED_WITH_A_NODE else []
     has_left = code == contract.CONTINUE_LATER or (code in _ENDED_BY_OTHERS and _has_left(noted, attempt))
-    if not has_left and not lost:
+    if not has_left and not lost and not cut_off:
         return Decision(False, f"it has ended with exit code {code}, which is none to try again for")
-    why = f"{', '.join(lost)} was lost" if lost else "it was asked to stop, and is to be continued"
+    why = "it was asked to stop, and is to be continued"
+    if nodes := lost or cut_off:
+        why = f"{', '.join(nodes)} was lost"
     if against := _why_not(noted, attempt + 1, most, _resumed(run, attempt)):
         return _given_up(f"{why}, but {against}")
-    return Decision(True, why, lost=bool(lost))
+    return Decision(True, why, lost=bool(lost or cut_off))
 
 
 def _resumed(run: Path, attempt: int) -> int:
@@ -226,6 +231,13 @@ def _lost_nodes(attempt: Path) -> Iterator[str]:
         for event in read_events(path):
             if event.kind == contract.ENDED:
                 yield from event.fields.get("lost") or ()
+
+
+def _cut_off_nodes(attempt: Path) -> Iterator[str]:
+    """Yield the nodes whose tasks ended unseen by the scheduler; none unless it has ended the job for that."""
+    if (attempt / contract.TERMINATED).exists():
+        for path in attempt.glob(f"node-*/{contract.CUT_OFF}"):
+            yield path.read_text().strip()
 
 
 def _noted(run: Path) -> Iterator[_Note]:

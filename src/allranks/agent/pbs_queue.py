@@ -30,11 +30,14 @@ class PbsQueue:
     def ending(self) -> str | None:
         """Tell whether PBS has begun to end the job before its time: somebody has deleted it, or PBS needs its nodes.
 
-        In the second case PBS itself puts it back into the queue.
+        In the second case PBS itself puts it back into the queue. A job that has lost a node it ends for good.
         """
-        run, attempt = self._environ.get(contract.RUN_DIR, ""), int(self._environ.get(contract.ATTEMPT, "0"))
-        was_told = (Path(run) / contract.attempt_dir(attempt) / contract.TERMINATED).exists()
-        return "PBS is ending the job already" if was_told and not self._is_over() else None
+        run, number = self._environ.get(contract.RUN_DIR, ""), int(self._environ.get(contract.ATTEMPT, "0"))
+        attempt = Path(run) / contract.attempt_dir(number)
+        if not (attempt / contract.TERMINATED).exists() or self._is_over():
+            return None
+        has_lost_a_node = any(attempt.glob(f"node-*/{contract.CUT_OFF}"))
+        return None if has_lost_a_node and not self._is_deleted() else "PBS is ending the job already"
 
     def preempted(self) -> bool:
         """Tell whether the job has to be put back because it makes room: never, for PBS does that by itself."""
@@ -69,6 +72,11 @@ class PbsQueue:
         lines = answer.split()
         # The id by which the next knows itself: of an array, that of its task.
         return lines[-1].replace("[]", f"[{self._task}]") if lines else "", problem
+
+    def _is_deleted(self) -> bool:
+        """Tell whether somebody has deleted the job; it counts as deleted where PBS does not answer."""
+        answer, problem = ask(["qstat", "-f", self.job], self._environ, self._folder)
+        return problem is not None or " and terminated by " in answer.replace("\n\t", "")
 
     def _is_over(self) -> bool:
         """Tell whether the time limit is reached."""

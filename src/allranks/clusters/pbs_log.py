@@ -86,10 +86,19 @@ def first_failure(attempt: Path) -> TaskEnd | None:
 def said(run: Run) -> Said:
     """Find what may tell why a run's newest attempt ended: in the script's log, in PBS's, or in a node's."""
     logs = [*_of_script(run), run.folder / OWN_LOG, *_of_nodes(run)]
+    before = _before(run.attempt_folder)
     for log in logs:
-        if log.exists() and (found := telling(log, _NOISE)):
+        if log.exists() and (found := telling(log, _NOISE, before.get(str(log), 0))):
             return Said(log, found)
     return Said(next((log for log in logs if log.exists()), None))
+
+
+def _before(attempt: Path) -> dict[str, int]:
+    """Return how long logs were when an attempt began: PBS runs a job again under its id, and the script appends."""
+    with contextlib.suppress(OSError):
+        pairs = (line.partition(" ") for line in (attempt / contract.LOGS_BEFORE).read_text().splitlines())
+        return {path: int(size) for size, _, path in pairs if size.isdecimal()}
+    return {}
 
 
 def _ends(attempt: Path) -> Iterator[TaskEnd]:

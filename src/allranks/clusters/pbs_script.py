@@ -35,6 +35,7 @@ def batch_script(parts: Parts, logs: Sequence[str]) -> str:
             batch.own_folder(run_dir, parts.spec.to_json(), mode, contract.PBS_SCRIPT) if parts.standalone else [],
             _logs(logs, mode) if logs else [],
             batch.attempt(run_dir, '"$PBS_JOBID"', mode, contract.PBS_SCRIPT, task),
+            _logs_before(logs) if logs else [],
             batch.ending(parts.own_python, job.retry.max_attempts if requeues else None, _end_of_secrets(parts)),
             batch.once(parts.workdir, parts.environment),
             _nodes(parts),
@@ -81,6 +82,13 @@ def _logs(logs: Sequence[str], mode: int) -> list[str]:
         comment("what this script says can be read at once: PBS brings a log at the end of a job"),
         f"({batch.umask(mode)} && : {' '.join(f'>>{log}' for log in logs)})",
         f"exec >>{out} 2>{f'>{err[0]}' if err else '&1'}",
+    ]
+
+
+def _logs_before(logs: Sequence[str]) -> list[str]:
+    return [
+        comment("a job that PBS runs again appends to its log: what is there by now is of an earlier attempt"),
+        f"stat -c '%s %n' {' '.join(logs)} >\"$attempt/{contract.LOGS_BEFORE}\" || true",
     ]
 
 

@@ -37,10 +37,10 @@ _FUNCTIONS = "node.sh"
 #: Seconds beyond those that ranks have to leave, after which nodes are no longer waited for; 5 at least: so
 #: long agents may take to end on a slow machine.
 _PATIENCE = max(5, contract.whole_wait(15))
-#: Seconds of silence after which agents count one of them as lost.
-_SILENCE = contract.whole_wait(30)
 #: Seconds in which a file that another node has written is seen here.
 _HEARD = contract.whole_wait(5)
+#: Seconds in which a starter ends after its task: of the 10 that PBS leaves a job it ends, most are for saving.
+_STARTER_ENDS = 2
 
 
 def on_nodes(parts: Parts, mode: int) -> list[str]:
@@ -184,8 +184,8 @@ def _starter(asked: str | None, own: str) -> list[str]:
 
 
 def _with(starter: str, own: str) -> str:
-    """Return the command of a starter, with a user's own options behind its name."""
-    return STARTERS[starter].replace(starter, f"setsid {starter} {own}".rstrip(), 1)
+    """Return the command of a starter, in place of a subshell, with a user's own options behind its name."""
+    return STARTERS[starter].replace(starter, f"exec setsid {starter} {own}".rstrip(), 1)
 
 
 def wait(parts: Parts) -> list[str]:
@@ -196,7 +196,8 @@ def wait(parts: Parts) -> list[str]:
     warning = warning_seconds(parts.job)
     at = f"${{end:+$((end - {warning}))}}" if warning else ""
     return [
-        comment(f"start {what}, and tell of each how it ended, in a line"),
+        *_follow(parts),
+        comment(f"start {what}"),
         "all() {",
         "  trap '' USR1 INT TERM HUP",
         *indented(_all(parts)),
@@ -212,6 +213,7 @@ def wait(parts: Parts) -> list[str]:
         "      code=$ended todo=end at=$(date +%s)",
         *indented(indented(indented(_hearing(parts)))),
         "    fi",
+        *indented(indented(_last_agent(parts))),
         '  elif [ "$?" -le 128 ]; then',
         "    break",
         '  elif [ "$(date +%s)" -ge "$at" ]; then',
@@ -231,31 +233,63 @@ def _hearing(parts: Parts) -> list[str]:
     """Return the lines that give agents the time to end their ranks: they hear from each other of one that failed."""
     if parts.is_direct:
         return []
-    seconds = int(parts.spec.stop_timeout) + _PATIENCE
     agent = f'$(printf \'%s/node-%03d/{contract.AGENT_EVENTS}\' "$attempt" "$node")'
-    # Of a node that was lost its starter may tell at once; the agents, after this time of silence.
-    return [f'[ ! -e "{agent}" ] || at=$((at + {seconds} + (node > 0 ? {_SILENCE} : 0)))']
+    return [f'[ ! -e "{agent}" ] || at=$((at + {int(parts.spec.stop_timeout) + _PATIENCE}))']
+
+
+def _last_agent(parts: Parts) -> list[str]:
+    """Return the lines that end the wait soon after node 0's agent has left: no node that can answer is left then."""
+    if parts.is_direct:
+        return []
+    ended = f'grep -qs \'"kind": "{contract.ENDED}"\' "$attempt/node-000/{contract.AGENT_EVENTS}"'
+    return [
+        comment("the first node's agent leaves last: what is not over then is lost"),
+        f'[ "$node" -ne 0 ] || ! {ended} || todo=leave at=$(($(date +%s) + {_PATIENCE}))',
+    ]
+
+
+def _follow(parts: Parts) -> list[str]:
+    """Return the lines that define how a task is started and followed to its end."""
+    rank = f"rank-$(($1 * {parts.spec.nproc_per_node} + $2))"
+    name = rank if parts.is_direct else "agent"
+    events = f'"${{told%/*}}/{contract.AGENT_EVENTS}"'
+    # The agents decide: they hear from each other of one that is lost, and node 0's tells.
+    agent_decides = [f'    if [ "$1" -gt 0 ] && [ -e {events} ]; then until is_over; do sleep 1; done; fi']
+    return [
+        comment("whether a task has told its end; a folder that is listed shows what another node has written there"),
+        'is_over() { : "${told%/*}"/*; [ -s "$told" ] || ! kill -0 "$$" 2>/dev/null; }',
+        comment("start a task, and tell how it ended, in a line: by its own word; what starts it may fail or wait on"),
+        "follow() {",
+        "  local code= process= told",
+        f'  printf -v told \'%s/node-%03d/%s\' "$attempt" "$1" "{name}{contract.TASK_EXIT}"',
+        '  exec 3< <(start "$@" >&2 & echo "$!"; wait "$!" && echo 0 || echo "$?")',
+        "  read -r -u 3 process || true",
+        '  until read -r -t 1 -u 3 code || [ "$?" -le 128 ] || is_over; do :; done',
+        f'  if [ -z "$code" ] && ! read -r -t {_STARTER_ENDS} -u 3 code; then',
+        "    " + comment("PBS does not see the end of this task: its daemon there is gone, or was restarted"),
+        f'    [ ! -s "$told" ] || echo "PBS on ${{nodes[$1]}}" >"${{told%/*}}/{contract.CUT_OFF}"',
+        '    kill -s KILL "$process" 2>/dev/null || true',
+        "  fi",
+        f"  for ((second = 0; second < {_HEARD}; second++)); do ! is_over || break; sleep 1; done",
+        '  if [ ! -s "$told" ]; then',
+        '    echo "allranks: ${nodes[$1]}: a task was not started, or is lost" >&2',
+        *([] if parts.is_direct else agent_decides),
+        "  fi",
+        '  [ ! -s "$told" ] || read -r code _ <"$told"',
+        '  [ -s "$told" ] || [ "${code:-0}" -ne 0 ] || code=1',
+        '  echo "$code $1"',
+        "}",
+    ]
 
 
 def _all(parts: Parts) -> list[str]:
-    rank, local = f"rank-$((node * {parts.spec.nproc_per_node} + local))", ' "$local"'
-    name, more = (rank, local) if parts.is_direct else ("agent", "")
-    body = [
-        "(",
-        "  code=0",
-        f'  start "$node"{more} >&2 || code=$?',
-        f'  printf -v told \'%s/node-%03d/%s\' "$attempt" "$node" "{name}{contract.TASK_EXIT}"',
-        f'  for ((second = 0; second < {_HEARD}; second++)); do [ ! -s "$told" ] || break; sleep 1; done',
-        '  [ ! -s "$told" ] || read -r code _ <"$told"',
-        '  [ -s "$told" ] || echo "allranks: ${nodes[$node]}: a task was not started, or is lost" >&2',
-        '  [ -s "$told" ] || [ "$code" -ne 0 ] || code=1',
-        '  echo "$code $node"',
-        ") &",
-    ]
     if not parts.is_direct:
-        return ['for node in "${!nodes[@]}"; do', *indented(body), "done"]
-    each = [f"for ((local = 0; local < {parts.spec.nproc_per_node}; local++)); do", *indented(body), "done"]
-    return ['for node in "${!nodes[@]}"; do', *indented(each), "done"]
+        return ['for node in "${!nodes[@]}"; do follow "$node" & done']
+    return [
+        'for node in "${!nodes[@]}"; do',
+        f'  for ((local = 0; local < {parts.spec.nproc_per_node}; local++)); do follow "$node" "$local" & done',
+        "done",
+    ]
 
 
 def _traps(parts: Parts) -> list[str]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from allranks.runs.record import Run
 
 _CANCEL_SECONDS = 120.0
+#: In which a scheduler ends a job whose script has ended.
+_ENDS_SECONDS = 15.0
 
 
 class QueuedCluster(ABC):
@@ -218,7 +220,8 @@ class QueuedCluster(ABC):
         # Looked at after the scheduler, which may take long to answer: an end is told in them before it knows of it.
         attempt = newest(folder)
         told = agents.told_by_all(attempt)
-        status = _combined(info, told) if info else self._forgotten(attempt, job_id, told)
+        is_over = info is None or _has_ended_before(info, told, attempt)
+        status = _combined(info, told) if info and not is_over else self._forgotten(attempt, job_id, told)
         if status.state is State.FAILED and status.rank is None:
             status = self.blame(status, folder, attempt, job_id)
         decision = decision_after(attempt)
@@ -289,6 +292,23 @@ class QueuedCluster(ABC):
             else "the process that started it is gone, and"
         )
         return replace(told, state=State.UNKNOWN, native="forgotten", reason=f"{what} nothing tells how it ended")
+
+
+def _has_ended_before(info: JobInfo, told: Status, attempt: Path) -> bool:
+    """Tell whether an attempt was over before its job: the agents and the script then know more than the scheduler.
+
+    PBS keeps a job that has lost a node, and kills it when the node is back: be it that all ranks have succeeded.
+    """
+    try:
+        code = int((attempt / contract.EXIT).read_text())
+        ended = (attempt / contract.EXIT).stat().st_mtime
+    except (OSError, ValueError):
+        return False
+    if info.started is None or info.started > ended:
+        return False  # The job was put back into the queue, and begins another attempt.
+    if info.state is State.RUNNING:
+        return time.time() - ended > _ENDS_SECONDS and not decision_after(attempt).get("again")
+    return info.state in (State.FAILED, State.NODE_FAIL) and code == 0 and told.state is State.SUCCEEDED
 
 
 def _clean(environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,22 +15,23 @@ from allranks import contract
 _TAIL_BYTES = 1 << 20
 
 
-def lines_of(log: Path) -> list[str]:
-    """Return the last lines of a log; none if it cannot be read."""
+def lines_of(log: Path, start: int = 0) -> list[str]:
+    """Return the last lines of a log, from a byte of it on; none if it cannot be read."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        stream.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         return stream.read().decode(errors="replace").splitlines()
     return []
 
 
-def telling(log: Path, noise: re.Pattern[str]) -> list[str]:
+def telling(log: Path, noise: re.Pattern[str], start: int = 0) -> list[str]:
     """Return the last lines of a log that may tell a cause, each once, at most two.
 
     Args:
         log: the log.
         noise: what begins a line that says nothing of the cause.
+        start: the byte at which what counts of the log begins.
     """
-    lines = [line for line in lines_of(log) if line.strip()]
+    lines = [line for line in lines_of(log, start) if line.strip()]
     found = dict.fromkeys(line for line in lines if not (line[0].isspace() or noise.match(line)))
     return [line.removeprefix("allranks: ") for line in [*found][-2:]]
 

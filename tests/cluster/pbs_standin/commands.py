@@ -162,6 +162,7 @@ def delete(server: Server, given: str, host: str, options: dict[str, str]) -> No
     for one in [child for child in server.children(job.id) if not child.is_over] or [job]:
         one.terminated_by = f"root@{host}"
         if run := server.runs.get(one.id):
+            one.comment = run.comment()
             if options.get("-W") == "force":
                 run.kill()
             else:

@@ -101,10 +101,13 @@ async def _waited(run: Run, talk: Conversation, tasks: list[Task], *, is_verbose
 
 
 async def _status(run: Run, task: Task) -> int | None:
-    """Return how a task has ended; as seen on a real one, of a node that died nothing is heard until it is back."""
+    """Return how a task has ended; as seen on a real one, of a node whose MOM died nothing is heard any more.
+
+    Not even when the MOM is back: the first node's then ends the job, and waits for no task of the other.
+    """
     status = await task.ended
     if status is None and not run.job.flavour.is_torque:
-        await run.back.wait()
+        await run.ended.wait()
     return status
 
 

@@ -120,10 +120,10 @@ on() {
   local host=${nodes[$1]} line=${lines[$1]}
   shift
   case $starter in
-    pbs_tmrsh) setsid pbs_tmrsh "$host" "$@" ;;
-    pbsdsh) setsid pbsdsh -n "$line" -- "$@" ;;
-    mpiexec) setsid mpiexec -n 1 -host "$host" "$@" ;;
-    ssh) setsid ssh -o BatchMode=yes -o ConnectTimeout=30 "$host" "$(printf '%q ' "$@")" ;;
+    pbs_tmrsh) exec setsid pbs_tmrsh "$host" "$@" ;;
+    pbsdsh) exec setsid pbsdsh -n "$line" -- "$@" ;;
+    mpiexec) exec setsid mpiexec -n 1 -host "$host" "$@" ;;
+    ssh) exec setsid ssh -o BatchMode=yes -o ConnectTimeout=30 "$host" "$(printf '%q ' "$@")" ;;
   esac
 }
 # start a task on a node, with the environment of this script, in a file that the task removes
@@ -144,21 +144,33 @@ signal_to() {
   done
 }
 
-# start all nodes, and tell of each how it ended, in a line
+# whether a task has told its end; a folder that is listed shows what another node has written there
+is_over() { : "${told%/*}"/*; [ -s "$told" ] || ! kill -0 "$$" 2>/dev/null; }
+# start a task, and tell how it ended, in a line: by its own word; what starts it may fail or wait on
+follow() {
+  local code= process= told
+  printf -v told '%s/node-%03d/%s' "$attempt" "$1" "agent.exit"
+  exec 3< <(start "$@" >&2 & echo "$!"; wait "$!" && echo 0 || echo "$?")
+  read -r -u 3 process || true
+  until read -r -t 1 -u 3 code || [ "$?" -le 128 ] || is_over; do :; done
+  if [ -z "$code" ] && ! read -r -t 2 -u 3 code; then
+    # PBS does not see the end of this task: its daemon there is gone, or was restarted
+    [ ! -s "$told" ] || echo "PBS on ${nodes[$1]}" >"${told%/*}/cut-off"
+    kill -s KILL "$process" 2>/dev/null || true
+  fi
+  for ((second = 0; second < 5; second++)); do ! is_over || break; sleep 1; done
+  if [ ! -s "$told" ]; then
+    echo "allranks: ${nodes[$1]}: a task was not started, or is lost" >&2
+    if [ "$1" -gt 0 ] && [ -e "${told%/*}/agent.jsonl" ]; then until is_over; do sleep 1; done; fi
+  fi
+  [ ! -s "$told" ] || read -r code _ <"$told"
+  [ -s "$told" ] || [ "${code:-0}" -ne 0 ] || code=1
+  echo "$code $1"
+}
+# start all nodes
 all() {
   trap '' USR1 INT TERM HUP
-  for node in "${!nodes[@]}"; do
-    (
-      code=0
-      start "$node" >&2 || code=$?
-      printf -v told '%s/node-%03d/%s' "$attempt" "$node" "agent.exit"
-      for ((second = 0; second < 5; second++)); do [ ! -s "$told" ] || break; sleep 1; done
-      [ ! -s "$told" ] || read -r code _ <"$told"
-      [ -s "$told" ] || echo "allranks: ${nodes[$node]}: a task was not started, or is lost" >&2
-      [ -s "$told" ] || [ "$code" -ne 0 ] || code=1
-      echo "$code $node"
-    ) &
-  done
+  for node in "${!nodes[@]}"; do follow "$node" & done
   wait
 }
 # signals for this script are for the ranks; the first node's agent tells the others of the end
@@ -173,8 +185,10 @@ while true; do
   if read -r ${at:+-t "$((at > now ? at - now : 1))"} ended node; then
     if [ "$code" -eq 0 ] && [ "$ended" -ne 0 ]; then
       code=$ended todo=end at=$(date +%s)
-      [ ! -e "$(printf '%s/node-%03d/agent.jsonl' "$attempt" "$node")" ] || at=$((at + 45 + (node > 0 ? 30 : 0)))
+      [ ! -e "$(printf '%s/node-%03d/agent.jsonl' "$attempt" "$node")" ] || at=$((at + 45))
     fi
+    # the first node's agent leaves last: what is not over then is lost
+    [ "$node" -ne 0 ] || ! grep -qs '"kind": "ended"' "$attempt/node-000/agent.jsonl" || todo=leave at=$(($(date +%s) + 15))
   elif [ "$?" -le 128 ]; then
     break
   elif [ "$(date +%s)" -ge "$at" ]; then

@@ -12,7 +12,7 @@ import pytest
 
 from allranks import contract
 from allranks.agent import queues
-from allranks.agent.again import Decision, go_on, main
+from allranks.agent.again import Decision, decide, go_on, main
 from allranks.agent.pbs_queue import PbsQueue
 
 OPERATORS = "qrerun: Unauthorized Request  7.server"
@@ -178,6 +178,29 @@ def test_a_job_that_was_deleted_does_not_go_on(
     assert PbsQueue(pbs.environ).ending() == expected
     decision = pbs.go_on()
     assert (decision.again, pbs.asked("qrerun") is None) == (expected is None, expected is not None)
+
+
+DELETED = "Job Id: 7.server\n    comment = Job run at Sun Nov 22 on (pbs01:ncpus=1) and terminated \n\tby ada@login\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "given_up"),
+    [("Job Id: 7.server\n    comment = Job run at Sun\n", 0, False), (DELETED, 0, True), ("", 153, True)],
+)
+def test_a_job_that_pbs_ends_because_it_has_lost_a_node_goes_on(
+    pbs: Pbs, answer: str, code: int, given_up: bool
+) -> None:
+    """The end of a task that PBS does not see is what tells; a person may have deleted the job besides."""
+    attempt = pbs.run / contract.attempt_dir(0)
+    (attempt / contract.TERMINATED).touch()
+    (attempt / "node-001").mkdir()
+    (attempt / "node-001" / contract.CUT_OFF).write_text("PBS on pbs02\n")
+    pbs.answers("qstat", out=answer, code=code)
+    decided = decide(pbs.run, 0, 143, 10)
+    assert decided == Decision(True, "PBS on pbs02 was lost", lost=True)
+    decision = go_on(pbs.run, 0, decided, PbsQueue(pbs.environ))
+    assert (decision.given_up, decision.job) == (given_up, None if given_up else "8.server")
+    assert decide(pbs.run, 0, 3, 10).again is False  # A rank had failed before.
 
 
 def test_pbs_itself_puts_back_what_makes_room(pbs: Pbs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 from pbs_recorded import GRID_ENGINE, VERSIONS, failures, in_json, in_plain, text_of, torque_ended
 
+from allranks import contract
+from allranks.clusters.pbs import PbsCluster
 from allranks.clusters.pbs_errors import PBS, has_finished, is_passing, is_unknown
-from allranks.clusters.pbs_jobs import ask, flavour, look_up
+from allranks.clusters.pbs_jobs import JobInfo, ask, flavour, look_up
 from allranks.errors import LaunchError
-from allranks.runs.status import State
+from allranks.runs.status import Handle, State
 
 #: What qstat says in turn, on which output, and its exit code; the last is repeated.
 Said = tuple[str, int, int]
@@ -275,3 +278,42 @@ def test_what_is_not_there() -> None:
     unknown, finished, other = (True, False, False), (False, True, False), (False, False, False)
     assert told == [unknown, unknown, unknown, finished, finished, unknown, other, finished, other, other]
     assert not any(is_passing(code, said) for _, code, said in failures("refused.txt"))
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    """Give the folder of a run whose agent and script have ended well, when the recorded job had begun."""
+    run = tmp_path / "run"
+    node = run / contract.node_dir(0, 0)
+    node.mkdir(parents=True)
+    end = {"time": 9.0, "host": "h", "kind": contract.ENDED, "state": "SUCCEEDED", "exit_code": 0}
+    (node / contract.AGENT_EVENTS).write_text(json.dumps(end) + "\n")
+    (run / contract.attempt_dir(0) / contract.EXIT).write_text("0\n")
+    return run
+
+
+def state_of(run: Path, seconds: float, info: JobInfo | None, monkeypatch: pytest.MonkeyPatch, **env: str) -> State:
+    """Return the state of a run whose script ended so long after its job began."""
+    assert info is not None and info.started is not None
+    os.utime(run / contract.attempt_dir(0) / contract.EXIT, (info.started + seconds,) * 2)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return PbsCluster().status_of(run, Handle(job_id="7.pbsctl")).state
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(60, State.SUCCEEDED), (-60, State.RUNNING)])
+def test_a_job_that_pbs_keeps_after_its_script_has_ended_is_over(
+    qstat: Qstat, ended: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, state: State
+) -> None:
+    """PBS keeps a job that has lost a node. A job that was put back has begun after an end of its script."""
+    env = qstat(OPENPBS, (text_of("running.json"), 1, 0))
+    assert state_of(ended, seconds, in_json("running"), monkeypatch, **env) is state
+
+
+def test_a_run_whose_ranks_have_all_succeeded_has_not_failed(
+    qstat: Qstat, ended: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PBS kills a job that has lost a node when that is back."""
+    killed = text_of("failed.json").replace('"Exit_status":3', '"Exit_status":271')
+    assert killed != text_of("failed.json")
+    assert state_of(ended, 1, in_json("failed"), monkeypatch, **qstat(OPENPBS, (killed, 1, 0))) is State.SUCCEEDED

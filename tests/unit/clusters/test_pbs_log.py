@@ -149,6 +149,16 @@ def test_what_the_script_of_the_newest_job_said_comes_first(run: Path) -> None:
     assert saying(run) == Said(log, ["OMP: x", "bash: line 1: module: command not found"])
 
 
+def test_of_a_log_that_attempts_share_only_what_the_newest_said_counts(run: Path) -> None:
+    log = run / "pbs-9.out"
+    log.write_text("allranks: n1: a task was not started, or is lost\n")
+    (run / "attempts/000/logs-before").write_text(f"{log.stat().st_size} {log}\n")
+    assert saying(run) == Said(log)
+    with log.open("a") as stream:
+        stream.write("allranks: n2: a task was not started, or is lost\n")
+    assert saying(run) == Said(log, ["n2: a task was not started, or is lost"])
+
+
 def test_what_says_nothing_of_the_cause_is_left_out(run: Path) -> None:
     log = run / "pbs-9.out"
     lines = ["pbsdsh: task 0x00000002 exit status 3", "pbs_tmrsh: x", "allranks: node 0: A=1: why", "  File x"]

@@ -233,6 +233,32 @@ def test_a_task_that_cannot_be_started_is_told_of_and_ends_the_others(site: Site
     assert site.ends() == {"rank-0": "143"}
 
 
+#: Starts a task, which ends, and waits on for its end: as where PBS on a node was restarted.
+WAITS_ON = (
+    '#!/bin/sh\nhost=$1\nshift\n({})\n[ "$host" = localhost ] || {{ echo $$ >"$folder/waits"; exec sleep 600; }}\n'
+)
+
+
+def test_a_task_has_ended_when_it_says_so_not_when_its_starter_does(site: Site) -> None:
+    site.command("pbs_tmrsh", WAITS_ON.format(ON_NODE).replace("\n", f"\n{FOLDER}", 1))
+    assert site.run("exit 0\n") == 0
+    assert site.ends() == {"rank-0": "0", "rank-1": "0"}
+    assert (site.attempt / "node-001" / contract.CUT_OFF).read_text() == "PBS on 127.0.0.1\n"
+    assert not (site.attempt / "node-000" / contract.CUT_OFF).exists()
+    assert not Path("/proc", (site.folder / "waits").read_text().strip()).exists()
+    assert site.said == []
+
+
+def test_a_rerun_job_knows_where_its_log_begins(site: Site) -> None:
+    assert site.run("exit 0\n") == 0
+    log = site.folder / "runs" / "x" / "pbs-7.out"
+    log.write_text("x" * 9)
+    assert site.run("exit 0\n") == 0
+    attempts = site.folder / "runs" / "x" / contract.ATTEMPTS_DIR
+    assert (attempts / "000" / contract.LOGS_BEFORE).read_text() == f"0 {log}\n"
+    assert (attempts / "001" / contract.LOGS_BEFORE).read_text() == f"9 {log}\n"
+
+
 def test_what_the_first_of_the_starters_is_that_is_there(site: Site) -> None:
     (site.folder / "bin" / "pbs_tmrsh").unlink()
     site.command("pbsdsh", DSH)
