@@ -142,7 +142,8 @@ EXIT: Final = "exit"
 AGAIN: Final = "again.json"
 #: How long the logs of the script were when the attempt began: a line for each, with the size and the path.
 LOGS_BEFORE: Final = "logs-before"
-#: Marks an attempt whose script got SIGTERM: the scheduler has ended it.
+#: Marks an attempt whose script got SIGTERM: the scheduler has ended it. In it, when the time limit is or was reached,
+#: in seconds since 1970.
 TERMINATED: Final = "terminated"
 #: Marks an attempt that was cancelled before its launcher had started it.
 CANCELLED: Final = "cancelled"

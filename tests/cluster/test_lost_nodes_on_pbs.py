@@ -25,7 +25,7 @@ def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs)
     second = training.trains(attempt=1, seconds=150)
     assert standin.job(first)["job_state"] == "R"
     decision = training.decision(0)
-    assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "dependent", second)
+    assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "submit", second)
     assert decision["why"] == f"node 1 ({dead}) was lost; PBS ends a job that has lost a node only when that is back"
     assert dead not in hosts_of(standin, second)
     assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
@@ -69,7 +69,7 @@ def test_a_mom_that_is_restarted_under_a_training_costs_an_attempt(standin_lab: 
     second = training.trains(attempt=1)
     assert (training.run / contract.attempt_dir(0) / contract.EXIT).read_text() == "143\n"
     decision = training.decision(0)
-    assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "dependent", second)
+    assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "submit", second)
     why = f"PBS on {host} was lost; PBS ends a job that has lost a node only when that is back"
     assert decision["why"] == why
     assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)

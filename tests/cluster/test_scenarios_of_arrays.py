@@ -46,7 +46,9 @@ def test_each_task_is_a_run_of_its_own(site: Site) -> None:
     for run, task in failing:
         assert run.end().rc == 7, run.stderr
         assert_tasks(site, run, {each: "7\n" if each == task else "0\n" for each in (first, last)})
-        assert _told(site, run) == [f"FAILED  {site.native('FAILED')}", "7"]
+        state, reason, code, ranks = _told(site, run)
+        assert (state, code, ranks) == (f"FAILED  {site.native('FAILED')}", "7", "4 on 2 nodes")
+        assert re.fullmatch(rf"task {task}: rank \d .*exit code 7", reason), reason
         name = run.folder.name
         what, why, see = run.stderr.splitlines()[-3:]
         blamed = re.fullmatch(rf"error: {name}, task {task}: rank (\d) .*exit code 7", what)
@@ -55,7 +57,7 @@ def test_each_task_is_a_run_of_its_own(site: Site) -> None:
         assert see == f"  see: runs/{name}/task-{task}/attempts/000/node-000/rank-{blamed[1]}.err"
     assert training.end().rc == 0, training.stderr
     logs = assert_tasks(site, training, {first: "0\n", last: "0\n"})
-    assert _told(site, training) == [f"SUCCEEDED  {site.native('SUCCEEDED')}", "0"]
+    assert _told(site, training) == [f"SUCCEEDED  {site.native('SUCCEEDED')}", "0", "4 on 2 nodes"]
     for task, log in logs.items():
         assert weights_in(log) == undisturbed(site.lab, *OPTIONS)
         assert (site.lab.folder / f"checkpoints-{task}").is_dir()
@@ -75,7 +77,7 @@ def assert_tasks(site: Site, run: Followed, ends: dict[int, str]) -> dict[int, s
 
 
 def _told(site: Site, run: Followed) -> list[str]:
-    """Return the state and the exit code that status says."""
+    """Return the state, the reason, the exit code and the ranks that status says."""
     done = site.lab("status", run.folder.name)
     assert done.stderr == f"next: ls runs/{run.folder.name}/task-*/attempts/*/node-* for the logs of each task\n"
-    return re.findall(r"^(?:state|exit code) +(.*)$", done.stdout, re.MULTILINE)
+    return re.findall(r"^(?:state|reason|exit code|ranks) +(.*)$", done.stdout, re.MULTILINE)

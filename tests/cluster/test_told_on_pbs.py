@@ -70,8 +70,8 @@ REFUSED = {
     "--queue gpuq --time 3h": [
         "error: PBS refuses the job",
         "  why: Job violates queue and/or server resource limits",
-        "  fix: lower resources.time (03:00:00) or resources.nodes, or choose another scheduler.partition (gpuq); "
-        "qstat -Q -f shows the limits of the queues",
+        "  fix: lower resources.time (03:00:00), resources.nodes, resources.cpus_per_node, resources.gpus_per_node or "
+        "resources.memory, or choose another scheduler.partition (gpuq); qstat -Q -f shows the limits of the queues",
     ],
     "--queue closedq": [
         "error: PBS refuses the job",
@@ -103,6 +103,7 @@ def test_what_pbs_refuses_is_told_in_words(pbs_lab: Any, flags: str) -> None:
 
 
 #: Jobs that wait: how they are asked for, PBS's letter, and why they wait.
+OUT_OF_TIME = "it reached its time limit: raise resources.time"
 WAITING = {
     "many": (
         "resources: {nodes: 5}",
@@ -173,6 +174,15 @@ def test_a_job_that_was_cancelled_is_told_of_without_history(standin_lab: Any, s
     assert run.end(60).rc == 143
     assert standin.job(run.job) == {}
     assert told(standin_lab)[1:] == ("CANCELLED", "143")
+
+
+def test_a_time_limit_is_told_of_without_history(standin_lab: Any, standin: StandInPbs) -> None:
+    standin.set(history=False)
+    standin_lab.script(UP)
+    run = follow(standin_lab, "up", "train.py", "--time", "5s").end(60)
+    assert (run.rc, f"error: {run.folder.name} TIMEOUT: {OUT_OF_TIME}\n" in run.stderr) == (143, True), run.stderr
+    assert standin.job(run.job) == {}
+    assert told(standin_lab)[1:] == ("TIMEOUT", "143")
 
 
 def test_a_qstat_that_fails_now_and_then_does_not_matter(standin_lab: Any, standin: StandInPbs) -> None:

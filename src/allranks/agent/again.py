@@ -44,7 +44,8 @@ class Decision:
     Attributes:
         again: whether another attempt is to follow.
         why: in one line.
-        how: ``requeue``, or ``dependent`` for another job that waits for the end of this one.
+        how: ``requeue``; ``dependent`` for another job that waits for the end of this one, ``submit`` for one that
+            does not.
         job: the id under which the run goes on.
         given_up: whether there was reason for another attempt, and more against it.
         lost: whether nodes were lost.
@@ -85,8 +86,11 @@ class Queue(Protocol):
             lost: whether nodes were lost.
         """
 
+    def waits(self, *, lost: bool) -> bool:
+        """Tell whether a job that :meth:`submit` submits waits for the end of this one."""
+
     def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
-        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that.
+        """Submit the run's script; return the new id, and what kept it from that.
 
         Args:
             run: the run's folder.
@@ -201,7 +205,8 @@ def go_on(run: Path, attempt: int, decision: Decision, queue: Queue) -> Decision
         return requeued
     job, problem = queue.submit(run, lost=decision.lost)
     if problem is None:
-        return replace(decision, how="dependent", job=job, why=f"{decision.why}; {refused}")
+        how = "dependent" if queue.waits(lost=decision.lost) else "submit"
+        return replace(decision, how=how, job=job, why=f"{decision.why}; {refused}")
     return _given_up(f"{decision.why}, but {refused}, and {problem}")
 
 

@@ -53,13 +53,17 @@ class PbsQueue:
         refused = ask(["qrerun", self.job], self._environ, self._folder)[1]
         return None if refused and _IS_UNDER_WAY.search(refused) else refused
 
-    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
-        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that.
+    def waits(self, *, lost: bool) -> bool:
+        """Tell whether a job that follows waits for the end of this one.
 
         Where nodes were lost it waits for nothing, see :meth:`requeue`. Nor does a task of an array: no job can wait
         for one, and all that the next has to wait for has ended before this is asked.
         """
-        options = [] if lost or self._task else ["-W", f"depend=afterany:{self.job}"]
+        return not (lost or self._task)
+
+    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
+        """Submit the run's script; return the new id, and what kept it from that."""
+        options = ["-W", f"depend=afterany:{self.job}"] if self.waits(lost=lost) else []
         if self._task:
             # Of one task no array can be, but of every second one from it to the next; of Torque's one can.
             one = ["-J", f"{self._task}-{int(self._task) + 1}:2"]

@@ -42,6 +42,10 @@ class SlurmQueue:
         """Put the job back into the queue; return what kept it from that."""
         return self._ask("scontrol", "requeue", self.job)[1]
 
+    def waits(self, *, lost: bool) -> bool:
+        """Tell whether a job that follows waits for the end of this one: always."""
+        return True
+
     def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
         """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that."""
         own = self._environ["SLURM_JOB_ID"]

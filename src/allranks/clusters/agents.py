@@ -167,6 +167,22 @@ def _with(status: Status, state: State, native: str, *, restarts: int) -> Status
     return Status(state, native, started=status.started, restarts=restarts)
 
 
+def failed_task(attempts: Iterable[Path]) -> str | None:
+    """Return which task of a job array failed first in their order, and why; None if none has.
+
+    Args:
+        attempts: the newest attempt of each task.
+    """
+    for attempt in attempts:
+        told, name = told_by_all(attempt), attempt.parents[1].name.replace("-", " ")
+        if told.state is State.FAILED and told.reason:
+            return f"{name}: {told.reason}"
+        with contextlib.suppress(OSError, ValueError):
+            if code := int((attempt / contract.EXIT).read_text()):
+                return f"{name} ended with exit code {code}"
+    return None
+
+
 def agent_pid(folder: Path) -> int:
     """Return the process id that a node's agent told; 0 if it has told none."""
     events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.AGENT_STARTED]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks.clusters import pbs_words
-from allranks.clusters.reason import Reason
+from allranks.clusters.reason import OUT_OF_TIME, Reason
 from allranks.runs.status import State
 
 #: Added by PBS to the number of the signal that ended the script, and by a shell to that of its last command.
@@ -21,7 +21,6 @@ _DELETED = "91"
 _BY_WHOM = re.compile(r" and terminated by (\S+)")
 
 _NOT_STARTED = Reason("PBS could not start it", "ask the site's support; the logs of its first node tell more")
-_OUT_OF_TIME = Reason("it reached its time limit", "raise resources.time")
 _OUT_OF_CPU_TIME = Reason("it reached its limit on CPU time", "ask for more with -l cput in scheduler.directives")
 _OUT_OF_MEMORY = Reason("it used more memory than it asked for", "raise resources.memory")
 _TOO_MANY_CPUS = Reason("it used more CPUs than it asked for", "raise resources.cpus_per_node")
@@ -49,14 +48,14 @@ _OWN: dict[int, tuple[State, Reason]] = {
     -26: (State.OUT_OF_MEMORY, _OUT_OF_MEMORY),
     -27: (State.OUT_OF_MEMORY, _OUT_OF_MEMORY),
     -28: (State.TIMEOUT, _OUT_OF_CPU_TIME),
-    -29: (State.TIMEOUT, _OUT_OF_TIME),
+    -29: (State.TIMEOUT, OUT_OF_TIME),
     -30: (State.NODE_FAIL, Reason("one of its nodes could not join it", "pbsnodes -l lists nodes that are down")),
 }
 _OWN_OF_TORQUE: dict[int, tuple[State, Reason]] = {
     **{status: _OWN[status] for status in (-4, -5, -6)},
     -9: (State.FAILED, _NO_OUTPUT),
     -10: (State.OUT_OF_MEMORY, _OUT_OF_MEMORY),
-    -11: (State.TIMEOUT, _OUT_OF_TIME),
+    -11: (State.TIMEOUT, OUT_OF_TIME),
     -12: (State.TIMEOUT, _OUT_OF_CPU_TIME),
 }
 
@@ -114,7 +113,7 @@ def _state(fields: Mapping[str, str], status: int, *, is_torque: bool) -> tuple[
         return State.CANCELLED, _by_whom(fields)
     killed = status in {base + signal for base in (_SIGNALLED, _BY_SHELL) for signal in (_TERM, _KILL)}
     if killed and _is_out_of_time(fields):
-        return State.TIMEOUT, _OUT_OF_TIME
+        return State.TIMEOUT, OUT_OF_TIME
     if is_torque and status == _SIGNALLED + _TERM:  # Torque tells it from a script that got SIGTERM in its log only.
         return State.CANCELLED, Reason("it was deleted, or its script was ended by SIGTERM")
     return (State.FAILED if status else State.SUCCEEDED), None

@@ -10,7 +10,8 @@ from allranks.errors import LaunchError
 
 _QUEUES = "set scheduler.partition to a queue that qstat -Q lists and you may use"
 _LIMITS = (
-    "lower resources.time or resources.nodes, or choose another scheduler.partition; "
+    "lower resources.time, resources.nodes, resources.cpus_per_node, resources.gpus_per_node or resources.memory, "
+    "or choose another scheduler.partition; "
     "qstat -Q -f shows the limits of the queues"
 )
 _PROJECT = "change scheduler.account or scheduler.project"

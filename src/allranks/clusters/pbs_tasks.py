@@ -307,5 +307,5 @@ def _traps(parts: Parts) -> list[str]:
     others = "the others look for this file" if parts.is_direct else "its agent tells the others"
     return [
         comment(f"PBS ends what runs on the first node; {others}"),
-        f"trap 'touch \"$attempt/{contract.TERMINATED}\"' TERM",
+        f'trap \'echo "$end" >"$attempt/{contract.TERMINATED}"\' TERM',
     ]

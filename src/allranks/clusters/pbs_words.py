@@ -202,7 +202,14 @@ def _shortage(text: str, *, never: bool) -> Reason | None:
     told = f" ({_in_words(amounts)})" if amounts else ""
     if never:
         return Reason(f"it asks for more {thing} than PBS has{whose}{told}", f"lower {key}")
+    if _is_more_than_all(amounts):  # Of the node that PBS has looked at last; another one may have more.
+        return Reason(f"it asks for more {thing} than {'PBS' if whose else 'a node'} has{whose}{told}", f"lower {key}")
     return Reason(f"too little of what it asks for is free{whose}: {thing}{told}", f"wait, or change {key}")
+
+
+def _is_more_than_all(amounts: str) -> bool:
+    found = re.fullmatch(r"R: (\d+) A: .*? T: (\d+)", amounts)
+    return found is not None and int(found[1]) > int(found[2])
 
 
 def _in_words(amounts: str) -> str:

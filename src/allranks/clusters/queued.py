@@ -19,8 +19,9 @@ from allranks.clusters.base import Look, Looked, Request, Said, Started
 from allranks.clusters.child import ChildAgent
 from allranks.clusters.job_info import JobInfo
 from allranks.clusters.outlook import Outlook
-from allranks.clusters.queued_files import current_job, decision_after, newest
+from allranks.clusters.queued_files import current_job, decision_after, has_run_out_of_time, newest
 from allranks.clusters.queued_job import SubmittedJob
+from allranks.clusters.reason import OUT_OF_TIME
 from allranks.clusters.refusals import with_values
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.variables import without_those_of_ranks
@@ -278,6 +279,14 @@ class QueuedCluster(ABC):
 
     def _forgotten(self, attempt: Path, job_id: str | None, told: Status) -> Status:
         """Tell of a job that the scheduler does not know any more: by its agents' words, else by its script's."""
+        status = self._left_behind(attempt, job_id, told)
+        if status.state in (State.CANCELLED, State.UNKNOWN) and has_run_out_of_time(attempt):
+            code = status.exit_code or 128 + signal.SIGTERM
+            return replace(status, state=State.TIMEOUT, reason=str(OUT_OF_TIME), exit_code=code)
+        return status
+
+    def _left_behind(self, attempt: Path, job_id: str | None, told: Status) -> Status:
+        """Tell what an attempt itself has left of its end."""
         if told.state.is_final:
             return told
         with contextlib.suppress(OSError, ValueError):

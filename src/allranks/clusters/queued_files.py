@@ -36,3 +36,11 @@ def decision_after(attempt: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((attempt / contract.AGAIN).read_text()))
     return {}
+
+
+def has_run_out_of_time(attempt: Path) -> bool:
+    """Tell whether an attempt was ended at its time limit: by when its script was, and when that is."""
+    with contextlib.suppress(OSError, ValueError):
+        terminated = attempt / contract.TERMINATED
+        return terminated.stat().st_mtime >= int(terminated.read_text())
+    return False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.clusters.queued_files import current_job
+from allranks import contract
+from allranks.clusters.queued_files import current_job, decision_after
+from allranks.runs.events import read_events
+from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class SubmittedJob:
         self._status = Status(State.PENDING, "submitted")
         self._news: list[str] = [f"job {job_id} submitted"]
         self._told: str | None = None
+        #: The attempt that is followed, and how many lines were told of it.
+        self._attempt, self._count = newest_attempt(folder), 0
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, unless the run has ended; tell whether it has."""
@@ -47,12 +52,36 @@ class SubmittedJob:
 
     def _look(self) -> None:
         before, self._status = self._status, self._cluster.status_of(self._folder, self.handle)
+        self._follow_attempts()
         if self._status is before:
             return  # The scheduler was not asked anew.
         line = _line(before, self._status)
         if line and line != self._told:
             self._told = line
             self._news.append(line)
+
+    def _follow_attempts(self) -> None:
+        """Note what has happened in the attempt that is followed, and go on to the next when there is one."""
+        last = newest_attempt(self._folder)
+        while True:
+            lines = [*_of_attempt(self._folder, self._attempt)]
+            self._news += lines[self._count :]
+            self._count = len(lines)
+            if self._attempt == last:
+                return
+            self._attempt, self._count = self._attempt + 1, 0
+
+
+def _of_attempt(folder: Path, attempt: int) -> Iterator[str]:
+    """Yield what happened in an attempt that takes time in which a person sees nothing else, in lines."""
+    for event in read_events(folder / contract.node_dir(attempt, 0) / contract.AGENT_EVENTS):
+        if event.kind == contract.NODE_LOST:
+            yield f"node {event.fields['node']} ({event.host}) was lost: {event.fields['why']}"
+        elif event.kind == contract.WARNED:
+            yield f"{event.fields['signal']}: the job is to end; ranks that listen save and exit"
+    decision = decision_after(folder / contract.attempt_dir(attempt))
+    if decision.get("again"):
+        yield f"attempt {attempt + 1} follows, in job {decision['job']}: {decision['why']}"
 
 
 def _line(before: Status, now: Status) -> str | None:

@@ -22,3 +22,7 @@ class Reason:
     def __str__(self) -> str:
         text = f"{self.text}, and so it will never start" if self.hopeless else self.text
         return f"{text}: {self.fix}" if self.fix else text
+
+
+#: Of each scheduler.
+OUT_OF_TIME = Reason("it reached its time limit", "raise resources.time")

@@ -10,6 +10,7 @@ from allranks.clusters import agents
 from allranks.clusters.registry import load_kind
 from allranks.errors import RunFolderError
 from allranks.runs.record import load
+from allranks.runs.status import State
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -24,6 +25,11 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
     if status.started and run.attempt:
         status = replace(status, started=agents.began(run) or status.started)
     ranks, nodes = agents.size(run.attempt_folder) or (run.world_size, run.record.nnodes)
+    if tasks := run.tasks:
+        sizes = [agents.size(task) or (ranks, nodes) for task in tasks]
+        ranks, nodes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        if status.state is State.FAILED and not status.reason:
+            status = replace(status, reason=agents.failed_task(tasks))
     return replace(run, record=replace(run.record, status=status, world_size=ranks, nnodes=nodes))
 
 

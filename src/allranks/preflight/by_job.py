@@ -99,6 +99,8 @@ def _leave(asked: Look) -> None:
     look = shlex.quote(str(asked.folder / _LOOK))
     nodes = '${SLURM_JOB_NODELIST:-$([ ! -r "$PBS_NODEFILE" ] || awk \'!seen[$0]++\' "$PBS_NODEFILE" | paste -sd,)}'
     lines = [
+        "# as in the script of a job: PBS sets this for one rank that has all CPUs of its node",
+        '[ "$OMP_NUM_THREADS" != "${NCPUS:-$PBS_NUM_PPN}" ] || unset OMP_NUM_THREADS',
         f'echo "{_BEGUN} $1 ${{SLURMD_NODENAME:-$HOSTNAME}} {nodes}"',
         f'bash {look} "$1" <{given} && code=0 || code=$?',
         f'echo "{_ENDED} $code"',

@@ -116,7 +116,7 @@ def test_after_the_loss_of_a_node_nothing_is_waited_for(pbs: Pbs) -> None:
     """PBS does not end such a job, whoever asks it to, before the node is back."""
     pbs.answers("qrerun")
     decision = pbs.go_on(lost=True)
-    assert (decision.how, decision.job, pbs.asked("qrerun")) == ("dependent", "8.server", None)
+    assert (decision.how, decision.job, pbs.asked("qrerun")) == ("submit", "8.server", None)
     assert decision.why == f"{AGAIN.why}; PBS ends a job that has lost a node only when that is back"
     assert pbs.asked("qsub") == [f"{pbs.run}/script.pbs"]
 
@@ -127,7 +127,7 @@ def test_of_an_array_only_this_task_is_submitted(pbs: Pbs, variable: str, option
     decision = pbs.go_on(PBS_JOBID="7[3].server", **{variable: "3"})
     assert pbs.asked("qrerun") == ["7[3].server"]
     assert pbs.asked("qsub") == [*options, f"{pbs.run}/script.pbs"]
-    assert decision.job == "8[3].server"
+    assert (decision.how, decision.job) == ("submit", "8[3].server")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from allranks import contract
 from allranks.clusters.pbs import PbsCluster
 from allranks.clusters.pbs_errors import PBS, has_finished, is_passing, is_unknown
 from allranks.clusters.pbs_jobs import JobInfo, ask, flavour, look_up
+from allranks.clusters.queued_job import SubmittedJob
 from allranks.errors import LaunchError
 from allranks.runs.status import Handle, State
 
@@ -44,7 +45,8 @@ PASSING = [
 ]
 QUEUE = "set scheduler.partition to a queue that qstat -Q lists and you may use"
 LIMITS = (
-    "lower resources.time or resources.nodes, or choose another scheduler.partition; "
+    "lower resources.time, resources.nodes, resources.cpus_per_node, resources.gpus_per_node or resources.memory, "
+    "or choose another scheduler.partition; "
     "qstat -Q -f shows the limits of the queues"
 )
 NAME = "change name: letters, digits, ., _, + and -, and not too long"
@@ -317,3 +319,41 @@ def test_a_run_whose_ranks_have_all_succeeded_has_not_failed(
     killed = text_of("failed.json").replace('"Exit_status":3', '"Exit_status":271')
     assert killed != text_of("failed.json")
     assert state_of(ended, 1, in_json("failed"), monkeypatch, **qstat(OPENPBS, (killed, 1, 0))) is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(("after", "state"), [(1, State.TIMEOUT), (-1, State.CANCELLED)])
+def test_without_a_history_a_time_limit_is_told_from_a_cancellation(
+    qstat: Qstat, ended: Path, monkeypatch: pytest.MonkeyPatch, after: int, state: State
+) -> None:
+    """The script leaves when the limit is, and when it was ended."""
+    end = {"time": 9.0, "host": "h", "kind": contract.ENDED, "state": "CANCELLED", "exit_code": 143}
+    (ended / contract.node_dir(0, 0) / contract.AGENT_EVENTS).write_text(json.dumps(end) + "\n")
+    terminated = ended / contract.attempt_dir(0) / contract.TERMINATED
+    terminated.write_text("1000\n")
+    os.utime(terminated, (1000 + after,) * 2)
+    for name, value in qstat(OPENPBS, NO_HISTORY, UNKNOWN).items():
+        monkeypatch.setenv(name, value)
+    status = PbsCluster().status_of(ended, Handle(job_id="7.pbsctl"))
+    reason = "it reached its time limit: raise resources.time" if state is State.TIMEOUT else None
+    assert (status.state, status.reason, status.exit_code) == (state, reason, 143)
+
+
+def test_who_waits_is_told_what_happens_in_each_attempt(
+    qstat: Qstat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in qstat(OPENPBS, (text_of("running.json"), 1, 0)).items():
+        monkeypatch.setenv(name, value)
+    job = SubmittedJob(PbsCluster(), tmp_path, "7.pbsctl")
+    assert (job.wait(0), job.news()) == (False, ["job 7.pbsctl submitted", "running"])
+    first, second = (tmp_path / contract.attempt_dir(number) for number in range(2))
+    (first / "node-000").mkdir(parents=True)
+    warned = {"time": 1.0, "host": "h", "kind": contract.WARNED, "signal": "SIGUSR1"}
+    (first / "node-000" / contract.AGENT_EVENTS).write_text(json.dumps(warned) + "\n")
+    assert (job.wait(0), job.news()) == (False, ["SIGUSR1: the job is to end; ranks that listen save and exit"])
+    (first / contract.AGAIN).write_text(json.dumps({"again": True, "job": "8.pbsctl", "why": "it was asked to stop"}))
+    (second / "node-000").mkdir(parents=True)
+    lost = {"time": 2.0, "host": "n1", "kind": contract.NODE_LOST, "node": 1, "why": "silent for 30 s"}
+    (second / "node-000" / contract.AGENT_EVENTS).write_text(json.dumps(lost) + "\n")
+    news = ["attempt 1 follows, in job 8.pbsctl: it was asked to stop", "node 1 (n1) was lost: silent for 30 s"]
+    assert (job.wait(0), job.news()) == (False, news)
+    assert (job.wait(0), job.news()) == (False, [])

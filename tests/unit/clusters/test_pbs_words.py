@@ -104,6 +104,9 @@ COMMENTS = {
         "too little of what it asks for is free in its server: matlab_lic (1 asked for, 0 free, 4 in all): "
         "wait, or change scheduler.constraint or scheduler.resources"
     ),
+    "Insufficient amount of resource: ncpus (R: 100 A: 8 T: 8)": (
+        "it asks for more CPUs than a node has (100 asked for, 8 free, 8 in all): lower resources.cpus_per_node"
+    ),
     "host set gpu01 has too few free resources": "no group of nodes that belong together has room for it",
     "Can't fit in the largest placement set, and can't span placement sets": (
         "no group of nodes that belong together has room for it"

@@ -130,6 +130,34 @@ def test_a_child_that_was_told_to_end_was_cancelled(tmp_path: Path) -> None:
     assert (status.state, status.reason, status.exit_code) == (State.CANCELLED, "got SIGTERM", 143)
 
 
+class Failed:
+    """A kind of cluster whose scheduler tells that an array has failed, and no more."""
+
+    name = "failed"
+
+    def status(self, run: Run) -> Status:
+        """Tell so."""
+        return Status(State.FAILED, "F (finished)", exit_code=7)
+
+
+def test_of_an_array_all_ranks_are_told_and_the_task_that_failed(unsettled: Run) -> None:
+    for task, state, reason in ((0, "SUCCEEDED", None), (2, "FAILED", "rank 1 ended with exit code 7"), (10, None, "")):
+        attempt = unsettled.folder / f"task-{task}/attempts/000"
+        (attempt / "node-000").mkdir(parents=True)
+        ended = {"kind": "ended", "state": state, "exit_code": 7 if reason else 0, "reason": reason}
+        events = [*EVENTS[:2], *([ended] if state else [])]
+        lines = [json.dumps({"time": 9.0, "host": "h", **event}) + "\n" for event in events]
+        (attempt / "node-000" / "agent.jsonl").write_text("".join(lines))
+    record = observed(unsettled, cast("ClusterKind", Failed())).record
+    assert (record.world_size, record.nnodes) == (6, 3)
+    assert record.status.reason == "task 2: rank 1 ended with exit code 7"
+    for task in (0, 2):
+        (unsettled.folder / f"task-{task}/attempts/000/node-000/agent.jsonl").unlink()
+    (unsettled.folder / "task-0/attempts/000/exit").write_text("0\n")
+    (unsettled.folder / "task-2/attempts/000/exit").write_text("7\n")  # Of launcher direct.
+    assert observed(unsettled, cast("ClusterKind", Failed())).record.status.reason == "task 2 ended with exit code 7"
+
+
 def test_it_tells_of_the_ranks_and_nodes_that_were_started_last(unsettled: Run) -> None:
     """An elastic run may get fewer nodes than it asked for, and lose some later."""
     other = unsettled.folder / "attempts/000/node-001"

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from allranks.clusters.base import Look
 from allranks.clusters.commands import Answer
 from allranks.job.spec import Job
@@ -45,6 +47,25 @@ def test_a_rank_tells_how_its_look_ended_and_does_not_fail(tmp_path: Path) -> No
     assert (told.host, told.hosts) == ("n2", ("n1", "n2", "n3"))
     assert (told.answer.code, told.answer.last_words) == (7, "broken")
     assert "the program for 1\n" in told.answer.out
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({"NCPUS": "8", "OMP_NUM_THREADS": "8"}, "unset"),
+        ({"PBS_NUM_PPN": "8", "OMP_NUM_THREADS": "8"}, "unset"),
+        ({"NCPUS": "8", "OMP_NUM_THREADS": "4"}, "4"),
+        ({"OMP_NUM_THREADS": "8"}, "8"),
+        ({}, "unset"),
+    ],
+)
+def test_threads_that_pbs_sets_for_one_rank_are_not_looked_at(tmp_path: Path, given: dict[str, str], seen: str) -> None:
+    """The script of a job does not keep them either."""
+    _leave(Look('echo "threads ${OMP_NUM_THREADS-unset}"\n', "", tmp_path, 1.0))
+    words = job_of(Job(binary="true"), tmp_path).args
+    environ = {"PATH": "/usr/bin:/bin", "GROUP_RANK": "0", **given}
+    done = subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=True)
+    assert f"threads {seen}" in done.stdout.splitlines()
 
 
 def test_a_look_that_has_not_ended_is_late(tmp_path: Path) -> None:
