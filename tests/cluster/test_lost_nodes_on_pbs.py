@@ -10,6 +10,7 @@ from pbs_cluster import StandInPbs
 from trainings import OPTIONS, Training, assert_it_went_on_where_it_left
 
 from allranks import contract
+from allranks.runs.events import read_events
 from exact_runs import undisturbed, weights_in
 
 
@@ -18,17 +19,25 @@ def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs)
 
     It takes more than 10 s: until the death is noticed, and each attempt imports torch.
     """
-    training = Training(standin_lab, standin, ("--nodes", "2", "--stop-timeout", "2"))
+    training = Training(standin_lab, standin, ("--nodes", "2", "--stop-timeout", "20"))
     first = training.trains()
     dead = hosts_of(standin, first)[1]
     standin.kill_node(dead)
     second = training.trains(attempt=1, seconds=150)
     assert standin.job(first)["job_state"] == "R"
-    decision = training.decision(0)
+    decision, attempt = training.decision(0), training.run / contract.attempt_dir(0)
     assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "submit", second)
     assert decision["why"] == f"node 1 ({dead}) was lost; PBS ends a job that has lost a node only when that is back"
     assert dead not in hosts_of(standin, second)
+    # Once node 0's agent has left, the dead node gets what agents need to leave, not what its ranks would get to save.
+    left = [event.time for event in read_events(attempt / "node-000" / contract.AGENT_EVENTS) if event.kind == "ended"]
+    assert (attempt / contract.EXIT).stat().st_mtime - left[0] < 20
     assert weights_in(training.end()) == undisturbed(standin_lab, *OPTIONS)
+    told = [line.partition(f"{training.run.name}: ")[2] for line in training.said]
+    assert [line.partition(": ")[0] for line in told if "was lost" in line] == [
+        f"node 1 ({dead}) was lost",
+        f"attempt 1 follows, in job {second}",
+    ]
     standin.start_node(dead)
     standin.wait_for_state(first)
     assert (training.state, training.attempts) == ("SUCCEEDED", 2)

@@ -53,9 +53,10 @@ class Training:
         self.process = self.lab.popen("resume", self.run.name)
 
     def end(self) -> str:
-        """Let it go on at full speed, and return what it has printed when it has ended well."""
+        """Let it go on at full speed, and return what it has printed when it has ended well; ``said``, what is told."""
         (self.lab.folder / "go").touch()
         out, err = self.process.communicate(timeout=300)
+        self.said = err.decode().splitlines()
         assert self.process.returncode == 0, err.decode()
         assert self.state == "SUCCEEDED"
         return str(out.decode())

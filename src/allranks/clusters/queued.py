@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _CANCEL_SECONDS = 120.0
 #: In which a scheduler ends a job whose script has ended.
 _ENDS_SECONDS = 15.0
+#: In which a script decides about another attempt, before it says so: it asks the scheduler, which may take long.
+_DECIDES_SECONDS = 180.0
 
 
 class QueuedCluster(ABC):
@@ -316,7 +318,9 @@ def _has_ended_before(info: JobInfo, told: Status, attempt: Path) -> bool:
     if info.started is None or info.started > ended:
         return False  # The job was put back into the queue, and begins another attempt.
     if info.state is State.RUNNING:
-        return time.time() - ended > _ENDS_SECONDS and not decision_after(attempt).get("again")
+        decision = decision_after(attempt)
+        patience = _ENDS_SECONDS if decision or code == 0 else _DECIDES_SECONDS
+        return time.time() - ended > patience and not decision.get("again")
     return info.state in (State.FAILED, State.NODE_FAIL) and code == 0 and told.state is State.SUCCEEDED
 
 

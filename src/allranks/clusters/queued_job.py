@@ -64,7 +64,7 @@ class SubmittedJob:
         """Note what has happened in the attempt that is followed, and go on to the next when there is one."""
         last = newest_attempt(self._folder)
         while True:
-            lines = [*_of_attempt(self._folder, self._attempt)]
+            lines = [*_of_attempt(self._folder, self._attempt, is_over=self._attempt < last)]
             self._news += lines[self._count :]
             self._count = len(lines)
             if self._attempt == last:
@@ -72,7 +72,7 @@ class SubmittedJob:
             self._attempt, self._count = self._attempt + 1, 0
 
 
-def _of_attempt(folder: Path, attempt: int) -> Iterator[str]:
+def _of_attempt(folder: Path, attempt: int, *, is_over: bool) -> Iterator[str]:
     """Yield what happened in an attempt that takes time in which a person sees nothing else, in lines."""
     for event in read_events(folder / contract.node_dir(attempt, 0) / contract.AGENT_EVENTS):
         if event.kind == contract.NODE_LOST:
@@ -80,7 +80,8 @@ def _of_attempt(folder: Path, attempt: int) -> Iterator[str]:
         elif event.kind == contract.WARNED:
             yield f"{event.fields['signal']}: the job is to end; ranks that listen save and exit"
     decision = decision_after(folder / contract.attempt_dir(attempt))
-    if decision.get("again"):
+    # That a job is put back is written down before it is tried; where that is refused another job may follow.
+    if decision.get("again") and (is_over or decision.get("how") != "requeue"):
         yield f"attempt {attempt + 1} follows, in job {decision['job']}: {decision['why']}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -303,6 +304,35 @@ def state_of(run: Path, seconds: float, info: JobInfo | None, monkeypatch: pytes
     return PbsCluster().status_of(run, Handle(job_id="7.pbsctl")).state
 
 
+@pytest.mark.parametrize(
+    ("code", "decision", "seconds", "state"),
+    [
+        (1, None, 60, State.RUNNING),
+        (1, False, 60, State.FAILED),
+        (1, None, 200, State.FAILED),
+        (75, True, 200, State.RUNNING),
+    ],
+)
+def test_a_script_has_time_to_decide_about_another_attempt(
+    qstat: Qstat,
+    ended: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    decision: bool | None,
+    seconds: int,
+    state: State,
+) -> None:
+    attempt = ended / contract.attempt_dir(0)
+    (attempt / contract.EXIT).write_text(f"{code}\n")
+    os.utime(attempt / contract.EXIT, (time.time() - seconds,) * 2)
+    (attempt / "node-000" / contract.AGENT_EVENTS).unlink()
+    if decision is not None:
+        (attempt / contract.AGAIN).write_text(json.dumps({"again": decision, "job": "7.pbsctl"}))
+    for name, value in qstat(OPENPBS, (text_of("running.json"), 1, 0)).items():
+        monkeypatch.setenv(name, value)
+    assert PbsCluster().status_of(ended, Handle(job_id="7.pbsctl")).state is state
+
+
 @pytest.mark.parametrize(("seconds", "state"), [(60, State.SUCCEEDED), (-60, State.RUNNING)])
 def test_a_job_that_pbs_keeps_after_its_script_has_ended_is_over(
     qstat: Qstat, ended: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, state: State
@@ -350,7 +380,10 @@ def test_who_waits_is_told_what_happens_in_each_attempt(
     warned = {"time": 1.0, "host": "h", "kind": contract.WARNED, "signal": "SIGUSR1"}
     (first / "node-000" / contract.AGENT_EVENTS).write_text(json.dumps(warned) + "\n")
     assert (job.wait(0), job.news()) == (False, ["SIGUSR1: the job is to end; ranks that listen save and exit"])
-    (first / contract.AGAIN).write_text(json.dumps({"again": True, "job": "8.pbsctl", "why": "it was asked to stop"}))
+    again = {"again": True, "how": "requeue", "job": "7.pbsctl", "why": "it was asked to stop"}
+    (first / contract.AGAIN).write_text(json.dumps(again))
+    assert (job.wait(0), job.news()) == (False, [])  # Whether PBS lets it is not known yet.
+    (first / contract.AGAIN).write_text(json.dumps({**again, "how": "dependent", "job": "8.pbsctl"}))
     (second / "node-000").mkdir(parents=True)
     lost = {"time": 2.0, "host": "n1", "kind": contract.NODE_LOST, "node": 1, "why": "silent for 30 s"}
     (second / "node-000" / contract.AGENT_EVENTS).write_text(json.dumps(lost) + "\n")
