@@ -36,7 +36,8 @@ class Lab:
 
     def make(self, says: str) -> None:
         """Make the submitting command, which says so and hangs."""
-        self.command(self.submit, f"{says}\necho $$ >hangs.tmp; mv hangs.tmp hangs; exec sleep 300")
+        file = self.allranks.folder / "hangs"
+        self.command(self.submit, f"{says}\necho $$ >'{file}.tmp'; mv '{file}.tmp' '{file}'; exec sleep 300")
 
     def command(self, name: str, text: str) -> None:
         self.allranks.script(f"#!/bin/sh\n{text}\n", f"bin/{name}").chmod(0o755)
@@ -126,3 +127,14 @@ def test_a_signal_after_the_id_cancels_the_job(lab, options) -> None:
     said = _signalled(lab, process, signal.SIGINT)
     assert f"allranks: SIGINT: job {lab.job} is being cancelled; " in said
     assert (lab.is_cancelled, lab.allranks.record()["handle"]["job_id"]) == (True, lab.job)
+
+
+def test_ctrl_c_ends_a_check_whose_scheduler_hangs(lab) -> None:
+    """On Slurm it is asked by ``sbatch --test-only`` first what it would do; on PBS the job that looks is submitted."""
+    lab.make("")
+    process = lab.allranks.popen("check", "train.py", "--on", "lab", "--only", "nodes")
+    hung = lab.hung
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SOON)
+    assert process.returncode == 130, err.decode()
+    assert not is_alive(hung)

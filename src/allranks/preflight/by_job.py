@@ -60,8 +60,7 @@ def look_by_job(kind: ClusterKind, launch: launching.Launch, asked: Look, waitin
     _leave(asked)
     mine = replace(launch, job=job_of(launch.job, asked.folder), runs_folder=asked.folder)
     try:
-        with noted() as signals:
-            return _carried_out(kind, mine, asked, waiting, signals)
+        return _carried_out(kind, mine, asked, waiting)
     except StartCancelledError:
         raise
     except LaunchError as error:
@@ -110,24 +109,23 @@ def _leave(asked: Look) -> None:
     write_whole(asked.folder / _NODE, "\n".join(lines) + "\n")
 
 
-def _carried_out(
-    kind: ClusterKind, mine: launching.Launch, asked: Look, waiting: Waiting, signals: list[int]
-) -> Sequence[Looked] | str:
+def _carried_out(kind: ClusterKind, mine: launching.Launch, asked: Look, waiting: Waiting) -> Sequence[Looked] | str:
     run, plan = launching.prepare(mine, kind)
-    outlook = kind.outlook(plan, mine.environ)
+    outlook = kind.outlook(plan, mine.environ)  # It may hang: a signal ends it, since there is nothing to cancel yet.
     if outlook and outlook.is_hopeless:
         return "the scheduler gives no such nodes"
     environ = mine.environ_for(plan)
-    # Detached: a signal that comes to this process is for us to pass on.
-    run, started = launching.start(
-        run, plan, kind, environ, detach=True, watched=False, interrupted=lambda: next(iter(signals), 0)
-    )
-    try:
-        status = _waited(kind, run, started, asked, waiting, signals)
-    except BaseException:
-        kind.cancel(run)
-        raise
-    return _result(kind, run, plan, status, asked, waiting)
+    with noted() as signals:
+        # Detached: a signal that comes to this process is for us to pass on.
+        run, started = launching.start(
+            run, plan, kind, environ, detach=True, watched=False, interrupted=lambda: next(iter(signals), 0)
+        )
+        try:
+            status = _waited(kind, run, started, asked, waiting, signals)
+        except BaseException:
+            kind.cancel(run)
+            raise
+        return _result(kind, run, plan, status, asked, waiting)
 
 
 def _waited(kind: ClusterKind, run: Run, started: Started, asked: Look, waiting: Waiting, signals: list[int]) -> Status:
