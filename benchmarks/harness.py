@@ -38,9 +38,11 @@ def call(
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=timeout, check=False)
 
 
-def checked(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def checked(
+    command: list[str], folder: Path, *, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run a command that must succeed."""
-    done = call(command, folder, **variables)
+    done = call(command, folder, timeout=timeout, **variables)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}")
     return done

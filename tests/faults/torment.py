@@ -62,6 +62,10 @@ class Torment:
                 return str(out.decode())
             assert len(self.hit) > before, err.decode()
             self.ends.append((self.hit[-1], process.returncode))
+            self.between()
+
+    def between(self) -> None:
+        """Do something more to the training before the command is run again: nothing here."""
 
     def _hit(self, process: Any) -> bool:
         """Send the signal to something of a whole generation; tell whether the command still runs."""
