@@ -31,6 +31,8 @@ def test_ranks_of_one_node_go_on(allranks) -> None:
     (allranks.folder / "go").touch()
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err.decode()
+    note = "note: rank 1 waits in ctx.on_main(work): what stands in the store was not signed with this run's key"
+    assert err.decode().count(note) == 1
     lines = sorted(line.split(maxsplit=1)[1] for line in out.decode().splitlines())
     assert lines == ["0 [0, 1, 2] fine 2.0", "1 [0, 1, 2] fine 2.0"]
 

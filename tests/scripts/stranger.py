@@ -50,7 +50,8 @@ def signed(message: object) -> bytes:
 HELLO = {"kind": "hello", "sent": 1.0, "attempt": 0, "node": 1, "host": "gpu02", "ranks": 1, "torch": None}
 STOP = {"kind": "stop", "sent": 1.0, "signal": 15, "by": "me"}
 EVIL = pickle.dumps(Touch())
-ON_MAIN = b"/allranks/0/0/main/0"
+#: Where the value of the first ctx.on_main() of the first generation is handed over.
+ON_MAIN = b"/allranks/0/0/main/1"
 NOISE = random.Random(0).randbytes(65536)
 SAID: dict[str, list[bytes]] = {
     "nothing": [],

@@ -10,6 +10,7 @@ from allranks.errors import AllranksError, RankError
 from allranks.runtime.parcel import Parcels
 from allranks.runtime.peer import Peers
 from allranks.runtime.poll import poll
+from allranks.runtime.say import say
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -40,7 +41,7 @@ class MainRank:
         self._parcels = parcels
         self._watch = watch
         self._peers = Peers(rank, world_size, store)
-        self._inside = False
+        self._inside = self._has_noted = False
 
     def on_main(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         """Run ``fn`` on rank 0 and give its value on all ranks; inside such a function, just run it.
@@ -96,8 +97,11 @@ class MainRank:
         def look() -> bytes | None:
             self._watch.raise_verdict()
             gone = self._peers.is_gone(0)
-            if store.check([key]) and self._parcels.is_ours(key, found := store.get(key)):
-                return found
+            if store.check([key]):
+                found = store.get(key)
+                if self._parcels.is_ours(key, found):
+                    return found
+                self._note_stranger(name)
             if gone:  # Ranks of other machines cannot see it, and read it here.
                 left_alone = self._parcels.error(key, vars(self._left_alone(name, "its process is gone")))
                 store.set(key, left_alone)  # type: ignore[arg-type]
@@ -112,6 +116,11 @@ class MainRank:
         except RuntimeError as error:
             raise self._left_alone(name, str(error).strip().split("\n")[0]) from error
         return self._parcels.opened(answer)
+
+    def _note_stranger(self, name: str) -> None:
+        if not self._has_noted:
+            say(f"note: rank {self._rank} waits in {name}: what stands in the store was not signed with this run's key")
+        self._has_noted = True
 
     def _left_alone(self, name: str, why: str) -> RankError:
         return RankError(
