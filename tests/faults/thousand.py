@@ -152,6 +152,7 @@ def hurt(allranks: Any, fault: Fault, times: int, seed: int, row: Row) -> None:
         torment = fault.way(
             allranks, checkpoints, fault.number, times=times, victims=fault.victims, seconds=0.5, seed=seed
         )
+        torment.patience = 3600.0  # Beside other work a training of thousands of steps takes its time.
         out = torment.run(*command(checkpoints, *TRAINING, flags=RESTARTS))
         row.faults += len(torment.hit)
         row.trainings += 1

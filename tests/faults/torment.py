@@ -31,7 +31,10 @@ class Torment:
         hit: the victims, in order.
         ends: the last victim and the exit code of each command but the last.
         in_writing: how often a checkpoint was being written just then.
+        patience: seconds after which a command has hung.
     """
+
+    patience = PATIENCE
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class Torment:
             process, before = self.allranks.popen(*args), len(self.hit)
             while len(self.hit) < self.times and self._hit(process):
                 pass
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = process.communicate(timeout=self.patience)
             if process.returncode == 0:
                 return str(out.decode())
             assert len(self.hit) > before, err.decode()
