@@ -168,6 +168,10 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        latest = folder.parent / contract.LATEST
+        with contextlib.suppress(OSError):
+            if latest.readlink() == Path(folder.name):
+                latest.unlink()
         raise
 
 
