@@ -1,5 +1,21 @@
-"""``python -m allranks``."""
+"""``python -m allranks``, and the command ``allranks``."""
 
-from allranks.cli.main import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+
+def main() -> None:
+    """Run the command. Ctrl-C while it is being imported ends it as it ends any program: without a traceback."""
+    try:
+        from allranks.cli.main import main as run
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise  # The signal is blocked.
+    run()
+
+
+if __name__ == "__main__":
+    main()

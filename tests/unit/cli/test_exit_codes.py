@@ -88,3 +88,13 @@ def test_detached_run(allranks, assert_nothing_left):
     assert follower.wait(PATIENCE) == 0
     assert "CANCELLED" in allranks("ps").stdout
     assert_nothing_left(run)
+
+
+def test_ctrl_c_before_the_command_is_imported_ends_it_without_a_traceback(allranks):
+    """Its command line is imported for a tenth of a second; here, until the signal comes."""
+    allranks.script("import sys, time\nprint('importing', flush=True)\ntime.sleep(300)\n", "click.py")
+    process = allranks.popen("ps", PYTHONPATH=str(allranks.folder))
+    assert process.stdout.readline() == b"importing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (-signal.SIGINT, b"", b"")
