@@ -15,6 +15,8 @@ from ranks_told import PLACES, TELL, WHO, expected, ranks_saying, told, who
 from sklearn import datasets
 from slurm_cluster import SlurmCluster
 
+from waiting import PATIENCE
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
 #: The recipe on ranks that also tell where they are. What rank 0 says of processes, it has from its process group.
 TRAIN = f"""\
@@ -138,7 +140,7 @@ def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_wit
 
     slurm_with_accounting.wait_until("a measurement of its memory", measured)
     lab.script("", "go")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err.decode()
 
     def told() -> Any:
@@ -267,7 +269,7 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
     assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
     assert told(lab) == ("RUNNING  RUNNING", "RUNNING", None)
     lab.script("", "go")
-    assert lab("logs", "-f", timeout=60).rc == 0
+    assert lab("logs", "-f", timeout=PATIENCE).rc == 0
     assert told(lab) == ("SUCCEEDED  COMPLETED", "SUCCEEDED", "0")
     assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
     assert ranks_saying(lab("logs").stdout, "up") == everyone

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from pbs_cluster import PbsCluster
 
+from waiting import PATIENCE
+
 
 def checked(lab: Any, *flags: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
     """Check with --json; return the exit code, and the findings of each check."""
     lab.script("print('never run')\n")
-    done = lab("check", "train.py", "--on", "lab", "--json", *flags, timeout=100)
+    done = lab("check", "train.py", "--on", "lab", "--json", *flags, timeout=2 * PATIENCE)
     found: dict[str, list[dict[str, str]]] = {}
     for finding in json.loads(done.stdout)["checks"]:
         found.setdefault(finding["check"], []).append(finding)
@@ -82,7 +84,7 @@ def test_a_node_that_cannot_be_set_up_is_named(pbs_lab: Any, pbs: PbsCluster) ->
     line = f'node_setup: [\'[ "$HOSTNAME" != {name} ] || {{ echo "no scratch here" >&2; exit 9; }}\']'
     (pbs_lab.folder / "job.yaml").write_text(f"script: train.py\nenvironment: {{{line}}}\n")
     pbs_lab.script("print('never run')\n")
-    done = pbs_lab("check", "job.yaml", "--on", "lab", "--nodes", "2", "--only", "nodes", timeout=100)
+    done = pbs_lab("check", "job.yaml", "--on", "lab", "--nodes", "2", "--only", "nodes", timeout=PATIENCE)
     assert done.rc == 3
     assert f"FAIL  nodes  {name}: no scratch here\n" in done.stdout
     assert f"PASS  nodes  {pbs.nodes[0]}: Python " in done.stdout

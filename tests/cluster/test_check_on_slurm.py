@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from slurm_cluster import SlurmCluster
 
+from waiting import PATIENCE
+
 
 def checked(lab: Any, *flags: str, **options: Any) -> tuple[int, dict[str, list[dict[str, str]]]]:
     """Check with --json; return the exit code, and the findings of each check."""
     lab.script("print('never run')\n")
-    done = lab("check", "train.py", "--on", "lab", "--json", *flags, timeout=100, **options)
+    done = lab("check", "train.py", "--on", "lab", "--json", *flags, timeout=PATIENCE, **options)
     found: dict[str, list[dict[str, str]]] = {}
     for finding in json.loads(done.stdout)["checks"]:
         found.setdefault(finding["check"], []).append(finding)
@@ -53,7 +55,7 @@ def test_a_node_that_cannot_be_set_up_is_named_and_the_others_are_looked_at(lab:
     line = 'node_setup: [\'[ "$SLURMD_NODENAME" != node02 ] || { echo "no scratch here" >&2; exit 9; }\']'
     (lab.folder / "job.yaml").write_text(f"script: train.py\nenvironment: {{{line}}}\n")
     lab.script("print('never run')\n")
-    done = lab("check", "job.yaml", "--on", "lab", "--nodes", "3", timeout=100)
+    done = lab("check", "job.yaml", "--on", "lab", "--nodes", "3", timeout=PATIENCE)
     assert done.rc == 3
     told = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "FAIL nodes node02: no scratch here" in told
@@ -155,7 +157,7 @@ def test_ctrl_c_cancels_the_job_that_looks(lab: Any, slurm: SlurmCluster) -> Non
     process = lab.popen("check", "train.py", "--on", "lab", "--nodes", "2")
     slurm.wait_until("the job", lambda: len(slurm.run("squeue", "--noheader").splitlines()) == 2 or None)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert "allranks: check: SIGINT: the job that looks is being cancelled\n" in err.decode()
     assert slurm.run("squeue", "--noheader", "--format=%i").split() == [str(job)]

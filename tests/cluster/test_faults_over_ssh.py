@@ -21,6 +21,7 @@ from ssh_runs import left_on, wait_for_ranks
 
 from allranks import contract
 from exact_runs import SCRIPT, command, undisturbed, weights, weights_in
+from waiting import PATIENCE
 
 OPTIONS = ("--epochs", "2", "--quiet")
 #: Sums are rounded as their parts are shared by threads, and variables of this shell stay here.
@@ -63,7 +64,7 @@ def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: 
     time.sleep(5)  # The fault itself.
     mended.mend("gpu02")
     (ssh.folder / "go").touch()
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=PATIENCE)
     assert weights_in(out.decode()) == undisturbed(ssh, *OPTIONS)
     assert (process.returncode, err.decode().count(" was lost")) == (0, 0)
 
@@ -75,7 +76,7 @@ def test_a_machine_that_loses_power_before_all_have_met(ssh: Any, mended: Networ
     process = ssh.popen("run", "job.yaml", "--nodes", "gpu[01-03]", "--nproc-per-node", "1")
     wait_until("all to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 3, 60)
     mended.kill("gpu02")
-    _, err = process.communicate(timeout=60)  # Agents wait for each other ten times as long.
+    _, err = process.communicate(timeout=PATIENCE)  # Agents wait for each other ten times as long.
     assert process.returncode == 1
     assert err.decode().splitlines() == [
         "error: cannot reach gpu02",
@@ -116,7 +117,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
     mended.kill("gpu01")
     mended.start_nodes(["gpu01"])  # It says itself that it knows nothing of the connections it had.
     ssh_nodes.restart("gpu01")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert " FAILED: node 0 (gpu01) was lost: " in err.decode()
     assert [*folder.glob(".step-*.tmp-*")] != []
@@ -187,7 +188,7 @@ def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes,
     node.run(FULL.format(folder))
     undo(node, ["umount", str(folder)])
     mended.mend("gpu02")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert err.decode().splitlines() == [
         "error: gpu02 cannot write to the run's folder",
@@ -231,7 +232,7 @@ def test_a_port_that_is_taken_on_the_first_machine(ssh: Any, network: Network) -
     assert done.rc == 1
     assert last_lines(done.stderr, 9, ssh.run()) == [
         "error: on gpu01: cannot listen on port 29700 of this machine",
-        "  why: Address already in use (while attempting to bind on address ('', 29700))",
+        f"  why: Address already in use (while attempting to bind on address ('{network.nodes['gpu01'].ip}', 29700))",
         "  fix: launch.master_port (--master-port) must be a free port of node 0",
         "  see: RUN/attempts/000/node-000/agent.log",
     ]
@@ -337,6 +338,6 @@ def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> N
     ]
     mended.mend("gpu02")
     wait_until("nothing left on any machine", lambda: left_on(mended, run) == {}, 60)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert f"error: {run.name} was cancelled" in err.decode()
     assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)

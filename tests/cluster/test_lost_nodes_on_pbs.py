@@ -12,6 +12,7 @@ from trainings import OPTIONS, Training, assert_it_went_on_where_it_left
 from allranks import contract
 from allranks.runs.events import read_events
 from exact_runs import undisturbed, weights_in
+from waiting import PATIENCE
 
 
 def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs) -> None:
@@ -48,7 +49,7 @@ def test_the_first_node_dies_under_a_job_that_is_not_to_be_put_back(standin_lab:
     training = Training(standin_lab, standin, ("--nodes", "2", "--no-requeue"))
     job = training.trains()
     standin.kill_node(hosts_of(standin, job)[0])
-    _, err = training.process.communicate(timeout=60)
+    _, err = training.process.communicate(timeout=PATIENCE)
     assert f"error: {training.run.name} NODE_FAIL: a node failed\n" in err.decode()
     assert (training.state, training.attempts) == ("NODE_FAIL", 1)
     assert standin.job(job)["Exit_status"] == "-20"

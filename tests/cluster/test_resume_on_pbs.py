@@ -14,6 +14,7 @@ from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
 
 from allranks import contract
 from exact_runs import SCRIPT, undisturbed, weights_in
+from waiting import PATIENCE
 
 #: A rank that hears no warning.
 DEAF = "import time\nprint('up', flush=True)\ntime.sleep(1000)\n"
@@ -82,7 +83,7 @@ def warn(standin: StandInPbs, training: Training) -> None:
         standin.run_on(host, ["sh", "-c", f"kill -s USR1 $(cat {pids})"])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
     """Without an operator's rights, which users have on few sites, the run goes on in another job: so on a stand-in.
 
@@ -111,7 +112,7 @@ def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
             assert second not in firsts
             assert pbs.wait_for_state(first)["Exit_status"] == "75"  # It has left by itself, before anybody ended it.
         pbs.wait_until("the newest attempt's job", lambda training=training: shows_a_later_job(training))
-    _, err = last.process.communicate(timeout=60)
+    _, err = last.process.communicate(timeout=PATIENCE)
     assert (last.process.returncode, last.state, last.attempts) == (75, "PREEMPTED", 1), err.decode()
     assert not (last.run / contract.attempt_dir(0) / contract.AGAIN).exists()
     for training in trainings:
@@ -128,7 +129,7 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
     firsts = [training.trains() for training in trainings]
     pbs.run("qdel", firsts[0])
     pbs_lab.script("", "fail")
-    said = [training.process.communicate(timeout=60)[1].decode() for training in trainings]
+    said = [training.process.communicate(timeout=PATIENCE)[1].decode() for training in trainings]
     ends = [(training.process.returncode, training.state, training.attempts) for training in trainings]
     assert ends == [(143, "CANCELLED", 1), (3, "FAILED", 1)], said
     assert f"error: {deleted.run.name} was cancelled\n" in said[0]

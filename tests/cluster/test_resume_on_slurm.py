@@ -12,6 +12,7 @@ from trainings import OPTIONS, Training, both
 
 from allranks import contract
 from exact_runs import undisturbed, weights_in
+from waiting import PATIENCE
 
 
 @pytest.mark.timeout(400)
@@ -67,7 +68,7 @@ def test_a_run_that_is_put_back_too_often_is_given_up(lab: Any, slurm: SlurmClus
         log = "runs/latest/" + contract.node_dir(attempt, 0) + "/rank-0.out"
         slurm.wait_until("the rank", lambda log=log: lab.runs() and (lab.folder / log).exists(), 60)
         slurm.run("scontrol", "requeue", (lab.run() / contract.attempt_dir(attempt) / contract.JOB).read_text().strip())
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "there were 2 attempts: 2 are allowed (retry.max_attempts)" in err.decode()
     assert lab.record()["status"]["state"] == "FAILED"

@@ -13,6 +13,8 @@ from ranks_told import PLACES, UP, who
 from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
 
+from waiting import PATIENCE
+
 OPTIONS = ("--epochs", "2", "--quiet")
 
 
@@ -86,7 +88,7 @@ def test_a_run_that_is_cancelled_while_it_starts_the_agents(ssh: Any, network: N
     name = ssh.run().name
     done = ssh("cancel")
     assert (done.rc, done.stderr) == (0, f"{name} cancelled\n")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, left_on(network, ssh.run())) == (143, {})
     assert f"error: {name} was cancelled before all its nodes had begun\n" in err.decode()
     assert ssh.record()["status"]["state"] == "CANCELLED"
@@ -135,7 +137,7 @@ def test_a_machine_that_loses_power_is_named(ssh: Any, mended: Network) -> None:
     process = ssh.popen("run", "train.py", "--nodes", "gpu[01-03]", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1", "2:2")
     mended.kill("gpu03")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "node 2 (gpu03) was lost: the connection broke" in err.decode()
     assert left_on(mended, run) == {}

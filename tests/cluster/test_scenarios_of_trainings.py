@@ -12,6 +12,7 @@ from sites import Site, SlurmSite, on
 from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
 
 from exact_runs import undisturbed, weights_in
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(400)  # Up to four trainings at once, instead of as many waits for a scheduler.
 
@@ -29,8 +30,8 @@ def test_a_cancelled_training_is_resumed(site: Site) -> None:
     training = Training(site.lab, site, ("--nodes", "2"))
     training.saves()
     name = training.run.name
-    assert site.lab("cancel", timeout=60).rc == 0
-    _, err = training.process.communicate(timeout=60)
+    assert site.lab("cancel", timeout=PATIENCE).rc == 0
+    _, err = training.process.communicate(timeout=PATIENCE)
     found = (training.process.returncode, training.state, training.attempts)
     assert found == (143, "CANCELLED", 1), err.decode()
     assert f"error: {name} was cancelled\n" in err.decode()

@@ -17,6 +17,7 @@ from ssh_runs import left_on, wait_for_ranks
 from allranks import contract
 from allranks.runs.events import Event, read_events
 from exact_runs import SCRIPT, undisturbed, weights_in
+from waiting import PATIENCE
 
 OPTIONS = ("--epochs", "2", "--quiet")
 
@@ -90,7 +91,7 @@ def test_a_spare_that_dies_or_never_comes_ends_nothing(ssh: Any, ssh_nodes: SshN
     (lost,) = wait_until("the spare to be missed", lambda: events(run, 0, contract.NODE_LOST), 60)
     assert (lost.fields["node"], lost.host) == (2, "gpu03")
     (ssh.folder / "go").touch()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err.decode()
     said = "cannot reach gpu04: root@gpu04: Permission denied (publickey).; the run goes on without it"
     assert err.decode().count(f"allranks: {run.name}: {said}\n") == 1
@@ -153,7 +154,7 @@ def test_the_first_machine_cannot_be_replaced(ssh: Any, mended: Network) -> None
     process = ssh.popen("run", "train.py", "--hosts", "gpu[01-03]", "--spares", "1", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")
     mended.kill("gpu01")
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert re.search(r"node 0 \(gpu01\) was lost: .* \(no other node can take its place\)", err.decode())
     assert f"  fix: allranks resume {run.name} goes on from the newest checkpoint, when the machine is back" in (
@@ -170,7 +171,7 @@ def test_no_spare_is_left(ssh: Any, mended: Network) -> None:
     mended.kill("gpu02")
     wait_until("the spare to take its place", lambda: events(run, 2, contract.RANKS_STARTED), 60)
     mended.kill("gpu03")
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "(1 of 3 nodes left, 2 needed)" in err.decode()
     assert left_on(mended, run) == {}

@@ -8,6 +8,8 @@ import pytest
 from ranks_told import TELL, expected, who
 from slurm_cluster import SlurmCluster
 
+from waiting import PATIENCE
+
 #: Each rank adds its own number: the sum tells whether all have met, each once.
 SCRIPT = f"""\
 import json, os, socket
@@ -25,7 +27,7 @@ with allranks.init() as ctx:
 @pytest.mark.parametrize("spread", [(), ("--ntasks-per-node=2",)])
 def test_a_bare_srun_is_enough(slurm: SlurmCluster, work: Path, spread: tuple[str, ...]) -> None:
     (work / "train.py").write_text(SCRIPT)
-    shown = slurm.run("srun", "-N2", "-n4", *spread, "python", "train.py", folder=work, timeout=90)
+    shown = slurm.run("srun", "-N2", "-n4", *spread, "python", "train.py", folder=work, timeout=PATIENCE)
     hosts = [rank[4] for rank in who(shown)]
     counts = [hosts.count("node01"), hosts.count("node02")]  # Left to itself, Slurm starts three on the first.
     assert all(counts)

@@ -12,6 +12,8 @@ from left_behind import assert_nothing_lives
 from pbs_cluster import PbsCluster, StandInPbs
 from ranks_told import GOES, UP, told
 
+from waiting import PATIENCE
+
 BOTH = ("torchrun", "direct")
 #: Rank 1 fails in a way of its own; the others would go on for long.
 FAILING = """\
@@ -170,7 +172,7 @@ def test_a_job_that_was_cancelled_is_told_of_without_history(standin_lab: Any, s
     standin.set(history=False)
     standin_lab.script(UP)
     run = follow(standin_lab, "up", "train.py").wait_for_ranks()
-    assert standin_lab("cancel", timeout=60).rc == 0
+    assert standin_lab("cancel", timeout=PATIENCE).rc == 0
     assert run.end(60).rc == 143
     assert standin.job(run.job) == {}
     assert told(standin_lab)[1:] == ("CANCELLED", "143")

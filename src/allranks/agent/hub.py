@@ -125,6 +125,7 @@ class Hub:
         self._round: _Round | None = None
         self._number = 0
         self._failures = 0
+        self._awaits_own = False
         self._is_over = False
         self._outcome: Outcome | None = None
         self._begin_gathering()
@@ -143,6 +144,7 @@ class Hub:
     def connect(self) -> socket.socket:
         """Return a connection for this node's own agent, which is treated as all others are."""
         ours, theirs = socket.socketpair()
+        self._awaits_own = True  # Before all others: whose torch is another one is turned away, and not this node.
         self._let_in(ours)
         return theirs
 
@@ -176,7 +178,7 @@ class Hub:
 
     def _accept(self) -> None:
         try:
-            for _ in range(_MOST_AT_ONCE):
+            for _ in range(0 if self._awaits_own else _MOST_AT_ONCE):
                 self._let_in(self._listener.accept()[0])
         except OSError:
             pass  # Nobody else has dialled, or who did has given up.
@@ -196,6 +198,7 @@ class Hub:
             self._turn_away(peer, why)
             return
         self._peers[peer.node] = peer
+        self._awaits_own = self._awaits_own and peer.node != self._node.node
         self._gone.pop(peer.node, None)
         channel.send("welcome", host=socket.gethostname())
         if self._outcome:  # A spare may be late for a job of a second, which has not failed for that.

@@ -173,6 +173,6 @@ def test_a_run_that_could_not_start_is_the_newest(allranks) -> None:
     allranks.script(ssh, "tools/ssh").chmod(0o755)
     path = f"{tools}:{allranks.env['PATH']}"
     done = allranks("run", "train.py", "--name", "newer", "--nodes", "gpu1,gpu2", "--backend", "gloo", PATH=path)
-    assert (done.rc, "error: cannot reach gpu1" in done.stderr) == (1, True), done.stderr
+    assert (done.rc, done.stderr.startswith("error: cannot reach gpu")) == (1, True), done.stderr
     told = json.loads(allranks("status", "--json").stdout)
     assert (told["name"], told["status"]["state"], told["status"]["native"]) == ("newer", "FAILED", "not started")
