@@ -59,6 +59,7 @@ def line(run: ByHand, node: int, rank: int, text: str) -> None:
 
 
 def test_nodes_meet_by_the_name_of_the_first_over_the_interface_of_the_route(network: Network, run: ByHand) -> None:
+    """It takes more than 10 s: ranks import torch on each node."""
     run.orders(TRAIN)
     run.start(1, 2, 0, ranks=1)
     assert run.wait(seconds=90) == [0, 0, 0]

@@ -71,6 +71,7 @@ def test_a_job_that_could_never_start_is_not_submitted(pbs_lab: Any, pbs: PbsClu
 
 
 def test_ranks_are_tried(pbs_lab: Any) -> None:
+    """It takes more than 10 s: ranks import torch on two nodes, measure, and train."""
     names = ("nodes", "all-reduce", "training", "culprit")
     code, found = checked(pbs_lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")
     *grades, culprit = (found[name][0]["grade"] for name in names)

@@ -43,6 +43,7 @@ def test_a_healthy_cluster(lab: Any, slurm: SlurmCluster) -> None:
 
 
 def test_ranks_are_tried_on_the_nodes_that_were_looked_at(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: ranks import torch on each node, measure, and train."""
     names = ("nodes", "all-reduce", "training", "culprit")
     code, found = checked(lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")
     assert (code, [found[name][0]["grade"] for name in names]) == (0, ["PASS", "PASS", "PASS", "SKIP"]), found

@@ -102,6 +102,7 @@ def nodes_of(told: Searched) -> list[list[int]]:
 
 
 def test_a_slow_link(searching: Searching, network: Network, undo: Any) -> None:
+    """It takes more than 10 s: the search for the link has groups of nodes measure one after the other."""
     node = network.nodes["gpu04"]
     node.run(["nft", "-f", "-"], input=SLOW_LINK.format(to=network.nodes["gpu02"].ip))
     undo(node, "nft delete table ip slow")
@@ -113,6 +114,7 @@ def test_a_slow_link(searching: Searching, network: Network, undo: Any) -> None:
 
 
 def test_a_node_that_hangs(searching: Searching, network: Network) -> None:
+    """It takes more than 10 s: the search for the node has groups of nodes measure one after the other."""
     node = network.nodes["gpu03"]
     searching.start("--coming", "8")
     look = "grep -lsaF allranks.trial.search /proc/[0-9]*/cmdline | grep -v /$$/ || true"
@@ -123,6 +125,7 @@ def test_a_node_that_hangs(searching: Searching, network: Network) -> None:
 
 
 def test_nothing_is_found_on_good_nodes(searching: Searching, network: Network) -> None:
+    """It takes more than 10 s: groups of nodes measure one after the other."""
     with shaped(network):
         searching.start()
         told = searching.told()

@@ -58,6 +58,7 @@ def test_all_meet_and_their_logs_come_back(apart: Any, network: Network) -> None
 
 
 def test_what_the_ranks_of_a_test_tell_comes_back(apart: Any) -> None:
+    """It takes more than 10 s: ranks import torch on each machine, measure, and train."""
     done = apart("test", "--nodes", "gpu[01-02]", "--nproc-per-node", "1", "--backend", "gloo", "--json", *COPIED)
     assert done.rc == 0, done.stderr
     assert [who["host"] for who in json.loads(done.stdout)["ranks"]] == ["gpu01", "gpu02"]

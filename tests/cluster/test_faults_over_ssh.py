@@ -51,11 +51,13 @@ def last_lines(text: str, count: int, run: Path) -> list[str]:
 
 
 def test_the_weights_are_those_of_one_machine(ssh: Any) -> None:
+    """It takes more than 10 s: trainings on several machines and on one."""
     done = ssh("run", SCRIPT, "--nodes", "gpu[01-03]", *EXACT, "--", *OPTIONS)
     assert weights(done) == weights(ssh(*command("of-one-machine", *OPTIONS, ranks=3)))
 
 
 def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: Network) -> None:
+    """It takes more than 10 s: a training, and five seconds of it without a cable."""
     ssh.env[contract.WAITS] = "1"
     flags = ("--nodes", "gpu01,gpu02", *EXACT)
     process = ssh.popen("run", SCRIPT, *flags, "--", "--slow-until", "go", *OPTIONS)
@@ -199,6 +201,7 @@ def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes,
 
 
 def test_a_machine_that_cannot_write_checkpoints(ssh: Any, mended: Network, undo: Any) -> None:
+    """It takes more than 10 s: trainings import torch on each machine."""
     folder, node = ssh.folder / "checkpoints", mended.nodes["gpu02"]
     folder.mkdir()
     node.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)])
@@ -255,6 +258,7 @@ def test_machines_whose_own_names_mean_their_loopback(ssh: Any, mended: Network,
 
 
 def test_machines_with_two_networks_use_that_of_the_route(ssh: Any, mended: Network, undo: Any) -> None:
+    """It takes more than 10 s: ranks import torch on each machine."""
     nodes = [mended.nodes[name] for name in ("gpu01", "gpu02")]
     ends = [["name", "eth1", "netns", str(node.pid)] for node in nodes]
     called(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]])

@@ -22,6 +22,7 @@ OPTIONS = {"lightning": ["--devices=1", "--num-nodes=2"], "accelerate": []}
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_an_unmodified_script_runs_on_two_nodes(slurm: SlurmCluster, work: Path, launcher: str, name: str) -> None:
+    """It takes more than 10 s: each rank imports torch and a framework."""
     pytest.importorskip(name)
     started = BY_SRUN[name] if launcher == "srun" else TORCHRUN
     script = SCRIPTS / f"{name}_script.py"

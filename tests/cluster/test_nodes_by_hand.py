@@ -115,6 +115,7 @@ def test_all_meet(by_hand: ByHand, nodes: int, script: str) -> None:
 
 
 def test_a_training_that_was_stopped_on_one_node_goes_on_exactly(by_hand: ByHand, allranks: Any) -> None:
+    """It takes more than 10 s: a training, its continuation, and the undisturbed one."""
     by_hand.start(2, SCRIPT, "--", "--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
     latest = by_hand.at(0) / "checkpoints" / "latest"
     wait_until("a checkpoint", latest.exists, 90)

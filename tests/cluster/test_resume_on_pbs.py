@@ -52,7 +52,10 @@ def told(lab: Any, run: str) -> dict[str, str]:
 
 
 def test_a_job_that_leaves_by_itself_goes_on_under_its_id(standin_lab: Any, standin: StandInPbs) -> None:
-    """If it may put itself back, which only operators may on most sites."""
+    """If it may put itself back, which only operators may on most sites.
+
+    It takes more than 10 s: both attempts import torch on two nodes.
+    """
     standin.set(operator=True)
     warned = Training(standin_lab, standin, ("--nodes", "2"))
     job = warned.trains()
@@ -122,7 +125,10 @@ def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
 
 
 def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, pbs: PbsCluster) -> None:
-    """It is saving when it is ended, and does not come back by itself."""
+    """It is saving when it is ended, and does not come back by itself.
+
+    It takes more than 10 s: two trainings and their continuations import torch on two nodes each.
+    """
     deleted = Training(pbs_lab, pbs, ("--nodes", "2", "--launcher", "direct"))
     failed = Training(pbs_lab, pbs, ("--nodes", "2"), pbs_lab.script(FAILS))
     trainings = (deleted, failed)
@@ -153,6 +159,7 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
 
 
 def test_a_run_that_asks_too_often_is_given_up(pbs_lab: Any, pbs: PbsCluster) -> None:
+    """It takes more than 10 s: each attempt is a job whose ranks import torch."""
     pbs_lab.script("raise SystemExit(75)\n", "often.py")
     pbs_lab.script(FRUITLESS, "fruitless.py")
     pbs_lab.job("script: often.py\nretry: {max_attempts: 2}\n", "often.yaml")

@@ -44,6 +44,7 @@ def test_a_preempted_training_goes_on_when_it_has_nodes_again(lab: Any, slurm: S
 
 
 def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: a training imports torch on three nodes."""
     training = Training(lab, slurm, ("--nodes", "2:3"))
     training.trains()
     slurm.kill_node("node03")

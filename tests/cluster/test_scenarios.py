@@ -55,6 +55,7 @@ def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
 @pytest.mark.smoke
 @on("slurm", "pbs", "ssh")
 def test_all_ranks_meet(site: Site) -> None:
+    """It takes more than 10 s: ranks import torch on two nodes, with each launcher."""
     site.lab.script(WHO)
     runs = [site.start(name, "train.py", [2, 2], "--launcher", name) for name in site.launchers]
     for run in runs:

@@ -33,7 +33,10 @@ TASKS = {"slurm": (0, 1), "pbs": (1, 2), "torque": (1, 2)}
 
 @on(*TASKS)
 def test_each_task_is_a_run_of_its_own(site: Site) -> None:
-    """Two ranks each; one array trains, and of two others the first and the last task fail."""
+    """Two ranks each; one array trains, and of two others the first and the last task fail.
+
+    It takes more than 10 s: a task trains, and imports torch for that.
+    """
     first, last = TASKS[site.kind]
     site.lab.script(TRAIN, "train.py")
     site.lab.script(TASK, "task.py")

@@ -53,6 +53,7 @@ def lab(pbs_lab: Any) -> Any:
 
 
 def test_a_shell_uses_all_its_nodes(lab: Any, pbs: PbsCluster, terminals: list[Terminal]) -> None:
+    """It takes more than 10 s: ranks import torch on each node of the shell."""
     shell = Shell(lab, pbs, "--cpus-per-node", "2")
     terminals.append(shell)
     asked = "allranks: qsub -I -l select=2:ncpus=2:mpiprocs=1 -l place=scatter -l walltime=00:05:00 -- /bin/bash -c "

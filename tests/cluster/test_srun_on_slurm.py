@@ -26,6 +26,7 @@ with allranks.init() as ctx:
 
 @pytest.mark.parametrize("spread", [(), ("--ntasks-per-node=2",)])
 def test_a_bare_srun_is_enough(slurm: SlurmCluster, work: Path, spread: tuple[str, ...]) -> None:
+    """It takes more than 10 s: without an agent each rank imports torch for itself."""
     (work / "train.py").write_text(SCRIPT)
     shown = slurm.run("srun", "-N2", "-n4", *spread, "python", "train.py", folder=work, timeout=PATIENCE)
     hosts = [rank[4] for rank in who(shown)]

@@ -23,6 +23,7 @@ def parts_of(done: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_four_machines(ssh: Any, network: Network) -> None:
+    """It takes more than 10 s: ranks import torch on four nodes, measure, and train."""
     done = ssh("test", *ON_FOUR, "--json")
     assert done.rc == 0, done.stderr
     hosts = [part["hosts"] for part in parts_of(done).values() if part["kind"] == "link"]
@@ -33,7 +34,10 @@ def test_four_machines(ssh: Any, network: Network) -> None:
 
 
 def test_a_full_check_of_healthy_machines(ssh: Any) -> None:
-    """How fast links are is not asserted, as other tests need the CPUs: ``test_tried_checks.py`` gives rates."""
+    """How fast links are is not asserted, as other tests need the CPUs: ``test_tried_checks.py`` gives rates.
+
+    It takes more than 10 s: ranks import torch on each node, measure, and train.
+    """
     done = ssh("check", *ON_FOUR, *TRIED)
     assert done.rc == 0, done.stderr
     grades = [(each["check"], each["grade"]) for each in json.loads(done.stdout)["checks"]]
@@ -43,6 +47,7 @@ def test_a_full_check_of_healthy_machines(ssh: Any) -> None:
 
 
 def test_a_machine_that_computes_wrongly(ssh: Any) -> None:
+    """It takes more than 10 s: ranks import torch on each node, measure, and train."""
     done = ssh("test", *ON_FOUR, "--json", *hurt(ssh.folder / "site", "broadcast: is wrong", "gpu03"))
     assert done.rc == 3
     wrong = {name: part["wrong"] for name, part in parts_of(done).items() if part["wrong"]}
@@ -53,6 +58,7 @@ def test_a_machine_that_computes_wrongly(ssh: Any) -> None:
 
 
 def test_a_slow_link(ssh: Any, mended: Network) -> None:
+    """It takes more than 10 s: the search for the link has groups of nodes measure one after the other."""
     need("traffic control", missing_commands({"tc": "iproute2"}))
     node = mended.nodes["gpu03"]
     node.run("tc qdisc add dev eth0 root tbf rate 60mbit burst 64kb latency 200ms")
@@ -69,6 +75,7 @@ def test_a_slow_link(ssh: Any, mended: Network) -> None:
 
 @pytest.mark.parametrize("cluster", ["lab", "pbs_lab"])
 def test_on_a_scheduler(request: pytest.FixtureRequest, cluster: str) -> None:
+    """It takes more than 10 s: ranks import torch on each node of a job, measure, and train."""
     lab = request.getfixturevalue(cluster)
     done = lab("test", "--on", "lab", "--nodes", "2", "--nproc-per-node", "1", "--backend", "gloo", "--json")
     assert done.rc == 0, done.stderr

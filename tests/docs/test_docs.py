@@ -160,6 +160,7 @@ def shape(text: str) -> list[str]:
 
 
 def test_the_readme_s_five_minutes_go_as_shown(tmp_path, allranks_env):
+    """It takes more than 10 s: it trains as the README shows."""
     (session,) = (block for block in blocks("console") if block.page.name == "README.md")
     path = f"{Path(sys.executable).parent}{os.pathsep}{allranks_env['PATH']}"
     env = {**allranks_env, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
