@@ -59,7 +59,8 @@ def test_restart_with_a_fixed_port(allranks, free_port: int):
     allranks.script(RESTARTED)
     port = str(free_port)
     result = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port)
-    assert (result.rc, result.by_rank) == (0, {rank: [f"second generation at {port}"] for rank in (0, 1)})
+    told = {rank: [f"second generation at {port}"] for rank in (0, 1)}
+    assert (result.rc, result.by_rank) == (0, told), result.stderr
     assert allranks.record()["status"]["restarts"] == 1
 
 
