@@ -146,7 +146,7 @@ class Allranks:
                 if stream:
                     stream.close()
         deadline = time.monotonic() + PATIENCE
-        while left := _of_runs_in(self.folder.parent):
+        while left := processes_of_runs_in(self.folder.parent):
             assert time.monotonic() < deadline, f"processes of runs do not end: {left}"
             for pid in left:
                 with suppress(ProcessLookupError):
@@ -154,7 +154,7 @@ class Allranks:
             time.sleep(0.01)
 
 
-def _of_runs_in(folder: Path) -> list[int]:
+def processes_of_runs_in(folder: Path) -> list[int]:
     """Return the living processes of all runs below a folder; each run marks its own in their environment."""
     found, needle = [], b"\0ALLRANKS_RUN_DIR=" + os.fsencode(folder.resolve()) + b"/"
     for entry in Path("/proc").glob("[0-9]*"):

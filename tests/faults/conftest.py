@@ -13,8 +13,17 @@ from typing import Any
 import pytest
 from fault_tools import Watch
 
+from agents_by_hand import ByHand
 from allranks.processes import marked
 from waiting import PATIENCE
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
+    """Give a run of two nodes whose agents are started by hand."""
+    run = ByHand(tmp_path / "runs" / "by-hand", allranks_env)
+    yield run
+    run.close()
 
 
 @pytest.fixture

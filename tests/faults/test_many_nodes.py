@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,9 @@ TRAIN = TELL + "meet()\nwhile True:\n    dist.barrier()\n    time.sleep(0.02)\n"
 
 
 @pytest.fixture
-def run(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
+def run(by_hand: ByHand) -> ByHand:
     """Give a run of two nodes whose agents are started by hand."""
-    run = ByHand(tmp_path / "runs" / "by-hand", allranks_env)
-    yield run
-    run.close()
+    return by_hand
 
 
 def test_nodes_form_one_world_in_their_order(run: ByHand) -> None:

@@ -7,8 +7,6 @@ remains open there.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -37,28 +35,20 @@ def test_ranks_of_one_node_go_on(allranks) -> None:
     assert lines == ["0 [0, 1, 2] fine 2.0", "1 [0, 1, 2] fine 2.0"]
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
-    """Give a run of two nodes whose agents are started by hand."""
-    run = ByHand(tmp_path / "runs" / "by-hand", allranks_env)
-    yield run
-    run.close()
-
-
-def test_agents_and_ranks_of_two_nodes_go_on(nodes: ByHand) -> None:
-    nodes.orders(
-        ATTACKED.replace('"works"', f'"{nodes.folder}/works"').replace('"go"', f'"{nodes.folder}/go"'), ARGUMENT
+def test_agents_and_ranks_of_two_nodes_go_on(by_hand: ByHand) -> None:
+    by_hand.orders(
+        ATTACKED.replace('"works"', f'"{by_hand.folder}/works"').replace('"go"', f'"{by_hand.folder}/go"'), ARGUMENT
     )
-    nodes.start(0, 1, ranks=1)
-    wait_for("rank 0 to work", (nodes.folder / "works").exists)
-    (places,) = listening(nodes.folder).values()
-    assert nodes.port in {port for _, port in places}
+    by_hand.start(0, 1, ranks=1)
+    wait_for("rank 0 to work", (by_hand.folder / "works").exists)
+    (places,) = listening(by_hand.folder).values()
+    assert by_hand.port in {port for _, port in places}
     assert {address for address, _ in places} == {"127.0.0.1"}
-    assert_strangers_learn_nothing(nodes.folder)
-    (nodes.folder / "go").touch()
-    assert nodes.wait() == [0, 0]
-    assert [nodes.said(node, node) for node in (0, 1)] == [f"{rank} [0, 1, 2] fine 2.0\n" for rank in (0, 1)]
-    log = (nodes.folder / "agent-0.log").read_text()
+    assert_strangers_learn_nothing(by_hand.folder)
+    (by_hand.folder / "go").touch()
+    assert by_hand.wait() == [0, 0]
+    assert [by_hand.said(node, node) for node in (0, 1)] == [f"{rank} [0, 1, 2] fine 2.0\n" for rank in (0, 1)]
+    log = (by_hand.folder / "agent-0.log").read_text()
     assert log.count("closed a connection from 127.0.0.1") == 1
 
 

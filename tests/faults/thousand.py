@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from torment import Torment
 
 from allranks.runs.checkpoints import entries, unfinished
-from conftest import Allranks, _of_runs_in
+from conftest import Allranks, processes_of_runs_in
 from environments import clean_environment
 from exact_runs import command, undisturbed, weights_in
 from warm_python import WarmPython
@@ -157,7 +157,7 @@ def hurt(allranks: Any, fault: Fault, times: int, seed: int, row: Row) -> None:
         row.faults += len(torment.hit)
         row.trainings += 1
         row.equal += weights_in(out) == whole
-        row.processes += len(_of_runs_in(allranks.folder))
+        row.processes += len(processes_of_runs_in(allranks.folder))
         row.files += len(list(unfinished(checkpoints)))
 
 
@@ -174,6 +174,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=1000, help="how many in all (default: 1000)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16), help="of what is drawn (default: any)")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Or its disks would stay mounted.
     print(f"seed {asked.seed}", flush=True)
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory(prefix="allranks-faults-") as name:

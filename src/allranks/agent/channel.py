@@ -27,7 +27,9 @@ _SILENCE_SECONDS = max(2, contract.whole_wait(5))
 _PATIENT_SECONDS = contract.whole_wait(30)
 #: No message of ours is longer, nor what an agent says before it is known to be one.
 _LONGEST, _LONGEST_AT_FIRST = 1 << 20, 1 << 12
-_GREETING = re.compile(rb"allranks 1 ([0-9a-f]{32})")
+#: What each side says first, before its nonce: the version of this protocol.
+_PROTOCOL = b"allranks 1 "
+_GREETING = re.compile(_PROTOCOL + rb"([0-9a-f]{32})")
 _NOT_AN_AGENT = "what it says is no message of an agent"
 _OTHER_KEY = "it does not know the run's key"
 
@@ -57,7 +59,7 @@ class Channel:
         self._signers: tuple[_Signer, _Signer] | None = None  # of what it says and of what we say, once it has greeted
         self._waiting: list[bytes] = []
         self._unread = b""
-        self._unsent = b"allranks 1 " + self._nonce + b"\n"
+        self._unsent = _PROTOCOL + self._nonce + b"\n"
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             _watch(connection, _PATIENT_SECONDS if patient else _SILENCE_SECONDS)

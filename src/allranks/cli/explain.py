@@ -7,7 +7,7 @@ from pathlib import Path
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
-from allranks.clusters.agents import told_by_all, told_error
+from allranks.clusters.agents import task_name, told_by_all, told_error
 from allranks.clusters.registry import load_kind
 from allranks.errors import AllranksError, LaunchError
 from allranks.runs.last_line import last_line
@@ -62,9 +62,8 @@ def _of_task(run: Run) -> AllranksError | None:
     for attempt in run.tasks if run.record.status.state is State.FAILED else ():
         told = told_by_all(attempt)
         if told.rank is not None and (log := _log(attempt, told.rank)):
-            task = attempt.parents[1].name.replace("-", " ")
             return LaunchError(
-                f"{run.record.id}, {task}: {render.one_line(told.reason or '')}",
+                f"{run.record.id}, {task_name(attempt)}: {render.one_line(told.reason or '')}",
                 why=last_line(log),
                 see=render.path(log),
             )

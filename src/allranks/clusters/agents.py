@@ -174,13 +174,18 @@ def failed_task(attempts: Iterable[Path]) -> str | None:
         attempts: the newest attempt of each task.
     """
     for attempt in attempts:
-        told, name = told_by_all(attempt), attempt.parents[1].name.replace("-", " ")
+        told, name = told_by_all(attempt), task_name(attempt)
         if told.state is State.FAILED and told.reason:
             return f"{name}: {told.reason}"
         with contextlib.suppress(OSError, ValueError):
             if code := int((attempt / contract.EXIT).read_text()):
                 return f"{name} ended with exit code {code}"
     return None
+
+
+def task_name(attempt: Path) -> str:
+    """Name the task of a job array that an attempt is of, for people: ``task 3``."""
+    return attempt.parents[1].name.replace("-", " ")
 
 
 def agent_pid(folder: Path) -> int:

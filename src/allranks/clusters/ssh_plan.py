@@ -230,7 +230,7 @@ class _Planning:
         yield Reason(self._entry.kind, self._entry.target, self._entry.why)
         yield from self._layout.reasons
         why = "as asked" if launch.master_addr else "the first node"
-        port_why = "as asked" if launch.master_port else "any one"
+        port_why = "as asked" if launch.master_port else "at random"
         yield Reason("master", f"{self._master}, port {self._port}", f"{why}; the port {port_why}")
         if self._copy:
             yield Reason("copy", self._copy.shown, f"sync is rsync: {self._copy.size} of {self._workdir}")
