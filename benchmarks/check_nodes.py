@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness import ALLRANKS, PYTHON, in_turn, report
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
 
 from nodes import why_no_nodes

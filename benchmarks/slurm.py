@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness import ALLRANKS, PYTHON, checked, in_turn, report, workplace
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
 
 from slurm_cluster import SlurmCluster

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harness import NOT_USUAL, in_turn, report
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
 
 from nodes import Network, why_no_nodes

@@ -44,7 +44,7 @@ def undisturbed_output(allranks: Any, *options: str, ranks: int = 2) -> str:
     key = (ranks, options)
     if key not in _undisturbed:
         folder = f"undisturbed-{len(_undisturbed)}"
-        done = allranks(*command(folder, *options, ranks=ranks), timeout=3 * PATIENCE)  # Of thousands of steps.
+        done = allranks(*command(folder, *options, ranks=ranks), timeout=2 * PATIENCE)  # Of thousands of steps.
         assert done.rc == 0, done.stderr
         _undisturbed[key] = done.stdout
     return _undisturbed[key]

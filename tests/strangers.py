@@ -12,6 +12,7 @@ from pathlib import Path
 
 from allranks import contract
 from allranks.processes import marked
+from waiting import PATIENCE
 
 SOURCE = Path(__file__).parent / "scripts" / "stranger.py"
 MARK = Path("/tmp/a-stranger-was-here")
@@ -93,7 +94,7 @@ def _said_to(run: Path) -> dict[tuple[int, str], str]:
             input=json.dumps(targets),
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         answers |= {(port, kind): answer for port, kind, answer in json.loads(done.stdout)}

@@ -12,7 +12,7 @@ T = TypeVar("T")
 #: Seconds after which a wait has hung. It asserts nothing about speed: on a slow machine with four busy loops beside
 #: the tests, a process needs half a minute to import torch. Less than pytest's own limit, so that the error says what
 #: did not come, and than the sleeps and limits (300 s, 600 s) that stand in tests for "for ever".
-PATIENCE = 150.0
+PATIENCE = 280.0
 
 #: At the top of a rank's script that tests a limit of a few seconds: ranks that have imported torch at different
 #: times wait for each other, so that the limit counts what the test is about and not how busy the machine is.

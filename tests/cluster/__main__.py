@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from cluster_tools import ClusterError
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from waiting import PATIENCE
+
 T = TypeVar("T")
 
 
@@ -35,7 +37,7 @@ def called(command: Sequence[str | Path], **options: Any) -> str:
     return str(done.stdout)
 
 
-def wait_until(what: str, done: Callable[[], T | None], seconds: float, every: float = 0.05) -> T:
+def wait_until(what: str, done: Callable[[], T | None], seconds: float = PATIENCE, every: float = 0.05) -> T:
     """Return what ``done`` gives as soon as it gives something."""
     deadline = time.monotonic() + seconds
     while not (found := done()):

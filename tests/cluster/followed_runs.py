@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
@@ -11,6 +12,8 @@ from typing import Any
 
 from cluster_tools import wait_until
 from pbs_cluster import PbsCluster
+
+from waiting import PATIENCE
 
 
 @dataclass
@@ -46,7 +49,7 @@ class Followed:
         """Its state, as the record has it."""
         return str(self.lab.record(self.folder)["status"]["state"])
 
-    def end(self, seconds: float = 150) -> Followed:
+    def end(self, seconds: float = PATIENCE) -> Followed:
         """Wait for the end of the command."""
         out, err = self.process.communicate(timeout=seconds)
         self.rc, self.stdout, self.stderr = self.process.returncode, out.decode(), err.decode()
@@ -59,7 +62,7 @@ class Followed:
             records = [json.loads(path.read_text()) for path in self.lab.folder.glob(f"runs/{self.name}-*/record.json")]
             return any(record["handle"]["job_id"] for record in records)
 
-        wait_until(f"{self.name} to be submitted", is_submitted, 120)
+        wait_until(f"{self.name} to be submitted", is_submitted)
         return self.job
 
     def wait_for_ranks(self, count: int = 1, line: str = "up\n") -> Followed:
@@ -69,7 +72,7 @@ class Followed:
             logs = self.lab.folder.glob(f"runs/{self.name}-*/attempts/*/node-*/rank-*.out")
             return sum(log.read_text() == line for log in logs) == count
 
-        wait_until(f"{count} ranks of {self.name}", are_up, 120)
+        wait_until(f"{count} ranks of {self.name}", are_up)
         return self
 
 
@@ -98,6 +101,10 @@ def given_to(run: Followed) -> list[list[Any]]:
 
 
 def files_with(folder: Path, text: bytes) -> list[tuple[Path, int]]:
-    """Return the files below a folder that have this text in them, with their modes."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [(path, path.stat().st_mode & 0o777) for path in files if text in path.read_bytes()]
+    """Return the files below a folder that have this text in them, with their modes; what goes meanwhile is gone."""
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            if text in path.read_bytes():
+                found.append((path, path.stat().st_mode & 0o777))
+    return found

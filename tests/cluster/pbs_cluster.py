@@ -23,6 +23,7 @@ from cluster_tools import ClusterError, called, passwd_of_root, wait_until
 from nodes import Command, Network, why_no_nodes
 
 from allranks import contract
+from waiting import PATIENCE
 
 T = TypeVar("T")
 HERE = Path(__file__).parent / "pbs_standin"
@@ -96,7 +97,7 @@ class PbsCluster:
         lines = out.replace("\n\t", "").splitlines()
         return {name.strip(): value for name, equals, value in (line.partition(" = ") for line in lines) if equals}
 
-    def wait_for_state(self, job: str, *states: str, seconds: float = 30) -> dict[str, str]:
+    def wait_for_state(self, job: str, *states: str, seconds: float = PATIENCE) -> dict[str, str]:
         """Wait until a job is in one of the states, by default that of ended jobs, and return what is known of it."""
         wanted = states or (self.finished,)
 
@@ -106,7 +107,7 @@ class PbsCluster:
 
         return self.wait_until(f"job {job} to be {' or '.join(wanted)}", reached, seconds)
 
-    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = 30) -> T:
+    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """Return what ``done`` gives as soon as it gives something; if it never does, raise with the queue's view."""
         try:
             return wait_until(what, done, seconds)
@@ -128,7 +129,7 @@ class PbsCluster:
         force = [] if self.flavour == "torque" else ["-W", "force"]
         for job in self.jobs():
             self.tried("qdel", *force, job)
-        self.wait_until("the cluster to be idle", self.is_idle, 60)
+        self.wait_until("the cluster to be idle", self.is_idle)
 
 
 class RealPbs(PbsCluster):
@@ -151,7 +152,7 @@ class RealPbs(PbsCluster):
         """Whether a node writes to the folder what this machine reads there."""
         seen = self.folder / "seen"
         job = self.qsub("-N", "seen", "-o", seen, "-j", "oe", "--", "/bin/echo", "here", folder=self.folder)
-        self.wait_for_state(job, seconds=120)
+        self.wait_for_state(job)
         return seen.exists()
 
 
@@ -257,7 +258,7 @@ class StandInPbs(PbsCluster):
                 raise ClusterError(f"the server has ended: {(self.folder / 'server.log').read_text()}")
             return bool(self._switch()["up"] == self.nodes)
 
-        wait_until("all nodes to be up", all_up, 30)
+        wait_until("all nodes to be up", all_up)
 
     # Jobs
 

@@ -66,7 +66,7 @@ class Recorder:
 
     def record(self, name: str, job: int, state: str) -> None:
         """Write down all answers about a job, which comes to a state now."""
-        known = self.cluster.wait_for_state(job, state, seconds=120)
+        known = self.cluster.wait_for_state(job, state)
         print(name, job, known["JobState"], known["Reason"], flush=True)
         row = ["sacct", "-nXP", f"--jobs={job}", "--format=State"]
         self.cluster.wait_until(f"sacct to say {state}", lambda: state in self.cluster.run(*row) or None)

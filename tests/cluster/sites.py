@@ -19,6 +19,8 @@ from nodes import Network
 from slurm_cluster import SlurmCluster
 from ssh_runs import left_on
 
+from waiting import PATIENCE
+
 T = TypeVar("T")
 #: Which fixtures bring up the cluster of each site.
 FIXTURES = {
@@ -94,7 +96,7 @@ class Site:
         """Submit a script as a person does, wait until it has ended well, and return its hosts."""
         raise NotImplementedError
 
-    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = 120) -> T:
+    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """Return what ``done`` gives as soon as it gives something; the limit is there for a hang only."""
         return wait_until(what, done, seconds)
 
@@ -113,7 +115,7 @@ class Site:
 class SchedulerSite(Site):
     """What has a queue, and is idle after each scenario."""
 
-    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = 120) -> T:
+    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """Show the scheduler's view if the wait is in vain."""
         found: T = self.cluster.wait_until(what, done, seconds)
         return found
@@ -145,7 +147,7 @@ class SlurmSite(SchedulerSite):
 
     def submit(self, script: Path) -> list[str]:
         job = self.cluster.sbatch(script, folder=script.parent)
-        assert self.cluster.wait_for_state(job, seconds=120)["JobState"] == "COMPLETED"
+        assert self.cluster.wait_for_state(job)["JobState"] == "COMPLETED"
         return self.hosts_of(str(job))
 
     def requeue(self, job: str) -> None:
@@ -190,7 +192,7 @@ class PbsSite(SchedulerSite):
         elsewhere = script.parent / "else where"
         elsewhere.mkdir(exist_ok=True)
         job = self.cluster.qsub(script, folder=elsewhere)
-        assert self.cluster.wait_for_state(job, seconds=120)["Exit_status"] == "0"
+        assert self.cluster.wait_for_state(job)["Exit_status"] == "0"
         return hosts_of(self.cluster, job)
 
     def requeue(self, job: str) -> None:

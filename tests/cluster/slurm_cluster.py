@@ -15,6 +15,8 @@ from nodes import Command, Network
 from slurm_conf import LONGEST_FOLDER, Layout, Shape
 from slurm_daemons import CONTROLLER, SlurmDaemons, why_no_slurm
 
+from waiting import PATIENCE
+
 T = TypeVar("T")
 #: States that a job keeps.
 FINISHED = (
@@ -106,7 +108,7 @@ class SlurmCluster:
             return {}
         return dict(field.partition("=")[::2] for field in shown.split() if "=" in field)
 
-    def wait_for_state(self, job: int, *states: str, seconds: float = 30) -> dict[str, str]:
+    def wait_for_state(self, job: int, *states: str, seconds: float = PATIENCE) -> dict[str, str]:
         """Wait until a job is in one of the states, FINISHED by default, and return what is known of it."""
         wanted = states or FINISHED
 
@@ -116,7 +118,7 @@ class SlurmCluster:
 
         return self.wait_until(f"job {job} to be {' or '.join(wanted)}", reached, seconds)
 
-    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = 30) -> T:
+    def wait_until(self, what: str, done: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """Return what ``done`` gives as soon as it gives something; if it never does, raise with the cluster's view."""
         try:
             return wait_until(what, done, seconds)
@@ -131,7 +133,7 @@ class SlurmCluster:
         rows = self.run("sinfo", "--noheader", "--partition=main", "-N", "-O", "NodeHost,StateLong").splitlines()
         return dict(row.split() for row in rows)
 
-    def wait_idle(self, seconds: float = 30) -> None:
+    def wait_idle(self, seconds: float = PATIENCE) -> None:
         """Wait until all nodes are idle."""
         self.wait_until("all nodes to be idle", lambda: {*self.states().values()} == {"idle"} or None, seconds)
 

@@ -161,7 +161,7 @@ class SlurmDaemons:
             self.check()
             return ready()
 
-        wait_until(f"{name} to be ready", look, seconds=30)
+        wait_until(f"{name} to be ready", look)
 
     def _answers(self, *command: str) -> str:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)

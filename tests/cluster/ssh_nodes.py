@@ -169,7 +169,7 @@ class SshNodes:
         for process in self.kept():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
-        wait_until("the end of kept connections", lambda: not self.kept(), 30)
+        wait_until("the end of kept connections", lambda: not self.kept())
 
     def processes(self, name: str) -> list[int]:
         """Return the processes of a node that are sshd, for connections too, as this machine counts."""
@@ -193,7 +193,7 @@ class SshNodes:
                     [SSHD, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
         for name in names:
-            wait_until(f"sshd on {name}", partial(self._accepts, name), 30)
+            wait_until(f"sshd on {name}", partial(self._accepts, name))
 
     def _accepts(self, name: str) -> bool:
         """Return whether a node's sshd takes a connection; raise if it ended."""
@@ -209,7 +209,7 @@ class SshNodes:
     def _end(self, names: Iterable[str]) -> None:
         """End all sshds of nodes that have any; those of a node that is dead have ended with it."""
         for name in names:
-            wait_until(f"the end of sshd on {name}", partial(self._is_killed, name), 30)
+            wait_until(f"the end of sshd on {name}", partial(self._is_killed, name))
             if daemon := self._daemons.pop(name, None):
                 daemon.wait()
 

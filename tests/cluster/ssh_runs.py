@@ -23,9 +23,9 @@ def wait_for_ranks(ssh: Any, *ranks: str) -> Path:
     def are_up() -> bool:
         return bool(ssh.runs()) and all(_text(ssh.run() / "attempts/000" / log) == "up\n" for log in logs)
 
-    wait_until("all ranks to be up", are_up, 90)
+    wait_until("all ranks to be up", are_up)
     run: Path = ssh.run()
-    wait_until("the launcher to know all agents", lambda: ssh.record(run)["handle"]["extra"].get("nodes"), 20)
+    wait_until("the launcher to know all agents", lambda: ssh.record(run)["handle"]["extra"].get("nodes"))
     return run
 
 

@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from waiting import PATIENCE
+
 
 class Terminal:
     """A command in a terminal of its own, and a person who types there."""
@@ -28,7 +30,7 @@ class Terminal:
         """Type something."""
         os.write(self._end, text.encode())
 
-    def read_until(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+    def read_until(self, pattern: str, seconds: float = PATIENCE) -> re.Match[str]:
         """Read until something is shown after what was found before, and return it."""
         deadline = time.monotonic() + seconds
         while not (found := re.compile(pattern).search(self.shown, self._seen)):
@@ -36,7 +38,7 @@ class Terminal:
         self._seen = found.end()
         return found
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """Read to the end, and return the exit code."""
         deadline = time.monotonic() + seconds
         while self._read(deadline):

@@ -62,7 +62,7 @@ def test_nodes_meet_by_the_name_of_the_first_over_the_interface_of_the_route(net
     """It takes more than 10 s: ranks import torch on each node."""
     run.orders(TRAIN)
     run.start(1, 2, 0, ranks=1)
-    assert run.wait(seconds=90) == [0, 0, 0]
+    assert run.wait() == [0, 0, 0]
     address = network.nodes["gpu01"].ip
     assert [run.said(node, node) for node in range(3)] == [f"{node} 3 {address} eth0 3\n" for node in range(3)]
     (told,) = run.events(1, contract.SETTINGS)

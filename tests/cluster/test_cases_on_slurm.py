@@ -72,7 +72,7 @@ def test_the_recipe_trains(lab: Any, digits: Path, launcher: str) -> None:
     """It takes more than 10 s: four ranks import torch, and train on real digits until they know most of them."""
     lab.script(TRAIN)
     flags = ("--nodes", "2", "--nproc-per-node", "2", "--gpus-per-node", "4", "--launcher", launcher)
-    done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits, timeout=170)
+    done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits)
     assert done.rc == 0, done.stderr
     _assert_trained(done.stdout, [2, 2])
     record = lab.record()
@@ -82,7 +82,7 @@ def test_the_recipe_trains(lab: Any, digits: Path, launcher: str) -> None:
 def test_more_ranks_than_gpus_on_all_nodes(lab: Any) -> None:
     lab.script(PLACES)
     flags = ("--nodes", "4", "--nproc-per-node", "8", "--gpus-per-node", "4")
-    done = lab("run", "train.py", "--on", "lab", *flags, timeout=170)
+    done = lab("run", "train.py", "--on", "lab", *flags)
     assert done.rc == 0, done.stderr
     assert who(done.stdout) == expected([8] * 4)
     assert (lab.record()["nnodes"], lab.record()["world_size"]) == (4, 32)
@@ -95,7 +95,7 @@ def test_more_ranks_than_gpus_on_all_nodes(lab: Any) -> None:
 def test_nodes_with_different_numbers_of_gpus(lab: Any, launch: str, directives: str) -> None:
     lab.script(PLACES)
     lab.job(f"script: train.py\nresources: {{nodes: 2}}\nlaunch: {launch}\nscheduler: {{directives: {directives}}}\n")
-    done = lab("run", "--on", "lab", timeout=120)
+    done = lab("run", "--on", "lab")
     assert done.rc == 0, done.stderr
     assert who(done.stdout) == expected([4, 2])
     assert lab.record()["world_size"] == 6
@@ -131,7 +131,7 @@ def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_wit
     lab = lab_with_accounting
     lab.script(BUSY)
     process = lab.popen("run", "train.py", "--on", "lab", "--account", "lab")
-    slurm_with_accounting.wait_until("the rank", lambda: lab.runs() and "up" in lab("logs").stdout, seconds=60)
+    slurm_with_accounting.wait_until("the rank", lambda: lab.runs() and "up" in lab("logs").stdout)
     ask = ["sstat", "--noheader", "--allsteps", "--parsable2", "--format=MaxRSS", "--jobs"]
     job = lab.record()["handle"]["job_id"]
 
@@ -169,7 +169,7 @@ def test_two_jobs_at_once_on_the_same_nodes(lab: Any, slurm: SlurmCluster) -> No
         lab.script(STAYS)
         runs = [follow(lab, name, "train.py", "--launcher", "direct", "--nodes", 2) for name in ("one", "two")]
         for run in runs:
-            slurm.wait_until(f"the ranks of {run.name}", lambda run=run: _logs(run).count("port ") == 2, 120)
+            slurm.wait_until(f"the ranks of {run.name}", lambda run=run: _logs(run).count("port ") == 2)
         lab.script("", "go")
         followed = [run.end().stdout for run in runs]
         holder.stdin.close()
@@ -207,7 +207,7 @@ def _run_named(lab: Any, name: str) -> Path:
 def _assert_a_job_of_its_own(lab: Any, slurm: SlurmCluster, outer_job: str) -> None:
     """Assert that ``inner.py`` ran in a job that knows nothing of the one that it was submitted from."""
     inner = _run_named(lab, "inner")
-    followed = lab("logs", "-f", inner.name, timeout=120).stdout
+    followed = lab("logs", "-f", inner.name).stdout
     assert who(followed) == expected([1, 1])
     job = lab.record(inner)["handle"]["job_id"]
     assert job != outer_job
@@ -244,7 +244,7 @@ def test_inside_an_allocation_a_job_of_its_own_must_be_asked_for(lab: Any, slurm
     own = "env -u SLURM_JOB_ID allranks run inner.py --on lab --nodes 2 --detach"
     lab.script(f"#!/bin/bash\nset -e\nallranks run around.py --on lab\nexport OF_THE_USER=kept\n{own}\n", "job.sh")
     job = str(slurm.sbatch("--gpus-per-node=2", "job.sh", folder=lab.folder))
-    assert slurm.wait_for_state(int(job), seconds=120)["JobState"] == "COMPLETED"
+    assert slurm.wait_for_state(int(job))["JobState"] == "COMPLETED"
     said = (lab.folder / f"slurm-{job}.out").read_text()
     assert who(said) == expected([2])
     assert {environ["SLURM_JOB_ID"] for environ in _environments(said)} == {job}
@@ -258,13 +258,13 @@ def test_a_run_is_told_of_while_it_runs_and_when_it_has_ended(lab: Any, slurm: S
     shape = ("--nodes", "2", "--gpus-per-node", "2", "--launcher", launcher)
     assert lab("run", "train.py", "--on", "lab", *shape, "--detach").rc == 0
     everyone = [0, 1, 2, 3]
-    slurm.wait_until("all ranks", lambda: ranks_saying(lab("logs").stdout, "up") == everyone, seconds=60)
+    slurm.wait_until("all ranks", lambda: ranks_saying(lab("logs").stdout, "up") == everyone)
 
     def seen() -> list[Any]:
         usage = [node for node in json.loads(lab("top", "--json").stdout) if node["memory"] > 2 * (100 << 20)]
         return usage if len(usage) == 2 and all(node["cpus"] > 0 for node in usage) else []
 
-    usage = slurm.wait_until("the use of both nodes", seen, seconds=60)
+    usage = slurm.wait_until("the use of both nodes", seen)
     assert [(node["node"], node["host"]) for node in usage] == [(0, "node01"), (1, "node02")]
     assert [row.split()[:2] for row in lab("top").stdout.splitlines()[1:]] == [["0", "node01"], ["1", "node02"]]
     assert told(lab) == ("RUNNING  RUNNING", "RUNNING", None)

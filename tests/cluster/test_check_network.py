@@ -137,7 +137,7 @@ def test_an_interface_that_is_down(ssh: Any, mended: Network, undo: Undo) -> Non
         """What the kernel says of a cable without another end: down, or lowerlayerdown, as its peer is numbered."""
         return first.run("cat /sys/class/net/eth1/operstate").strip()
 
-    wait_until("eth1 to be down", lambda: state() != "up", 20)
+    wait_until("eth1 to be down", lambda: state() != "up")
     found = check(ssh, *TWO, "--master-addr", f"{ABROAD}.1", "--master-port", "29716")
     assert bad(found) == {
         ("interface", "gpu01"): ("FAIL", f"eth1 is {state()}"),

@@ -19,6 +19,7 @@ from links import shaped
 from nodes import Network, Node
 
 from allranks.runs.trial import Searched, read
+from waiting import PATIENCE
 
 PORT = 29612
 #: What goes from a node to one address beyond the rate is lost; all else is as fast as it is.
@@ -79,7 +80,7 @@ class Searching:
 
     def told(self) -> Searched:
         """Wait until the first node has told, and end all others."""
-        self.ranks[0].wait(150)
+        self.ranks[0].wait(PATIENCE)
         told = read(self.folder / "attempts/000")
         assert len(told) == 1, [path.read_text() for path in self.folder.rglob("*.err")]
         assert isinstance(told[0], Searched)
@@ -118,7 +119,7 @@ def test_a_node_that_hangs(searching: Searching, network: Network) -> None:
     node = network.nodes["gpu03"]
     searching.start("--coming", "8")
     look = "grep -lsaF allranks.trial.search /proc/[0-9]*/cmdline | grep -v /$$/ || true"
-    wait_until("the rank to be there", lambda: node.run(look), 30)
+    wait_until("the rank to be there", lambda: node.run(look))
     node.run("kill -STOP -1")
     assert searching.told() == Searched(0, silent=(2,), hosts=("gpu01", "gpu02", "", "gpu04"))
     assert searching.ranks[0].returncode == 1

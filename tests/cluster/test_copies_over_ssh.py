@@ -20,6 +20,7 @@ from ssh_nodes import SshNodes
 from ssh_runs import wait_for_ranks
 
 from exact_runs import SCRIPT, undisturbed, weights_in
+from waiting import PATIENCE
 
 COPIED = ("--sync", "rsync", "--python", sys.executable)
 OPTIONS = ("--epochs", "2", "--quiet")
@@ -75,14 +76,14 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
     flags = ("--nodes", "gpu[01-02]", "--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1", *COPIED)
     script = ("--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
     process = apart.popen("run", "train.py", *flags, "--", *script, cwd=folder)
-    wait_until("a checkpoint that has come back", (folder / "checkpoints" / "latest").exists, 90)
+    wait_until("a checkpoint that has come back", (folder / "checkpoints" / "latest").exists)
     runs = folder / "runs"
     assert apart("cancel", cwd=folder).rc == 0
     assert process.wait(40) == 143
     (run,) = [path for path in runs.iterdir() if not path.is_symlink()]
     assert left_on(network, run) == {}
     (folder / "go").touch()
-    done = apart("resume", cwd=folder, timeout=150)
+    done = apart("resume", cwd=folder)
     assert weights_in(done.stdout) == undisturbed(apart, *OPTIONS)
     there = f"{ssh_nodes.home}/allranks/*/project/checkpoints"
     newest = (folder / "checkpoints" / "latest").resolve()
@@ -161,7 +162,7 @@ def test_a_machine_that_loses_power(apart: Any, mended: Network) -> None:
     process = apart.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1", *COPIED)
     run = wait_for_ranks(apart, "0:0", "1:1")
     mended.kill("gpu02")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert f"error: {run.name} FAILED: node 1 (gpu02) was lost: the connection broke" in err.decode()
     assert f"allranks: {run.name}: what gpu02 wrote last is not here: " in err.decode()

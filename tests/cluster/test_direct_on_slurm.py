@@ -7,6 +7,8 @@ from typing import Any
 
 from slurm_cluster import SlurmCluster
 
+from waiting import PATIENCE
+
 #: Rank 1 fails in a way of its own; the others would go on for long.
 FAILING = """\
 import os, signal, sys, time
@@ -21,7 +23,7 @@ FLAGS = ("--on", "lab", "--launcher", "direct")
 def test_a_rank_that_died_of_a_signal_without_a_name_is_named(lab: Any) -> None:
     code, how = 168, "was killed by signal 40"
     lab.script(FAILING.format(end="os.kill(os.getpid(), signal.SIGRTMIN + 6)"))
-    done = lab("run", "train.py", *FLAGS, "--nodes", "2", timeout=120)
+    done = lab("run", "train.py", *FLAGS, "--nodes", "2")
     assert done.rc == code
     log = f"runs/{lab.run().name}/attempts/000/node-001/rank-1.err"
     said = (
@@ -40,7 +42,7 @@ def test_its_log_may_be_elsewhere(lab: Any) -> None:
         "script: train.py\ncluster: lab\nlaunch: {launcher: direct, nproc_per_node: 2}\n"
         "scheduler: {output: my logs/%x-%j.out, error: 'my logs/%j 100%%.err'}\n"
     )
-    done = lab("run", "job.yaml", timeout=120)
+    done = lab("run", "job.yaml")
     assert (done.rc, "error: rank 1 ended with exit code 7\n" in done.stderr) == (7, True), done.stderr
 
 
@@ -57,9 +59,9 @@ time.sleep(100)
 def test_what_an_earlier_attempt_ended_with_does_not_count(lab: Any, slurm: SlurmCluster) -> None:
     lab.script(SECOND)
     process = lab.popen("run", "train.py", *FLAGS, "--nodes", "2")
-    slurm.wait_until("both ranks", lambda: lab.runs() and _that_are_up(lab) == 2, 60)
+    slurm.wait_until("both ranks", lambda: lab.runs() and _that_are_up(lab) == 2)
     slurm.run("scontrol", "requeue", (lab.run() / "attempts" / "000" / "job").read_text().strip())
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 7, err.decode() + _said(lab)
     assert "error: rank 1 on node02 ended with exit code 7\n" in err.decode()
     assert "Terminated" in _said(lab).partition("DUE TO JOB REQUEUE")[2], "there was nothing to be mistaken for it"

@@ -13,7 +13,7 @@ def test_it_starts_with_the_nodes_that_are_free(lab: Any, slurm: SlurmCluster) -
     busy = slurm.sbatch(*others, "--wrap=sleep 600", folder=lab.folder)
     slurm.wait_for_state(busy, "RUNNING")
     lab.script(PLACES)
-    done = lab("run", "train.py", "--on", "lab", "--nodes", "2:4", "--nproc-per-node", "2", timeout=120)
+    done = lab("run", "train.py", "--on", "lab", "--nodes", "2:4", "--nproc-per-node", "2")
     assert done.rc == 0, done.stderr
     assert who(done.stdout) == expected([2, 2])
     assert slurm.job(busy)["JobState"] == "RUNNING"

@@ -61,7 +61,7 @@ def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: 
     ssh.env[contract.WAITS] = "1"
     flags = ("--nodes", "gpu01,gpu02", *EXACT)
     process = ssh.popen("run", SCRIPT, *flags, "--", "--slow-until", "go", *OPTIONS)
-    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists, 90)
+    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists)
     mended.cut("gpu02")
     time.sleep(5)  # The fault itself.
     mended.mend("gpu02")
@@ -76,7 +76,7 @@ def test_a_machine_that_loses_power_before_all_have_met(ssh: Any, mended: Networ
     lines = "[': >here-$HOSTNAME', '[ $HOSTNAME != gpu02 ] || sleep 600']"
     ssh.job(f"script: train.py\nenvironment: {{node_setup: {lines}}}\n")
     process = ssh.popen("run", "job.yaml", "--nodes", "gpu[01-03]", "--nproc-per-node", "1")
-    wait_until("all to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 3, 60)
+    wait_until("all to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 3)
     mended.kill("gpu02")
     _, err = process.communicate(timeout=PATIENCE)  # Agents wait for each other ten times as long.
     assert process.returncode == 1
@@ -95,7 +95,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
     options = ("--width", "300000", *OPTIONS)
     process = ssh.popen("run", SCRIPT, "--nodes", "gpu01,gpu02", *EXACT, "--", *options)
     folder, node = ssh.folder / "checkpoints", mended.nodes["gpu01"]
-    wait_until("a checkpoint", (folder / "latest").exists, 90)
+    wait_until("a checkpoint", (folder / "latest").exists)
     ranks = " ".join(re.findall(r"/proc/(\d+)/", left_on(mended, ssh.run())["gpu01"]))
 
     def are_still() -> bool:
@@ -123,7 +123,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
     assert process.returncode == 1
     assert " FAILED: node 0 (gpu01) was lost: " in err.decode()
     assert [*folder.glob(".step-*.tmp-*")] != []
-    done = ssh("resume", timeout=150)
+    done = ssh("resume")
     assert f"continuing from checkpoints/{whole} " in done.stderr
     assert [*folder.glob(".step-*")] == []
     assert weights(done) == undisturbed(ssh, *options)
@@ -185,7 +185,7 @@ def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes,
     ssh_nodes.end_kept()
     mended.cut("gpu02")  # Its agent is started when there is a folder to be filled, and it is.
     process = ssh.popen("run", "train.py", *TWO)
-    wait_until("the run", lambda: [*ssh.folder.glob("runs/*/attempts/000/node-001")], 30)
+    wait_until("the run", lambda: [*ssh.folder.glob("runs/*/attempts/000/node-001")])
     folder, node = ssh.run() / "attempts/000/node-001", mended.nodes["gpu02"]
     node.run(FULL.format(folder))
     undo(node, ["umount", str(folder)])
@@ -341,7 +341,7 @@ def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> N
         "  fix: an agent that is cut off from the others ends by itself; allranks cancel again to make sure",
     ]
     mended.mend("gpu02")
-    wait_until("nothing left on any machine", lambda: left_on(mended, run) == {}, 60)
+    wait_until("nothing left on any machine", lambda: left_on(mended, run) == {})
     _, err = process.communicate(timeout=PATIENCE)
     assert f"error: {run.name} was cancelled" in err.decode()
     assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)

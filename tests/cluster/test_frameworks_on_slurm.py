@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from slurm_cluster import SlurmCluster
 
+from waiting import PATIENCE
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SRUN = ["srun", "--nodelist=node[01-02]", "--nodes=2", "--ntasks-per-node=1", "--export=ALL,OMP_NUM_THREADS=1"]
 TORCHRUN = ["torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=node01:29500"]
@@ -26,6 +28,6 @@ def test_an_unmodified_script_runs_on_two_nodes(slurm: SlurmCluster, work: Path,
     pytest.importorskip(name)
     started = BY_SRUN[name] if launcher == "srun" else TORCHRUN
     script = SCRIPTS / f"{name}_script.py"
-    shown = slurm.run(*SRUN, *started, script, *OPTIONS[name], folder=work, timeout=150)
+    shown = slurm.run(*SRUN, *started, script, *OPTIONS[name], folder=work, timeout=PATIENCE)
     found = re.findall(rf"{name}: rank (\d+) of (\d+) steps (\d+)", shown)
     assert sorted(found) == [("0", "2", "4"), ("1", "2", "4")]

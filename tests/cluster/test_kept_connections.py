@@ -150,7 +150,7 @@ def test_the_end_of_an_sshd_ends_what_was_kept(nodes: SshNodes) -> None:
     assert len(nodes.kept()) == 2
     nodes.restart("gpu01")
     nodes.restart("gpu02")
-    wait_until("the end of kept connections", lambda: nodes.kept() == [], 20)
+    wait_until("the end of kept connections", lambda: nodes.kept() == [])
 
 
 def _without_runtime(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

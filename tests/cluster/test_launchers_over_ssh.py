@@ -16,6 +16,8 @@ from nodes import Network
 from ranks_told import PLACES, UP, WHO, who
 from ssh_runs import left_on
 
+from waiting import PATIENCE
+
 MACHINES = ("--nodes", "gpu01,gpu02", "--nproc-per-node", "2")
 LAUNCHERS = {
     "legacy": "{launcher: legacy}",
@@ -38,9 +40,9 @@ def _wait_until_up(ssh: Any) -> Path:
     def are_up() -> bool:
         return bool(ssh.runs()) and all(_lines(ssh.run() / "attempts/000" / log) == ["up", "up"] for log in logs)
 
-    wait_until("all ranks to be up", are_up, 90)
+    wait_until("all ranks to be up", are_up)
     run: Path = ssh.run()
-    wait_until("the command to know all nodes", lambda: ssh.record(run)["handle"]["extra"].get("nodes"), 20)
+    wait_until("the command to know all nodes", lambda: ssh.record(run)["handle"]["extra"].get("nodes"))
     return run
 
 
@@ -115,7 +117,7 @@ def test_lines_that_are_pasted_on_each_machine(ssh: Any, network: Network, launc
         )
         for one in json.loads(told.stdout)
     ]
-    said = [process.communicate(timeout=150) for process in pasted]
+    said = [process.communicate(timeout=PATIENCE) for process in pasted]
     assert [process.returncode for process in pasted] == [0, 0], said
     assert who("".join(out for out, _ in said)) == [
         [rank, rank % 2, 4, 2, f"gpu{rank // 2 + 1:02}", 4] for rank in range(4)

@@ -24,7 +24,7 @@ def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs)
     first = training.trains()
     dead = hosts_of(standin, first)[1]
     standin.kill_node(dead)
-    second = training.trains(attempt=1, seconds=150)
+    second = training.trains(attempt=1)
     assert standin.job(first)["job_state"] == "R"
     decision, attempt = training.decision(0), training.run / contract.attempt_dir(0)
     assert (decision["again"], decision["lost"], decision["how"], decision["job"]) == (True, True, "submit", second)

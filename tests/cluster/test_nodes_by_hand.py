@@ -17,6 +17,7 @@ from nodes import Network
 from ranks_told import PLACES, UP, WHO, who
 
 from exact_runs import SCRIPT, undisturbed, weights_in
+from waiting import PATIENCE
 
 OPTIONS = ("--epochs", "2", "--quiet")
 
@@ -65,7 +66,7 @@ class ByHand:
 
     def said(self, node: int) -> tuple[int, str, str]:
         """Wait for the end of a node's command; return its exit code, stdout and stderr."""
-        out, err = self.typed[node].communicate(timeout=150)
+        out, err = self.typed[node].communicate(timeout=PATIENCE)
         return self.typed[node].returncode, out, err
 
     def run(self, node: int) -> Path:
@@ -118,7 +119,7 @@ def test_a_training_that_was_stopped_on_one_node_goes_on_exactly(by_hand: ByHand
     """It takes more than 10 s: a training, its continuation, and the undisturbed one."""
     by_hand.start(2, SCRIPT, "--", "--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
     latest = by_hand.at(0) / "checkpoints" / "latest"
-    wait_until("a checkpoint", latest.exists, 90)
+    wait_until("a checkpoint", latest.exists)
     _type_ctrl_c(by_hand, 1)
     codes, shown = zip(*((code, err) for code, _, err in map(by_hand.said, (0, 1))), strict=True)
     assert codes == (130, 130)
@@ -154,7 +155,7 @@ def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
 def test_a_node_that_loses_power_is_named_at_once(by_hand: ByHand, network: Network) -> None:
     by_hand.start(3, UP)
     log = "attempts/000/node-000/rank-0.out"
-    wait_until("all to be up", lambda: _text(lambda: by_hand.run(0) / log) == "up\n", 90)
+    wait_until("all to be up", lambda: _text(lambda: by_hand.run(0) / log) == "up\n")
     network.kill("gpu03")
     for node in (0, 1):
         code, _, err = by_hand.said(node)
@@ -229,7 +230,7 @@ def test_a_port_that_is_taken(by_hand: ByHand, network: Network) -> None:
 
 def _type_ctrl_c(by_hand: ByHand, node: int) -> None:
     """Do what a terminal does: tell the command in its foreground, once it has started the run."""
-    wait_until("the run", lambda: (by_hand.at(node) / "runs" / "latest").exists(), 60)
+    wait_until("the run", lambda: (by_hand.at(node) / "runs" / "latest").exists())
     by_hand.network.nodes[f"gpu{node + 1:02}"].run(["kill", "-INT", (by_hand.at(node) / "typed").read_text().strip()])
 
 

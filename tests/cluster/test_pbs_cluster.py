@@ -355,14 +355,14 @@ def test_interactive(standin: StandInPbs, work: Path) -> None:
 def test_nothing_outlives_the_process_that_started_it(standin: StandInPbs, tmp_path: Path) -> None:
     """It asks for ``standin`` to run where that can."""
     text = (
-        "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom pbs_cluster import Path, StandInPbs\n"
-        "cluster = StandInPbs(Path(sys.argv[2])); cluster.start(); cluster.qsub('--', '/bin/sleep', '1000')\n"
+        "import os, sys\nsys.path[:0] = sys.argv[2:]\nfrom pbs_cluster import Path, StandInPbs\n"
+        "cluster = StandInPbs(Path(sys.argv[1])); cluster.start(); cluster.qsub('--', '/bin/sleep', '1000')\n"
         "print('up', flush=True); os.kill(os.getpid(), 9)\n"
     )
     folder = tmp_path / "pbs"
     folder.mkdir()
-    here = str(Path(__file__).parent)
-    process = subprocess.run([sys.executable, "-c", text, here, str(folder)], capture_output=True, text=True)
+    here = Path(__file__).parent
+    process = subprocess.run([sys.executable, "-c", text, folder, here, here.parent], capture_output=True, text=True)
     assert (process.stdout, process.returncode) == ("up\n", -9), process.stderr
 
     def left() -> list[str]:
@@ -375,7 +375,7 @@ def test_nothing_outlives_the_process_that_started_it(standin: StandInPbs, tmp_p
             found += [words] if str(folder) in words and int(entry.name) != os.getpid() else []
         return found
 
-    wait_until("the end of all its processes", lambda: not left(), 30)
+    wait_until("the end of all its processes", lambda: not left())
 
 
 # Torque

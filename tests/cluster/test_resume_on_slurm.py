@@ -20,7 +20,7 @@ def test_a_time_limit_hit_twice_changes_nothing(lab: Any, slurm: SlurmCluster) -
     """It takes more than 10 s: Slurm looks at time limits twice a minute."""
     trainings = both(lab, slurm, "--time", "1min")
     for training in trainings:
-        job = training.trains(attempt=2, seconds=300)
+        job = training.trains(attempt=2)
         # Slurm may warn up to a minute early: later attempts could end at their first step, until none is left.
         slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     for training in trainings:
@@ -35,7 +35,7 @@ def test_a_preempted_training_goes_on_when_it_has_nodes_again(lab: Any, slurm: S
         training.trains()
     script = lab.script("#!/bin/bash\n:\n", "urgent.sh")
     urgent = slurm.sbatch("--partition=high", "--nodes=4", "--exclusive", script, folder=lab.folder)
-    assert slurm.wait_for_state(urgent, seconds=60)["JobState"] == "COMPLETED"
+    assert slurm.wait_for_state(urgent)["JobState"] == "COMPLETED"
     for training in trainings:
         training.trains(attempt=1)
     for training in trainings:
@@ -49,7 +49,7 @@ def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(lab: Any, slur
     training.trains()
     slurm.kill_node("node03")
     folder = training.run / contract.node_dir(0, 0)
-    slurm.wait_until("ranks on two nodes", lambda: worlds(folder / contract.AGENT_EVENTS) == [3, 2], 60)
+    slurm.wait_until("ranks on two nodes", lambda: worlds(folder / contract.AGENT_EVENTS) == [3, 2])
     out = training.end()
     assert weights_in(out)[0] == 800
     assert training.attempts == 1
@@ -67,7 +67,7 @@ def test_a_run_that_is_put_back_too_often_is_given_up(lab: Any, slurm: SlurmClus
     process = lab.popen("run", "job.yaml")
     for attempt in (0, 1):
         log = "runs/latest/" + contract.node_dir(attempt, 0) + "/rank-0.out"
-        slurm.wait_until("the rank", lambda log=log: lab.runs() and (lab.folder / log).exists(), 60)
+        slurm.wait_until("the rank", lambda log=log: lab.runs() and (lab.folder / log).exists())
         slurm.run("scontrol", "requeue", (lab.run() / contract.attempt_dir(attempt) / contract.JOB).read_text().strip())
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1

@@ -51,7 +51,7 @@ def test_what_ranks_are_given_on_each_node(pbs_lab: Any, pbs: PbsCluster) -> Non
     runs = [follow(pbs_lab, name, "job.yaml", "--launcher", name, MY_TOKEN=SECRET) for name in BOTH]
     digest, plain = sha256(SECRET.encode()).hexdigest(), "a, 'b' $c"
     for run in runs:
-        pbs.wait_until("all ranks", lambda run=run: len(given_to(run)) == 4, 60)
+        pbs.wait_until("all ranks", lambda run=run: len(given_to(run)) == 4)
         hosts = hosts_of(pbs, run.job)
         ranks = [[host, digest, plain, "3"] for host in hosts for _ in range(2)]
         found = given_to(run)
@@ -80,7 +80,7 @@ def test_a_job_that_waits_does_not_hinder_the_script_by_hand(pbs_lab: Any, pbs: 
         jobs[name] = pbs.qsub(script, folder=elsewhere)
     hosts = {}
     for name, job in jobs.items():
-        pbs.wait_for_state(job, seconds=60)
+        pbs.wait_for_state(job)
         hosts[name] = hosts_of(pbs, job)
     found = {name: _status(pbs_lab, name) for name in jobs}
     assert {name: found[name]["job"] for name in jobs} == jobs

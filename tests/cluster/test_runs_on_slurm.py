@@ -33,6 +33,6 @@ def test_inside_an_allocation_its_nodes_are_used(lab: Any, slurm: SlurmCluster) 
     inner = Path("inner.sh")
     lab.script("#!/bin/bash\nallranks run train.py --backend gloo\n", str(inner))
     job = slurm.sbatch("--nodes=2", "--gpus-per-node=2", str(inner), folder=lab.folder)
-    assert slurm.wait_for_state(job, seconds=120)["JobState"] == "COMPLETED"
+    assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
     said = (lab.folder / f"slurm-{job}.out").read_text()
     assert who(said) == expected([2, 2])

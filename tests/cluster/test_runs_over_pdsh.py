@@ -69,7 +69,7 @@ def test_ctrl_c_while_the_machines_are_set_up(lab: Any, network: Network) -> Non
     setup = "node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 1000']"
     lab.job(f"script: train.py\nenvironment: {{{setup}, {VARIABLES}}}\n")
     process = lab.popen("run", "job.yaml", "--on", "lab", "--nodes", "2")
-    wait_until("both to be set up", lambda: len([*lab.folder.glob("here-gpu*")]) == 2, 60)
+    wait_until("both to be set up", lambda: len([*lab.folder.glob("here-gpu*")]) == 2)
     run = lab.run()
     file = run / "secrets.sh"
     assert oct(file.stat().st_mode) == "0o100600"

@@ -69,7 +69,7 @@ def test_a_launcher_that_is_killed_while_it_starts_the_agents(ssh: Any, network:
         "script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 600']}\n"
     )
     process = ssh.popen("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
-    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2, 60)
+    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     run = ssh.run()
@@ -84,7 +84,7 @@ def test_a_run_that_is_cancelled_while_it_starts_the_agents(ssh: Any, network: N
     ssh.script(UP)
     ssh.job("script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', sleep 600]}\n")
     process = ssh.popen("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
-    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2, 60)
+    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2)
     name = ssh.run().name
     done = ssh("cancel")
     assert (done.rc, done.stderr) == (0, f"{name} cancelled\n")
@@ -121,7 +121,7 @@ def test_a_signal_while_the_machines_are_set_up(
         "script: train.py\nenvironment: {node_setup: [': >here-$HOSTNAME', '[ $HOSTNAME = gpu01 ] || sleep 1000']}\n"
     )
     process = ssh.popen("run", "job.yaml", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1", *options)
-    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2, 60)
+    wait_until("both to be set up", lambda: len([*ssh.folder.glob("here-gpu*")]) == 2)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     run = ssh.run()
@@ -149,7 +149,7 @@ def test_all_machines_lose_power(ssh: Any, mended: Network) -> None:
     run = wait_for_ranks(ssh, "0:0", "1:1")
     for name in ("gpu01", "gpu02"):
         mended.kill(name)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert f"error: {run.name} FAILED: the agents are gone without a word" in err.decode()
 
@@ -159,10 +159,10 @@ def test_a_cable_that_is_cut_ends_the_run_on_both_sides(ssh: Any, mended: Networ
     process = ssh.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")
     mended.cut("gpu02")
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert re.search(r"node (0 \(gpu01\)|1 \(gpu02\)) was lost: ", err.decode())  # Each side lost the other one.
-    wait_until("nothing left on either side", lambda: left_on(mended, run) == {}, 60)
+    wait_until("nothing left on either side", lambda: left_on(mended, run) == {})
 
 
 REFUSALS = {
@@ -238,7 +238,7 @@ def test_what_is_set_up_once_is_cancelled(ssh: Any, network: Network) -> None:
     ssh.script(UP)
     ssh.job("script: train.py\nenvironment: {setup: [touch begun, sleep 1000]}\n")
     process = ssh.popen("run", "job.yaml", "--hosts", "gpu01,gpu02", "--nproc-per-node", "1")
-    wait_until("the set-up", (ssh.folder / "begun").exists, 60)
+    wait_until("the set-up", (ssh.folder / "begun").exists)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=40)
     assert process.returncode == 130
@@ -264,7 +264,7 @@ def test_what_is_attached_ends_with_its_command(ssh: Any, network: Network, numb
     process.send_signal(number)
     process.communicate(timeout=40)
     assert process.returncode == (-9 if number is signal.SIGKILL else 129)
-    wait_until("the end on both nodes", lambda: left_on(network, run) == {}, 30)
+    wait_until("the end on both nodes", lambda: left_on(network, run) == {})
     told = ssh("status", run.name).stdout
     assert re.search(r"^state +CANCELLED ", told, re.MULTILINE), told
 

@@ -67,7 +67,7 @@ def test_strangers_change_nothing(site: Site) -> None:
     """It takes more than 10 s: two ranks import torch on nodes of their own, and 41 kinds of talk reach each port."""
     site.lab.script(ATTACKED)
     run = site.start("attacked", "train.py", [1, 1], "--", ARGUMENT)
-    wait_until("rank 0 to work", (site.lab.folder / "works").exists, 120)
+    wait_until("rank 0 to work", (site.lab.folder / "works").exists)
     places = listening(run.folder)
     assert len(places) == 2
     assert "*" not in {address for found in places.values() for address, _ in found}

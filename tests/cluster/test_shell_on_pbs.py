@@ -14,6 +14,7 @@ from ranks_told import PLACES, UP, WHO, expected, who
 from terminals import Terminal
 
 from allranks import contract
+from waiting import PATIENCE
 
 BIN = str(Path(sys.executable).parent)
 FAILS = "import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit(3)\ntime.sleep(1000)\n"
@@ -37,7 +38,7 @@ class Shell(Terminal):
         self.read_until(f"qsub: job {self.job} ready")
         self.hosts = hosts_of(pbs, self.job)
 
-    def told(self, command: str, seconds: float = 60) -> tuple[int, str]:
+    def told(self, command: str, seconds: float = PATIENCE) -> tuple[int, str]:
         """Type a command, and return its exit code and what was shown meanwhile."""
         before = len(self.shown)
         self.type(f"{command}; echo ended with $?\n")
@@ -63,14 +64,14 @@ def test_a_shell_uses_all_its_nodes(lab: Any, pbs: PbsCluster, terminals: list[T
     for launcher in ("torchrun", "direct"):
         flags = f"--launcher {launcher} --backend gloo"
         lab.script(WHO if launcher == "torchrun" else PLACES)
-        code, said = shell.told(f"allranks run train.py --name who-{launcher} --nproc-per-node 2 {flags}", 120)
+        code, said = shell.told(f"allranks run train.py --name who-{launcher} --nproc-per-node 2 {flags}")
         assert code == 0, said
         assert who(said) == expected([2, 2], shell.hosts)
         record = lab.record(run_named(lab, f"who-{launcher}"))
         told = (record["kind"], record["cluster"], record["status"]["state"])
         assert told == ("pbs", f"allocation {shell.job}", "SUCCEEDED")
         lab.script(FAILS)
-        code, said = shell.told(f"allranks run train.py {flags}", 120)
+        code, said = shell.told(f"allranks run train.py {flags}")
         assert code == 3, said
         assert f"error: rank 1 on {shell.hosts[1]} ended with exit code 3\n" in said
         lab.script(UP)
@@ -124,7 +125,7 @@ def test_a_batch_job_of_ones_own(lab: Any, pbs: PbsCluster) -> None:
     )
     text = f"{TWO_NODES['openpbs']}cd $PBS_O_WORKDIR\nexport PATH={lab.env['PATH']}\n{runs}"
     job = pbs.qsub("-j", "oe", "-o", "log", lab.script(text, "own.sh"), folder=lab.folder)
-    assert pbs.wait_for_state(job, seconds=120)["Exit_status"] == "0"
+    assert pbs.wait_for_state(job)["Exit_status"] == "0"
     told = who((lab.folder / "log").read_text())
     assert told == sorted(expected([2, 2], hosts_of(pbs, job)) * 2)
     assert_nothing_lives(pbs, lab)
@@ -143,7 +144,7 @@ def test_a_shell_of_torque(torque_lab: Any, torque: StandInPbs, terminals: list[
     assert "allranks: qsub -I -l nodes=2:ppn=1 -l walltime=00:05:00\r\n" in shell.shown
     assert shell.told("pwd")[1].splitlines()[-1] == str(torque.home)
     shell.told(f"cd {torque_lab.folder}; export PATH={BIN}:{torque_lab.env['PATH']}")
-    code, said = shell.told("allranks run train.py --backend gloo", 120)
+    code, said = shell.told("allranks run train.py --backend gloo")
     assert code == 0, said
     assert who(said) == expected([1, 1], shell.hosts)
     shell.type("exit\n")

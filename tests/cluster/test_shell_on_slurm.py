@@ -48,7 +48,7 @@ def test_a_shell_on_the_first_node_from_which_all_nodes_are_used(
     assert sorted(both) == ["node01", "node02"]
     terminal.read_until("ready> ")  # What is typed before goes to srun.
     terminal.type("allranks run train.py --backend gloo\n")
-    terminal.read_until(r"succeeded in", 120)
+    terminal.read_until(r"succeeded in")
     terminal.type("exit 3\n")
     assert terminal.wait() == 3
     told = sorted(re.findall(r"who (\d) (\S+) of (\d)", terminal.shown))

@@ -104,7 +104,7 @@ def test_requeue(slurm: SlurmCluster, work: Path) -> None:
     job = slurm.sbatch("--requeue", "--open-mode=append", "--output=out", path, folder=work)
     slurm.wait_until("the first attempt", lambda: said(work / "out", "attempt 0"))
     slurm.run("scontrol", "requeue", str(job))
-    assert slurm.wait_for_state(job, "COMPLETED", seconds=60)["Restarts"] == "1"
+    assert slurm.wait_for_state(job, "COMPLETED")["Restarts"] == "1"
     assert (work / "out").read_text().splitlines()[-1] == "attempt 1"
 
 
@@ -122,7 +122,7 @@ def test_preemption_warns(slurm: SlurmCluster, work: Path) -> None:
 def test_warning_ahead_of_the_end(slurm: SlurmCluster, work: Path) -> None:
     job = slurm.sbatch("--time=2", "--signal=B:USR1@100", "--output=out", script(work, TRAPS), folder=work)
     slurm.wait_until("the job to be ready", lambda: said(work / "out", "ready"))
-    slurm.wait_until("the warning", lambda: said(work / "out", "warned"), seconds=60)
+    slurm.wait_until("the warning", lambda: said(work / "out", "warned"))
     assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
 
 
@@ -133,7 +133,7 @@ def test_dead_node(slurm: SlurmCluster, work: Path) -> None:
     slurm.kill_node("node04")
     with pytest.raises(ClusterError, match="node04 is dead"):
         slurm.run_on("node04", ["true"])
-    assert slurm.wait_for_state(job, seconds=60)["JobState"] == "NODE_FAIL"
+    assert slurm.wait_for_state(job)["JobState"] == "NODE_FAIL"
     assert slurm.states()["node04"] == "down*"
     slurm.start_node("node04")
     slurm.wait_idle()

@@ -33,15 +33,15 @@ def train(ssh: Any, *flags: str) -> tuple[subprocess.Popen[bytes], Path]:
     # Sums are rounded as their parts are shared by threads; variables of this shell stay here.
     given = ("--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1", *flags)
     process = ssh.popen("run", SCRIPT, *given, "--", "--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
-    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists, 120)
+    wait_until("a checkpoint", (ssh.folder / "checkpoints" / "latest").exists)
     return process, ssh.run()
 
 
 def finish(ssh: Any, process: subprocess.Popen[bytes], run: Path, node: int) -> tuple[str, str]:
     """Let a training go on without waiting once a node has started ranks again; return what it says at its end."""
-    wait_until("ranks to be started again", lambda: len(events(run, node, contract.RANKS_STARTED)) > 1, 90)
+    wait_until("ranks to be started again", lambda: len(events(run, node, contract.RANKS_STARTED)) > 1)
     (ssh.folder / "go").touch()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err.decode()
     return out.decode(), err.decode()
 
@@ -50,7 +50,7 @@ def test_a_spare_takes_the_place_of_a_machine_that_dies(ssh: Any, mended: Networ
     """The training ends as one that nothing happens to, and no restart is counted: none is allowed."""
     process, run = train(ssh, "--hosts", "gpu01,gpu02,gpu03", "--spares", "1")
     assert ssh.record(run)["world_size"] == 2
-    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING), 60)
+    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING))
     mended.kill("gpu02")
     out, err = finish(ssh, process, run, 0)
     assert f"allranks: {run.name}: 2 ranks on 2 nodes and 1 spare of ssh, " in err
@@ -67,11 +67,11 @@ def test_a_spare_that_is_not_needed(ssh: Any, network: Network) -> None:
     ssh.script(f"import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n{PLACES}")
     flags = ("--nodes", "2", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
     process = ssh.popen("run", "train.py", *flags)
-    run = wait_until("the run", lambda: next(iter(ssh.runs()), None), 60)
+    run = wait_until("the run", lambda: next(iter(ssh.runs()), None))
     for spare in (2, 3):
-        wait_until("the spare to be set up", lambda spare=spare: events(run, spare, contract.WAITING), 120)
+        wait_until("the spare to be set up", lambda spare=spare: events(run, spare, contract.WAITING))
     (ssh.folder / "go").touch()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err.decode()
     assert [[rank, world] for rank, _, world, *_ in who(out.decode())] == [[0, 2], [1, 2]]
     states = [event.fields["state"] for node in range(4) for event in events(run, node, contract.ENDED)]
@@ -86,9 +86,9 @@ def test_a_spare_that_dies_or_never_comes_ends_nothing(ssh: Any, ssh_nodes: SshN
     ssh_nodes.lock_out("gpu04")
     process = ssh.popen("run", "train.py", "--hosts", "gpu[01-04]", "--spares", "2", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")
-    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING), 60)
+    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING))
     mended.kill("gpu03")
-    (lost,) = wait_until("the spare to be missed", lambda: events(run, 0, contract.NODE_LOST), 60)
+    (lost,) = wait_until("the spare to be missed", lambda: events(run, 0, contract.NODE_LOST))
     assert (lost.fields["node"], lost.host) == (2, "gpu03")
     (ssh.folder / "go").touch()
     _, err = process.communicate(timeout=PATIENCE)
@@ -167,9 +167,9 @@ def test_no_spare_is_left(ssh: Any, mended: Network) -> None:
     ssh.script(UP)
     process = ssh.popen("run", "train.py", "--hosts", "gpu[01-03]", "--spares", "1", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")
-    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING), 60)
+    wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING))
     mended.kill("gpu02")
-    wait_until("the spare to take its place", lambda: events(run, 2, contract.RANKS_STARTED), 60)
+    wait_until("the spare to take its place", lambda: events(run, 2, contract.RANKS_STARTED))
     mended.kill("gpu03")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1

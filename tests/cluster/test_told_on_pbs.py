@@ -125,7 +125,7 @@ def test_why_a_job_waits_and_what_becomes_of_it_when_it_is_cancelled(pbs_lab: An
     for run in runs:
         _, native, words = WAITING[run.name]
         why = words.format(job=run.wait_for_job())
-        pbs.wait_until(f"status to say why {run.name} waits", lambda run=run, why=why: _reason(run) == why, 60)
+        pbs.wait_until(f"status to say why {run.name} waits", lambda run=run, why=why: _reason(run) == why)
         assert told(pbs_lab, run.folder) == (f"PENDING  {native}", "PENDING", None)
         assert pbs_lab("cancel", run.name).rc == 0
         assert run.end(30).rc == 143, run.stderr
@@ -207,7 +207,7 @@ def test_a_server_that_is_down_for_a_while(standin_lab: Any, standin: StandInPbs
     assert (done.rc, "error: PBS cannot be reached\n" in done.stderr) == (1, True), done.stderr
     (standin_lab.folder / "part").write_text("0")
     (standin_lab.folder / "part").rename(standin_lab.folder / "go")
-    standin.wait_until("the end of the script", lambda: (run.folder / "attempts/000/exit").exists(), 30)
+    standin.wait_until("the end of the script", lambda: (run.folder / "attempts/000/exit").exists())
     assert run.process.poll() is None
     standin.resume_server()
     assert run.end().rc == 0, run.stderr

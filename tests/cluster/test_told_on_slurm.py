@@ -12,6 +12,8 @@ from ranks_told import PLACES, expected, who
 from slurm_cluster import SlurmCluster
 from terminals import Terminal
 
+from waiting import PATIENCE
+
 NOT_THERE = "cp: cannot stat '/nowhere/file': No such file or directory; "
 #: Set-ups that fail, where Slurm's log is, and what is told of it.
 SET_UPS = {
@@ -34,7 +36,7 @@ def test_a_set_up_that_fails_is_told_in_its_own_words(lab: Any, kind: str) -> No
     job, log, cause = SET_UPS[kind]
     lab.script(PLACES)
     lab.job(f"script: train.py\nresources: {{nodes: 2}}\n{job}\n")
-    done = lab("run", "--on", "lab", timeout=120)
+    done = lab("run", "--on", "lab")
     assert done.rc == 1
     *_, what, why, see = done.stderr.splitlines()
     assert what == f"error: {lab.run().name} FAILED with exit code 1 before any rank had started"
@@ -120,5 +122,5 @@ def _in_allocation(slurm: SlurmCluster, lab: Any, *words: str, nodes: int = 2, o
     command = ["salloc", "--quiet", f"--nodes={nodes}", *(options or [])]
     log = Path(lab.folder, "said")
     typed = ["bash", "-c", 'python -m allranks "$@" >said 2>&1 || true', "typed", *words]
-    slurm.run(*command, *typed, folder=lab.folder, timeout=120)
+    slurm.run(*command, *typed, folder=lab.folder, timeout=PATIENCE)
     return log.read_text()

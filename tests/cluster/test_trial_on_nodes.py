@@ -63,7 +63,7 @@ def test_a_slow_link(ssh: Any, mended: Network) -> None:
     node = mended.nodes["gpu03"]
     node.run("tc qdisc add dev eth0 root tbf rate 60mbit burst 64kb latency 200ms")
     try:
-        done = ssh("check", *ON_FOUR, *TRIED, timeout=120)
+        done = ssh("check", *ON_FOUR, *TRIED)
     finally:
         node.run("tc qdisc del dev eth0 root")
     assert done.rc == 0, done.stderr

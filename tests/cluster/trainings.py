@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_tools import ClusterError
+
 from allranks import contract
 from exact_runs import SCRIPT
+from waiting import PATIENCE
 
 #: 800 steps.
 OPTIONS = ("--epochs", "100", "--size", "96", "--every", "10", "--quiet")
@@ -39,13 +42,18 @@ class Training:
         self.process = self.lab.popen("run", self.script, *flags, "--", *options)
         self.run: Path = self.cluster.wait_until("the run", lambda: self.lab.runs()[number:])[0]
 
-    def saves(self, attempt: int = 0, seconds: float = 180) -> None:
-        """Wait until an attempt has saved."""
-        self.cluster.wait_until(f"a checkpoint of attempt {attempt}", lambda: attempt in self._saved(), seconds)
+    def saves(self, attempt: int = 0) -> None:
+        """Wait until an attempt has saved; if it never does, raise with what agents and ranks have written."""
+        try:
+            self.cluster.wait_until(f"a checkpoint of attempt {attempt}", lambda: attempt in self._saved())
+        except ClusterError as error:
+            logs = [*self.run.glob("*.out"), *self.run.glob("attempts/*/node-*/agent.*")]
+            logs += self.run.glob("attempts/*/node-*/rank-*")
+            raise ClusterError("\n".join([str(error), *(f"{log}:\n{log.read_text()}" for log in logs)])) from None
 
-    def trains(self, attempt: int = 0, seconds: float = 180) -> str:
+    def trains(self, attempt: int = 0) -> str:
         """Wait until an attempt has saved; return its job."""
-        self.saves(attempt, seconds)
+        self.saves(attempt)
         return self.job(attempt)
 
     def resume(self) -> None:
@@ -55,7 +63,7 @@ class Training:
     def end(self) -> str:
         """Let it go on at full speed, and return what it has printed when it has ended well; ``said``, what is told."""
         (self.lab.folder / "go").touch()
-        out, err = self.process.communicate(timeout=300)
+        out, err = self.process.communicate(timeout=PATIENCE)
         self.said = err.decode().splitlines()
         assert self.process.returncode == 0, err.decode()
         assert self.state == "SUCCEEDED"

@@ -13,7 +13,7 @@ import pytest
 from agents_by_hand import ByHand
 from allranks import contract
 from strangers import ARGUMENT, ATTACKED, assert_strangers_learn_nothing, listening, why_no_strangers
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(why_no_strangers() is not None, reason=why_no_strangers() or "")
 
@@ -27,7 +27,7 @@ def test_ranks_of_one_node_go_on(allranks) -> None:
     assert {address for address, _ in places} == {"127.0.0.1"}
     assert_strangers_learn_nothing(run)
     (allranks.folder / "go").touch()
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err.decode()
     note = "note: rank 1 waits in ctx.on_main(work): what stands in the store was not signed with this run's key"
     assert err.decode().count(note) == 1
