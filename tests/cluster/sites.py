@@ -84,9 +84,9 @@ class Site:
         """Cancel a run by a command of the scheduler."""
         raise NotImplementedError
 
-    def why_cancelled(self, run: Followed) -> list[str]:
-        """Return what the command says below its error of a run that was cancelled, as lines."""
-        return []
+    def why_cancelled(self, run: Followed) -> str:
+        """Return how the command says why a run was cancelled, as far as that is the scheduler's word."""
+        return ""
 
     def native(self, state: str) -> str | None:
         """Return the scheduler's own word for a state of a run; None where it has none that counts."""
@@ -175,13 +175,11 @@ class PbsSite(SchedulerSite):
     def cancel_outside(self, run: Followed) -> None:
         self.cluster.run("qdel", run.job)
 
-    def why_cancelled(self, run: Followed) -> list[str]:
+    def why_cancelled(self, run: Followed) -> str:
         if self.kind == "torque":
-            return []
+            return ""
         (user,) = re.findall(r" and terminated by (\S+)", self.cluster.job(run.job)["comment"])
-        name = run.folder.name
-        fix = f"allranks logs {name} shows what it did, allranks resume {name} goes on with it"
-        return [f"  why: it was deleted by {user}", f"  fix: {fix}"]
+        return f" (it was deleted by {user})"
 
     def native(self, state: str) -> str:
         if state == "RUNNING":

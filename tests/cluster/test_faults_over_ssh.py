@@ -343,5 +343,5 @@ def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> N
     mended.mend("gpu02")
     wait_until("nothing left on any machine", lambda: left_on(mended, run) == {})
     _, err = process.communicate(timeout=PATIENCE)
-    assert f"error: {run.name} was cancelled" in err.decode()
+    assert f"allranks: {run.name} was cancelled" in err.decode()
     assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)

@@ -91,7 +91,7 @@ def test_ctrl_c_ends_both_machines(ssh: Any, network: Network) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=40)
     assert process.returncode == 130, err.decode()
-    assert f"error: {run.name} was cancelled" in err.decode()
+    assert f"allranks: {run.name} was cancelled" in err.decode()
     assert left_on(network, run) == {}
 
 

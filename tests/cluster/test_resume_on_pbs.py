@@ -138,7 +138,7 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
     said = [training.process.communicate(timeout=PATIENCE)[1].decode() for training in trainings]
     ends = [(training.process.returncode, training.state, training.attempts) for training in trainings]
     assert ends == [(143, "CANCELLED", 1), (3, "FAILED", 1)], said
-    assert f"error: {deleted.run.name} was cancelled\n" in said[0]
+    assert f"allranks: {deleted.run.name} was cancelled" in said[0]
     if not pbs.is_real:  # That may kill the script as soon as the ranks have left.
         decision, why = deleted.decision(0), f"{LATER}, but PBS is ending the job already"
         assert (decision["again"], decision["given_up"], decision["why"]) == (False, True, why)

@@ -151,10 +151,11 @@ def test_nothing_is_left_of_a_run_that_is_cancelled(site: Site) -> None:
         run.end()
     assert listed_of(site, everyone) == ["CANCELLED"] * len(runs)
     for run, how in runs:
-        code, more = 130 if how == "ctrl-c" else 143, site.why_cancelled(run)
+        code, name = 130 if how == "ctrl-c" else 143, run.folder.name
         assert run.rc == code, run.stderr
-        said = [f"error: {run.folder.name} was cancelled", *more]
-        assert [line for line in run.stderr.splitlines() if line in said] == said, run.stderr
+        *_, said, following = run.stderr.splitlines()
+        assert said.startswith(f"allranks: {name} was cancelled{site.why_cancelled(run)}"), run.stderr
+        assert following == f"next: allranks resume {name}"
         assert_shown(site, run, "CANCELLED", str(code))
         assert len([*(run.folder / "attempts").iterdir()]) == 1
     site.assert_nothing_left()

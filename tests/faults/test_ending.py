@@ -66,7 +66,7 @@ def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name, tex
     process.send_signal(number)
     code, _, err = finish(process)
     assert code == 128 + number
-    assert f"allranks: {name}: the ranks have 30 s to leave; " in err
+    assert f"allranks: {name}: the ranks have 30 s to save and exit; " in err
     watch.nothing_left()
     status = watch.status()
     assert (status["state"], status["reason"], status["exit_code"]) == ("CANCELLED", f"got {name}", 128 + number)

@@ -14,7 +14,7 @@ import pytest
 from torment import Torment
 
 from exact_runs import command, samples, undisturbed, undisturbed_output, weights, weights_in
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_for
 
 LOSS = re.compile(r"epoch (\d+) loss (\d+\.\d{9})")
 KILLS = 50
@@ -96,15 +96,30 @@ def test_a_warning_to_the_agent_reaches_the_ranks(allranks: Any, watch: Any, num
     assert [event["signal"] for event in watch.events("warned")] == [number.name]
 
 
-def test_cancelling_saves_and_ends_as_cancelled(allranks: Any, watch: Any) -> None:
+@pytest.mark.parametrize("name", ["cancel", "SIGINT", "SIGHUP"])
+def test_cancelling_saves_and_resume_says_from_where(allranks: Any, watch: Any, name: str) -> None:
+    """By the verb, by Ctrl-C and by a terminal that is closed."""
     process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h"))
     watch.line(0, "epoch 2 ")
-    assert allranks("cancel").rc == 0
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode == 143
+    if name == "cancel":
+        assert allranks("cancel").rc == 0
+    else:
+        process.send_signal(getattr(signal, name))
+    err = process.communicate(timeout=PATIENCE)[1].decode()
+    run, number = watch.run.name, signal.SIGTERM if name == "cancel" else getattr(signal, name)
+    assert process.returncode == 128 + number
     assert watch.status()["state"] == "CANCELLED"
     assert [event["code"] for event in watch.events("rank-exited")] == [75, 75]
-    assert (allranks.folder / "parts" / "latest").exists()
+    (saved,) = (allranks.folder / "parts").glob("step-*")
+    step = int(saved.name.removeprefix("step-"))
+    cancelled = f"allranks: {run} was cancelled at step {step}, with a checkpoint (got {number.name})"
+    assert err.splitlines()[-2:] == [cancelled, f"next: allranks resume {run}"]
+    resumed = allranks.popen("resume")
+    log = watch.run / "attempts" / "001" / "node-000" / "rank-0.err"
+    wait_for("the continuation", lambda: log.exists() and f"step-{step:09} " in log.read_text())
+    resumed.send_signal(signal.SIGTERM)
+    first, *_ = resumed.communicate(timeout=PATIENCE)[1].decode().splitlines()
+    assert first == f"allranks: {run}: attempt 2, from step {step}"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from allranks import contract
 from allranks.agent.pbs_queue import PbsQueue
@@ -24,6 +24,7 @@ from allranks.agent.slurm_queue import SlurmQueue
 from allranks.errors import RunFolderError
 from allranks.runs.events import read_events
 from allranks.runs.files import write_json
+from allranks.runs.saves import Save, read_saves
 
 _NO_QUEUE = "there is no scheduler here to be asked for another attempt"
 #: So many attempts in a row may end without a checkpoint of a later step than before.
@@ -57,15 +58,6 @@ class Decision:
     job: str | None = None
     given_up: bool = False
     lost: bool = False
-
-
-@dataclass(frozen=True)
-class _Note:
-    """How far an attempt was, and whether all its ranks were leaving then."""
-
-    attempt: int
-    step: int
-    leaving: bool
 
 
 class Queue(Protocol):
@@ -119,7 +111,7 @@ def main(argv: list[str]) -> NoReturn:
 
 def _begin(run: Path, attempt: int, most: int) -> NoReturn:
     _note_a_person(run, attempt)
-    if why := _why_not(list(_noted(run)), attempt, most, _resumed(run, attempt)):
+    if why := _why_not(read_saves(run), attempt, most, _resumed(run, attempt)):
         tell(run, attempt, _given_up(why))
         print(f"allranks: this attempt does not begin: {why}", flush=True)
         sys.exit(contract.GIVEN_UP)
@@ -164,7 +156,7 @@ def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
         most: how many attempts there may be.
     """
     lost = sorted(set(_lost_nodes(run / contract.attempt_dir(attempt))))
-    noted = list(_noted(run))
+    noted = read_saves(run)
     cut_off = sorted(_cut_off_nodes(run / contract.attempt_dir(attempt))) if code in _ENDED_WITH_A_NODE else []
     has_left = code == contract.CONTINUE_LATER or (code in _ENDED_BY_OTHERS and _has_left(noted, attempt))
     if not has_left and not lost and not cut_off:
@@ -183,7 +175,7 @@ def _resumed(run: Path, attempt: int) -> int:
     return next((number for number in numbers if (run / contract.attempt_dir(number) / contract.RESUMED).exists()), 0)
 
 
-def _why_not(noted: list[_Note], attempt: int, most: int, first: int) -> str | None:
+def _why_not(noted: list[Save], attempt: int, most: int, first: int) -> str | None:
     """Tell why an attempt is not to follow those from ``first`` on; None if it is."""
     if attempt - first >= most:
         return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
@@ -245,25 +237,11 @@ def _cut_off_nodes(attempt: Path) -> Iterator[str]:
             yield path.read_text().strip()
 
 
-def _noted(run: Path) -> Iterator[_Note]:
-    """Yield what was noted of the training; nothing by scripts that save in their own way."""
-    try:
-        lines = (run / contract.CHECKPOINTS_FILE).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            record: dict[str, Any] = json.loads(line)
-            yield _Note(int(record["attempt"]), int(record["step"]), bool(record["leaving"]))
-        except (ValueError, KeyError, TypeError):
-            continue  # Cut off by the end of its writer.
-
-
-def _best(noted: list[_Note], attempt: int) -> int:
+def _best(noted: list[Save], attempt: int) -> int:
     """Return the highest step that was reached by the end of an attempt; 0 for none."""
     return max((note.step for note in noted if note.attempt <= attempt), default=0)
 
 
-def _has_left(noted: list[_Note], attempt: int) -> bool:
+def _has_left(noted: list[Save], attempt: int) -> bool:
     """Tell whether all ranks had saved and were leaving, the last that is known of them."""
     return any(note.leaving for note in noted if note.attempt == attempt)

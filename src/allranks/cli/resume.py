@@ -6,9 +6,11 @@ import os
 
 import click
 
+from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
 from allranks.cli.runs import run_arguments, runs_folder
-from allranks.runs.record import find
+from allranks.runs.record import Run, find
+from allranks.runs.saves import read_saves
 
 
 @click.command("resume")
@@ -28,4 +30,13 @@ def command(run: str | None, runs_folder_: str | None, detach: bool) -> int:
     kind = load_kind(found.record.kind)
     resumed, plan = resume.prepare(found, kind)
     point_latest(resumed)
+    render.talk(f"allranks: {resumed.record.id}: attempt {resumed.attempt + 1}, {_from_where(resumed)}")
     return carry_out(resumed, plan, kind, os.environ, detach=detach)
+
+
+def _from_where(run: Run) -> str:
+    """Say where the training continues, by what is noted of its checkpoints."""
+    saved = [save for save in read_saves(run.folder) if save.path]
+    if saved:
+        return f"from step {saved[-1].step}"
+    return "no checkpoint: the script starts from the beginning, unless it loads one of its own"

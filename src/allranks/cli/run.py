@@ -179,8 +179,8 @@ class Relay:
         self._count += 1
         name = signal.Signals(number).name
         if self._count == 1:
-            again = "once more to kill them" if number == signal.SIGINT else "a second one kills them"
-            render.talk(f"allranks: {name}: the ranks have {self._patience:g} s to leave; {again}")
+            again = "press Ctrl-C again to kill them" if number == signal.SIGINT else f"a second {name} kills them"
+            render.talk(f"allranks: {name}: the ranks have {self._patience:g} s to save and exit; {again}")
 
     def _cancel(self, started: Started, number: signal.Signals) -> None:
         """Cancel a submitted job; a second signal leaves it to its scheduler, and ends this command."""
@@ -240,10 +240,24 @@ def _settle(run: Run, kind: ClusterKind) -> Run:
 
 
 def _conclude(run: Run) -> int:
+    """Report how a run ended, and return its exit code; a cancel was asked for, and is no error."""
     status = run.record.status
     if status.state is State.SUCCEEDED:
         took = f" in {render.seconds(status.ended - status.started)}" if status.ended and status.started else ""
         render.talk(f"allranks: {run.record.id} succeeded{took}")
         return 0
-    render.error(explain(run))
+    if status.state is State.CANCELLED:
+        why = f" ({render.one_line(status.reason)})" if status.reason else ""
+        render.talk(f"allranks: {run.record.id} was cancelled{_saved_at(run)}{why}")
+        render.talk(f"next: allranks resume {name_to_type(run)}")
+    else:
+        render.error(explain(run))
     return status.exit_code or 1
+
+
+def _saved_at(run: Run) -> str:
+    """Say at which step the ranks of this attempt saved and left; nothing if they did not."""
+    from allranks.runs.saves import read_saves
+
+    steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]
+    return f" at step {steps[-1]}, with a checkpoint" if steps else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import subprocess
 import time
@@ -22,6 +21,7 @@ from allranks.clusters.ssh_shell import run_all
 from allranks.job.hosts import Host, parse_hosts
 from allranks.runs.checkpoints import LATEST, entries
 from allranks.runs.record import newest_attempt
+from allranks.runs.saves import read_saves
 
 _RSYNC = ("rsync", "-rptl", "-s", "--timeout=20")
 _GROWING = ("*.out", "*.err", "*.jsonl", "*.log", contract.LOG_INDEX)
@@ -161,11 +161,7 @@ class Fetched:
 
     def _checkpoints(self) -> list[str]:
         """Return the checkpoints that the run has written, oldest first, as node 0 names them."""
-        try:
-            lines = (self._folder / contract.CHECKPOINTS_FILE).read_text(encoding="utf-8").splitlines()
-            return [path for line in lines if (path := json.loads(line)["path"])]
-        except (OSError, ValueError):
-            return []  # There is none yet, or the last line has come by half.
+        return [save.path for save in read_saves(self._folder) if save.path]
 
     def _mirror(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Build the command after which those of the run are here that are there; others here stay."""

@@ -305,8 +305,9 @@ class Context(Reader):
         which takes as much memory again. Loading verifies it: a damaged one is named and skipped. Another number of
         ranks can continue from it, also with sharded models.
 
-        SIGTERM and the end of the job's time are requests to stop from here on, SIGUSR1 and SIGUSR2 also if they came
-        since :func:`allranks.init`: see :meth:`Checkpointer.step`. A context has one of these at a time.
+        SIGTERM, the first Ctrl-C or SIGHUP and the end of the job's time are requests to stop from here on, SIGUSR1
+        and SIGUSR2 also if they came since :func:`allranks.init`: see :meth:`Checkpointer.step`. A context has one of
+        these at a time.
 
         Args:
             folder: of the checkpoints, made if it is not there. It is one job's own.

@@ -2,8 +2,8 @@
 
 A request never interrupts what the rank is doing. It is noted here, and taken up at the next step on which all
 ranks agree (see ``runtime/checkpoint``). Warnings are noted from ``allranks.init`` on, since a rank that is still
-loading its data would die of them; SIGTERM only once there is a checkpointer: before, nothing would be lost, and a
-script that never makes one has to end.
+loading its data would die of them; SIGTERM, Ctrl-C and the end of the terminal only once there is a checkpointer:
+before, nothing would be lost, and a script that never makes one has to end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from allranks.processes import catches
 
 #: What schedulers send ahead of a time limit or a preemption.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-#: What asks a training that saves to stop. Ctrl-C stays what it is.
-SIGNALS = (signal.SIGTERM, *WARNINGS)
+#: What a person at a terminal sends: the first is a request, the second does what it always does.
+TYPED = (signal.SIGINT, signal.SIGHUP)
+#: What asks a training that saves to stop.
+SIGNALS = (signal.SIGTERM, *WARNINGS, *TYPED)
+#: A signal that comes twice within this time is one request: a terminal sends Ctrl-C to torchrun and its ranks, and
+#: torchrun passes it on.
+_ONE_REQUEST_SECONDS = 0.3
 #: When the job will be ended, in seconds since 1970: our own word, then Slurm's (sbatch(1), OUTPUT ENVIRONMENT).
 _END_TIMES = (contract.END_TIME, "SLURM_JOB_END_TIME")
 
@@ -38,21 +43,23 @@ class Stop:
 
     def __init__(self, leave_at: float = math.inf) -> None:
         self._leave_at = leave_at
-        self._received: list[signal.Signals] = []
+        self._received: dict[signal.Signals, float] = {}  # signal -> when it came first; the first one is the reason
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, numbers: Iterable[signal.Signals]) -> None:
         """Take note of signals from now on; a handler that the script has set itself is called as well.
 
+        What a terminal sends and this process ignores stays ignored: it was started with nohup, or in the background.
         Outside the main thread Python cannot do this, and only the time counts.
         """
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in numbers}
+            heard = [n for n in numbers if n not in TYPED or signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) for number in heard}
 
     def requested(self) -> str | None:
         """Tell why this rank is to save and leave, or give None."""
         if self._received:
-            return f"got {self._received[0].name}"
+            return f"got {next(iter(self._received)).name}"
         return "the job's time is nearly over" if time.time() > self._leave_at else None
 
     def close(self) -> None:
@@ -66,9 +73,13 @@ class Stop:
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(signal.Signals(number))
-        theirs = self._before.get(signal.Signals(number))
-        if callable(theirs):
+        name = signal.Signals(number)
+        theirs = self._before.get(name)
+        first = self._received.setdefault(name, time.monotonic())
+        if name in TYPED and time.monotonic() - first > _ONE_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL if theirs is None else theirs)
+            signal.raise_signal(number)
+        elif callable(theirs) and theirs is not signal.default_int_handler:
             theirs(number, frame)
 
 

@@ -54,8 +54,8 @@ def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
     run = allranks.run()
     name = signal.Signals(number).name
     assert process.returncode == code
-    assert f"allranks: {name}: the ranks have 30 s to leave".encode() in err
-    assert f"error: {run.name} was cancelled\n".encode() in err
+    assert f"allranks: {name}: the ranks have 30 s to save and exit; ".encode() in err
+    assert err.decode().endswith(f"allranks: {run.name} was cancelled (got {name})\nnext: allranks resume {run.name}\n")
     assert allranks.record()["status"]["state"] == "CANCELLED"
     assert_nothing_left(run)
 

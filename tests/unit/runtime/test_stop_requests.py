@@ -23,12 +23,36 @@ def nobody_listens(monkeypatch: pytest.MonkeyPatch):
     stop.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", stop.SIGNALS)
 def test_a_signal_is_noted_and_the_rank_goes_on(number: signal.Signals) -> None:
+    """Sent twice at once, as torchrun passes on the Ctrl-C that its ranks have got too, it is one request."""
     stop.listen()
     assert stop.requested() is None
     signal.raise_signal(number)
+    signal.raise_signal(number)
     assert stop.requested() == f"got {number.name}"
+
+
+def test_a_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    stop.listen()
+    signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", stop.TYPED)
+def test_what_a_process_in_the_background_ignores_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        stop.listen()
+        signal.raise_signal(number)
+        assert stop.requested() is None
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        stop.close()
+        signal.signal(number, before)
 
 
 def test_the_first_request_is_the_one_that_is_told() -> None:
@@ -154,8 +178,11 @@ def test_a_warning_to_a_script_that_never_saves_ends_nothing_until_it_is_closed(
     assert early(tmp_path, number.name) == (-number, "alive\nclosed\n", "")
 
 
-def test_sigterm_before_there_are_checkpoints_ends_the_rank_at_once(early: Any, tmp_path: Path) -> None:
-    assert early(tmp_path, "SIGTERM", after=CHECKPOINTS) == (-signal.SIGTERM, "", "")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_there_are_checkpoints_ends_the_rank_at_once(
+    early: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    assert early(tmp_path, number.name, after=CHECKPOINTS) == (-number, "", "")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -106,9 +106,9 @@ class Checkpointer:
         """Save if it is time to, and tell whether the job is to stop. Call it at the end of each step of the loop.
 
         Between the micro-batches of an effective batch it does nothing. Ranks look at each other about every half
-        second, at a step that all know; when one of them was asked to stop (SIGTERM, SIGUSR1, SIGUSR2, or the end of
-        the job's time), all save, wait until that is durable, and get True. A save that is due while the last one is
-        still being written is put off until that is done.
+        second, at a step that all know; when one of them was asked to stop (Ctrl-C, SIGHUP, SIGTERM, SIGUSR1, SIGUSR2,
+        or the end of the job's time), all save, wait until that is durable, and get True. A save that is due while the
+        last one is still being written is put off until that is done.
 
         Args:
             metric: what ``best`` compares, if this call saves.

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 from allranks.probe import cgroups
 
-#: Schedulers and agents send these to the whole process group: the rank saves and leaves, and needs its workers
-#: until then.
-KEPT_FROM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+#: Schedulers, agents and terminals send these to the whole process group: the rank saves and leaves, and needs its
+#: workers until then.
+KEPT_FROM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds between two looks of a worker whether its rank is still there. A dead rank's connections to the other
 #: ranks stay open as long as a worker holds a copy of them.
 _LOOK = 0.5
