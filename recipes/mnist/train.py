@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -36,14 +35,12 @@ class Net(nn.Module):
 
 
 def parse_args() -> argparse.Namespace:
-    # A run of allranks keeps its checkpoints in its own folder: the next attempt of that run continues there.
-    checkpoints = Path(os.environ.get("ALLRANKS_RUN_DIR", "."), "checkpoints")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8, help="passes over the training set")
     parser.add_argument("--batch-size", type=int, default=64, help="samples in a step, over all ranks")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of Adam")
     parser.add_argument("--data-dir", type=Path, help="folder with MNIST's files; default: small digits")
-    parser.add_argument("--checkpoint-dir", type=Path, default=checkpoints, help="default: %(default)s")
+    parser.add_argument("--checkpoint-dir", type=Path, help="default: checkpoints, in the folder of the run")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the forward pass")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of samples")
     return parser.parse_args()
@@ -81,8 +78,10 @@ def main() -> None:
         optimizer = ctx.optimizer(torch.optim.Adam, model, lr=args.lr)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
         loader = ctx.loader(training, global_batch_size=args.batch_size)
+        # allranks resume continues from there; another run has a folder of its own, and starts from the beginning
+        folder = args.checkpoint_dir or ctx.run_dir / "checkpoints"
         checkpoints = ctx.checkpoints(
-            args.checkpoint_dir, every="10min", model=model, optimizer=optimizer, schedule=schedule, loader=loader
+            folder, every="10min", model=model, optimizer=optimizer, schedule=schedule, loader=loader
         )
         for epoch in loader.epochs(args.epochs):
             for images, labels in loader:
@@ -102,7 +101,7 @@ def main() -> None:
                 ctx.print(f"Epoch {epoch + 1} - Avg Loss: {loss:.4f}, Accuracy: {accuracy:.2%}")
                 checkpoints.save()
         if not ctx.stopping:
-            ctx.print(f"Trained for {args.epochs} epochs; the checkpoints are in {args.checkpoint_dir}")
+            ctx.print(f"Trained for {args.epochs} epochs; the checkpoints are in {folder}")
 
 
 if __name__ == "__main__":

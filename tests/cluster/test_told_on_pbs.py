@@ -129,7 +129,7 @@ def test_why_a_job_waits_and_what_becomes_of_it_when_it_is_cancelled(pbs_lab: An
         assert told(pbs_lab, run.folder) == (f"PENDING  {native}", "PENDING", None)
         assert pbs_lab("cancel", run.name).rc == 0
         assert run.end(30).rc == 143, run.stderr
-        assert f"allranks: {run.folder.name} was cancelled (" in run.stderr
+        assert f"allranks: {run.folder.name} was cancelled" in run.stderr
         assert told(pbs_lab, run.folder) == ("CANCELLED  F (finished)", "CANCELLED", "143")
         assert pbs.job(run.job)["job_state"] == "F"
 

@@ -43,7 +43,6 @@ Start it with  allranks run job.yaml,  torchrun --nproc-per-node 2 train.py  or 
 """
 
 import argparse
-import os
 
 import torch
 from torch.utils.data import TensorDataset
@@ -52,12 +51,9 @@ import allranks
 
 
 def main() -> None:
-    # A run of allranks has its checkpoints in its own folder; name one of your own to continue in another run.
-    checkpoints = os.path.join(os.environ.get("ALLRANKS_RUN_DIR", "."), "checkpoints")
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32, help="samples in a step on each rank")
-    parser.add_argument("--checkpoint-dir", default=checkpoints)
     options = parser.parse_args()
 
     with allranks.init() as ctx:
@@ -68,8 +64,9 @@ def main() -> None:
         model = ctx.prepare(torch.nn.Linear(8, 1))
         optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
         loader = ctx.loader(data, batch_size=options.batch_size)
+        # allranks resume continues from there; another run has a folder of its own, and starts from the beginning
         checkpoints = ctx.checkpoints(
-            options.checkpoint_dir, every="10min", model=model, optimizer=optimizer, loader=loader
+            ctx.run_dir / "checkpoints", every="10min", model=model, optimizer=optimizer, loader=loader
         )
         for epoch in loader.epochs(options.epochs):
             for batch, target in loader:
@@ -82,7 +79,6 @@ def main() -> None:
                     break
             else:
                 ctx.print(f"epoch {epoch + 1}: loss {ctx.metrics.means()['loss']:.4f}")
-                checkpoints.save()
 
 
 if __name__ == "__main__":

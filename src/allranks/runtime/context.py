@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
@@ -15,7 +17,6 @@ from allranks.runtime.watch_steps import StepWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import torch
     from torch import nn
@@ -294,6 +295,7 @@ class Context(Reader):
         config: dict[str, Any] | None = None,
         background: bool = True,
         leave_before: str = "1min",
+        save_at_end: bool = True,
         **parts: Any,
     ) -> Checkpointer:
         """Continue from the newest whole checkpoint in a folder, and save there from now on.
@@ -310,7 +312,9 @@ class Context(Reader):
         these at a time.
 
         Args:
-            folder: of the checkpoints, made if it is not there. It is one job's own.
+            folder: of the checkpoints, made if it is not there. It is one job's own: :attr:`run_dir` ``/
+                "checkpoints"`` is continued by ``allranks resume`` and when a scheduler starts the job again, and not
+                by another run.
             keep: how many of the newest stay.
             best: keep also the one with the best metric: ``"loss:min"``, ``"accuracy:max"``. The metric is given to
                 ``save(metric)`` or ``step(metric)``.
@@ -322,6 +326,7 @@ class Context(Reader):
             background: False makes each save wait until it is durable.
             leave_before: how long before the end of the job's time to save and leave, as ``"90 s"``. The end is in
                 ``ALLRANKS_END_TIME`` or ``SLURM_JOB_END_TIME``, in seconds since 1970.
+            save_at_end: save when the context is closed, unless the last step is saved already; not after an error.
             parts: what to save, by name: models, optimizers, loaders, schedulers, or anything with ``state_dict`` and
                 ``load_state_dict``. What is no tensor in them is taken from rank 0.
 
@@ -341,8 +346,14 @@ class Context(Reader):
             config=config,
             background=background,
             leave_before=leave_before,
+            save_at_end=save_at_end,
             parts=parts,
         )
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's own folder, the same in each of its attempts; without ``allranks run``, the working directory."""
+        return Path(os.environ.get(contract.RUN_DIR, "."))
 
     @property
     def stopping(self) -> bool:

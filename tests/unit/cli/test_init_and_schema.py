@@ -24,6 +24,8 @@ def test_what_init_writes_runs(allranks):
     assert losses[2] < losses[0]
     once = allranks("run", "job.yaml", "--", "--epochs", "1")
     assert (once.rc, len(once.stdout.splitlines())) == (0, 2)
+    saved = [path.name for run in allranks.runs() for path in (run / "checkpoints").glob("step-*")]
+    assert sorted(saved) == ["step-000000016", "step-000000024"]
 
 
 def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):

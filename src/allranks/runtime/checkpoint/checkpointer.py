@@ -56,6 +56,7 @@ class Checkpointer:
         config: dict[str, Any],
         background: bool,
         leave_before: float,
+        save_at_end: bool,
         own: list[kinds.Part],
     ) -> None:
         self.folder = folder
@@ -66,6 +67,7 @@ class Checkpointer:
         self._progress = ctx.progress
         self._every = every
         self._background = background
+        self._save_at_end = save_at_end
         self._own = own
         self._around = kinds.of_context(ctx)
         self._counts = not any(hasattr(part.held, "_around") for part in own)
@@ -157,11 +159,16 @@ class Checkpointer:
         return self.last_error is None
 
     def close(self) -> None:
-        """Wait for the last save and end the thread that writes; the context does this when it is closed."""
-        if not self._closed:
-            self._closed = True
+        """Save the last step, unless it is saved, and end the thread that writes. Closing the context does this."""
+        if self._closed:
+            return
+        self._closed = True
+        self._finish()
+        progress = self._progress
+        if self._save_at_end and progress.is_boundary and not progress.stopping and progress.step > self._saved_step:
+            self._start(None)
             self._finish()
-            self._saver.close()
+        self._saver.close()
 
     def _look(self, metric: float | torch.Tensor | None) -> bool:
         """Agree with the other ranks on what is to be done now, and do it."""

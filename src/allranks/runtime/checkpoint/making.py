@@ -26,6 +26,7 @@ def make_checkpointer(
     config: dict[str, Any] | None = None,
     background: bool = True,
     leave_before: str = "1min",
+    save_at_end: bool = True,
     parts: dict[str, Any],
 ) -> Checkpointer:
     """Make what :meth:`Context.checkpoints` gives; see there."""
@@ -41,6 +42,7 @@ def make_checkpointer(
         config=_plain(config or {}),
         background=background,
         leave_before=parse_time("leave_before", leave_before),
+        save_at_end=save_at_end,
         own=kinds.of_script(parts),
     )
     if resume:

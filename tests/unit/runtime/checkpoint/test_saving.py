@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +53,33 @@ def test_closing_the_context_waits_for_the_disk(loop, tmp_path):
     made.ctx.close()
     assert steps(tmp_path / "checkpoints") == [1]
     assert not list(problems(tmp_path / "checkpoints" / "step-000000001"))
+
+
+def test_closing_the_context_saves_the_last_step(loop, tmp_path):
+    made = loop(every=3)
+    made.train(5)
+    made.ctx.close()
+    assert steps(tmp_path / "checkpoints") == [5, 3]
+    again = loop()
+    assert again.checkpoints.resumed.step == 5
+    assert equal(again.weights(), made.weights())
+    again.ctx.close()  # Nothing was trained: nothing is saved.
+    assert steps(tmp_path / "checkpoints") == [5, 3]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_step_is_not_saved_where_not_wanted_or_after_an_error(loop, tmp_path, fails):
+    made = loop(every=3, save_at_end=fails)
+    made.train(5)
+    made.ctx.__exit__(*((ValueError, ValueError(), None) if fails else (None, None, None)))
+    assert steps(tmp_path / "checkpoints") == [3]
+
+
+def test_the_run_dir_is_the_folder_of_the_run_else_the_working_directory(context, tmp_path, monkeypatch):
+    monkeypatch.delenv("ALLRANKS_RUN_DIR", raising=False)
+    assert context().run_dir == Path()
+    monkeypatch.setenv("ALLRANKS_RUN_DIR", str(tmp_path))
+    assert context().run_dir == tmp_path
 
 
 def test_dtypes_and_odd_shapes_come_back(context, tmp_path):
