@@ -76,7 +76,7 @@ def test_a_rank_that_fails_ends_the_other_machine(ssh: Any, network: Network, la
     assert done.rc == 1
     assert done.stderr.splitlines()[-3:] == [
         f"error: {name} FAILED: torch.distributed.{module} ended with exit code 1 on gpu02",
-        "  why: ValueError: no data",
+        "  why: ValueError: no data (train.py:3)",
         f"  see: runs/{name}/attempts/000/node-001/node.err",
     ]
     events = (ssh.run() / "attempts/000/node-000/agent.jsonl").read_text().splitlines()

@@ -146,7 +146,7 @@ def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
     name = by_hand.run(1).name
     assert shown.splitlines()[-4:] == [
         "error: rank 1 on gpu02 ended with exit code 1",
-        "  why: ValueError: no data",
+        "  why: ValueError: no data (train.py:3)",
         f"  fix: allranks logs {name} --rank 1",
         f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
     ]

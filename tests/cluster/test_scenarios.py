@@ -87,7 +87,7 @@ if os.environ["RANK"] == "2":
 time.sleep(1000)
 """
 ENDS = {
-    "raises": ('raise ValueError("no data")', 1, "ended with exit code 1", "ValueError: no data"),
+    "raises": ('raise ValueError("no data")', 1, "ended with exit code 1", "ValueError: no data (raises.py:3)"),
     "exits": ('print("no data here", file=sys.stderr); sys.exit(7)', 7, "ended with exit code 7", "no data here"),
     "dies": (
         'print("no data here", file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGKILL)',

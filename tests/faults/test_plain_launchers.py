@@ -88,7 +88,7 @@ def test_a_rank_that_fails(allranks, watch, flag: str):
     assert done.rc == 1
     assert done.stderr.splitlines()[-3:] == [
         f"error: {name} FAILED: torch.distributed.{module} ended with exit code 1 on {os.uname().nodename}",
-        "  why: ValueError: no data",
+        "  why: ValueError: no data (train.py:3)",
         f"  see: runs/{name}/attempts/000/node-000/node.err",
     ]
     watch.nothing_left()

@@ -10,7 +10,7 @@ from allranks.cli.runs import name_to_type
 from allranks.clusters.agents import task_name, told_by_all, told_error
 from allranks.clusters.registry import load_kind
 from allranks.errors import AllranksError, LaunchError
-from allranks.runs.last_line import last_line
+from allranks.runs.cause import cause_of
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -54,7 +54,7 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
         return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
-    return LaunchError(what, why=last_line(log), fix=fix, see=render.path(log))
+    return LaunchError(what, why=cause_of(log), fix=fix, see=render.path(log))
 
 
 def _of_task(run: Run) -> AllranksError | None:
@@ -64,7 +64,7 @@ def _of_task(run: Run) -> AllranksError | None:
         if told.rank is not None and (log := _log(attempt, told.rank)):
             return LaunchError(
                 f"{run.record.id}, {task_name(attempt)}: {render.one_line(told.reason or '')}",
-                why=last_line(log),
+                why=cause_of(log),
                 see=render.path(log),
             )
     return None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import Said
+from allranks.runs.cause import cause_of
 from allranks.runs.events import Event, read_events
-from allranks.runs.last_line import last_line
 from allranks.runs.launcher_log import causes
 from allranks.runs.status import State, Status
 
@@ -208,7 +208,7 @@ def said(folder: Path) -> Said:
     if launcher_log.exists() and (found := causes(launcher_log)):
         return Said(launcher_log, found)
     log = folder / contract.AGENT_LOG
-    last = last_line(log)
+    last = cause_of(log)
     is_cause = last is not None and not _SETTING.match(last)
     return Said(log if log.exists() else None, [last] if last and is_cause else [])
 

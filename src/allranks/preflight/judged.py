@@ -13,7 +13,7 @@ from allranks.job.units import format_count
 from allranks.preflight.checks.gpu_compute import judge
 from allranks.preflight.model import Grade
 from allranks.preflight.trials import Trial
-from allranks.runs.last_line import last_line
+from allranks.runs.cause import cause_of
 from allranks.runs.trial import Bandwidth, Begun, Collective, Computed, Done, Link, Told, Training, Who
 
 #: How far the loss of all ranks together may be from that of one process: sums of other parts are rounded otherwise, in
@@ -152,7 +152,7 @@ def why_failed(trial: Trial) -> str:
     status, folder = trial.run.record.status, trial.run.attempt_folder
     reason = status.reason or status.state.value
     logs = folder.glob(f"*/{contract.rank_log(status.rank, 'err')}") if status.rank is not None else ()
-    words = next(filter(None, map(last_line, logs)), None)
+    words = next(filter(None, map(cause_of, logs)), None)
     return f"{reason}: {words}" if words else reason
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allranks.processes import rank_ended
-from allranks.runs.last_line import last_of, tail
+from allranks.runs.cause import find_cause, tail
 
 #: How the launcher's own traceback begins: it was started by ``python -m``. The last one is its own.
 _TRACEBACK, _ITS_OWN = "Traceback (most recent call last):", "_run_module_as_main"
@@ -26,7 +26,7 @@ def causes(path: Path) -> list[str]:
         path: the stderr of launcher and ranks.
     """
     lines = tail(path)
-    if said := last_of(_of_ranks(lines)):
+    if said := find_cause(_of_ranks(lines)):
         return [said]
     return [rank_ended(int(rank), int(code)) for rank, code in _ROOT_CAUSE.findall("\n".join(lines))][-1:]
 

@@ -56,10 +56,10 @@ KeyError: 'lr'
     ("text", "expected"),
     [
         ("", []),
-        (RANK + OLD, ["ValueError: boom"]),
-        (WARNING + RANK + "terminate called without an active exception\n" + NEW, ["ValueError: boom"]),
+        (RANK + OLD, ["ValueError: boom (train.py:11)"]),
+        (WARNING + RANK + "terminate called without an active exception\n" + NEW, ["ValueError: boom (train.py:11)"]),
         (WARNING, []),
-        (MODULE + NEW, ["KeyError: 'lr'"]),
+        (MODULE + NEW, ["KeyError: 'lr' (module.py:3)"]),
         (WARNING + NEW.format(code=7), ["rank 1 ended with exit code 7"]),
         (NEW.format(code=-9), ["rank 1 was killed by SIGKILL"]),
         (OLD, []),
