@@ -210,6 +210,11 @@ def rank_log(rank: int | Literal["*"], stream: str) -> str:
     return f"node.{stream}" if rank == ALL_OF_A_NODE else f"rank-{rank}.{stream}"
 
 
+def rank_error(rank: int, restart: int) -> str:
+    """Name of the file in a node's folder with the error that ended a rank, as torch's ``@record`` writes it."""
+    return f"rank-{rank}.error-{restart}.json"
+
+
 @dataclass(frozen=True)
 class NodeSpec:
     """The orders of one node's agent, as JSON in the run's folder. It holds no value of any variable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -156,7 +157,7 @@ class RankGroup:
         def log(stream: str) -> str:
             return str(self._folder / contract.rank_log(rank, stream))
 
-        error_file = str(self._folder / f"rank-{rank}.error-{generation.restart}.json")  # What torch's @record writes.
+        error_file = str(self._folder / contract.rank_error(rank, generation.restart))
         return RankOrder(
             kind=self._node.kind,
             target=self._node.target,
@@ -185,10 +186,22 @@ class RankGroup:
         for ended in self._ranks.exits[self._told :]:
             assert self._generation is not None
             rank = self._generation.ranks[ended.local_rank]
-            self._events.write(contract.RANK_EXITED, rank=rank, pid=ended.pid, code=ended.code, ended=ended.time)
+            self._events.write(
+                contract.RANK_EXITED, rank=rank, pid=ended.pid, code=ended.code, ended=ended.time, **_memory(ended)
+            )
             if _is_failure(ended) and self.first_failure is None and self._blames:
                 self.first_failure = (rank, ended)
         self._told = len(self._ranks.exits)
+
+
+def _memory(ended: RankExit) -> dict[str, int]:
+    """Return the bytes of memory that a killed rank had at most, and could have: they may be why."""
+    if ended.code != -signal.SIGKILL:
+        return {}
+    from allranks.probe import cgroups
+
+    limits = (cgroups.memory(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return {"memory": ended.memory, "memory_limit": min(filter(None, limits))}
 
 
 def _is_failure(ended: RankExit) -> bool:

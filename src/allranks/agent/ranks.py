@@ -18,12 +18,13 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class RankExit:
-    """A rank's end: its code as Python tells it, negative for a signal, and when."""
+    """A rank's end: its code as Python tells it, negative for a signal, when, and the bytes that it held at most."""
 
     local_rank: int
     pid: int
     code: int
     time: float
+    memory: int = 0
 
 
 class Listening(Protocol):
@@ -131,7 +132,8 @@ class Ranks:
             elif "refused" in message:
                 self._refused = message["why"]
             else:
-                self._note_exit(RankExit(message["ended"], message["pid"], message["code"], message["time"]))
+                fields = (message[name] for name in ("ended", "pid", "code", "time", "memory"))
+                self._note_exit(RankExit(*fields))
         return started
 
     def _raise_refusal(self, local_rank: int) -> None:

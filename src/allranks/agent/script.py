@@ -8,11 +8,15 @@ start at the script's first frame, and the exit code is that of a plain interpre
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import io
+import json
 import os
 import runpy
 import sys
+import time
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -34,7 +38,9 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
     """
     try:
         (_run_module if kind == "module" else _run_script)(target, args)
-    except SystemExit:
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            _record(end.code)
         raise
     except BaseException:
         sys.excepthook = _without_our_frames(sys.excepthook)
@@ -50,9 +56,21 @@ def _without_our_frames(show: _Hook) -> _Hook:
             frames = frames.tb_next
         while frames and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
-        show(kind, error.with_traceback(frames), frames)
+        error = error.with_traceback(frames)
+        _record("".join(traceback.format_exception(kind, error, frames)))
+        show(kind, error, frames)
 
     return show_script_only
+
+
+def _record(text: str) -> None:
+    """Write down why the script ended, in the file and the form of torch's ``@record``, unless that already has.
+
+    What is on stderr may be of a restart before, or of other threads and libraries.
+    """
+    told = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(Exception), open(os.environ["TORCHELASTIC_ERROR_FILE"], "x") as stream:
+        json.dump({"message": {"message": text.strip().rpartition("\n")[2], "extraInfo": told}}, stream)
 
 
 def _run_script(path: str, args: Sequence[str]) -> None:

@@ -158,8 +158,8 @@ class Starter:
         signal_group(pid, signal.SIGKILL if code else signal.SIGTERM)
         if code:
             self._killed.add(pid)
-        os.waitpid(pid, 0)
-        self._say(ended=local_rank, pid=pid, code=code, time=ended)
+        _, _, used = os.wait4(pid, 0)
+        self._say(ended=local_rank, pid=pid, code=code, time=ended, memory=used.ru_maxrss * 1024)
 
     def _say(self, **message: Any) -> None:
         try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.agents import task_name, told_by_all, told_error
+from allranks.clusters.blame import rank_log, with_cause
 from allranks.clusters.registry import load_kind
 from allranks.errors import AllranksError, LaunchError
-from allranks.runs.cause import cause_of
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -50,30 +48,24 @@ def _told(run: Run) -> LaunchError | None:
 
 
 def _of_rank(run: Run, rank: int) -> AllranksError:
-    what, log = render.one_line(run.record.status.reason or f"rank {rank} failed"), _log(run.attempt_folder, rank)
+    what, log = render.one_line(run.record.status.reason or f"rank {rank} failed"), rank_log(run.attempt_folder, rank)
     if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
         return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
-    return LaunchError(what, why=cause_of(log), fix=fix, see=render.path(log))
+    return LaunchError(what, why=run.record.status.cause, fix=fix, see=render.path(log))
 
 
 def _of_task(run: Run) -> AllranksError | None:
     """Return what the first task of a job array tells in which a rank is to blame."""
     for attempt in run.tasks if run.record.status.state is State.FAILED else ():
         told = told_by_all(attempt)
-        if told.rank is not None and (log := _log(attempt, told.rank)):
+        if told.rank is not None and (log := rank_log(attempt, told.rank)):
             return LaunchError(
                 f"{run.record.id}, {task_name(attempt)}: {render.one_line(told.reason or '')}",
-                why=cause_of(log),
+                why=with_cause(told, attempt, run.record.stop_timeout).cause,
                 see=render.path(log),
             )
     return None
-
-
-def _log(attempt: Path, rank: int) -> Path | None:
-    """Return what a rank wrote to stderr, on the node that had it last: another may have taken a lost one's place."""
-    logs = attempt.glob(f"*/{contract.rank_log(rank, 'err')}")
-    return max(logs, key=lambda log: (log.stat().st_mtime, log), default=None)
 
 
 def _of_cluster(run: Run) -> AllranksError:

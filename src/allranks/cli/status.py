@@ -39,6 +39,8 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     yield "state", f"{status.state.value}  {render.dim(status.native)}"
     if status.reason:
         yield "reason", status.reason
+    if status.cause:
+        yield "cause", status.cause
     if status.exit_code is not None:
         yield "exit code", str(status.exit_code)
     yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from allranks.clusters import agents
+from allranks.clusters.blame import with_cause
 from allranks.clusters.registry import load_kind
 from allranks.errors import RunFolderError
 from allranks.runs.record import load
@@ -30,6 +31,8 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
         ranks, nodes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
         if status.state is State.FAILED and not status.reason:
             status = replace(status, reason=agents.failed_task(tasks))
+    if status.state.is_final and status.rank is not None:
+        status = with_cause(status, run.attempt_folder, run.record.stop_timeout)
     return replace(run, record=replace(run.record, status=status, world_size=ranks, nnodes=nodes))
 
 

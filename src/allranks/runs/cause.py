@@ -67,6 +67,11 @@ def find_cause(lines: Iterable[str]) -> str | None:
     return _OURS.sub("", found[-1])[:_LONGEST] if found else None
 
 
+def is_foreign(file: str) -> bool:
+    """Tell whether a file of a traceback is of a package, of Python or of allranks, and not the user's own."""
+    return bool(_FOREIGN.search(file))
+
+
 def _reports(lines: Sequence[str]) -> Iterator[str]:
     """Yield the causes that reports of exceptions, aborts and timeouts name, in their order."""
     for at, line in enumerate(lines):
@@ -113,5 +118,5 @@ def _errors(lines: Sequence[str]) -> Iterator[str]:
 def _place(frames: Iterable[str]) -> str:
     """Return the innermost of the frames, of which it is the last, that is in the user's code: `` (train.py:12)``."""
     found = [frame.groups() for line in frames if (frame := _FRAME.match(line))]
-    users = [f" ({Path(file).name}:{line})" for file, line in found if not _FOREIGN.search(file)]
+    users = [f" ({Path(file).name}:{line})" for file, line in found if not is_foreign(file)]
     return users[-1] if users else ""

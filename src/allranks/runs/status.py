@@ -35,6 +35,7 @@ class Status:
         state: the state.
         native: the word of whoever knows: the scheduler's, or the agent's.
         reason: a sentence on why, where there is more to say.
+        cause: what the rank that failed first says of it itself, in a line.
         exit_code: the code that a foreground run ends with.
         rank: the first rank that failed.
         started: when the ranks' agent began, in seconds since 1970.
@@ -52,6 +53,7 @@ class Status:
     ended: float | None = None
     restarts: int = 0
     peak_memory: int | None = None
+    cause: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain JSON."""
