@@ -80,6 +80,7 @@ class Live:
             colour=colour,
             nnodes=record.nnodes,
             world_size=record.world_size,
+            fold_frames=sys.stderr.isatty(),
         )
 
     def step(self, merged: MergedLogs, action: Callable[[], None]) -> None:

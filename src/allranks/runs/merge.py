@@ -57,6 +57,7 @@ class MergedLogs:
         colour: colour the prefixes by rank.
         nnodes: how many nodes the attempt has, if known; else as many as there are folders.
         world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
+        fold_frames: show of tracebacks only the frames in the user's code, and count the others.
         clock: monotonic seconds.
     """
 
@@ -72,6 +73,7 @@ class MergedLogs:
         colour: bool = False,
         nnodes: int | None = None,
         world_size: int | None = None,
+        fold_frames: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out = out
@@ -81,6 +83,7 @@ class MergedLogs:
         self._folds = {kind: Fold() for kind in KINDS}
         self._prefix = Prefixes(colour)
         self._nnodes = nnodes
+        self._fold_frames = fold_frames
         self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
         self._clock = clock
         self._latest = 0
@@ -110,6 +113,7 @@ class MergedLogs:
         self._take(iter(self._logs.unindexed(_LAST)))
         for stream in self._logs.streams():
             self._accept(stream, _LAST, stream.cutter.end())
+            self._take_in(stream, _LAST, stream.frames.end())
         self._flush(_LAST)
         self._bar = None
         self._flush_sinks()
@@ -158,7 +162,18 @@ class MergedLogs:
         return stream
 
     def _accept(self, stream: LogStream, arrival: int, block: bytes) -> None:
-        """Take whole lines of a stream: to wait for others of their kind, or to be written at once."""
+        """Take whole lines of a stream, and of tracebacks what is to be shown."""
+        if stream.kind == "e":
+            # Torch puts it before each line of a traceback: ours says the same, and equal lines would differ by it.
+            rank = b"[rank%d]: " % stream.source.rank
+            if rank in block:
+                block = (b"\n" + block).replace(b"\n" + rank, b"\n")[1:]
+            if self._fold_frames:
+                block = stream.frames.fold(block)
+        self._take_in(stream, arrival, block)
+
+    def _take_in(self, stream: LogStream, arrival: int, block: bytes) -> None:
+        """Take whole lines: to wait for others of their kind, or to be written at once."""
         if not block:
             return
         if self._fold:

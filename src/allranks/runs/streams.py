@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from allranks import contract
+from allranks.runs.frames import Frames
 from allranks.runs.lines import LineCutter
 from allranks.runs.logindex import KINDS, Growth, LogIndexReader
 from allranks.runs.pending import Source
@@ -30,6 +31,7 @@ class LogStream:
         self.kind = kind
         self.at = 0
         self.cutter = LineCutter()
+        self.frames = Frames()
         self._path = os.fspath(path)
 
     def size(self) -> int:

@@ -452,3 +452,66 @@ def test_what_is_pending_is_counted_off_again(attempt: FakeAttempt) -> None:
     merged.finish()
     assert merged._pending_bytes == 0
     assert attempt.shown() == b"[0-2] X\n[0-2] \n[0] own 0\n[1] own 1\n[2] own 2\n[0-2] X\n[0-2] error\n"
+
+
+RAISED = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    step()
+  File "/opt/site-packages/torch/nn/linear.py", line 134, in forward
+    return F.linear(input)
+           ^^^^^^^^^^^^^^^
+  File "/opt/site-packages/lightning.py", line 2, in wrapped
+    wrapped()
+  [Previous line repeated 3 more times]
+  File "/usr/lib/python3.11/runpy.py", line 88, in run
+  File "/home/me/net.py", line 4, in step
+    return rows
+
+  File "/opt/site-packages/torch/functional.py", line 4, in cat
+    return _VF.cat()
+RuntimeError: shapes differ
+"""
+FOLDED = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    step()
+  … 3 frames in torch, lightning, python
+  File "/home/me/net.py", line 4, in step
+    return rows
+
+  … 1 frame in torch
+RuntimeError: shapes differ
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("fold_frames", "shown"), [(False, RAISED), (True, FOLDED)])
+def test_a_traceback_of_all_ranks_is_shown_once(
+    attempt: FakeAttempt, fold_frames: bool, shown: str, at_once: bool
+) -> None:
+    """Torch puts the rank before each line, once there is a process group."""
+    merged = attempt.merged(fold_frames=fold_frames)
+    lines = RAISED.splitlines(keepends=True)
+    for part in [lines] if at_once else [lines[:4], lines[4:5], lines[5:14], lines[14:]]:
+        for rank in range(4):
+            text = "".join(f"[rank{rank}]: {line}" if line.strip() else line for line in part)
+            attempt.write(rank, text.encode(), "err")
+        attempt.tick(50)
+        merged.pump()
+    merged.finish()
+    assert attempt.err.data.decode() == "".join(f"[0-3] {line}" for line in shown.splitlines(keepends=True))
+
+
+def test_frames_at_the_end_of_a_log_are_counted(attempt: FakeAttempt) -> None:
+    attempt.write(0, RAISED[: RAISED.index("RuntimeError")].encode(), "err")
+    attempt.tick(50)
+    attempt.merged(fold_frames=True).finish()
+    assert attempt.shown().decode().endswith("\n[0]   … 1 frame in torch\n")
+
+
+def test_the_rank_of_another_is_no_prefix(attempt: FakeAttempt) -> None:
+    attempt.write(1, b"[rank0]: said so\nand [rank1]: this\n", "err")
+    attempt.tick(50)
+    attempt.merged().finish()
+    assert attempt.shown() == b"[1] [rank0]: said so\n[1] and [rank1]: this\n"
