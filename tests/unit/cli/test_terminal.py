@@ -120,3 +120,11 @@ def test_the_name_of_a_host_cannot_command_a_terminal(allranks):
     assert not {0x07, 0x9B} & {*said}
     assert said.count(b"\x1b") == said.count(b"\r\x1b[K")
     assert b"\nerror" not in said
+
+
+def test_frames_of_others_are_folded_on_a_terminal_alone(allranks):
+    allranks.script("import json\njson.loads('{')\n")
+    said = at_terminal(allranks, "run", "train.py", NO_COLOR="1", TERM="xterm").decode().replace("\r\n", "\n")
+    assert "[0]     json.loads('{')\n[0]   … 3 frames in python\n[0] json.decoder.JSONDecodeError: " in said
+    assert "decoder.py" not in said
+    assert allranks("logs").stderr.count("decoder.py") == 2
