@@ -11,7 +11,9 @@ from allranks.cli.runs import json_option, runs_folder
 from allranks.errors import RunFolderError
 from allranks.runs.record import Run, load, run_ids
 
-_HEADER = ("RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT")
+_HEADER = ("RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT", "CAUSE")
+#: So much of a cause as fits beside the rest on a wide terminal.
+_LONGEST_CAUSE = 60
 
 
 @click.command("ps")
@@ -51,4 +53,5 @@ def _row(run: Run) -> tuple[str, ...]:
         render.moment(began),
         took,
         code,
+        (status.cause or "")[:_LONGEST_CAUSE],
     )

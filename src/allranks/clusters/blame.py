@@ -45,14 +45,15 @@ class _End:
 
     @property
     def cause(self) -> str | None:
-        """What it says itself; without a record, what is on stderr, which may be older than the last restart."""
-        return self.recorded or (None if self.restart else cause_of(self.folder / contract.rank_log(self.rank, "err")))
+        """What it says itself: the exception that ended its script, else what is on stderr since the last restart."""
+        if found := self._recorded(self.restart):
+            return found
+        said = cause_of(self.folder / contract.rank_log(self.rank, "err"))
+        return None if said in map(self._recorded, range(self.restart)) else said
 
-    @property
-    def recorded(self) -> str | None:
-        """The exception that ended its script."""
+    def _recorded(self, restart: int) -> str | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            told = json.loads((self.folder / contract.rank_error(self.rank, self.restart)).read_text())
+            told = json.loads((self.folder / contract.rank_error(self.rank, restart)).read_text())
             return find_cause(told["message"]["extraInfo"]["py_callstack"].splitlines())
         return None
 
@@ -71,7 +72,7 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float) -> Status:
     ends = [*_ends(attempt)]
     first = next((end for end in ends if end.rank == status.rank), None)
     log = rank_log(attempt, status.rank)
-    cause = (first and first.recorded) or (cause_of(log) if log else None)
+    cause = first.cause if first else cause_of(log) if log else None
     if first and cause and _VICTIM.search(cause):
         others = [end for end in ends if _failed_itself(end, first, stop_timeout)]
         if others:

@@ -38,6 +38,8 @@ _NO_CAUSE = re.compile(
 )
 #: What stands before the first line of an error of ours.
 _OURS = re.compile(r"^(?:allranks\.errors\.\w+: |allranks: (?:error: )?)")
+#: Where in its own source gloo has found an error.
+_SOURCE = re.compile(r"\[/\S+:\d+\] ")
 #: A frame of a traceback or of faulthandler's stack; files that are no user's: of packages, of Python, of ours.
 _FRAME = re.compile(r' *File "([^"]+)", line (\d+)')
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<|/allranks/(?:agent|runtime|runs|trial)/")
@@ -64,7 +66,7 @@ def find_cause(lines: Iterable[str]) -> str | None:
     reports = [*_reports(plain)]
     clear = [report for report in reports if not _ONLY_AN_ABORT.match(report)]
     found = clear or [*_errors(plain)] or reports or [line for line in plain if not _NO_CAUSE.match(line)]
-    return _OURS.sub("", found[-1])[:_LONGEST] if found else None
+    return _SOURCE.sub("", _OURS.sub("", found[-1]), count=1)[:_LONGEST] if found else None
 
 
 def is_foreign(file: str) -> bool:

@@ -46,9 +46,9 @@ def test_status_as_json(at, failed_run: Path):
 
 def test_ps(at, failed_run: Path):
     header, row = at("ps").stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT"]
+    assert header.split() == ["RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT", "CAUSE"]
     assert row.split()[:4] == [failed_run.name, "FAILED", "2", "local"]
-    assert row.split()[-1] == "3"
+    assert row.split()[-2:] == ["3", "oops"]
     (found,) = json.loads(at("ps", "--json").stdout)
     assert found == json.loads(at("status", "--json").stdout)
 

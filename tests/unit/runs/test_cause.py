@@ -166,6 +166,7 @@ STORE = "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /a\
         (WATCHDOG + ABORTED, TIMED_OUT),
         (FRAMES + ABORTED, "Fatal Python error: Aborted (train.py:31)"),
         (SEGFAULT, "Fatal Python error: Segmentation fault (train.py:3)"),
+        ("RuntimeError: [/__w/gloo/transport/tcp/pair.cc:553] Connection closed\n", "RuntimeError: Connection closed"),
         (VALUE_ERROR + HYDRA, PLACED),
         (VALUE_ERROR + WANDB, PLACED),
         (VALUE_ERROR + LEAKED, PLACED),
