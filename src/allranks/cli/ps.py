@@ -9,11 +9,14 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import json_option, runs_folder
 from allranks.errors import RunFolderError
-from allranks.runs.record import Run, load, run_ids
+from allranks.job.units import format_count
+from allranks.runs.record import Run, load, run_ids, unreadable
 
 _HEADER = ("RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT", "CAUSE")
 #: So much of a cause as fits beside the rest on a wide terminal.
 _LONGEST_CAUSE = 60
+#: As many runs of others are named.
+_MOST_OTHERS = 5
 
 
 @click.command("ps")
@@ -31,6 +34,9 @@ def command(folder: str | None, last: int, as_json: bool) -> int:
             runs.append(settled(load(where / run_id)))
         except RunFolderError as error:
             render.error(error)
+    if others := unreadable(where):
+        shown = ", ".join(others[:_MOST_OTHERS]) + (", ..." if len(others) > _MOST_OTHERS else "")
+        render.talk(f"allranks: note: {format_count(len(others), 'run')} of other users cannot be read: {shown}")
     if as_json:
         render.as_json([{**run.record.to_json(), "folder": str(run.folder)} for run in runs])
     elif runs:

@@ -159,10 +159,20 @@ def load(run_folder: Path) -> Run:
     path = run_folder / contract.RECORD_FILE
     try:
         return Run(run_folder, Record.from_json(json.loads(path.read_text(encoding="utf-8"))))
+    except PermissionError as error:
+        fix = f"it is a run of {_owner(run_folder)}, who can share the next one: --group-readable"
+        raise RunFolderError(f"cannot read {path}", why=error.strerror, fix=fix) from error
     except OSError as error:
         raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} is no record of a run", why=str(error)) from error
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except (OSError, KeyError):  # No name goes with its number here.
+        return "another user"
 
 
 def find(folder: Path, name: str | None) -> Run:
@@ -175,7 +185,7 @@ def find(folder: Path, name: str | None) -> Run:
         return _newest(folder)
     if os.sep in name or name in (".", ".."):
         return _by_path(Path(name))
-    if (folder / name / contract.RECORD_FILE).is_file():
+    if _is_run(folder / name, unreadable=True):
         return load((folder / name).resolve())
     ids = run_ids(folder)
     fitting = [run_id for run_id in ids if run_id.startswith(name)]
@@ -187,37 +197,57 @@ def find(folder: Path, name: str | None) -> Run:
 
 
 def run_ids(folder: Path) -> list[str]:
-    """Return the ids of the runs in ``folder``, oldest first."""
+    """Return the ids of the runs in ``folder`` that this user may read, oldest first."""
+    return [run.name for run in sorted(_entries(folder), key=_created) if _is_run(run, unreadable=False)]
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Return the names of the directories in ``folder`` that this user may not enter: runs of other users."""
+    return sorted(entry.name for entry in _entries(folder) if entry.is_dir() and not os.access(entry, os.X_OK))
+
+
+def _entries(folder: Path) -> list[Path]:
     try:
-        entries = [entry for entry in os.scandir(folder) if entry.name != contract.LATEST]
+        return [Path(entry.path) for entry in os.scandir(folder) if entry.name != contract.LATEST]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunFolderError(f"cannot read {folder}", why=error.strerror) from error
-    records = [(Path(entry.path) / contract.RECORD_FILE, entry.name) for entry in entries]
-    return [name for path, name in sorted(records, key=_created) if path.is_file()]
 
 
-def _created(entry: tuple[Path, str]) -> tuple[float, str]:
-    """Order by the time of the plan, which is written once; ids of one minute are told apart by it."""
-    plan = entry[0].parent / contract.PLAN_FILE
+def _is_run(folder: Path, *, unreadable: bool) -> bool:
+    """Return whether ``folder`` holds a record; ``unreadable`` where this user may not look, as in another's run."""
     try:
-        return (plan.stat().st_mtime, entry[1])
+        return (folder / contract.RECORD_FILE).is_file()
+    except PermissionError:
+        return unreadable
+
+
+def _created(run: Path) -> tuple[float, str]:
+    """Order by the time of the plan, which is written once; ids of one minute are told apart by it."""
+    try:
+        return ((run / contract.PLAN_FILE).stat().st_mtime, run.name)
     except OSError:
-        return (0.0, entry[1])
+        return (0.0, run.name)
 
 
 def _newest(folder: Path) -> Run:
+    """Return the newest run of this user, or else of all; ``latest`` of a shared folder may be another user's."""
     latest = folder / contract.LATEST
-    if (latest / contract.RECORD_FILE).is_file():
+    if _is_run(latest, unreadable=False) and _is_mine(latest):
         return load(latest.resolve())
     if ids := run_ids(folder):
-        return load(folder / ids[-1])
+        mine = [run_id for run_id in ids if _is_mine(folder / run_id)]
+        return load(folder / (mine or ids)[-1])
     raise RunNotFoundError(f"there is no run in {folder}", fix="start one: allranks run train.py")
 
 
+def _is_mine(path: Path) -> bool:
+    return path.stat().st_uid == os.geteuid()
+
+
 def _by_path(path: Path) -> Run:
-    if not (path / contract.RECORD_FILE).is_file():
+    if not _is_run(path, unreadable=True):
         raise RunNotFoundError(f"{path} is no folder of a run", why=f"it holds no {contract.RECORD_FILE}")
     return load(path.resolve())
 
