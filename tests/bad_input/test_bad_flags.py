@@ -110,6 +110,13 @@ VERBS = {
     "log": "did you mean allranks logs?",
     "my job.yaml": "allranks run 'my job.yaml'",
     "train.py": "allranks run train.py",
+    "start": "allranks run starts a job, allranks resume starts a run again",
+    "launch": "allranks run starts a job",
+    "submit": "allranks run submits a job and follows it, with --detach it returns at once",
+    "attach": "allranks logs -f follows a run",
+    "doctor": "allranks check",
+    "rm": "delete the directory of a run that has ended: rm -r runs/RUN",
+    "prune": "delete the directory of a run that has ended: rm -r runs/RUN",
     "xyzzy": "the commands are init, plan, check, test, run, node, resume, shell, ps, status, top, logs, cancel, "
     "checkpoint, schema, completion; allranks --help says what they do",
 }
@@ -119,6 +126,63 @@ VERBS = {
 def test_unknown_verb(allranks, verb: str):
     shown = f"'{verb}'" if " " in verb else verb
     refused(allranks, verb, error=f"error: no such command {shown}\n  fix: {VERBS[verb]}\n")
+
+
+@pytest.mark.parametrize("verb", ["rnu", "resum", "nod", "tets", "shel"])
+def test_no_verb_that_starts_something_is_guessed(allranks, verb: str):
+    result = allranks(verb)
+    assert (result.rc, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: no such command {verb}\n  fix: the commands are init, plan,")
+
+
+SAME = {
+    ("ls", "--json"): ("ps", "--json"),
+    ("list", "--json"): ("ps", "--json"),
+    ("stop",): ("cancel",),
+    ("kill", "nope"): ("cancel", "nope"),
+    ("help",): ("--help",),
+    ("help", "run"): ("run", "--help"),
+    ("help", "ls"): ("ps", "--help"),
+    ("version",): ("--version",),
+    ("-V",): ("--version",),
+}
+
+
+@pytest.mark.parametrize("typed", SAME, ids=" ".join)
+def test_words_of_other_tools_that_mean_the_same(allranks, typed: tuple[str, ...]):
+    assert allranks(*typed) == allranks(*SAME[typed])
+
+
+_SHOWN = "not needed: leave it out; the output of all ranks is shown and kept, allranks logs --rank N shows one rank's"
+_RANKS = "--nproc-per-node N is the number of ranks on each node. If {0} is the script's, put it after --: {1}"
+NAMES_OF_OTHERS = {
+    "--standalone": "not needed: leave it out",
+    "--tee=3": _SHOWN,
+    "--redirects=3": _SHOWN,
+    "--rdzv_backend=c10d": "not needed: leave it out",
+    "--rdzv-id=7": "not needed: leave it out",
+    "--rdzv-conf=timeout=9": "not needed: leave it out",
+    "--rdzv-endpoint=gpu1:29500": "not needed: leave it out, or name the place to meet with --master-addr and "
+    "--master-port",
+    "--num_processes=2": _RANKS,
+    "--ntasks-per-node=2": _RANKS,
+    "-np": _RANKS,
+    "-n": _RANKS,
+}
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+@pytest.mark.parametrize("flag", NAMES_OF_OTHERS)
+def test_flags_of_other_launchers(allranks, verb: str, flag: str):
+    allranks.script("")
+    name = flag.partition("=")[0]
+    fix = NAMES_OF_OTHERS[flag].format(name, f"allranks {verb} ... -- {name}")
+    refused(allranks, verb, flag, "train.py", error=f"error: no such option {name}\n  fix: {fix}\n")
+
+
+def test_a_flag_of_another_launcher_where_the_script_has_no_arguments(allranks):
+    error = "error: no such option -np\n  fix: --nproc-per-node N is the number of ranks on each node\n"
+    refused(allranks, "test", "-np", "2", error=error)
 
 
 def test_no_verb_shows_the_help(allranks):

@@ -31,6 +31,16 @@ VERBS = {
     "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
 }
 
+#: Words of other tools that mean exactly the same.
+SAME = {
+    "ls": ("ps",),
+    "list": ("ps",),
+    "stop": ("cancel",),
+    "kill": ("cancel",),
+    "help": ("--help",),
+    "version": ("--version",),
+}
+
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "token_normalize_func": lambda token: token.replace("_", "-"),
@@ -44,6 +54,14 @@ class Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of the help."""
         return list(VERBS)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take words of other tools for ours; ``help VERB`` is ``VERB --help``."""
+        if args[:1] == ["help"] and len(args) > 1:
+            args = [*args[1:], "--help"]
+        if args and args[0] in SAME:
+            args = [*SAME[args[0]], *args[1:]]
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a verb."""
@@ -86,7 +104,9 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(cls=Verbs, context_settings=CONTEXT, invoke_without_command=True)
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
+@click.option(
+    "--version", "-V", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
+)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run a PyTorch training script with all its ranks: here, and wherever there are GPUs.

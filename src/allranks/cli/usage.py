@@ -13,6 +13,44 @@ from allranks.job.problems import closest
 #: Verbs that take a job, and with it arguments of the script.
 _TAKES_A_JOB = ("run", "plan")
 
+#: Verbs that start something: a word that is merely like one of them is no reason to name it.
+_STARTS = frozenset(["run", "resume", "node", "test", "shell"])
+
+_REMOVE = "delete the directory of a run that has ended: rm -r runs/RUN"
+#: Verbs of other tools, and what does that here.
+_VERBS_OF_OTHERS = {
+    "start": "allranks run starts a job, allranks resume starts a run again",
+    "launch": "allranks run starts a job",
+    "submit": "allranks run submits a job and follows it, with --detach it returns at once",
+    "attach": "allranks logs -f follows a run",
+    "doctor": "allranks check",
+    **dict.fromkeys(("rm", "remove", "delete", "prune", "clean"), _REMOVE),
+}
+
+_NOT_NEEDED = "not needed: leave it out"
+_RANKS = "--nproc-per-node N is the number of ranks on each node"
+_NODE_RANK = "allranks node starts one node of a job: allranks node train.py --nodes 2 --node-rank 0"
+_SHOWN = f"{_NOT_NEEDED}; the output of all ranks is shown and kept, allranks logs --rank N shows one rank's"
+#: Options of torchrun, accelerate, deepspeed, mpirun and srun, and what does that here.
+_OPTIONS_OF_OTHERS = {
+    **dict.fromkeys(("--tee", "--redirects", "--local-ranks-filter"), _SHOWN),
+    **dict.fromkeys(
+        ("--standalone", "--rdzv-backend", "--rdzv-id", "--rdzv-conf", "--monitor-interval", "--start-method"),
+        _NOT_NEEDED,
+    ),
+    "--rdzv-endpoint": f"{_NOT_NEEDED}, or name the place to meet with --master-addr and --master-port",
+    "--log-dir": "logs of all ranks are kept in the run's directory, which --runs-folder places",
+    "--no-python": "--binary PROGRAM",
+    **dict.fromkeys(("--node-rank", "--machine-rank"), _NODE_RANK),
+    **dict.fromkeys(("-n", "--num-processes", "--ntasks-per-node", "--num-gpus"), _RANKS),
+    "--ntasks": "--nodes and --nproc-per-node say how many ranks there are",
+    "--num-machines": "--nodes N",
+    "--main-process-ip": "--master-addr ADDRESS",
+    "--main-process-port": "--master-port PORT",
+    **dict.fromkeys(("-G", "--gres"), "--gpus-per-node N"),
+    "--cpus-per-task": "--cpus-per-node N, which the ranks of a node share",
+}
+
 
 def from_click(failure: click.ClickException) -> UsageError:
     """Make our error from one of click's, with the way out that fits."""
@@ -27,7 +65,9 @@ def unknown_verb(word: str, verbs: list[str]) -> UsageError:
     """Make the error for a verb that does not exist."""
     if word.endswith((".py", ".yaml", ".yml")):
         fix = f"allranks run {shlex.quote(word)}"
-    elif near := closest(word, verbs):
+    elif word in _VERBS_OF_OTHERS:
+        fix = _VERBS_OF_OTHERS[word]
+    elif near := closest(word, [verb for verb in verbs if verb not in _STARTS]):
         fix = f"did you mean allranks {near}?"
     else:
         fix = f"the commands are {', '.join(verbs)}; allranks --help says what they do"
@@ -49,14 +89,22 @@ def _as_typed(failure: click.NoSuchOption) -> str:
     """Return an option with the underscores that were typed: it may be the script's, and spelled so there."""
     typed = failure.ctx.meta.get(TYPED, ()) if failure.ctx else ()
     words = (word.partition("=")[0] for word in typed)
-    return next((word for word in words if word.replace("_", "-") == failure.option_name), failure.option_name)
+    name = failure.option_name
+    is_short = not name.startswith("--")  # Of -np, say, click names the first letter alone.
+    return next((word for word in words if word.replace("_", "-")[: 2 if is_short else None] == name), name)
 
 
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
-    near = closest(name, [word for word in known if word.startswith("--")])
-    meant = f"did you mean {near}?" if near else ""
-    if not takes_a_job:
+    meant = _of_others(name) if "--nproc-per-node" in known else ""
+    if not meant and (near := closest(name, [word for word in known if word.startswith("--")])):
+        meant = f"did you mean {near}?"
+    if not takes_a_job or meant.startswith(_NOT_NEEDED):
         return meant or f"{context.command_path} --help"
     moved = f"{name} is the script's, put it after --: {context.command_path} ... -- {name}"
-    return f"{meant} If {moved}" if meant else f"if {moved}"
+    return f"{meant}{'' if meant.endswith('?') else '.'} If {moved}" if meant else f"if {moved}"
+
+
+def _of_others(name: str) -> str:
+    """Return what does here what an option of another launcher does there, if it is one."""
+    return _OPTIONS_OF_OTHERS.get(name.replace("_", "-") if name.startswith("--") else name[:2], "")
