@@ -285,3 +285,31 @@ def test_a_place_among_nodes_that_makes_no_sense(allranks, flags: tuple[str, ...
 def test_seconds_that_nobody_can_wait(allranks, verb: str, option: str, least: int, typed: str, why: str):
     error = f"error: invalid value for '{option}': {why.format(least)}\n  fix: allranks {verb} --help\n"
     refused(allranks, verb, option, typed, error=error)
+
+
+def test_far_more_ranks_than_cpus_start_only_unchecked(allranks, checked):
+    allranks.script("")
+    result = allranks("run", "train.py", "--nproc-per-node", "100000")
+    assert (result.rc, result.stdout) == (3, "")
+    assert "error: cpus on " in result.stderr
+    assert "by 100000 ranks\n  why: more than 16 ranks on each CPU do not get anywhere\n" in result.stderr
+    assert "; --no-check starts them regardless\n" in result.stderr
+    assert not [*allranks.run().glob("attempts/*/*/agent.*")]
+
+
+def test_an_interface_that_this_machine_does_not_have(allranks, checked):
+    allranks.script("")
+    result = allranks("run", "train.py", "--interface", "nope0")
+    assert (result.rc, result.stdout) == (3, "")
+    assert ": there is no interface nope0\n" in result.stderr
+    assert "  fix: launch.interface (--interface): " in result.stderr
+    assert allranks("run", "train.py", "--interface", "lo").rc == 0
+
+
+def test_a_variable_of_ours_that_nothing_reads(allranks):
+    allranks.script("")
+    note = "allranks: note: nothing reads ALLRANKS_NPROC_PER_NOD; did you mean ALLRANKS_NPROC_PER_NODE?\n"
+    for verb in ("plan", "run"):
+        result = allranks(verb, "train.py", ALLRANKS_NPROC_PER_NOD="2", ALLRANKS_SITE="x", ALLRANKS_RUN_ID="y")
+        assert (result.rc, result.stderr.count("nothing reads")) == (0, 1)
+        assert note in result.stderr

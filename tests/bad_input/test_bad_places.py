@@ -44,6 +44,25 @@ def test_port_in_use(allranks, taken_port: int, assert_nothing_left):
     assert_nothing_left(allranks.run())
 
 
+def test_a_file_of_the_user_s_own_that_is_called_latest(allranks):
+    allranks.script("print('ran')")
+    latest = allranks.folder / "runs/latest"
+    latest.parent.mkdir()
+    latest.write_text("mine")
+    note = "allranks: note: runs/latest is left as it is: it is not a link that allranks made\n"
+    done = allranks("run", "train.py")
+    assert (done.rc, done.stdout, latest.read_text()) == (0, "[0] ran\n", "mine")
+    assert note.replace("runs/", f"{latest.parent}/") in done.stderr
+    assert allranks("status").stdout.splitlines()[1].startswith("state      SUCCEEDED")
+    latest.unlink()
+    latest.symlink_to("../train.py")
+    assert allranks("run", "train.py").rc == 0
+    assert str(latest.readlink()) == "../train.py"
+    latest.unlink()
+    assert allranks("run", "train.py").rc == 0
+    assert latest.resolve() in allranks.runs()
+
+
 def test_address_of_another_machine(allranks):
     allranks.script("print('ran')")
     result = allranks("run", "train.py", "--master-addr", "192.0.2.1")

@@ -108,6 +108,31 @@ def test_source_that_is_no_python(allranks, kind: str):
     refused(allranks, "train.py", error=f"error: {what}\n  why: {why}\n  fix: {fix}\n")
 
 
+NEVER_SCRIPTS = {
+    "job.json": ("it is JSON, and a job file ends with .yaml", "cp job.json job.yaml, since JSON is valid YAML; "),
+    "job.toml": ("it is TOML, and a job file is YAML", "allranks init writes a job.yaml to start from; "),
+    "a b.ipynb": ("it is a notebook", "make a script of it: jupyter nbconvert --to script 'a b.ipynb'"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_SCRIPTS)
+def test_files_that_are_compiled_and_are_no_scripts(allranks, name: str):
+    allranks.script("{}", name)
+    why, fix = NEVER_SCRIPTS[name]
+    fix += "a script ends with .py" if fix.endswith("; ") else ""
+    refused(allranks, name, error=f"error: {name} is not a script\n  why: {why}\n  fix: {fix}\n")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("train.py", "train"), ("./src/my.py", "src.my"), ("src/my", "src.my")])
+def test_a_file_as_a_module(allranks, typed: str, meant: str):
+    allranks.script("")
+    error = (
+        f"error: {typed} is a file, and -m takes the name of a module\n"
+        f"  fix: write -m {meant}, or allranks run {typed}\n"
+    )
+    refused(allranks, "-m", typed, error=error)
+
+
 def test_unknown_encoding(allranks):
     allranks.script(b"# coding: klingon\n")
     error = "error: train.py cannot be read as Python\n  why: there is no encoding klingon\n"

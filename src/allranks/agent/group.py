@@ -72,7 +72,13 @@ class RankGroup:
     @property
     def wants_to_continue(self) -> bool:
         """Tell whether a rank was asked to stop, has saved, and is to be started again by whoever asked."""
-        return any(ended.code == contract.CONTINUE_LATER for ended in self._ranks.exits)
+        return self.left_with(contract.CONTINUE_LATER) is not None
+
+    def left_with(self, code: int) -> int | None:
+        """Return the first rank that exited with ``code``; None if there is none."""
+        assert self._generation is not None
+        ranks = (self._generation.ranks[ended.local_rank] for ended in self._ranks.exits if ended.code == code)
+        return next(ranks, None)
 
     def start(self, generation: Generation) -> None:
         """Start a generation.

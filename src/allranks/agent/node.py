@@ -144,9 +144,17 @@ def _outcome(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter
     if group.first_failure:
         rank, ended = group.first_failure
         return failed(rank, ended.code)
-    if group.wants_to_continue:
+    if (leaving := group.left_with(contract.CONTINUE_LATER)) is not None:
+        if not _may_have_saved(node, start.stop):
+            return failed(leaving, contract.CONTINUE_LATER)
         return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
     return Outcome("SUCCEEDED", 0)
+
+
+def _may_have_saved(node: NodeSpec, stop: Stop) -> bool:
+    """Return whether ranks can have saved and left on request; if not, their exit code is the script's own."""
+    is_asked = stop.signal is not None or stop.warned or bool(os.environ.get(contract.END_TIME))
+    return is_asked or Path(node.run_dir, contract.CHECKPOINTS_FILE).exists()
 
 
 def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter) -> Outcome | None:

@@ -36,12 +36,14 @@ class Stop:
         signal: the signal to end the ranks with, once there is a request.
         why: who or what asked.
         hurry: whether the ranks shall be killed without waiting for them.
+        warned: whether a warning came.
     """
 
     def __init__(self, early: Callable[[Stop], None]) -> None:
         self.signal: signal.Signals | None = None
         self.why = ""
         self.hurry = False
+        self.warned = False
         self._early: Callable[[Stop], None] | None = early
         self._lifeline = 0 if os.environ.get(contract.LIFELINE) else None
         self._since = 0.0
@@ -84,6 +86,7 @@ class Stop:
         return list(dict.fromkeys(taken))
 
     def _on_warning(self, number: int, _: FrameType | None) -> None:
+        self.warned = True
         self._warnings.append(signal.Signals(number))
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:

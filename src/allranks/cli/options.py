@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks import contract
+from allranks.cli import render
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
 from allranks.job.options import OPTIONS, Option
@@ -110,12 +111,21 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     """
     from allranks.job.load import load_job
 
+    _note_variables()
     flags = flag_values(values)
     _take_hosts(flags)
     target = _target(values, flags)
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
     return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
+
+
+def _note_variables() -> None:
+    """Note variables that look like ours, which nothing reads."""
+    from allranks.job.variables import misspelt
+
+    for name, near in misspelt(os.environ):
+        render.talk(f"allranks: note: nothing reads {name}; did you mean {near}?")
 
 
 def flag_values(values: dict[str, Any]) -> dict[str, object]:

@@ -76,7 +76,7 @@ def _settings(path: str, value: Any, source: Source, cwd: Path, problems: list[P
 
 
 def _log_level(value: str, source: Source, problems: list[Problem]) -> Layer:
-    """Take DEBUG for debug. Other programs read LOG_LEVEL too: what they understand is no error of ours."""
+    """Take DEBUG for debug. LOG_LEVEL itself is other programs': it must not slow a training down."""
     level = value.strip().upper()
     if source.kind == "flag" and level not in LEVELS:
         hint = did_you_mean(level, LEVELS) or "write DEBUG, or leave it out"

@@ -80,7 +80,6 @@ OPTIONS: tuple[Option, ...] = (
         ("--log-level",),
         "LEVEL",
         "DEBUG is the same as --debug; other levels change nothing.",
-        established=("LOG_LEVEL",),
     ),
     # --- resources ---
     Option(

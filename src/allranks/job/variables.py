@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from allranks import contract
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
-from allranks.job.problems import Problem, quoted
+from allranks.job.problems import Problem, closest, quoted
 from allranks.job.sources import VARIABLES, Layer
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -74,6 +75,16 @@ def is_set_for_ranks(name: str) -> bool:
 def without_those_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave out what is told to ranks: a command that runs inside a rank must not hand it on."""
     return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
+
+
+def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield variables that are named as ours are and that nothing reads, each with the one that was probably meant."""
+    read = {name.removeprefix(_OURS) for option in OPTIONS for name in option.variables if name.startswith(_OURS)}
+    known = read | {value.removeprefix(_OURS) for value in vars(contract).values() if isinstance(value, str)}
+    for name in sorted(environ):
+        word = name.removeprefix(_OURS)
+        if word != name and word not in known and (near := closest(word, read)):
+            yield name, f"{_OURS}{near}"
 
 
 def variable_problems(layer: Layer) -> Iterator[Problem]:

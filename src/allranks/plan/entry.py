@@ -18,6 +18,15 @@ from allranks.job.problems import closest
 if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job
 
+#: Files that are compiled without an error, or are not, and are never scripts: what to do with them.
+_NEVER_SCRIPTS = {
+    ".ipynb": ("a notebook", "make a script of it: jupyter nbconvert --to script {0}"),
+    ".json": (
+        "JSON, and a job file ends with .yaml",
+        "cp {0} job.yaml, since JSON is valid YAML; a script ends with .py",
+    ),
+    ".toml": ("TOML, and a job file is YAML", "allranks init writes a job.yaml to start from; a script ends with .py"),
+}
 _ELF = b"\x7fELF"
 #: How a source names its encoding, in one of its first two lines (PEP 263).
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
@@ -52,6 +61,7 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Entry:
         JobError: it is not there, or it is no Python.
     """
     if job.module:
+        _check_module(job.module)
         return Entry("module", job.module)
     if job.binary:
         return _find_binary(job.binary, workdir, job.environment)
@@ -59,6 +69,15 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Entry:
     path = Path(os.path.normpath(workdir / job.script))
     _check_script(path, job.script, same_python)
     return Entry("script", str(path))
+
+
+def _check_module(name: str) -> None:
+    if name.endswith(".py") or os.sep in name:
+        meant = name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
+        raise JobError(
+            f"{name} is a file, and -m takes the name of a module",
+            fix=f"write -m {shlex.quote(meant)}, or allranks run {shlex.quote(name)}",
+        )
 
 
 def _find_binary(name: str, workdir: Path, environment: Environment) -> Entry:
@@ -86,6 +105,9 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
         return
     if not path.is_file():
         raise _missing(path, name)
+    if path.suffix in _NEVER_SCRIPTS:
+        why, fix = _NEVER_SCRIPTS[path.suffix]
+        raise JobError(f"{name} is not a script", why=f"it is {why}", fix=fix.format(shlex.quote(name)))
     try:
         with path.open("rb") as stream:
             start = stream.read(4096)

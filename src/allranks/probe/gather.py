@@ -20,6 +20,7 @@ FACTS = {
     "memory": "machine:memory",
     "shm": "machine:shm",
     "limits": "machine:limits",
+    "interfaces": "machine:interfaces",
     "disks": "machine:disks",
     "names": "network:names",
     "interface": "network:interface",

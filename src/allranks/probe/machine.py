@@ -63,6 +63,11 @@ def limits(order: Order) -> dict[str, Any]:
     return {**limits, "locks_any": _locks_any(), "verbs": verbs, "tasks": cgroups.tasks()}
 
 
+def interfaces(order: Order) -> list[str]:
+    """Return the names of the network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
+
+
 def disks(order: Order) -> dict[str, dict[str, Any]]:
     """Return, for each folder of the order and the one for temporary files, its room and whether it can be written."""
     folders = {**order.folders, "temporary": tempfile.gettempdir()}

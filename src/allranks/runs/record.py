@@ -139,15 +139,21 @@ def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
 
 
 def point_latest(run_folder: Path) -> None:
-    """Let ``latest`` beside the run's folder point to it."""
-    temporary = run_folder.parent / f".latest-{run_folder.name}"
+    """Let ``latest`` beside the run's folder point to it; a user's own file of that name stays.
+
+    Raises:
+        RunFolderError: it cannot be written, or is not ours.
+    """
+    latest, temporary = run_folder.parent / contract.LATEST, run_folder.parent / f".latest-{run_folder.name}"
     try:
+        if os.path.lexists(latest) and not (latest.is_symlink() and os.sep not in os.fspath(latest.readlink())):
+            raise RunFolderError(f"{latest} is left as it is", why="it is not a link that allranks made")
         temporary.symlink_to(run_folder.name)
-        temporary.replace(run_folder.parent / contract.LATEST)
+        temporary.replace(latest)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise unwritable(run_folder.parent / contract.LATEST, error) from error
+        raise unwritable(latest, error) from error
 
 
 def load(run_folder: Path) -> Run:

@@ -11,6 +11,8 @@ from waiting import PATIENCE
 ENDS = {
     "pass": (0, None, None),
     "import sys; sys.exit(3)": (3, "rank 0 ended with exit code 3", None),
+    "import sys; sys.exit(2)": (2, "rank 0 ended with exit code 2", None),
+    "import sys; sys.exit(75)": (75, "rank 0 ended with exit code 75", None),  # Nobody asked it to stop.
     "import sys; sys.exit('no data here')": (1, "rank 0 ended with exit code 1", "no data here"),
     "import os; os._exit(250)": (250, "rank 0 ended with exit code 250", None),
     "1 / 0": (1, "rank 0 ended with exit code 1", "ZeroDivisionError: division by zero"),

@@ -76,7 +76,8 @@ def test_variables_merge_name_by_name_and_lists_are_replaced(load: Load) -> None
 
 @pytest.mark.parametrize(("level", "debug"), [("DEBUG", True), ("debug", True), ("INFO", False), ("odd", False)])
 def test_log_level_turns_on_debug_only_at_debug(load: Load, level: str, debug: bool) -> None:
-    assert load("script: t", environ={"LOG_LEVEL": level}).job.debug is debug
+    assert load("script: t", environ={"ALLRANKS_LOG_LEVEL": level}).job.debug is debug
+    assert load("script: t", environ={"LOG_LEVEL": level}).job.debug is False  # Of any other program.
 
 
 def test_a_log_level_flag_must_be_one(load: Load) -> None:

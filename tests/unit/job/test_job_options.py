@@ -36,7 +36,6 @@ def test_every_option_is_a_field_and_every_spelling_is_its_own() -> None:
 ESTABLISHED = {
     "NPROC_PER_NODE": ("launch.nproc_per_node", "3", 3),
     "BACKEND": ("launch.backend", "gloo", "gloo"),
-    "LOG_LEVEL": ("debug", "DEBUG", True),
     "CONDA_ENV": ("environment.conda", "my-env", "my-env"),
     "MASTER_ADDR": ("launch.master_addr", "node01", "node01"),
     "MASTER_PORT": ("launch.master_port", "29400", 29400),

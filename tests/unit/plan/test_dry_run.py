@@ -90,10 +90,10 @@ def test_script_of_a_run_can_be_started_by_hand(allranks):
 def test_debug_says_what_it_turned_on_and_is_off_otherwise(allranks):
     shown = "import os\nprint(os.environ.get('NCCL_DEBUG'), os.environ.get('TORCH_DISTRIBUTED_DEBUG'))\n"
     allranks.script(shown)
-    on = allranks("run", "train.py", LOG_LEVEL="DEBUG")
+    on = allranks("run", "train.py", ALLRANKS_LOG_LEVEL="DEBUG")
     assert on.stdout == "[0] INFO DETAIL\n"
     assert "allranks: debug: NCCL_DEBUG=INFO\nallranks: debug: TORCH_DISTRIBUTED_DEBUG=DETAIL\n" in on.stderr
-    off = allranks("run", "train.py", LOG_LEVEL="INFO")
+    off = allranks("run", "train.py", LOG_LEVEL="DEBUG")
     assert off.stdout == "[0] None None\n"
     assert "debug" not in off.stderr
 

@@ -81,6 +81,23 @@ def test_fewer_cpus_than_asked_for() -> None:
     assert _found("cpus", facts, ranks) == (Grade.WARN, "2 of 8 CPUs may be used, by 4 ranks")
 
 
+def test_numbers_of_ranks_that_no_machine_holds() -> None:
+    most = {"launch": {"nproc_per_node": 64}}
+    far = {"launch": {"nproc_per_node": 65}}
+    cpus = {"cpus": {"all": 4, "allowed": 4}}
+    assert _found("cpus", cpus, most) == (Grade.WARN, "4 of 4 CPUs may be used, by 64 ranks")
+    assert _found("cpus", cpus, far) == (Grade.FAIL, "4 of 4 CPUs may be used, by 65 ranks")
+    memory = {"memory": {"total": 1 << 30, "available": 1 << 30, "limit": None}}
+    assert _found("memory", memory, most) == (Grade.WARN, "1.07 GB of 1.07 GB free")
+    what = "1.07 GB of 1.07 GB free; 65 ranks take 1.09 GB at least"
+    assert _found("memory", memory, far) == (Grade.FAIL, what)
+    limited = {"memory": {"total": 9 << 30, "available": 9 << 30, "limit": 1 << 30}}
+    assert _found("memory", limited, far)[0] is Grade.FAIL
+    limits = {"limits": {"nproc": [64, 64], "tasks": None}}
+    assert _found("processes", limits, most) == (Grade.WARN, "64")
+    assert _found("processes", limits, far) == (Grade.FAIL, "64 at most, and 65 ranks are asked for")
+
+
 def test_less_memory_than_asked_for() -> None:
     facts = {"memory": {"total": 8 * GB, "available": 4 * GB, "limit": None}}
     asked = {"resources": {"memory": "6GB"}}

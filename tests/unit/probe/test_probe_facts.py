@@ -205,6 +205,39 @@ def test_what_is_watched_is_not_left(orphan: int, tmp_path: Path) -> None:
         agent.communicate(b"\n")
 
 
+def test_what_has_its_agent_is_not_left_however_old_its_heartbeat(orphan: int, tmp_path: Path) -> None:
+    """A detached agent is itself left to init, and its heartbeat may be late: a slow file server, another clock."""
+    node = tmp_path / "runs/old-1/attempts/000/node-000"
+    node.mkdir(parents=True)
+    (node / "heartbeat").touch()
+    os.utime(node / "heartbeat", (1, time.time() - 100))
+    (node / "agent.jsonl").write_text('{"time": 1, "kind": "agent-started", "pid": 1}\n{"ti')
+    assert [pid for pid, *_ in _left(tmp_path)] == [orphan]
+    (node / "agent.jsonl").write_text(f'{{"time": 1, "kind": "agent-started", "pid": {orphan}}}\n')
+    assert _left(tmp_path) == []
+
+
+def test_what_belongs_to_a_run_with_a_living_launcher_is_not_left(orphan: int, tmp_path: Path) -> None:
+    """Of another launcher, say: a helper that a rank has left in the background goes with the ranks beside it."""
+    env = {**os.environ, "ALLRANKS_RUN_DIR": str(tmp_path / "runs/old-1")}
+    rank = subprocess.Popen(["sleep", "300"], env=env)
+    _until_it_sleeps(rank.pid)
+    assert _left(tmp_path) == []
+    rank.kill()
+    rank.wait()
+    assert [pid for pid, *_ in _left(tmp_path)] == [orphan]
+
+
+def test_what_is_in_the_group_of_another_job_is_not_left(
+    orphan: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {orphan: "/job_7", "self": "/job_8"}
+    monkeypatch.setattr(leftovers, "_job_of", lambda pid: groups.get(pid, ""))
+    assert _left(tmp_path) == []
+    groups["self"] = "/job_7"
+    assert [pid for pid, *_ in _left(tmp_path)] == [orphan]
+
+
 def test_what_nodes_tell_comes_whole_through_other_output() -> None:
     found = {"facts": {"long": "x" * 5000, "odd": "a | b\nc é"}, "errors": {}}
     lines = [*telling.lines(3, found)]

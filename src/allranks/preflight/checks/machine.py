@@ -14,6 +14,10 @@ from allranks.preflight.registry import on_each_node
 _SHM_LOW = 256 << 20
 #: Memory that a rank takes which has imported torch and done nothing, about.
 _MEMORY_OF_A_RANK = 250 << 20
+#: No rank takes less: an interpreter that has imported nothing.
+_MEMORY_LEAST = 16 << 20
+#: So many ranks of tests may share a CPU; more are a typing error. Ranks with a GPU each are bound by the GPUs.
+_MOST_RANKS_PER_CPU = 16
 _ROOM_LOW, _FILES_LOW = 1 << 30, 1000
 #: Even where GPUs talk to the device directly, NCCL sends short messages to each peer from 512 KiB in the memory of the
 #: host, which are locked. Where they do not, it is megabytes for each; systemd gives 8 MiB, older kernels gave 64 KiB.
@@ -34,6 +38,10 @@ def cpus(fact: Any, node: Node, seen: Seen) -> Finding:
     what = f"{given} of {format_count(fact['all'], 'CPU')} may be used"
     if asked and given < asked:
         return warned(f"{what}, and {asked} are asked for", fix=f"--cpus-per-node {given}, or a node with more")
+    if ranks > given * _MOST_RANKS_PER_CPU and seen.plan.backend != "nccl":
+        why = f"more than {_MOST_RANKS_PER_CPU} ranks on each CPU do not get anywhere"
+        fix = f"--nproc-per-node {given}; --no-check starts them regardless"
+        return failed(f"{what}, by {format_count(ranks, 'rank')}", fix=fix, why=why)
     if given < ranks:
         return warned(f"{what}, by {format_count(ranks, 'rank')}", fix=f"--nproc-per-node {given}, or more CPUs")
     return passed(what)
@@ -47,7 +55,11 @@ def memory(fact: Any, node: Node, seen: Seen) -> Finding:
     what = f"{format_size(free)} of {format_size(fact['total'])} free{bound}"
     if asked and min(free, limit or free) < asked:
         return warned(f"{what}; {format_size(asked)} are asked for", fix="see what uses it: ps aux --sort=-rss | head")
-    if min(free, limit or free) < seen.plan.nproc_per_node * _MEMORY_OF_A_RANK:
+    ranks, most = seen.plan.nproc_per_node, min(fact["total"], limit or fact["total"])
+    if most < ranks * _MEMORY_LEAST:
+        what = f"{what}; {format_count(ranks, 'rank')} take {format_size(ranks * _MEMORY_LEAST)} at least"
+        return failed(what, fix=f"--nproc-per-node {max(1, most // _MEMORY_OF_A_RANK)}, or a node with more")
+    if min(free, limit or free) < ranks * _MEMORY_OF_A_RANK:
         return warned(what, fix="see what uses it: ps aux --sort=-rss | head")
     return passed(what)
 
@@ -143,6 +155,9 @@ def processes(fact: Any, node: Node, seen: Seen) -> Finding:
     soft, tasks = fact["nproc"][0], fact["tasks"]
     bounds = [each for each in (soft, tasks) if each is not None]
     what = str(min(bounds)) if bounds else "unlimited"
+    if bounds and min(bounds) < seen.plan.nproc_per_node:
+        ranks = format_count(seen.plan.nproc_per_node, "rank")
+        return failed(f"{what} at most, and {ranks} are asked for", fix=f"--nproc-per-node {min(bounds)} or fewer")
     if bounds and min(bounds) < seen.plan.nproc_per_node * _PROCESSES_PER_RANK:
         of_group = "TasksMax=infinity for slurmd or sshd, docker run --pids-limit -1"
         return warned(what, fix=of_group if min(bounds) == tasks else "'nproc unlimited' in /etc/security/limits.conf")

@@ -97,16 +97,17 @@ def dns(fact: Any, node: Node, seen: Seen) -> Finding:
     "interface",
     why="gloo and NCCL connect through the interface that carries the route to the first node",
     fact="interface",
-    also=("reach",),
+    also=("reach", "interfaces"),
 )
 def interface(fact: Any, node: Node, seen: Seen) -> Finding:
     """Look at whether there is such an interface, and whether it is up."""
+    asked, known = seen.job.launch.interface, fact or {"route": None, "all": node.facts.get("interfaces", ())}
+    name = _used(known, seen)
+    if asked and name is None and known["all"] and _PLAIN_NAME.fullmatch(asked):
+        fix = f"launch.interface (--interface): {node.host} has {', '.join(known['all'])}"
+        return failed(f"there is no interface {asked}", fix=fix)
     if fact is None:
         return skipped(why_nothing(seen, "interface"))
-    asked, name = seen.job.launch.interface, _used(fact, seen)
-    if asked and name is None and _PLAIN_NAME.fullmatch(asked):
-        fix = f"launch.interface (--interface): {node.host} has {', '.join(fact['all'])}"
-        return failed(f"there is no interface {asked}", fix=fix)
     if name is None:
         what = fact["why"].removeprefix("left alone: ")
         fix = f"see ip route on {node.host}; --master-addr for another network, --interface for another interface"
