@@ -296,8 +296,44 @@ def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
     allranks.job("script: train.py\nenvironment:\n  node_setup: |\n    false\n")
     done = allranks("run", "job.yaml")
     assert done.rc == 1
+    assert f"error: {watch.run.name} FAILED: line 1 of environment.node_setup failed: false\n" in done.stderr
     assert "  why: false failed with exit code 1 (" in done.stderr
     assert watch.status()["state"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "what"),
+    [
+        ("exit 4", 4, "environment.setup failed: exit 4"),
+        ("exit 0", 1, "environment.setup failed: exit 0"),
+        ("(exit 7)", 7, "environment.setup failed: ( exit 7 )"),
+        ("bash -c 'kill $$'", 143, "line 2 of environment.setup failed: bash -c 'kill $$'"),
+    ],
+)
+def test_a_setup_that_ends_gives_its_own_exit_code(allranks, watch, line: str, code: int, what: str):
+    allranks.script("print('never')")
+    allranks.job(f"script: train.py\nenvironment:\n  setup:\n    - echo fine\n    - {line}\n")
+    done = allranks("run")
+    assert (done.rc, done.stdout) == (code, "")
+    assert f"error: {watch.run.name} FAILED: {what}\n" in done.stderr
+    status = watch.status()
+    assert (status["state"], status["exit_code"], status["reason"]) == ("FAILED", code, what)
+
+
+def test_a_detached_setup_that_ends_gives_its_own_exit_code(allranks, watch):
+    allranks.script("print('never')")
+    allranks.job("script: train.py\nenvironment:\n  setup: exit 4\n")
+    assert allranks("run", "--detach").rc == 0
+    wait_for("the end", lambda: json.loads(allranks("status", "--json").stdout)["status"]["state"] == "FAILED")
+    assert allranks.record()["status"]["exit_code"] == 4
+
+
+def test_conda_that_is_not_here(allranks, watch):
+    allranks.script("print('never')")
+    done = allranks("run", "train.py", "--conda", "nope", CONDA_EXE=None)
+    why = 'there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH; environment.modules or .setup'
+    assert done.rc == 127
+    assert f"  why: environment.conda: {why} can bring it\n" in done.stderr
 
 
 def test_a_reader_that_leaves_does_not_hurt_the_run(allranks, watch):

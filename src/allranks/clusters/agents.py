@@ -20,6 +20,10 @@ from allranks.runs.status import State, Status
 if TYPE_CHECKING:
     from allranks.runs.record import Run
 
+#: What the script of a node says of a line that fails, and of an ``exit`` among the user's lines: see plan/script.py.
+_FAILED = re.compile(r"(.*) failed with exit code (\d+) \((.*), line (\d+)\)")
+_EXITED = re.compile(r'(environment\.\w+): "(.*)" ended the set-up with exit code (\d+)')
+_KEY = re.compile(r"# environment\.\w+$")
 #: A line of an agent's log that tells of a variable which it has set.
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
 #: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
@@ -211,6 +215,26 @@ def said(folder: Path) -> Said:
     last = cause_of(log)
     is_cause = last is not None and not _SETTING.match(last)
     return Said(log if log.exists() else None, [last] if last and is_cause else [])
+
+
+def failed_setup(folder: Path) -> tuple[str, int] | None:
+    """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
+    said = last_line(folder / contract.AGENT_LOG) or ""
+    if found := _EXITED.fullmatch(said):
+        return f"{found[1]} failed: {found[2]}", int(found[3])
+    if found := _FAILED.fullmatch(said):
+        return f"{_key_of(Path(found[3]), int(found[4]))} failed: {found[1]}", int(found[2])
+    return None
+
+
+def _key_of(script: Path, number: int) -> str:
+    """Return which key of the job file has brought a line of a script, and which of its lines it is."""
+    try:
+        lines = script.read_text(errors="replace").splitlines()[:number]
+    except OSError:
+        return "the set-up"
+    at, key = next(((at, line[2:]) for at, line in reversed([*enumerate(lines, 1)]) if _KEY.match(line)), (0, ""))
+    return f"line {number - at} of {key}" if "setup" in key else key or "the set-up"
 
 
 def told_error(folder: Path) -> Event | None:

@@ -101,6 +101,11 @@ class ChildAgent:
         """Tell nothing: what happens on this machine shows in the ranks' own lines."""
         return ()
 
+    @property
+    def code(self) -> int | None:
+        """The agent's exit code, negative for a signal; None while it runs."""
+        return self._code if self._has_ended() else None
+
     def _insist(self) -> None:
         """Repeat a signal that came during the setup: a process that was just being forked may have missed it.
 
@@ -142,7 +147,7 @@ class ChildAgent:
 
     def understand(self, told: Status) -> Status | None:
         """Tell from its exit code how an agent ended that has told of no end; None if the code says nothing."""
-        code = self._code if self._has_ended() else None
+        code = self.code
         if number := self._fatal_signal():
             why = f"got {signal.Signals(number).name}"
             return replace(told, state=State.CANCELLED, native="ended", reason=why, exit_code=128 + number)

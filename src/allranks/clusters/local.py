@@ -153,7 +153,10 @@ class LocalCluster:
         if self._was_cancelled(run):
             return replace(told, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if told.started is None:
-            return Status(State.FAILED, "agent gone", "the agent ended before it had started", 1)
+            # Of a detached run, whose exit code nobody has, the log has the code of a line that failed.
+            reason, code = agents.failed_setup(_folder(run)) or ("the node's script ended before the agent started", 1)
+            ended = self._child.code if self._child is not None and mine else None
+            return Status(State.FAILED, "agent gone", reason, ended if ended and ended > 0 else code or 1)
         reason = "the agent is gone without a word: it was killed, or the machine went down"
         return replace(told, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
 

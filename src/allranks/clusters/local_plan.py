@@ -19,7 +19,7 @@ from allranks.plan.machine import this_machine
 from allranks.plan.orders import orders, random_port
 from allranks.plan.plain_script import own_place, plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, only_over_ssh, python_of, unused_scheduler, workdir_of
+from allranks.plan.resolve import environment_of, missing_here, only_over_ssh, python_of, unused_scheduler, workdir_of
 from allranks.plan.script import agent_script, node_setup
 
 if TYPE_CHECKING:
@@ -209,5 +209,9 @@ def _notes(request: Request) -> tuple[str, ...]:
     }
     plain = tuple(plain_launcher.notes(job)) if plain_launcher.is_used(job) else ()
     return (
-        tuple(note for note, is_asked in asked.items() if is_asked) + unused_scheduler(job) + only_over_ssh(job) + plain
+        tuple(note for note, is_asked in asked.items() if is_asked)
+        + missing_here(job, request.folder, request.environ)
+        + unused_scheduler(job)
+        + only_over_ssh(job)
+        + plain
     )

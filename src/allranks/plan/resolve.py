@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +51,41 @@ def environment_of(job: Job, folder: Path) -> Environment:
     """Return the job's environment with an absolute path to its virtual environment."""
     venv = job.environment.venv
     return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment
+
+
+def missing_here(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the notes that a venv, conda environment or interpreter of the job is not on this machine.
+
+    Set-up lines, modules and containers can bring any of them: then nothing is known.
+    """
+    chosen = environment_of(job, folder)
+    if chosen.setup or chosen.modules or chosen.node_setup or chosen.container:
+        return ()
+    notes = []
+    if chosen.venv and not Path(chosen.venv, "bin/activate").is_file():
+        notes.append(f"environment.venv: there is no virtual environment {chosen.venv} here")
+    if chosen.conda:
+        notes += _missing_conda(chosen.conda, environ)
+    if chosen.python and not (chosen.conda or chosen.venv):
+        program = chosen.python[0]  # A path in it is one from the ranks' working directory.
+        if not shutil.which(str(folder / job.workdir / program) if os.sep in program else program):
+            notes.append(f"environment.python: there is no {program} here")
+    return tuple(notes)
+
+
+def _missing_conda(name: str, environ: Mapping[str, str]) -> list[str]:
+    conda = shutil.which(environ.get("CONDA_EXE") or "conda", path=environ.get("PATH"))
+    if not conda:
+        return ["environment.conda: there is no conda here, neither CONDA_EXE nor on PATH"]
+    root, home = Path(conda).resolve().parents[1], Path(environ.get("HOME", "/"))
+    folders = [*map(Path, filter(None, environ.get("CONDA_ENVS_PATH", "").split(os.pathsep))), root / "envs"]
+    places = [Path(name)] if os.sep in name else [each / name for each in (*folders, home / ".conda/envs")]
+    with contextlib.suppress(OSError):  # conda's own list of all environments that this user has made.
+        lines = (home / ".conda/environments.txt").read_text(errors="replace").splitlines()
+        places += [Path(line) for line in lines if Path(line).name == name]
+    if name == "base" or any(place.is_dir() for place in places):
+        return []
+    return [f"environment.conda: there is no conda environment {name} in {', '.join(map(str, places))}"]
 
 
 def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -136,12 +137,21 @@ def _is_whole(line: str) -> bool:
 
 def _setup(environment: Environment) -> list[str]:
     lines: list[str] = []
-    lines += _block("environment.setup", users_lines(environment.setup))
+    lines += _users_block("environment.setup", environment.setup)
     lines += _block("environment.modules", _modules(environment.modules))
-    lines += _block("environment.conda", conda_lines(environment.conda))
+    lines += _block("environment.conda", [*_NO_CONDA, *conda_lines(environment.conda)] if environment.conda else ())
     lines += _block("environment.venv", venv_lines(environment.venv))
-    lines += _block("environment.node_setup", users_lines(environment.node_setup))
+    lines += _users_block("environment.node_setup", environment.node_setup)
     return lines
+
+
+def _users_block(key: str, lines: Sequence[str]) -> list[str]:
+    """Return the block of a user's lines; an ``exit`` among them is named, which no ERR trap hears of."""
+    block = _block(key, users_lines(lines))
+    if not any(re.search(r"\bexit\b", line) for line in lines):
+        return block
+    said = f'allranks: {key}: \\"$BASH_COMMAND\\" ended the set-up with exit code $?'
+    return [f"""trap 'echo "{said}" >&2' EXIT""", *block[:-1], "trap - EXIT", ""]
 
 
 def _block(why: str, lines: Iterable[str]) -> list[str]:
@@ -167,6 +177,15 @@ _DEFINE_MODULE = (
     '  echo \'allranks: environment.modules: there is no command "module" here, and no file that defines it in'
     " $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2",
     "  exit 1",
+    "fi",
+)
+
+
+_NO_CONDA = (
+    'if ! command -v "${CONDA_EXE:-conda}" >/dev/null; then',
+    '  echo \'allranks: environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH;'
+    " environment.modules or .setup can bring it' >&2",
+    "  exit 127",
     "fi",
 )
 

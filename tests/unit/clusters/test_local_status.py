@@ -70,7 +70,12 @@ def test_a_told_end_is_the_end(make, gone):
 def test_a_dead_agent_that_told_no_end_has_failed(make, gone):
     assert _facts(LocalCluster().status(make(gone, RUNNING))) == ("FAILED", "agent gone", 1)
     early = LocalCluster().status(make(gone, []))
-    assert (*_facts(early), early.reason) == ("FAILED", "agent gone", 1, "the agent ended before it had started")
+    assert (*_facts(early), early.reason) == (
+        "FAILED",
+        "agent gone",
+        1,
+        "the node's script ended before the agent started",
+    )
 
 
 def test_a_living_agent_runs(make):

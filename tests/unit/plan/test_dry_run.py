@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,41 @@ def test_debug_says_what_it_turned_on_and_is_off_otherwise(allranks):
     off = allranks("run", "train.py", LOG_LEVEL="DEBUG")
     assert off.stdout == "[0] None None\n"
     assert "debug" not in off.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (("--venv", "nope"), "environment.venv: there is no virtual environment {}/nope here"),
+        (("--python", "/no/python"), "environment.python: there is no /no/python here"),
+        (("--python", "./python -O"), "environment.python: there is no ./python here"),
+        (("--conda", "nope"), "environment.conda: there is no conda here, neither CONDA_EXE nor on PATH"),
+    ],
+)
+def test_an_environment_that_is_not_on_this_machine_is_noted(allranks, flags: tuple[str, ...], note: str):
+    allranks.script("")
+    assert f"note: {note.format(allranks.folder)}\n" in allranks("plan", "train.py", *flags).stdout
+    allranks.job("script: train.py\nenvironment:\n  setup: make environment\n")  # It may make it.
+    assert "there is no" not in allranks("plan", *flags).stdout.partition("node-000.sh")[0]
+
+
+def test_a_conda_environment_that_is_not_on_this_machine_is_noted(allranks, tmp_path: Path):
+    allranks.script("")
+    conda = tmp_path / "conda/bin/conda"
+    conda.parent.mkdir(parents=True)
+    conda.touch(mode=0o700)
+    (tmp_path / "conda/envs/mine").mkdir(parents=True)
+
+    def noted(name: str) -> bool:
+        shown = allranks("plan", "train.py", "--conda", name, CONDA_EXE=str(conda)).stdout
+        return f"note: environment.conda: there is no conda environment {name} in {tmp_path}/conda/envs/{name}" in shown
+
+    assert (noted("mine"), noted("base"), noted("other")) == (False, False, True)
+    (tmp_path / "elsewhere/other").mkdir(parents=True)
+    known = tmp_path / "home/.conda/environments.txt"
+    known.parent.mkdir()
+    known.write_text(f"{tmp_path}/elsewhere/other\n")
+    assert not noted("other")
 
 
 def test_what_the_caller_has_set_stays(allranks):
