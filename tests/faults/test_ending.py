@@ -328,6 +328,19 @@ def test_a_detached_setup_that_ends_gives_its_own_exit_code(allranks, watch):
     assert allranks.record()["status"]["exit_code"] == 4
 
 
+def test_a_script_of_ones_own_that_saves_when_warned_is_to_be_continued(allranks, watch, finish):
+    """Without ctx.checkpoints: exit code 75 means that only where it was asked."""
+    allranks.script(
+        "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
+        "print('ready', flush=True)\ntime.sleep(300)\n"
+    )
+    process = allranks.popen("run", "train.py")
+    watch.line(0, "ready")
+    os.kill(watch.agent(), signal.SIGUSR1)
+    code, _, err = finish(process)
+    assert (code, watch.status()["state"]) == (75, "PREEMPTED"), err
+
+
 def test_conda_that_is_not_here(allranks, watch):
     allranks.script("print('never')")
     done = allranks("run", "train.py", "--conda", "nope", CONDA_EXE=None)

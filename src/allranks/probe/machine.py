@@ -54,13 +54,19 @@ def limits(order: Order) -> dict[str, Any]:
     """Return the kernel's limits for a process of the user, soft and hard; None: unlimited. memlock is in bytes.
 
     Further ``locks_any``: whether memlock does not bind this process; ``verbs``: whether there is a device for remote
-    direct memory access that it may open; and ``tasks``: how many processes and threads its control groups allow.
+    direct memory access that it may open; ``tasks``: how many processes and threads its control groups allow; and
+    ``kernel``: how many the whole machine can have.
     """
     limits = {
         name: [_limit(value) for value in resource.getrlimit(getattr(resource, of))] for name, of in _LIMITS.items()
     }
     verbs = any(os.access(device, os.R_OK | os.W_OK) for device in _VERBS.glob("uverbs*"))
-    return {**limits, "locks_any": _locks_any(), "verbs": verbs, "tasks": cgroups.tasks()}
+    return {**limits, "locks_any": _locks_any(), "verbs": verbs, "tasks": cgroups.tasks(), "kernel": _most_threads()}
+
+
+def _most_threads() -> int | None:
+    texts = [text_of(Path("/proc/sys/kernel", name)) for name in ("threads-max", "pid_max")]
+    return min((int(text) for text in texts if text.isdecimal()), default=None)
 
 
 def interfaces(order: Order) -> list[str]:

@@ -96,6 +96,9 @@ def test_numbers_of_ranks_that_no_machine_holds() -> None:
     limits = {"limits": {"nproc": [64, 64], "tasks": None}}
     assert _found("processes", limits, most) == (Grade.WARN, "64")
     assert _found("processes", limits, far) == (Grade.FAIL, "64 at most, and 65 ranks are asked for")
+    kernel = {"limits": {"nproc": [None, None], "tasks": None, "kernel": 64}}
+    assert _found("processes", kernel, most) == (Grade.PASS, "unlimited")
+    assert _found("processes", kernel, far) == (Grade.FAIL, "64 at most, and 65 ranks are asked for")
 
 
 def test_less_memory_than_asked_for() -> None:

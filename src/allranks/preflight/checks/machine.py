@@ -155,6 +155,9 @@ def processes(fact: Any, node: Node, seen: Seen) -> Finding:
     soft, tasks = fact["nproc"][0], fact["tasks"]
     bounds = [each for each in (soft, tasks) if each is not None]
     what = str(min(bounds)) if bounds else "unlimited"
+    if (kernel := fact.get("kernel")) is not None and kernel < seen.plan.nproc_per_node:
+        bounds = [*bounds, kernel]
+        what = str(min(bounds))
     if bounds and min(bounds) < seen.plan.nproc_per_node:
         ranks = format_count(seen.plan.nproc_per_node, "rank")
         return failed(f"{what} at most, and {ranks} are asked for", fix=f"--nproc-per-node {min(bounds)} or fewer")
