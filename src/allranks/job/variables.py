@@ -83,7 +83,7 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     known = read | {value.removeprefix(_OURS) for value in vars(contract).values() if isinstance(value, str)}
     for name in sorted(environ):
         word = name.removeprefix(_OURS)
-        if word != name and word not in known and (near := closest(word, read)):
+        if environ[name] and word != name and word not in known and (near := closest(word, read)):
             yield name, f"{_OURS}{near}"
 
 
