@@ -17,6 +17,8 @@ The tree::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AllranksError",
     "DeviceError",
@@ -109,6 +111,18 @@ class StartCancelledError(LaunchError):
 
 class RankError(AllranksError):
     """Raised inside a rank by the training runtime."""
+
+
+def unknown(name: str, value: object, expected: Sequence[str]) -> RankError:
+    """Make the error for an argument of the runtime that is none of the expected words; it proposes the nearest."""
+    from difflib import get_close_matches  # Not at the top: only mistakes need it.
+
+    close = get_close_matches(str(value).lower(), expected, n=1, cutoff=0.5)
+    return RankError(
+        f"invalid {name}: {value!r}",
+        why=f"expected one of {', '.join(map(repr, expected))}",
+        fix=f"did you mean {name}={close[0]!r}?" if close else f"{name}={expected[0]!r}",
+    )
 
 
 class RankEnvironmentError(RankError):

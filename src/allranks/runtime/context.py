@@ -183,7 +183,7 @@ class Context(Reader):
 
     def optimizer(
         self,
-        cls: type[OptimizerT],
+        cls: type[OptimizerT] | OptimizerT,
         model: nn.Module | Iterable[Any],
         *,
         clip_norm: float | None = None,
@@ -198,7 +198,9 @@ class Context(Reader):
         counts. The first optimizer of a context counts ``ctx.progress.step``.
 
         Args:
-            cls: the class of the optimizer, as ``torch.optim.AdamW``.
+            cls: the class of the optimizer, as ``torch.optim.AdamW``; or an optimizer that the script has made of
+                all parameters of the model, without a scheduler yet. It becomes one of this context, as it is: not
+                fused unless it was made so.
             model: what :meth:`prepare` gave, whose parameters are trained, or parameters or groups of them.
             clip_norm: the greatest norm that all gradients together may have; longer ones are scaled down, as
                 ``torch.nn.utils.clip_grad_norm_`` does. The norm before is ``optimizer.grad_norm``.
@@ -207,7 +209,8 @@ class Context(Reader):
             options: of the class: ``lr``, ``weight_decay``, ... ``fused`` and ``foreach`` are left as given.
 
         Raises:
-            RankError: there are no parameters, or no ``lr`` to scale; there is no such ``scale_lr``.
+            RankError: there are no parameters, or no ``lr`` to scale; there is no such ``scale_lr``; the optimizer
+                has other parameters than the model, or a scheduler.
         """
         from allranks.runtime.model.optimizing import Asked
 

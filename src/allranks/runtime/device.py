@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.errors import DeviceError
+from allranks.errors import DeviceError, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +25,17 @@ def choose(backend: str | None, device: str | None, env: RankEnvironment) -> tup
     means ``cuda:LOCAL_RANK``.
 
     Raises:
-        DeviceError: nccl without a GPU, or for a device that is no GPU.
+        DeviceError: nccl without a GPU, or for a device that is no GPU; an invalid device.
+        RankError: torch knows no such backend.
     """
     import torch
 
-    wanted = torch.device(device) if device else None
+    wanted = _parse(device) if device else None
     if backend is None and (wanted is None or wanted.type == "cuda"):
         backend = os.environ.get(contract.BACKEND) or None
     if backend is None:
         backend = "nccl" if _may_use_nccl(wanted) else "gloo"
+    _check_backend(backend)
     if wanted is None:
         wanted = torch.device("cuda" if "nccl" in backend else "cpu")
     if "nccl" in backend and wanted.type != "cuda":
@@ -45,6 +47,37 @@ def choose(backend: str | None, device: str | None, env: RankEnvironment) -> tup
     if wanted.type == "cuda" and wanted.index is None:
         wanted = torch.device("cuda", env.local_rank)
     return backend, wanted
+
+
+def _parse(device: str) -> torch.device:
+    """Return the device that a text names.
+
+    Raises:
+        DeviceError: torch knows no such device.
+    """
+    import torch
+
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise DeviceError(
+            f"invalid device: {device!r}",
+            why="expected 'cpu', 'cuda' (the GPU numbered by the local rank) or a GPU by its number, such as 'cuda:1'",
+            fix="device='cuda', or leave it out: ranks then use GPUs where there are some",
+        ) from None
+
+
+def _check_backend(backend: str) -> None:
+    """Check that torch knows a backend, also in the form ``cpu:gloo,cuda:nccl``; a package may have added its own.
+
+    Raises:
+        RankError: it does not.
+    """
+    from torch import distributed
+
+    known = distributed.Backend.backend_list
+    if any(part.rpartition(":")[2] not in known for part in backend.lower().split(",")):
+        raise unknown("backend", backend, [name for name in known if name != distributed.Backend.UNDEFINED])
 
 
 def _may_use_nccl(wanted: torch.device | None) -> bool:

@@ -6,10 +6,11 @@ import atexit
 import itertools
 import os
 import socket
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from allranks.errors import RankError
+from allranks.errors import RankError, unknown
 from allranks.processes import let_gloo_rest
 from allranks.runtime import device as devices
 from allranks.runtime import environment, rendezvous, stop
@@ -75,17 +76,17 @@ def init(
     Raises:
         RankEnvironmentError: the variables that say who a rank is are half set or contradict each other.
         DeviceError: this rank's GPU does not exist, or two ranks have the same one.
-        RankError: ranks are missing after ``timeout``, or ``init`` was called before and not closed; a tracker
-            cannot start, for example because its package is missing.
+        RankError: an argument is invalid; ranks are missing after ``timeout``, or ``init`` was called before and not
+            closed; a tracker cannot start, for example because its package is missing.
     """
-    _check(log_every, trackers)
+    _check(precision, log_every, trackers)
+    limit = _limit(timeout)
     if os.getpid() in _open:
         raise RankError(
             "allranks.init() was called a second time",
             why="this process has a context already",
             fix="hand the first context to the code that needs it, or close() it before",
         )
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     rank = environment.detect()
     chosen, rank_device = devices.choose(backend or _started_backend(), device, rank)
     devices.bind(rank_device, rank)
@@ -130,12 +131,14 @@ def init(
     return context
 
 
-def _check(log_every: int, trackers: Sequence[str | Tracker]) -> None:
-    """Look at what the user asked for.
+def _check(precision: str, log_every: int, trackers: Sequence[str | Tracker]) -> None:
+    """Check what the user asked for.
 
     Raises:
-        RankError: it makes no sense.
+        RankError: an argument is invalid.
     """
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise unknown("precision", precision, ("fp32", "bf16", "fp16"))
     if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
         raise RankError(
             f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"
@@ -144,6 +147,23 @@ def _check(log_every: int, trackers: Sequence[str | Tracker]) -> None:
         raise RankError(
             f"trackers={trackers!r} is a text", why="it is a sequence of trackers", fix=f'trackers=["{trackers}"]'
         )
+
+
+def _limit(timeout: float | timedelta) -> timedelta:
+    """Return how long ranks wait for each other.
+
+    Raises:
+        RankError: that is no time, or none at all.
+    """
+    with suppress(TypeError, ValueError, OverflowError):
+        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        if limit > timedelta(0):
+            return limit
+    raise RankError(
+        f"invalid timeout: {timeout!r}",
+        why="ranks wait so many seconds for each other; expected a number above 0, or a datetime.timedelta",
+        fix="timeout=600, the default, or more",
+    )
 
 
 def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: timedelta) -> tuple[Place, Membership]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from allranks.errors import DeviceError
+from allranks.errors import DeviceError, RankError
 from allranks.runtime.device import bind, choose, gpu_identity, no_gpu, physical_number
 from allranks.runtime.environment import RankEnvironment
 from allranks.runtime.seed import rank_seed, seed_all
@@ -46,6 +46,22 @@ def test_a_device_that_the_script_names_wins(gpus, monkeypatch):
     assert chosen("cpu:gloo,cuda:nccl") == ("cpu:gloo,cuda:nccl", "cuda:1")
     with pytest.raises(DeviceError, match="backend nccl cannot work on device cpu"):
         chosen("nccl", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "parts"),
+    [
+        ("ncl", None, ["invalid backend: 'ncl'", "expected one of 'gloo', 'nccl', ", "did you mean backend='nccl'?"]),
+        ("cpu:gloo,cuda:ncl", None, ["invalid backend: 'cpu:gloo,cuda:ncl'"]),
+        ("slurm", None, ["invalid backend: 'slurm'", "fix: backend='gloo'"]),
+        (None, "gpu", ["invalid device: 'gpu'", "a GPU by its number, such as 'cuda:1'", "fix: device='cuda'"]),
+        (None, "cuda:first", ["invalid device: 'cuda:first'"]),
+    ],
+)
+def test_backends_and_devices_that_do_not_exist(gpus, backend, device, parts):
+    with pytest.raises(RankError) as caught:
+        chosen(backend, device)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
 def test_a_local_rank_beyond_the_gpus(monkeypatch):

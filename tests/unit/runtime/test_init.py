@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
+import allranks
 from waiting import ALL_HERE, PATIENCE
 
 SCRIPT = """
@@ -191,3 +193,22 @@ def test_importing_allranks_imports_no_torch(clean_env):
     )
     done = subprocess.run([sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "fix"),
+    [
+        ({"precision": "bf8"}, "invalid precision: 'bf8'", "did you mean precision='bf16'?"),
+        ({"precision": "half"}, "invalid precision: 'half'", "precision='fp32'"),
+        ({"timeout": -1}, "invalid timeout: -1", "timeout=600, the default, or more"),
+        ({"timeout": 0.0}, "invalid timeout: 0.0", "timeout=600, the default, or more"),
+        ({"timeout": "600"}, "invalid timeout: '600'", "timeout=600, the default, or more"),
+        ({"timeout": float("inf")}, "invalid timeout: inf", "timeout=600, the default, or more"),
+        ({"timeout": timedelta(0)}, "invalid timeout: datetime.timedelta(0)", "timeout=600, the default, or more"),
+    ],
+)
+def test_arguments_that_make_no_sense(options, what, fix):
+    with pytest.raises(allranks.RankError) as caught:
+        allranks.init("gloo", **options)
+    assert (caught.value.what, caught.value.fix) == (what, fix)
+    assert "expected" in caught.value.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from allranks.errors import RankError
 from allranks.runtime.data.stream import too_few
@@ -29,8 +29,14 @@ def kind_of(dataset: Any) -> Kind:
     """Tell whether samples have numbers (``map``), or can only be run through.
 
     Raises:
-        RankError: neither, or it can be run through only once.
+        RankError: neither, or it can be run through only once, or it is a DataLoader.
     """
+    if isinstance(dataset, DataLoader):
+        raise RankError(
+            "the loader got a DataLoader, not a dataset",
+            why="its batches would count as samples, and each rank would get all of them",
+            fix=f"ctx.loader(dataset, batch_size={dataset.batch_size or 64}), with the DataLoader's own dataset",
+        )
     if isinstance(dataset, IterableDataset):
         return "stream"
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):

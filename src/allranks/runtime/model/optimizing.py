@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from allranks.runtime.model.weighing import Accumulation
     from allranks.runtime.progress import Progress
 
+    #: A class, or an object that the script has made of it.
+    AnyOptimizer = type[torch.optim.Optimizer] | torch.optim.Optimizer
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -273,18 +276,31 @@ def _check_used(around: _Around) -> None:
 
 def make_optimizer(
     ctx: Context,
-    cls: type[torch.optim.Optimizer],
+    cls: AnyOptimizer,
     what: nn.Module | Iterable[Any],
     asked: Asked,
     *,
     counts: bool,
 ) -> torch.optim.Optimizer:
-    """Make an optimizer of a class that is also a ``cls``."""
+    """Make an optimizer of a class that is also a ``cls``, or make the script's own such an optimizer.
+
+    Raises:
+        RankError: ``cls`` is not an optimizer; see also ``_make`` and ``_adopt``.
+    """
     model = what if isinstance(what, nn.Module) else None
     groups: list[Any] = list(trained(model).values()) if model is not None else list(what)  # type: ignore[arg-type]
     if not groups:
         raise RankError("the optimizer got no parameters", fix="ctx.optimizer(cls, model), or parameters that train")
-    made = _make(cls, groups, _scaled_lr(cls, groups, asked, ctx.world_size))
+    if isinstance(cls, torch.optim.Optimizer):
+        made = _adopt(cls, groups, asked)
+    elif isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
+        made = _make(cls, groups, _scaled_lr(cls, groups, asked, ctx.world_size))
+    else:
+        raise RankError(
+            f"ctx.optimizer() got {type(cls).__name__} as its first argument",
+            why="expected the class of an optimizer",
+            fix="ctx.optimizer(torch.optim.SGD, model, lr=0.1)",
+        )
     flat = model if isinstance(model, Flat) else None
     made._around = _Around(
         progress=ctx.progress,
@@ -304,6 +320,31 @@ def make_optimizer(
         backwards=ctx.progress.backwards,
     )
     return made
+
+
+def _adopt(optimizer: torch.optim.Optimizer, groups: list[Any], asked: Asked) -> Managed:
+    """Turn an optimizer that the script has made, with all it holds, into one that knows about ranks.
+
+    Raises:
+        RankError: it would not do what the script expects.
+    """
+    kind = type(optimizer).__name__
+    held = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
+    options = [*asked.options, *(["scale_lr"] if asked.scale_lr else [])]
+    if isinstance(optimizer, Managed):
+        why = "ctx.optimizer() has returned it before"
+    elif "step" in vars(optimizer):
+        why = "its step() was replaced, as a scheduler does: make the scheduler with what ctx.optimizer() returns"
+    elif options:
+        why = f"it has its options already, and would not take {', '.join(options)}"
+    elif held != {id(one) for one in _tensors(groups) if one.requires_grad}:
+        why = "its parameters are not those that the model has now, after ctx.prepare()"
+    else:
+        optimizer.__class__ = made = _managed(type(optimizer))
+        assert isinstance(optimizer, made)
+        return optimizer
+    fix = f"give the class, and let the context make the optimizer: ctx.optimizer(torch.optim.{kind}, model, lr=...)"
+    raise RankError(f"ctx.optimizer() cannot use this {kind}", why=why, fix=fix)
 
 
 def _looks_counted(model: nn.Module | None) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from allranks.runtime.context import Context
+    from allranks.runtime.model.optimizing import AnyOptimizer
 
 
 class Training:
@@ -41,7 +42,7 @@ class Training:
         """Place a model and make it data parallel."""
         return prepare(self._ctx, module, options)
 
-    def optimizer(self, cls: type[torch.optim.Optimizer], what: nn.Module | Iterable[Any], asked: Asked) -> Any:
+    def optimizer(self, cls: AnyOptimizer, what: nn.Module | Iterable[Any], asked: Asked) -> Any:
         """Make an optimizer; the first one of a context counts the steps."""
         made = make_optimizer(self._ctx, cls, what, asked, counts=self._optimizers == 0)
         self._optimizers += 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from allranks import Context, RankError
 from allranks.runtime.batch import BatchSize, resolve, scaled_lr
@@ -37,6 +37,15 @@ TEN = TensorDataset(torch.arange(10))
         (TEN, {"batch_size": 2, "sharded": True}, ["sharded=True with a dataset whose samples have numbers"]),
         (Stream(), {"batch_size": 2, "workers": 2}, ["workers=2 for a stream", "workers=1", "sharded=True"]),
         (iter([1, 2]), {"batch_size": 2}, ["a list_iterator, can be run through only once", "__iter__()"]),
+        (
+            DataLoader(TEN, batch_size=5),
+            {"batch_size": 2},
+            [
+                "the loader got a DataLoader, not a dataset",
+                "would count as samples",
+                "ctx.loader(dataset, batch_size=5)",
+            ],
+        ),
         (7, {"batch_size": 2}, ["the loader got a int, which is no dataset", "IterableDataset"]),
     ],
 )

@@ -99,6 +99,67 @@ def test_it_is_an_optimizer_of_its_class_with_schedulers_and_state(start):
     assert hooks == [1, 1, 1]
 
 
+def test_an_optimizer_of_the_scripts_own_steps_as_one_that_the_context_made(run_ranks):
+    """On two ranks, with clipping and micro-batches: made before and after the model is prepared."""
+    script = """
+import allranks, torch
+def train(how):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    options = {"lr": 0.1, "weight_decay": 0.5, "fused": True}
+    with allranks.init("gloo") as ctx:
+        own = torch.optim.AdamW(model.parameters(), **options) if how == "before" else None
+        model = ctx.prepare(model)
+        if how == "class":
+            optimizer = ctx.optimizer(torch.optim.AdamW, model, clip_norm=0.01, **options)
+        else:
+            own = own or torch.optim.AdamW(model.parameters(), **options)
+            optimizer = ctx.optimizer(own, model, clip_norm=0.01)
+            assert optimizer is own and type(own).__name__ == "AdamW" and isinstance(own, torch.optim.AdamW)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for seed in range(4):
+            with ctx.accumulate(model, steps=2):
+                ctx.backward(model(torch.full((2, 4), seed + ctx.rank + 1.0)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert ctx.progress.step == 2
+        return [parameter.tolist() for parameter in model.parameters()]
+made = train("class")
+assert train("before") == made and train("after") == made
+print("equal")
+"""
+    assert [(code, out, err) for code, out, err in run_ranks(script)] == [(0, "equal\n", "")] * 2
+
+
+def test_an_optimizer_of_the_scripts_own_that_would_not_do_what_it_expects(start):
+    ctx = start()
+    model = net()
+
+    def refused(first, *options, **more):
+        with pytest.raises(RankError) as caught:
+            ctx.optimizer(first, model, *options, **more)
+        assert "ctx.optimizer(torch.optim.SGD, model, lr=" in caught.value.fix
+        return caught.value.in_a_line
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    cannot = "ctx.optimizer() cannot use this SGD: "
+    other = cannot + "its parameters are not those that the model has now, after ctx.prepare()"
+    assert refused(sgd(net().parameters())) == other
+    assert refused(sgd(model[0].parameters())) == other
+    own = sgd(model.parameters())
+    assert refused(own, weight_decay=1.0, scale_lr="linear") == (
+        cannot + "it has its options already, and would not take weight_decay, scale_lr"
+    )
+    assert refused(ctx.optimizer(own, model)) == cannot + "ctx.optimizer() has returned it before"
+    scheduled = sgd(model.parameters())
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    assert refused(scheduled).startswith(cannot + "its step() was replaced, as a scheduler does")
+    assert refused("SGD") == "ctx.optimizer() got str as its first argument: expected the class of an optimizer"
+    assert refused(nn.Linear).startswith("ctx.optimizer() got type as its first argument")
+
+
 def test_the_first_optimizer_counts_steps(start):
     ctx = start()
     models = net(), net()
