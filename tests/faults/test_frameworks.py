@@ -37,6 +37,37 @@ def test_an_unmodified_script_runs(allranks, watch, name):
     watch.nothing_left()
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "note"),
+    [
+        (
+            "lightning",
+            {"devices=args.devices": 'devices="auto"', 'strategy="ddp",': ""},
+            "allranks: note: the 2 ranks formed no process group: each ran the whole script alone; "
+            'write Trainer(devices=N, strategy="ddp"), with N the ranks of a node',
+        ),
+        (
+            "accelerate",
+            {"cpu=True": ""},
+            "[0] allranks: note: Accelerate ran each rank alone, as the only process; "
+            "write Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true, to train together on CPUs",
+        ),
+    ],
+)
+def test_ranks_that_a_framework_trains_alone_are_noted(allranks, name, changes, note):
+    """It takes more than 10 s: these frameworks are large to import, for each rank."""
+    pytest.importorskip(name)
+    text = (SCRIPTS / f"{name}_script.py").read_text()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    (allranks.folder / "train.py").write_text(text)
+    done = allranks("run", "train.py", "--nproc-per-node", "2", timeout=PATIENCE)
+    assert done.rc == 0, done.stderr
+    assert f"{name}: rank 0 of 1 steps 8\n" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "note: " in line] == [note]
+
+
 @pytest.mark.parametrize("name", ["lightning", "accelerate"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_it_runs_under_the_launcher_that_it_was_written_for(launcher, name, allranks_env, tmp_path):

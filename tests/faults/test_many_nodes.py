@@ -56,6 +56,17 @@ def test_nodes_form_one_world_in_their_order(run: ByHand) -> None:
     assert [run.ended(node) for node in range(3)] == [("SUCCEEDED", 0, None, None)] * 3
 
 
+def test_ranks_of_several_nodes_that_never_meet_are_noted_on_all(run: ByHand) -> None:
+    run.orders("import torch")
+    run.start(ranks=1)
+    assert run.wait() == [0, 0]
+    note = (
+        "the 2 ranks formed no process group: each ran the whole script alone; "
+        "write allranks.init() or torch.distributed.init_process_group()"
+    )
+    assert [run.ended(node) for node in range(2)] == [("SUCCEEDED", 0, None, note)] * 2
+
+
 def test_ranks_that_end_apart_are_waited_for_and_then_all_agents_end_at_once(run: ByHand) -> None:
     run.orders(
         TELL + "meet()\ndist.destroy_process_group()\nwhile rank == 3 and not os.path.exists('go'): time.sleep(.01)"

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from allranks import contract
 from allranks.agent.channel import Channel
 from allranks.agent.messages import Message
-from allranks.agent.outcome import Outcome, failed
+from allranks.agent.outcome import Outcome, failed, succeeded
 from allranks.agent.places import filled
 from allranks.agent.strangers import Strangers
 from allranks.contract import NodeSpec
@@ -92,6 +92,10 @@ class Stores(Protocol):
 
     def tell_of_loss(self) -> None:
         """Tell the ranks that one of them is gone, so that nobody waits for it."""
+
+    @property
+    def was_used(self) -> bool:
+        """Whether ranks have met at the store that is open."""
 
 
 class Hub:
@@ -365,7 +369,7 @@ class Hub:
         elif any(peer.report and peer.report["cut"] for peer in here):
             self._go_on()
         else:
-            self.finish(_well([peer.report for peer in here if peer.report]))
+            self.finish(self._well(here))
 
     def _blame(self, peer: _Peer) -> None:
         assert peer.failure
@@ -387,6 +391,11 @@ class Hub:
         self._tell(self._members(), "again", restart=self._number, rank=rank, counted=counted)
         self._begin_gathering()
 
+    def _well(self, here: list[_Peer]) -> Outcome:
+        if any(peer.report and peer.report["continue"] for peer in here):
+            return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+        return succeeded(self._node, sum(peer.ranks for peer in here), self._stores.was_used)
+
     def _too_few(self) -> Outcome:
         left, least = self._node.nnodes - len(self._gone), self._node.min_nodes
         lost = "; ".join(f"{name} was lost: {why}" for name, why in self._gone.values())
@@ -402,9 +411,3 @@ class Hub:
 def name_of(node: int, host: str) -> str:
     """Name a node for people."""
     return f"node {node} ({host})"
-
-
-def _well(reports: list[Message]) -> Outcome:
-    if any(report["continue"] for report in reports):
-        return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
-    return Outcome("SUCCEEDED", 0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from allranks import contract
 from allranks.agent.group import RankGroup
 from allranks.agent.one_node import run_one_node
-from allranks.agent.outcome import Outcome, failed
+from allranks.agent.outcome import Outcome, failed, succeeded
 from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.telling import Heartbeat, complain
@@ -144,11 +144,10 @@ def _outcome(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter
     if group.first_failure:
         rank, ended = group.first_failure
         return failed(rank, ended.code)
-    if (leaving := group.left_with(contract.CONTINUE_LATER)) is not None:
-        if not _may_have_saved(node, start.stop):
-            return failed(leaving, contract.CONTINUE_LATER)
-        return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
-    return Outcome("SUCCEEDED", 0)
+    leaving = group.left_with(contract.CONTINUE_LATER)
+    if leaving is not None and not _may_have_saved(node, start.stop):
+        return failed(leaving, contract.CONTINUE_LATER)
+    return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
 
 
 def _may_have_saved(node: NodeSpec, stop: Stop) -> bool:
@@ -161,7 +160,7 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     """Run the ranks, with all their restarts; none is left when this returns or raises.
 
     Returns:
-        How it has ended on all nodes, where there are several.
+        How it has ended on all nodes; None if the ranks of the only node tell.
     """
     torch = TorchImport()
     if start.needs_torch:
@@ -172,11 +171,12 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     try:
         if node.nnodes > 1:
             return _run_with_others(node, start, torch, group, events)
-        run_one_node(node, group, torch)
+        have_met = run_one_node(node, group, torch)
     except BaseException:
         group.give_up()
         raise
-    return None
+    is_done = group.first_failure is None and not group.wants_to_continue
+    return succeeded(node, node.nproc_per_node, have_met) if is_done else None
 
 
 def _tell_start(start: Start, events: EventWriter) -> None:

@@ -14,13 +14,16 @@ from allranks.contract import NodeSpec
 _LOOK_SECONDS = 0.05
 
 
-def run_one_node(node: NodeSpec, group: RankGroup, torch: TorchImport) -> None:
+def run_one_node(node: NodeSpec, group: RankGroup, torch: TorchImport) -> bool:
     """Run the ranks with all their restarts; none is left when this returns.
 
     Args:
         node: the node's orders.
         group: the ranks.
         torch: begun when a rank connects to the store, unless it is over by then.
+
+    Returns:
+        Whether the ranks that were started last have met.
 
     Raises:
         LaunchError: the port is not free, no further process is allowed, or torch is needed and missing.
@@ -38,6 +41,7 @@ def run_one_node(node: NodeSpec, group: RankGroup, torch: TorchImport) -> None:
         group.end(signal.SIGTERM)
         group.pause(restart + 1, backoff.delay(group.started), blamed)
     group.end(signal.SIGTERM)
+    return stores.was_used
 
 
 def _watch(group: RankGroup, stores: Stores) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allranks import processes
+from allranks.agent.warmth import group_advice
+from allranks.contract import NodeSpec
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,13 @@ class Outcome:
     reason: str | None = None
     rank: int | None = None
     lost: tuple[str, ...] = ()
+
+
+def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
+    """Return the success of so many ranks; its reason says so if each of them has trained alone."""
+    advice = group_advice(node) if ranks > 1 and not have_met else None
+    reason = f"the {ranks} ranks formed no process group: each ran the whole script alone; {advice}"
+    return Outcome("SUCCEEDED", 0, reason if advice else None)
 
 
 def failed(rank: int, code: int, host: str | None = None) -> Outcome:

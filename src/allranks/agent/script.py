@@ -41,11 +41,26 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
     except SystemExit as end:
         if isinstance(end.code, str):
             _record(end.code)
+        if not end.code:
+            _note_lone_accelerate()
         raise
     except BaseException:
         sys.excepthook = _without_our_frames(sys.excepthook)
         raise
+    _note_lone_accelerate()
     sys.exit(0)
+
+
+def _note_lone_accelerate() -> None:
+    """Say so if Accelerate has trained each rank alone: on CPUs it forms a process group, and does not use it."""
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    count = getattr(state, "_shared_state", {}).get("num_processes")
+    if count == 1 and os.environ.get("WORLD_SIZE") != "1" and os.environ.get("RANK") == "0":
+        print(
+            "allranks: note: Accelerate ran each rank alone, as the only process; "
+            "write Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true, to train together on CPUs",
+            file=sys.stderr,
+        )
 
 
 def _without_our_frames(show: _Hook) -> _Hook:
@@ -69,7 +84,7 @@ def _record(text: str) -> None:
     What is on stderr may be of a restart before, or of other threads and libraries.
     """
     told = {"py_callstack": text, "timestamp": str(int(time.time()))}
-    with contextlib.suppress(Exception), open(os.environ["TORCHELASTIC_ERROR_FILE"], "x") as stream:
+    with contextlib.suppress(KeyError, OSError), open(os.environ["TORCHELASTIC_ERROR_FILE"], "x") as stream:
         json.dump({"message": {"message": text.strip().rpartition("\n")[2], "extraInfo": told}}, stream)
 
 

@@ -66,6 +66,13 @@ class Stores:
         elif not self._torch.has_begun and has_caller(self._listener):
             self._torch.begin()
 
+    @property
+    def was_used(self) -> bool:
+        """Whether the ranks have met: a process group leaves keys in the store that it was formed at."""
+        if self._listener is not None:
+            return has_caller(self._listener)
+        return self._store is not None and self._store.num_keys() > 0
+
     def tell_of_loss(self) -> None:
         """Tell the ranks that one of them is gone, so that they do not wait for it."""
         self._has_loss = True

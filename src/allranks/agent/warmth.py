@@ -26,6 +26,9 @@ _GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 #: A script with one of these names in it may run any other code.
 _RUNS_ANYTHING = frozenset({"importlib", "imp", "pkgutil", "runpy", "zipimport", "__import__", "exec", "eval"})
 
+#: Lightning decides itself whether there is a process group, by its arguments.
+_LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(?:pytorch_)?lightning\b", re.MULTILINE)
+
 
 def needs_torch(node: NodeSpec) -> bool:
     """Tell whether the job's ranks can be expected to import torch.
@@ -58,6 +61,19 @@ def _leads_elsewhere(part: ast.AST) -> bool:
         return isinstance(part, ast.Name) and part.id in _RUNS_ANYTHING
     tops = {module.partition(".")[0] for module in modules}
     return not tops <= sys.stdlib_module_names - _RUNS_ANYTHING
+
+
+def group_advice(node: NodeSpec) -> str | None:
+    """Return how the job's script forms a process group; None if nothing in it shows that it uses torch.
+
+    In a rank that was forked from a process with torch, an import of torch leaves no trace: so its text is read.
+    """
+    source = _read(Path(node.target)) if node.kind == "script" else None
+    if source is None:
+        return None
+    if _LIGHTNING.search(source):
+        return 'write Trainer(devices=N, strategy="ddp"), with N the ranks of a node'
+    return "write allranks.init() or torch.distributed.init_process_group()" if "torch" in source else None
 
 
 def makes_optimizers(node: NodeSpec) -> bool:

@@ -245,6 +245,8 @@ def _conclude(run: Run) -> int:
     if status.state is State.SUCCEEDED:
         took = f" in {render.seconds(status.ended - status.started)}" if status.ended and status.started else ""
         render.talk(f"allranks: {run.record.id} succeeded{took}")
+        if status.reason:
+            render.talk(f"allranks: note: {render.one_line(status.reason)}")
         return 0
     if status.state is State.CANCELLED:
         why = f" ({render.one_line(status.reason)})" if status.reason else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import Said
-from allranks.runs.cause import cause_of
+from allranks.runs.cause import cause_of, tail
 from allranks.runs.events import Event, read_events
 from allranks.runs.launcher_log import causes
 from allranks.runs.status import State, Status
@@ -219,7 +219,7 @@ def said(folder: Path) -> Said:
 
 def failed_setup(folder: Path) -> tuple[str, int] | None:
     """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
-    said = last_line(folder / contract.AGENT_LOG) or ""
+    said = next(reversed(tail(folder / contract.AGENT_LOG)), "")
     if found := _EXITED.fullmatch(said):
         return f"{found[1]} failed: {found[2]}", int(found[3])
     if found := _FAILED.fullmatch(said):

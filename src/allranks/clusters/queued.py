@@ -337,7 +337,7 @@ def _combined(info: JobInfo, told: Status) -> Status:
         reason, rank = told.reason or reason, told.rank
         state = State.PREEMPTED if code == contract.CONTINUE_LATER else state
     if state is State.SUCCEEDED:
-        code = 0
+        code, reason = 0, told.reason if told.state is State.SUCCEEDED else reason
     elif not code:
         ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
         code = 128 + ended_by if ended_by else 1

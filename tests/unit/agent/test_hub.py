@@ -56,6 +56,8 @@ class Meeting:
     def tell_of_loss(self):
         self.losses += 1
 
+    was_used = True
+
     def agent(self, node, *, behind=0.0, ranks=2, **fields):
         agent = Agent(self, behind)
         said = {"attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks, "torch": "2.13.0"}

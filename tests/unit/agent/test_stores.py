@@ -125,6 +125,21 @@ def test_where_torch_is_there_a_store_is_served_at_once(stores, torch):
     assert not torch.has_begun
 
 
+@pytest.mark.parametrize("has_torch", [False, True])
+def test_ranks_have_met_once_one_of_them_left_a_key(stores, torch, has_torch):
+    if has_torch:
+        torch.finish()
+    port = stores.open("127.0.0.1")
+    stores.tick()
+    assert not stores.was_used
+    store = connected(stores, port)
+    assert not stores.was_used
+    store.add("key", 1)  # It is answered, as set is not.
+    assert stores.was_used
+    stores.open("127.0.0.1")
+    assert not stores.was_used
+
+
 def test_a_store_that_nobody_needed_leaves_its_port(stores):
     port = stores.open("127.0.0.1")
     stores.open("127.0.0.1")

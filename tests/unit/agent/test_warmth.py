@@ -170,3 +170,20 @@ def test_what_an_optimizer_imports_is_expected_without_a_gpu(tmp_path, monkeypat
     monkeypatch.setattr(warmth, "_GPU_DEVICES", (device,))
     node = replace(NODE, kind=kind, target=str(tmp_path / "train.py"))
     assert warmth.makes_optimizers(node) is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        ("import torch", "write allranks.init() or torch.distributed.init_process_group()"),
+        ("from lightning import Trainer", 'write Trainer(devices=N, strategy="ddp"), with N the ranks of a node'),
+        ("  import pytorch_lightning as pl", 'write Trainer(devices=N, strategy="ddp"), with N the ranks of a node'),
+        ("import numpy", None),
+        ("print('hello')", None),
+    ],
+)
+def test_how_a_script_that_uses_torch_forms_a_process_group(tmp_path, source, advice):
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert warmth.group_advice(replace(NODE, target=str(path))) == advice
+    assert warmth.group_advice(replace(NODE, target=str(path), kind="binary")) is None
