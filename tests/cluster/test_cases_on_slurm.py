@@ -283,7 +283,7 @@ def test_the_end_is_known_when_slurm_has_forgotten_it(lab: Any, slurm: SlurmClus
         assert slurm.wait_for_state(int(lab.record(run)["handle"]["job_id"]))["JobState"] == "FAILED"
     slurm.forget_jobs()
     for run in lab.runs():
-        assert told(lab, run) == ("FAILED  ended", "FAILED", "7")
+        assert told(lab, run) == ("FAILED", "FAILED", "7")
         status = lab.record(run)["status"]
         found = (status["state"], status["exit_code"], status["reason"])
         assert found == ("FAILED", 7, "rank 0 ended with exit code 7")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option, runs_folder
+from allranks.cli.runs import json_option, report, runs_folder
 from allranks.errors import RunFolderError
 from allranks.job.units import format_count
 from allranks.runs.record import Run, load, run_ids, unreadable
+from allranks.runs.status import State
 
-_HEADER = ("RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT", "CAUSE")
-#: So much of a cause as fits beside the rest on a wide terminal.
-_LONGEST_CAUSE = 60
+_HEADER = ("RUN", "STATE", "EXIT", "RANKS", "CLUSTER", "STARTED", "TOOK", "COMMAND", "REASON")
+_SECONDS = 2.0
 #: As many runs of others are named.
 _MOST_OTHERS = 5
 
@@ -22,28 +24,58 @@ _MOST_OTHERS = 5
 @click.command("ps")
 @click.option("--runs-folder", "folder", metavar="DIR", help="Folder that holds a folder for each run.")
 @click.option("--last", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many to list.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in State], case_sensitive=False),
+    help="Only runs in this state; may be given several times.",
+)
+@click.option("--watch", "-w", "is_watched", is_flag=True, help="Show them anew every 2 s, on a terminal.")
 @json_option
-def command(folder: str | None, last: int, as_json: bool) -> int:
+def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: bool, as_json: bool) -> int:
     """List the runs here, the newest last."""
-    from allranks.clusters.settle import settled
-
     where = runs_folder(folder)
-    runs = []
-    for run_id in run_ids(where)[-last:]:
-        try:
-            runs.append(settled(load(where / run_id)))
-        except RunFolderError as error:
-            render.error(error)
+    runs = _runs(where, last, states)
     if others := unreadable(where):
         shown = ", ".join(others[:_MOST_OTHERS]) + (", ..." if len(others) > _MOST_OTHERS else "")
         render.talk(f"allranks: note: {format_count(len(others), 'run')} of other users cannot be read: {shown}")
     if as_json:
-        render.as_json([{**run.record.to_json(), "folder": str(run.folder)} for run in runs])
-    elif runs:
-        render.data(render.table(_HEADER, map(_row, runs)))
+        render.as_json([report(run) for run in runs])
+        return 0
+    while is_watched and render.is_lively(sys.stdout):
+        render.frame(_text(runs))
+        time.sleep(_SECONDS)
+        runs = _runs(where, last, states)
+    if runs:
+        render.rows(_text(runs))
+    elif states:
+        render.talk(f"no runs in {render.path(where)} are {' or '.join(states)}")
     else:
         render.talk(f"no runs in {render.path(where)}\nnext: allranks run train.py")
     return 0
+
+
+def _runs(where: Path, last: int, states: tuple[str, ...]) -> list[Run]:
+    """Return the newest runs, in these states or in any, the newest last."""
+    from allranks.clusters.settle import settled
+
+    runs: list[Run] = []
+    for run_id in reversed(run_ids(where)):
+        try:
+            run = settled(load(where / run_id))
+        except RunFolderError as error:
+            render.error(error)
+            continue
+        if not states or run.record.status.state.value in states:
+            runs.insert(0, run)
+        if len(runs) == last:
+            break
+    return runs
+
+
+def _text(runs: list[Run]) -> str:
+    return render.table(_HEADER, map(_row, runs))
 
 
 def _row(run: Run) -> tuple[str, ...]:
@@ -53,11 +85,12 @@ def _row(run: Run) -> tuple[str, ...]:
     code = "-" if status.exit_code is None else str(status.exit_code)
     return (
         record.id,
-        status.state.value,
+        render.state(status.state),
+        code,
         str(record.world_size),
         record.cluster,
-        render.moment(began),
+        render.age(began),
         took,
-        code,
-        (status.cause or "")[:_LONGEST_CAUSE],
+        run.command or "-",
+        ": ".join(filter(None, (status.reason, status.cause))),
     )

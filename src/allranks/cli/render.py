@@ -10,18 +10,25 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from allranks.errors import AllranksError
 from allranks.job.units import format_count
+from allranks.runs.status import State
 
 if TYPE_CHECKING:
     from allranks.plan.plan import Plan
 
 _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+_GREEN, _YELLOW, _BLUE = "\x1b[32m", "\x1b[33m", "\x1b[34m"
 
-_GRADES = {"PASS": "\x1b[32m", "WARN": "\x1b[33m", "FAIL": _BOLD + _RED, "SKIP": _DIM}
+_GRADES = {"PASS": _GREEN, "WARN": _YELLOW, "FAIL": _BOLD + _RED, "SKIP": _DIM}
+#: All other states are red.
+_STATES = {State.SUCCEEDED: _GREEN, State.RUNNING: _BLUE} | dict.fromkeys(
+    (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), _YELLOW
+)
 
 #: What a terminal obeys: colour (SGR, group 1), which stays; other control sequences, such as cursor moves (ECMA-48);
 #: and single control characters, also those of C1, as text or as bytes that are no text. Tabs, carriage returns and
@@ -87,9 +94,24 @@ def _print(text: str) -> None:
 
 def frame(text: str) -> None:
     """Show a text on a cleared terminal, cut to its size."""
-    size = shutil.get_terminal_size()
-    lines = [line[: size.columns] for line in harmless(text).splitlines()[: size.lines - 1]]
-    _print("\x1b[H\x1b[2J" + "\n".join(lines))
+    lines = harmless(text).splitlines()[: shutil.get_terminal_size().lines - 1]
+    _print("\x1b[H\x1b[2J" + "\n".join(map(_cut, lines)))
+
+
+def rows(text: str) -> None:
+    """Write lines as a result to stdout, each cut to the terminal's width where there is one."""
+    data("\n".join(map(_cut, text.splitlines())) if sys.stdout.isatty() else text)
+
+
+def _cut(line: str) -> str:
+    """Cut a line at its end, where there are no colours, to the terminal's width."""
+    excess = _width(line) - shutil.get_terminal_size().columns
+    return line if excess <= 0 else f"{line[: -excess - 1]}…{_PLAIN if _PLAIN in line else ''}"
+
+
+def _width(text: str) -> int:
+    """Return the columns that a text takes: colours take none."""
+    return len(_OBEYED.sub("", text))
 
 
 def as_json(value: Any) -> None:
@@ -136,9 +158,10 @@ def unexpected(failure: Exception) -> AllranksError:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Align rows under a header; the last column is as wide as it is."""
     lines = [list(header), *(list(map(one_line, row)) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
@@ -184,6 +207,20 @@ def moment(when: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "-"
 
 
+def age(when: float) -> str:
+    """Write how long ago a time was, in one unit: 12 s ago, 2 min ago, 3 h ago, 4 d ago."""
+    passed = max(0, int(time.time() - when))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{passed // length} {unit} ago"
+    return f"{passed} s ago"
+
+
+def iso(when: float | None) -> str | None:
+    """Write a time for programs, as ISO 8601 in UTC to the millisecond; None if there is none."""
+    return datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="milliseconds") if when else None
+
+
 def path(target: Path) -> str:
     """Write a path the shorter way: relative to the current folder where it lies inside."""
     try:
@@ -195,6 +232,11 @@ def path(target: Path) -> str:
 def dim(text: str) -> str:
     """Make text recede on a terminal."""
     return f"{_DIM}{text}{_PLAIN}" if has_colour(sys.stdout) else text
+
+
+def state(word: State) -> str:
+    """Write a state, in its colour."""
+    return f"{_STATES.get(word, _RED)}{word.value}{_PLAIN}" if has_colour(sys.stdout) else word.value
 
 
 def graded(grade: str, stream: IO[Any]) -> str:

@@ -44,6 +44,19 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     return [run_id for run_id in reversed(ids) if run_id.startswith(incomplete)]
 
 
+def report(run: Run) -> dict[str, Any]:
+    """Return what is known of a run, as the verbs that report write it as JSON: times are those of ISO 8601."""
+    found = run.record.to_json()
+    times = {name: render.iso(found["status"][name]) for name in ("started", "ended")}
+    return {
+        **found,
+        "created": render.iso(run.record.created),
+        "status": {**found["status"], **times},
+        "command": run.command,
+        "folder": str(run.folder),
+    }
+
+
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--json`` to a verb that reports."""
     return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)

@@ -9,7 +9,7 @@ import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.runs import json_option, name_to_type, run_arguments, runs_folder
+from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
 from allranks.job.units import format_count, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
@@ -26,7 +26,7 @@ def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
 
         found = settled(found)
     if as_json:
-        render.as_json({**found.record.to_json(), "folder": str(found.folder)})
+        render.as_json(report(found))
         return 0
     render.data(render.pairs(_rows(found)))
     render.talk(_next(found))
@@ -36,7 +36,10 @@ def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
 def _rows(run: Run) -> Iterator[tuple[str, str]]:
     record, status = run.record, run.record.status
     yield "run", record.id
-    yield "state", f"{status.state.value}  {render.dim(status.native)}"
+    if command := run.command:
+        yield "command", command
+    native = "" if status.native == "ended" else f"  {render.dim(status.native)}"
+    yield "state", render.state(status.state) + native
     if status.reason:
         yield "reason", status.reason
     if status.cause:
@@ -44,13 +47,13 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     if status.exit_code is not None:
         yield "exit code", str(status.exit_code)
     yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"
-    yield "cluster", f"{record.cluster} ({record.kind})"
+    yield "cluster", record.cluster if record.cluster == record.kind else f"{record.cluster} ({record.kind})"
     if job := run.job_id:
         yield "job", job
     if record.handle.pid:
         yield "agent", f"process {record.handle.pid} on {record.handle.host}"
     began = status.started or record.created
-    yield "started", render.moment(began)
+    yield "started", f"{render.moment(began)}  {render.dim(render.age(began))}"
     if status.ended or not status.state.is_final:
         yield "took", render.seconds((status.ended or time.time()) - began)
     if run.attempt:

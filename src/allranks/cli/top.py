@@ -31,15 +31,21 @@ def command(run: str | None, runs_folder_: str | None, once: bool, as_json: bool
     kind = load_kind(found.record.kind)  # One object: it knows how often its cluster may be asked.
     found = settled(found, kind)
     if as_json:
-        render.as_json([usage.to_json() for usage in read_usage(found.attempt_folder)])
+        render.as_json(
+            [{**usage.to_json(), "time": render.iso(usage.time)} for usage in read_usage(found.attempt_folder)]
+        )
         return 0
     if once or not render.is_lively(sys.stdout) or found.record.status.state.is_final:
         render.data(_text(found))
-        return 0
-    while not found.record.status.state.is_final:
-        render.frame(_text(found))
-        time.sleep(_SECONDS)
-        found = settled(found, kind)
+    else:
+        while not found.record.status.state.is_final:
+            render.frame(_text(found))
+            time.sleep(_SECONDS)
+            found = settled(found, kind)
+    status = found.record.status
+    if status.state.is_final:
+        when = f", {render.age(status.ended)}" if status.ended else ""
+        render.talk(f"{found.record.id} has ended: {status.state.value}{when}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -61,6 +62,16 @@ class Run:
     def attempt_folder(self) -> Path:
         """Folder of the newest attempt."""
         return self.folder / contract.attempt_dir(self.attempt)
+
+    @property
+    def command(self) -> str:
+        """What each rank runs, with its arguments, as the orders of an agent say; empty where there are none."""
+        for path in sorted(self.folder.glob("node*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                orders = json.loads(path.read_text(encoding="utf-8"))
+                flag = ["-m"] if orders["kind"] == "module" else []
+                return shlex.join([*flag, Path(orders["target"]).name, *orders["args"]])
+        return ""
 
     @property
     def world_size(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -20,19 +22,23 @@ def test_status(at, failed_run: Path):
     rows = {line[:9].strip(): line[9:].strip() for line in result.stdout.splitlines()}
     assert result.rc == 0
     assert rows["run"] == failed_run.name
-    assert rows["state"].split() == ["FAILED", "ended"]
+    assert (rows["command"], rows["state"]) == ("train.py", "FAILED")
     assert rows["reason"] == "rank 1 ended with exit code 3"
     assert rows["exit code"] == "3"
     assert rows["ranks"] == "2 on 1 node"
-    assert rows["cluster"] == "local (local)"
+    assert rows["cluster"] == "local"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \d+ (s|min) ago", rows["started"])
     assert rows["folder"] == f"runs/{failed_run.name}"
     assert result.stderr == f"next: allranks logs {failed_run.name} --rank 1\n"
 
 
 def test_status_by_every_name_of_a_run(at, failed_run: Path):
-    wanted = at("status").stdout
+    def said(*name: str) -> str:
+        return re.sub(r"\d+ (s|min) ago", "", at("status", *name).stdout)
+
+    wanted = said()
     for name in (failed_run.name, "demo", "latest", f"runs/{failed_run.name}", "./runs/latest", str(failed_run)):
-        assert at("status", name).stdout == wanted
+        assert said(name) == wanted
 
 
 def test_status_as_json(at, failed_run: Path):
@@ -41,16 +47,45 @@ def test_status_as_json(at, failed_run: Path):
     assert found["folder"] == str(failed_run)
     assert found["status"]["state"] == "FAILED"
     assert (found["status"]["exit_code"], found["status"]["rank"]) == (3, 1)
-    assert found == {**json.loads((failed_run / "record.json").read_text()), "folder": str(failed_run)}
+    written = json.loads((failed_run / "record.json").read_text())
+    times = {name: utc(written["status"][name]) for name in ("started", "ended")}
+    assert found == {
+        **written,
+        "created": utc(written["created"]),
+        "status": {**written["status"], **times},
+        "command": "train.py",
+        "folder": str(failed_run),
+    }
+
+
+def utc(when: float) -> str:
+    return datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def test_ps(at, failed_run: Path):
     header, row = at("ps").stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "RANKS", "CLUSTER", "STARTED", "TOOK", "EXIT", "CAUSE"]
-    assert row.split()[:4] == [failed_run.name, "FAILED", "2", "local"]
-    assert row.split()[-2:] == ["3", "oops"]
+    assert header.split() == ["RUN", "STATE", "EXIT", "RANKS", "CLUSTER", "STARTED", "TOOK", "COMMAND", "REASON"]
+    assert row.split()[:5] == [failed_run.name, "FAILED", "3", "2", "local"]
+    assert re.search(r"  \d+ (s|min) ago  +\S+ s  +train\.py  rank 1 ended with exit code 3: oops$", row)
     (found,) = json.loads(at("ps", "--json").stdout)
     assert found == json.loads(at("status", "--json").stdout)
+
+
+def test_ps_of_some_states(at, failed_run: Path):
+    assert at("ps", "--state", "failed").stdout.splitlines()[1].split()[0] == failed_run.name
+    assert at("ps", "--state", "RUNNING", "--state", "FAILED", "--watch").stdout.count(failed_run.name) == 1
+    other = at("ps", "--state", "running")
+    assert (other.rc, other.stdout, other.stderr) == (0, "", "no runs in runs are RUNNING\n")
+    assert json.loads(at("ps", "--state", "running", "--json").stdout) == []
+
+
+def test_what_a_run_runs_with_its_arguments(allranks):
+    allranks.script("")
+    assert allranks("run", "train.py", "--", "--name", "two words").rc == 0
+    assert "command    train.py --name 'two words'\n" in allranks("status").stdout
+    (allranks.folder / "package.py").write_text("")
+    assert allranks("run", "-m", "package").rc == 0
+    assert "command    -m package\n" in allranks("status").stdout
 
 
 def test_ps_without_runs(allranks):

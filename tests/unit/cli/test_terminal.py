@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from allranks.cli import render
 from allranks.cli.render import harmless, one_line
 
 
@@ -43,6 +44,38 @@ def at_terminal(allranks, *args: str, before: tuple[str, ...] = (), **env: str) 
 
 def test_colour_on_a_terminal(allranks):
     assert b"\x1b[1m\x1b[31merror:\x1b[0m there is no run in " in at_terminal(allranks, "status", TERM="xterm")
+
+
+def test_states_have_colours_and_lines_are_cut_at_the_terminals_width(allranks):
+    allranks.script("")
+    run = allranks.folder / "runs"
+    assert allranks("run", "train.py", "--name", "demo").rc == 0
+    (name,) = (path.name for path in run.iterdir() if path.name != "latest")
+    state = b"\x1b[32mSUCCEEDED\x1b[0m"
+    assert b"state      " + state + b"\r\n" in at_terminal(allranks, "status", TERM="xterm")
+    header, row = at_terminal(allranks, "ps", TERM="xterm", COLUMNS="30").splitlines()
+    assert header == f"{'RUN'.ljust(len(name))}  STATE      EXIT  RANKS".encode()[:29] + "…".encode()
+    assert (
+        row
+        == name.encode() + b"  " + state + "  0     1      local"[: 29 - len(name) - 11].encode() + "…\x1b[0m".encode()
+    )
+
+
+def test_ages_and_times(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 200_000.0)
+    ages = [render.age(200_000.0 - passed) for passed in (-5, 0, 59.9, 60, 3599, 3600, 86399, 86400, 180_000)]
+    assert ages == [
+        "0 s ago",
+        "0 s ago",
+        "59 s ago",
+        "1 min ago",
+        "59 min ago",
+        "1 h ago",
+        "23 h ago",
+        "1 d ago",
+        "2 d ago",
+    ]
+    assert (render.iso(1.5), render.iso(None)) == ("1970-01-01T00:00:01.500+00:00", None)
 
 
 @pytest.mark.parametrize("env", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 
@@ -44,4 +45,5 @@ def test_a_run_that_nothing_has_been_seen_of(allranks, failed_run):
     done = allranks("top", cwd=failed_run.parent.parent)
     said = f"{failed_run.name} FAILED: nothing has been seen of its nodes yet\n"
     assert (done.rc, done.stdout) == (0, said)
+    assert re.fullmatch(rf"{failed_run.name} has ended: FAILED, \d+ (s|min) ago\n", done.stderr)
     assert json.loads(allranks("top", "--json", cwd=failed_run.parent.parent).stdout) == []
