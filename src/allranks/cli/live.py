@@ -15,6 +15,7 @@ from allranks.cli import render
 from allranks.errors import AllranksError
 from allranks.runs.follow import Tail
 from allranks.runs.merge import MergedLogs
+from allranks.runs.prefix import LineForm
 from allranks.runs.record import Run
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
@@ -44,12 +45,18 @@ class Outlet:
 
 
 class Live:
-    """Two sinks for merged logs, and a progress bar below what goes through them."""
+    """Two sinks for merged logs, and a progress bar below what goes through them.
 
-    def __init__(self) -> None:
+    Args:
+        form: which lines are shown, and how. All that is JSON goes to stdout.
+    """
+
+    def __init__(self, form: LineForm | None = None) -> None:
+        self._form = form
         self._lively = render.is_lively(sys.stderr)
         self._outlets = (Outlet(1), Outlet(2))
-        self._sinks = tuple(_WipingSink(outlet, self.wipe) for outlet in self._outlets)
+        out, err = (_WipingSink(outlet, self.wipe) for outlet in self._outlets)
+        self._sinks = (out, out if form and form.as_json else err)
         self._tail: Tail | None = None
         self._drawn = b""
         self._told = False
@@ -80,7 +87,8 @@ class Live:
             colour=colour,
             nnodes=record.nnodes,
             world_size=record.world_size,
-            fold_frames=sys.stderr.isatty(),
+            fold_frames=sys.stderr.isatty() and self._form is None,
+            form=self._form,
         )
 
     def step(self, merged: MergedLogs, action: Callable[[], None]) -> None:

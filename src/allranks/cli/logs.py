@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
 
 import click
@@ -14,7 +16,9 @@ from allranks import contract
 from allranks.cli.live import Live
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
+from allranks.job.units import parse_duration
 from allranks.runs.merge import MergedLogs
+from allranks.runs.prefix import LineForm
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
@@ -28,6 +32,12 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 @click.option("--node", "nodes", multiple=True, metavar="N", help="Only this node; may be given several times.")
 @click.option("--attempt", type=click.IntRange(min=0), metavar="N", help="Only this attempt; 0 is the first.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option(
+    "--since", metavar="TIME", help="Only lines that came since then: 10min ago, or a time as 2026-01-31T14:00."
+)
+@click.option("--grep", metavar="REGEX", help="Only lines that contain a match of this regular expression of Python.")
+@click.option("--timestamps", "-t", is_flag=True, help="Put the local time at which it came before each line.")
+@click.option("--json", "as_json", is_flag=True, help="Write each line as a JSON object, all to stdout.")
 def command(
     run: str | None,
     runs_folder_: str | None,
@@ -36,12 +46,19 @@ def command(
     nodes: tuple[str, ...],
     attempt: int | None,
     tail: int | None,
+    since: str | None,
+    grep: str | None,
+    timestamps: bool,
+    as_json: bool,
 ) -> int:
     """Show the output of a run's ranks, in the order in which it came.
 
     RUN is the run's id, the beginning of it, or its folder; default: the newest here. Of a run with several
     attempts the newest is shown, and with --follow those that come after it.
     """
+    form = LineForm(
+        0.0 if since is None else _time(since), None if grep is None else _pattern(grep), timestamps, as_json
+    )
     found = find(runs_folder(runs_folder_), run)
     first = _attempt(found, attempt)
     if ranks and any(found.attempt_folder.glob(f"node-*/{contract.rank_log(contract.ALL_OF_A_NODE, 'out')}")):
@@ -49,13 +66,42 @@ def command(
         raise UsageError("--rank: the ranks of this run have no logs of their own", why=why, fix="--node 0")
     there = sum(1 for _ in found.attempt_folder.glob("node-*"))  # Spares, and those that were lost, wrote as well.
     counted = max(there, found.record.nnodes)
-    logs = _Logs(found, _numbers("--rank", ranks, found.world_size), _numbers("--node", nodes, counted), Live())
+    logs = _Logs(found, _numbers("--rank", ranks, found.world_size), _numbers("--node", nodes, counted), Live(form))
     if follow:
         logs.follow(first, attempt, tail)
     else:
         logs.show(first, tail)
     logs.live.check()
     return 0
+
+
+def _time(text: str) -> float:
+    """Return the time of ``--since``, in ms since 1970.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    with suppress(ValueError, OverflowError):
+        if text[-1:].isalpha() and not text.endswith("Z"):  # Not 14:00: that would be 14 minutes.
+            return (time.time() - parse_duration(text)) * 1000
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000
+    raise UsageError(
+        f"invalid --since: {text!r}",
+        why="expected a duration or a time",
+        fix="--since 10min or --since 2026-01-31T14:00",
+    )
+
+
+def _pattern(text: str) -> re.Pattern[bytes]:
+    """Return the pattern of ``--grep``.
+
+    Raises:
+        UsageError: it is no regular expression.
+    """
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except re.error as error:
+        raise UsageError(f"invalid --grep: {text!r}", why=f"it is not a regular expression: {error}") from error
 
 
 def _attempt(run: Run, asked: int | None) -> int:

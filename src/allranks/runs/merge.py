@@ -15,8 +15,8 @@ from typing import Protocol
 
 from allranks.runs.fold import Fold
 from allranks.runs.logindex import KINDS, Growth
-from allranks.runs.pending import Run
-from allranks.runs.prefix import Prefixes
+from allranks.runs.pending import Run, Source
+from allranks.runs.prefix import UNKNOWN_ARRIVAL, LineForm, Prefixes
 from allranks.runs.streams import AttemptLogs, LogStream
 
 #: Ranks' lines fold when they arrived within this many ms: a tick of the index, its jitter, and some skew.
@@ -30,8 +30,6 @@ _LEAST_SHARE = 1 << 16
 _MOST_SHARE = 1 << 20
 #: What is written at once, at least: more costs memory anew each time, less a call each.
 _LEAST_WRITE = 1 << 18
-#: Arrival of what no index told of: last.
-_LAST = 1 << 62
 
 
 class Sink(Protocol):
@@ -58,6 +56,7 @@ class MergedLogs:
         nnodes: how many nodes the attempt has, if known; else as many as there are folders.
         world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
         fold_frames: show of tracebacks only the frames in the user's code, and count the others.
+        form: which lines are shown, and how; None: all, each with its prefix.
         clock: monotonic seconds.
     """
 
@@ -74,6 +73,7 @@ class MergedLogs:
         nnodes: int | None = None,
         world_size: int | None = None,
         fold_frames: bool = False,
+        form: LineForm | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out = out
@@ -82,6 +82,7 @@ class MergedLogs:
         self._fold = fold and (ranks is None or len(ranks) > 1) and world_size != 1
         self._folds = {kind: Fold() for kind in KINDS}
         self._prefix = Prefixes(colour)
+        self._form = form or LineForm()
         self._nnodes = nnodes
         self._fold_frames = fold_frames
         self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
@@ -109,12 +110,13 @@ class MergedLogs:
         """
         self._discover()
         self._take(self._logs.growths())
-        self._flush(_LAST)  # When what follows came is not known: whoever looked on has seen these lines before it.
-        self._take(iter(self._logs.unindexed(_LAST)))
+        # When what follows came is not known: whoever looked on has seen these lines before it.
+        self._flush(UNKNOWN_ARRIVAL)
+        self._take(iter(self._logs.unindexed(UNKNOWN_ARRIVAL)))
         for stream in self._logs.streams():
-            self._accept(stream, _LAST, stream.cutter.end())
-            self._take_in(stream, _LAST, stream.frames.end())
-        self._flush(_LAST)
+            self._accept(stream, UNKNOWN_ARRIVAL, stream.cutter.end())
+            self._take_in(stream, UNKNOWN_ARRIVAL, stream.frames.end())
+        self._flush(UNKNOWN_ARRIVAL)
         self._bar = None
         self._flush_sinks()
 
@@ -134,7 +136,7 @@ class MergedLogs:
         # Nodes tick at different moments; what they noted within a few ms is read in turns.
         for _, group in groupby(growths, key=lambda growth: growth.time // TOGETHER):
             reads = list(group)
-            if reads[0].time < _LAST:
+            if reads[0].time < UNKNOWN_ARRIVAL:
                 self._release(reads[0].time)
                 self._latest = max(self._latest, reads[-1].time)
             self._read_in_turns(reads)
@@ -180,13 +182,13 @@ class MergedLogs:
             self._pending_bytes += len(block)
             self._folds[stream.kind].add(stream.source, arrival, block)
         else:
-            prefix = self._prefix((stream.source,))
-            (self.out if stream.kind == "o" else self.err).write(b"".join(_prefixed(prefix, block)))
+            parts = self._format(stream.kind, (stream.source,), arrival, block)
+            (self.out if stream.kind == "o" else self.err).write(b"".join(parts))
 
     def _drain_flood(self, began: int) -> None:
         # What waited from before the flood goes first: stdout and stderr of one time stay together.
         self._flush(began - 1)
-        self._flush(_LAST)
+        self._flush(UNKNOWN_ARRIVAL)
 
     def _release(self, now: int) -> None:
         """Write the lines that have waited long enough at a time of the index."""
@@ -211,12 +213,22 @@ class MergedLogs:
         # At one time stdout comes first: merge() is stable, and "o" is the first of KINDS.
         merged = heapq.merge(*tagged, key=lambda entry: entry[0])
         for kind, entries in groupby(merged, key=lambda entry: entry[1]):
-            for data in _gathered(part for _, _, run in entries for part in self._format(run)):
+            for data in _gathered(part for _, _, run in entries for part in self._taken(kind, run)):
                 sinks[kind].write(data)
 
-    def _format(self, run: Run) -> Iterator[bytes | memoryview]:
+    def _taken(self, kind: str, run: Run) -> Iterator[bytes | memoryview]:
         self._pending_bytes -= len(run.text) * len(run.sources)
-        return _prefixed(self._prefix(run.sources), run.text)
+        return self._format(kind, run.sources, run.arrival, run.text)
+
+    def _format(
+        self, kind: str, sources: tuple[Source, ...], arrival: float, text: bytes
+    ) -> Iterator[bytes | memoryview]:
+        chosen = self._form.chosen(arrival, text)
+        if not chosen:
+            return iter(())
+        if self._form.as_json:
+            return self._form.objects(kind, sources, arrival, chosen)
+        return _prefixed(self._form.stamp(arrival) + self._prefix(sources), chosen)
 
     def _flush_sinks(self) -> None:
         self.out.flush()

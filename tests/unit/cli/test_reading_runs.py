@@ -140,6 +140,62 @@ def test_tail_counts_lines_of_both_streams(at):
     assert len((result.stdout + result.stderr).splitlines()) == 1
 
 
+def test_logs_with_the_time_at_which_lines_came(at, failed_run: Path):
+    for flags in (["-t"], ["--timestamps", "--rank", "0"], ["-t", "-f", "--tail", "3"]):
+        lines = at("logs", *flags).stdout.splitlines()
+        (line,) = (line for line in lines if line.endswith(" [0] hello from 0"))
+        came = datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S.%f").timestamp()
+        status = json.loads((failed_run / "record.json").read_text())["status"]
+        assert status["started"] < came < status["ended"] + 1
+
+
+@pytest.mark.parametrize("flags", [[], ["-f"], ["--tail", "3"]])
+def test_logs_as_json(at, flags: list[str]):
+    result = at("logs", "--json", *flags)
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (result.rc, result.stderr) == (0, "")
+    times = [datetime.fromisoformat(line.pop("time")) for line in found]
+    assert times == sorted(times)
+    assert sorted(found, key=lambda line: line["text"]) == [
+        {"ranks": [0], "nodes": [0], "stream": "stdout", "text": "hello from 0"},
+        {"ranks": [1], "nodes": [0], "stream": "stdout", "text": "hello from 1"},
+        {"ranks": [1], "nodes": [0], "stream": "stderr", "text": "oops"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "out", "err"),
+    [
+        (["--grep", "from [1-9]"], "[1] hello from 1\n", ""),
+        (["--grep", "^oo"], "", "[1] oops\n"),
+        (["--grep", "nothing", "-f"], "", ""),
+        (["--since", "2999-01-31T14:00"], "", ""),
+        (["--since", "2999-01-31T14:00Z", "--json"], "", ""),
+        (["--since", "365d", "--rank", "0"], "[0] hello from 0\n", ""),
+        (["--since", "2001-01-31", "--rank", "0", "--grep", "hello"], "[0] hello from 0\n", ""),
+    ],
+)
+def test_some_lines_of_the_logs(at, flags: list[str], out: str, err: str):
+    result = at("logs", *flags)
+    assert (result.rc, result.stdout, result.stderr) == (0, out, err)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "14:00", "10", "", "9999999999d"])
+def test_times_that_are_none(at, text: str):
+    error = (
+        f"error: invalid --since: {text!r}\n  why: expected a duration or a time\n"
+        "  fix: --since 10min or --since 2026-01-31T14:00\n"
+    )
+    result = at("logs", "--since", text)
+    assert (result.rc, result.stdout, result.stderr) == (2, "", error)
+
+
+def test_a_pattern_that_is_none(at):
+    result = at("logs", "--grep", "(")
+    assert (result.rc, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: invalid --grep: '('\n  why: it is not a regular expression: missing )")
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
