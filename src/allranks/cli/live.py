@@ -49,14 +49,15 @@ class Live:
 
     Args:
         form: which lines are shown, and how. All that is JSON goes to stdout.
+        keeps_stdout: whether all lines go to stderr, because stdout is for something else.
     """
 
-    def __init__(self, form: LineForm | None = None) -> None:
+    def __init__(self, form: LineForm | None = None, *, keeps_stdout: bool = False) -> None:
         self._form = form
         self._lively = render.is_lively(sys.stderr)
         self._outlets = (Outlet(1), Outlet(2))
         out, err = (_WipingSink(outlet, self.wipe) for outlet in self._outlets)
-        self._sinks = (out, out if form and form.as_json else err)
+        self._sinks = (err if keeps_stdout else out, out if form and form.as_json else err)
         self._tail: Tail | None = None
         self._drawn = b""
         self._told = False

@@ -8,7 +8,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
-from allranks.cli.runs import run_arguments, runs_folder
+from allranks.cli.runs import run_arguments, run_json_option, runs_folder
 from allranks.runs.record import Run, find
 from allranks.runs.saves import read_saves
 
@@ -16,7 +16,8 @@ from allranks.runs.saves import read_saves
 @click.command("resume")
 @run_arguments
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
-def command(run: str | None, runs_folder_: str | None, detach: bool) -> int:
+@run_json_option
+def command(run: str | None, runs_folder_: str | None, detach: bool, as_json: bool) -> int:
     """Start a run again that failed, was cancelled or has left to be continued: the newest here, or RUN.
 
     It is the same run: its folder, its script and arguments, another attempt. The training goes on from its
@@ -31,7 +32,7 @@ def command(run: str | None, runs_folder_: str | None, detach: bool) -> int:
     resumed, plan = resume.prepare(found, kind)
     point_latest(resumed)
     render.talk(f"allranks: {resumed.record.id}: attempt {resumed.attempt + 1}, {_from_where(resumed)}")
-    return carry_out(resumed, plan, kind, os.environ, detach=detach)
+    return carry_out(resumed, plan, kind, os.environ, detach=detach, as_json=as_json)
 
 
 def _from_where(run: Run) -> str:

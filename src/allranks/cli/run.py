@@ -18,7 +18,7 @@ from allranks.cli.check_first import check_first
 from allranks.cli.explain import explain
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.runs import name_to_type
+from allranks.cli.runs import name_to_type, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count
 from allranks.runs.status import State
@@ -39,8 +39,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "--check/--no-check", "is_checked", default=True, help="Check quickly first what cannot work (the default)."
 )
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
+@run_json_option
 @click.pass_context
-def command(ctx: click.Context, /, detach: bool, is_checked: bool, **values: Any) -> int:
+def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool, **values: Any) -> int:
     """Run a job and follow all its ranks.
 
     TARGET is a job file (job.yaml) or a script (train.py); default: job.yaml here. The script's own
@@ -67,10 +68,12 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, **values: Any
     run, plan = launching.prepare(launch, kind, point_latest)
     if is_checked:
         check_first(run, plan, kind, launch)
-    return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach)
+    return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, as_json=as_json)
 
 
-def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool) -> int:
+def carry_out(
+    run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool, as_json: bool = False
+) -> int:
     """Start a run that has been prepared, show all its ranks, and return what to end with.
 
     Args:
@@ -79,6 +82,7 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
         kind: the kind of cluster that made the plan.
         environ: the calling environment, and the job's secrets.
         detach: whether to leave it going and return.
+        as_json: whether stdout gets the run as JSON, and nothing else.
     """
     from allranks.clusters import launch as launching
 
@@ -90,10 +94,13 @@ def carry_out(run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str
     introduce(plan, run)
     _tell_news(started, run)
     if detach and not relay.interrupted():
-        return _leave_it(run)
+        return _leave_it(run, as_json=as_json)
     relay.attach(started, run)
-    _follow(run, started, kind)
-    return _conclude(_settle(run, kind))
+    _follow(run, started, kind, Live(keeps_stdout=as_json))
+    run = _settle(run, kind)
+    if as_json:
+        render.as_json(report(run))
+    return _conclude(run)
 
 
 def introduce(plan: Plan, run: Run) -> None:
@@ -132,8 +139,8 @@ def point_latest(run: Run) -> None:
         render.talk(f"allranks: note: {error.what}: {error.why}")  # The run goes on, and has its own name.
 
 
-def _leave_it(run: Run) -> int:
-    render.data(run.record.id)
+def _leave_it(run: Run, *, as_json: bool) -> int:
+    render.as_json(report(run)) if as_json else render.data(run.record.id)
     render.talk(f"next: allranks logs -f {name_to_type(run)}")
     return 0
 
@@ -205,10 +212,8 @@ class Relay:
             raise SystemExit(128 + number)
 
 
-def _follow(run: Run, started: Started, kind: ClusterKind) -> None:
+def _follow(run: Run, started: Started, kind: ClusterKind, live: Live) -> None:
     from allranks.runs.follow import follow
-
-    live = Live()
 
     def show(attempt: int) -> None:
         merged = live.merge(run, attempt=attempt)

@@ -57,6 +57,12 @@ def report(run: Run) -> dict[str, Any]:
     }
 
 
+def run_json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json`` to a verb that starts a run."""
+    help_text = "Write the run as JSON to stdout, as status does, at its end or with --detach; all else goes to stderr."
+    return click.option("--json", "as_json", is_flag=True, help=help_text)(function)
+
+
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--json`` to a verb that reports."""
     return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)

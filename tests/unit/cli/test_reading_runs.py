@@ -71,6 +71,22 @@ def test_ps(at, failed_run: Path):
     assert found == json.loads(at("status", "--json").stdout)
 
 
+def test_verbs_that_start_and_cancel_runs_write_json(allranks):
+    allranks.script("import sys, time\nprint('hello')\nif sys.argv[1:]:\n    time.sleep(300)\nsys.exit(3)\n")
+    done = allranks("run", "train.py", "--json")
+    found = json.loads(done.stdout)
+    assert (done.rc, found["status"]["state"], found["status"]["exit_code"]) == (3, "FAILED", 3)
+    assert "[0] hello\n" in done.stderr
+    again = allranks("resume", "--json")
+    assert (again.rc, json.loads(again.stdout)["id"]) == (3, found["id"])
+    cancelled = allranks("cancel", "--json")
+    assert (cancelled.rc, json.loads(cancelled.stdout)) == (0, json.loads(again.stdout))
+    left = allranks("run", "train.py", "--detach", "--json", "--", "stay")
+    assert (left.rc, json.loads(left.stdout)["command"]) == (0, "train.py stay")
+    cancelled = json.loads(allranks("cancel", "--json").stdout)
+    assert (cancelled["id"], cancelled["status"]["state"]) == (json.loads(left.stdout)["id"], "CANCELLED")
+
+
 def test_ps_of_some_states(at, failed_run: Path):
     assert at("ps", "--state", "failed").stdout.splitlines()[1].split()[0] == failed_run.name
     assert at("ps", "--state", "RUNNING", "--state", "FAILED", "--watch").stdout.count(failed_run.name) == 1
