@@ -123,7 +123,7 @@ def test_what_a_backend_lacks_is_skipped_with_its_words(allranks: Any) -> None:
 def test_a_rank_that_fails(allranks: Any, fault: str, code: int, error: str, place: str) -> None:
     done = allranks("test", *TWO, *hurt(allranks.folder / "site", fault, "rank 1"))
     assert done.rc == code
-    assert f"\nerror: {error}\n" in done.stderr
+    assert f"\nerror: {error}" in done.stderr
     assert place in next(line for line in done.stderr.splitlines() if "it ended with " in line)
 
 
