@@ -63,6 +63,18 @@ def test_all_ranks_meet(site: Site) -> None:
         assert_placed(site, run, [2, 2])
 
 
+@on("slurm", "pbs", "ssh")
+def test_ranks_that_never_meet_are_noted(site: Site) -> None:
+    """It takes more than 10 s: agents import torch on two nodes."""
+    site.lab.script("import torch\n")
+    run = site.start("alone", "train.py", [1, 1])
+    done = run.end()
+    assert done.rc == 0, done.stderr
+    note = "the 2 ranks formed no process group: each ran the whole script alone; "
+    assert f"\nallranks: note: {note}" in done.stderr
+    assert site.lab.record(run.folder)["status"]["reason"].startswith(note)
+
+
 @on("slurm", "ssh")
 def test_strangers_change_nothing(site: Site) -> None:
     """It takes more than 10 s: two ranks import torch on nodes of their own, and 41 kinds of talk reach each port."""
