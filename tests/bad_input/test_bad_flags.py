@@ -115,10 +115,9 @@ VERBS = {
     "submit": "allranks run submits a job and follows it, with --detach it returns at once",
     "attach": "allranks logs -f follows a run",
     "doctor": "allranks check",
-    "rm": "delete the directory of a run that has ended: rm -r runs/RUN",
-    "prune": "delete the directory of a run that has ended: rm -r runs/RUN",
+    "rm": "allranks prune removes old runs: allranks prune --older-than 30d",
     "xyzzy": "the commands are init, plan, check, test, run, node, resume, shell, ps, status, top, logs, cancel, "
-    "checkpoint, schema, completion; allranks --help says what they do",
+    "prune, checkpoint, schema, completion; allranks --help says what they do",
 }
 
 

@@ -19,7 +19,7 @@ from allranks.runs.status import State
 @run_arguments
 @json_option
 def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
-    """Tell what became of a run: the newest here, or RUN (its id, the beginning of it, or its folder)."""
+    """Show a run's status: the newest here, or RUN (its id, the beginning of it, or its folder)."""
     found = find(runs_folder(runs_folder_), run)
     if not found.record.status.state.is_final:
         from allranks.clusters.settle import settled

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, is_quick: bool, timeout: float, as_json: bool, **values: Any) -> int:
-    """Prove that distributed training works here, by a short one.
+    """Run a short distributed training as a self-test.
 
     Starts all ranks as allranks run does, with the job's nodes, environment and launcher, and a program of ours
     in place of its script. It does each collective operation and compares the result with the right one,

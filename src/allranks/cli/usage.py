@@ -16,7 +16,7 @@ _TAKES_A_JOB = ("run", "plan")
 #: Verbs that start something: a word that is merely like one of them is no reason to name it.
 _STARTS = frozenset(["run", "resume", "node", "test", "shell"])
 
-_REMOVE = "delete the directory of a run that has ended: rm -r runs/RUN"
+_REMOVE = "allranks prune removes old runs: allranks prune --older-than 30d"
 #: Verbs of other tools, and what does that here.
 _VERBS_OF_OTHERS = {
     "start": "allranks run starts a job, allranks resume starts a run again",
@@ -24,7 +24,7 @@ _VERBS_OF_OTHERS = {
     "submit": "allranks run submits a job and follows it, with --detach it returns at once",
     "attach": "allranks logs -f follows a run",
     "doctor": "allranks check",
-    **dict.fromkeys(("rm", "remove", "delete", "prune", "clean"), _REMOVE),
+    **dict.fromkeys(("rm", "remove", "delete", "clean"), _REMOVE),
 }
 
 _NOT_NEEDED = "not needed: leave it out"

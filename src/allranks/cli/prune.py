@@ -1,0 +1,96 @@
+"""``allranks prune``: remove old runs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from allranks import contract
+from allranks.cli import render
+from allranks.cli.runs import runs_folder
+from allranks.errors import RunFolderError, UsageError
+from allranks.job.units import format_count, parse_duration
+from allranks.runs.record import Run, load, run_ids
+from allranks.runs.saves import read_saves
+
+
+@click.command("prune")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the N newest runs.")
+@click.option("--older-than", metavar="TIME", help="Remove only runs that ended longer ago: 30d, 12h.")
+@click.option(
+    "--checkpoints", "with_checkpoints", is_flag=True, help="Remove the checkpoints of these runs too."
+)
+@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
+@click.option("--runs-folder", "folder", metavar="DIR", help="Folder that holds a folder for each run.")
+def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dry_run: bool, folder: str | None) -> int:
+    """Remove the directories of old runs that have ended, with their logs; their checkpoints stay.
+
+    With --keep and --older-than, a run is removed if both allow it.
+    """
+    if keep is None and older_than is None:
+        raise UsageError("which runs are old is not said", fix="allranks prune --keep 20, or --older-than 30d")
+    where, before = runs_folder(folder), time.time() - _seconds(older_than)
+    found = list(_ended(where, before, run_ids(where)[: -keep or None] if keep is not None else run_ids(where)))
+    for run in found:
+        kept = [] if with_checkpoints else _checkpoints(run)
+        if not dry_run:
+            _remove(run.folder, kept)
+        ago = render.age(run.record.status.ended or run.record.created)
+        stays = f"; stays: {', '.join(map(render.path, kept))}" if kept else ""
+        render.talk(f"{'would remove' if dry_run else 'removed'} {run.record.id}, {ago}{stays}")
+    latest = where / contract.LATEST
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink()
+    render.talk(f"{format_count(len(found), 'run')} {'would be ' if dry_run else ''}removed")
+    return 0
+
+
+def _seconds(text: str | None) -> float:
+    """Return the seconds of ``--older-than``; 0 without it.
+
+    Raises:
+        UsageError: it is not a duration.
+    """
+    try:
+        return 0.0 if text is None else parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"invalid --older-than: {text!r}", why=str(error), fix="--older-than 30d") from error
+
+
+def _ended(where: Path, before: float, ids: list[str]) -> Iterator[Run]:
+    """Yield the runs that ended before a time, in seconds since 1970; others go on or are too new."""
+    from allranks.clusters.settle import settled
+
+    for run_id in ids:
+        try:
+            run = settled(load(where / run_id))
+        except RunFolderError as error:
+            render.error(error)
+            continue
+        status = run.record.status
+        if status.state.is_final and (status.ended or run.record.created) <= before:
+            yield run
+
+
+def _checkpoints(run: Run) -> list[Path]:
+    """Return what of a run's directory holds checkpoints of ``ctx.checkpoints()``."""
+    folder = run.folder.resolve()
+    saved = {Path(save.path).resolve() for save in read_saves(run.folder) if save.path}
+    return sorted({run.folder / path.relative_to(folder).parts[0] for path in saved if path.is_relative_to(folder)})
+
+
+def _remove(folder: Path, kept: list[Path]) -> None:
+    """Remove a directory but for some entries; its record goes last, so that what was interrupted can go on."""
+    record = folder / contract.RECORD_FILE
+    entries = [entry for entry in folder.iterdir() if entry not in (*kept, record)]
+    try:
+        for entry in [*entries, record]:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if not kept:
+            folder.rmdir()
+    except OSError as error:
+        raise RunFolderError(f"cannot remove {render.path(folder)}", why=error.strerror) from error
