@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +67,19 @@ class JobCommand(click.Command):
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in groups."""
+        from allranks.cli.help_groups import sections
+
+        for title, rows in sections(ctx, self.get_params(ctx)):
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the target and all options of a job to a verb."""
     function = add_options(function, OPTIONS)
-    function = click.option("--binary", metavar="PROGRAM", help="Run a program that is no Python script.")(function)
+    function = click.option("--binary", metavar="PROGRAM", help="Run a program that is not a Python script.")(function)
     function = click.option("-m", "--module", metavar="NAME", help="Run a Python module, as python -m does.")(function)
     return click.argument("target", required=False, type=click.Path())(function)
 
@@ -89,8 +98,25 @@ def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[...
     if option.is_flag:
         return click.option(*names, _key(option), is_flag=True, default=None, help=option.help)
     return click.option(
-        *names, _key(option), metavar=option.metavar, multiple=option.multiple, default=None, help=option.help
+        *names,
+        _key(option),
+        metavar=option.metavar,
+        multiple=option.multiple,
+        default=None,
+        help=option.help,
+        shell_complete=partial(_complete, option),
     )
+
+
+def _complete(option: Option, ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the words that an option takes, where it takes some: those of its help, or the names of clusters."""
+    if option.path == "cluster":
+        from allranks.job.load import cluster_names
+
+        words = cluster_names(Path.cwd(), os.environ)
+    else:
+        words = [word for word in option.metavar.split("|") if "|" in option.metavar and word.islower()]
+    return [word for word in words if word.startswith(incomplete)]
 
 
 def _key(option: Option) -> str:

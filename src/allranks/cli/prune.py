@@ -21,9 +21,7 @@ from allranks.runs.saves import read_saves
 @click.command("prune")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the N newest runs.")
 @click.option("--older-than", metavar="TIME", help="Remove only runs that ended longer ago: 30d, 12h.")
-@click.option(
-    "--checkpoints", "with_checkpoints", is_flag=True, help="Remove the checkpoints of these runs too."
-)
+@click.option("--checkpoints", "with_checkpoints", is_flag=True, help="Remove the checkpoints of these runs too.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @click.option("--runs-folder", "folder", metavar="DIR", help="Folder that holds a folder for each run.")
 def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dry_run: bool, folder: str | None) -> int:

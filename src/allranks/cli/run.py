@@ -33,7 +33,16 @@ _ONE_REQUEST_SECONDS = 0.3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@click.command("run", cls=JobCommand)
+_EXAMPLES = """\b
+Examples:
+  allranks run train.py                                     here: on all GPUs, or one rank on the CPU
+  allranks run train.py --nproc-per-node 2 -- --epochs 3    two ranks; --epochs 3 is passed to the script
+  allranks run train.py --nodes gpu1,gpu2                   on two machines over SSH
+  allranks run job.yaml --on lab --nodes 2 --time 4h        on the cluster lab of clusters.yaml
+"""
+
+
+@click.command("run", cls=JobCommand, epilog=_EXAMPLES)
 @job_options
 @click.option(
     "--check/--no-check", "is_checked", default=True, help="Check quickly first what cannot work (the default)."

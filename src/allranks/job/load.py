@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.errors import AllranksError
 from allranks.job.checks import target_problems, text_problems, unknown_cluster, validated
 from allranks.job.files import (
     Reading,
@@ -140,6 +142,13 @@ def _cluster(
         problems.append(unknown_cluster(shown, setting, {_LOCAL: None, **entries}))
         return None, {}
     return Cluster(kind=_LOCAL), {}
+
+
+def cluster_names(folder: Path, environ: Mapping[str, str]) -> list[str]:
+    """Return the clusters that a job in a folder may name; without those of a file that is wrong."""
+    with suppress(AllranksError):
+        return ["local", *_entries(folder, folder, environ)]
+    return ["local"]
 
 
 def _entries(folder: Path, cwd: Path, environ: Mapping[str, str]) -> dict[str, _Entry]:

@@ -105,12 +105,16 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["allranks", "run", "--max-"], ["--max-restarts"]),
         (["allranks", "completion", "z"], ["zsh"]),
         (["allranks", "status", "de"], ["demo"]),
+        (["allranks", "run", "--backend", ""], ["nccl", "gloo"]),
+        (["allranks", "plan", "--launcher", "d"], ["direct"]),
+        (["allranks", "run", "--on", "l"], ["local", "lab"]),
     ],
     ids=" ".join,
 )
 def test_bash_completes(allranks, tmp_path: Path, words: list[str], found: list[str]):
     (allranks.folder / "runs" / "demo").mkdir(parents=True)
     (allranks.folder / "runs" / "demo" / "record.json").write_text("{}")
+    (allranks.folder / "clusters.yaml").write_text("lab: {kind: slurm}\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "--norc", "-c", COMPLETE, "bash", *words],
@@ -122,3 +126,19 @@ def test_bash_completes(allranks, tmp_path: Path, words: list[str], found: list[
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == found
+
+
+def test_the_help_of_run_shows_what_matters_first(allranks):
+    shown = allranks("run", "--help").stdout.splitlines()
+    titles = [line for line in shown if line.endswith(":") and line[0] != " "]
+    subjects = [
+        "What to run:",
+        "Ranks:",
+        "Nodes and network:",
+        "SSH:",
+        "Environment:",
+        "Slurm and PBS:",
+        "This command:",
+    ]
+    assert titles == ["Most used:", *subjects]
+    assert "  Examples:" in shown[shown.index("This command:") :]
