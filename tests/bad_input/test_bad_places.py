@@ -40,7 +40,7 @@ def test_port_in_use(allranks, taken_port: int, assert_nothing_left):
         "  fix: leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then",
     ]
     assert allranks.record()["status"]["state"] == "FAILED"
-    assert allranks("status").stdout.splitlines()[1].startswith("state      FAILED")
+    assert allranks("status").stdout.splitlines()[2].startswith("state      FAILED")
     assert_nothing_left(allranks.run())
 
 
@@ -53,7 +53,7 @@ def test_a_file_of_the_user_s_own_that_is_called_latest(allranks):
     done = allranks("run", "train.py")
     assert (done.rc, done.stdout, latest.read_text()) == (0, "[0] ran\n", "mine")
     assert note.replace("runs/", f"{latest.parent}/") in done.stderr
-    assert allranks("status").stdout.splitlines()[1].startswith("state      SUCCEEDED")
+    assert allranks("status").stdout.splitlines()[2].startswith("state      SUCCEEDED")
     latest.unlink()
     latest.symlink_to("../train.py")
     assert allranks("run", "train.py").rc == 0

@@ -108,13 +108,13 @@ def test_it_goes_on_without_this_machine(apart: Any, network: Network) -> None:
     run = wait_for_ranks(apart, "0:0", "1:1")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert re.search(r"^state +RUNNING ", apart("status", run.name).stdout, re.MULTILINE)
+    assert re.search(r"^state +RUNNING\b", apart("status", run.name).stdout, re.MULTILINE)
     assert apart("logs").stdout == "[0-1] up\n"
     follower = apart.popen("logs", "-f")
     assert apart("cancel").rc == 0
     assert follower.wait(20) == 0
     assert left_on(network, run) == {}
-    assert re.search(r"^state +CANCELLED ", apart("status", run.name).stdout, re.MULTILINE)
+    assert re.search(r"^state +CANCELLED\b", apart("status", run.name).stdout, re.MULTILINE)
 
 
 def test_what_is_copied(apart: Any, network: Network, ssh_nodes: SshNodes) -> None:

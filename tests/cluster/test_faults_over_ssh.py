@@ -324,7 +324,7 @@ def test_a_run_that_has_lost_its_launcher_ends_well(ssh: Any, network: Network) 
     (ssh.folder / "go").touch()
     out, _ = follower.communicate(timeout=30)
     assert (follower.returncode, out) == (0, b"[0-1] up\n")
-    assert re.search(r"^state +SUCCEEDED ", ssh("status", run.name).stdout, re.MULTILINE)
+    assert re.search(r"^state +SUCCEEDED\b", ssh("status", run.name).stdout, re.MULTILINE)
     assert left_on(network, run) == {}
 
 
@@ -344,4 +344,4 @@ def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> N
     wait_until("nothing left on any machine", lambda: left_on(mended, run) == {})
     _, err = process.communicate(timeout=PATIENCE)
     assert f"allranks: {run.name} was cancelled" in err.decode()
-    assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)
+    assert re.search(r"^state +CANCELLED\b", ssh("status", run.name).stdout, re.MULTILINE)

@@ -99,10 +99,10 @@ def test_a_run_that_was_left_alone_is_cancelled(ssh: Any, network: Network) -> N
     ssh.script(UP)
     assert ssh("run", "train.py", "--launcher", "legacy", "--detach", *MACHINES).rc == 0
     run = _wait_until_up(ssh)
-    assert re.search(r"^state +RUNNING ", ssh("status").stdout, re.MULTILINE)
+    assert re.search(r"^state +RUNNING\b", ssh("status").stdout, re.MULTILINE)
     assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
     assert (ssh("cancel").rc, left_on(network, run)) == (0, {})
-    assert re.search(r"^state +CANCELLED ", ssh("status").stdout, re.MULTILINE)
+    assert re.search(r"^state +CANCELLED\b", ssh("status").stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("launch", ["--agent", "--no-agent", "--launcher=legacy"])

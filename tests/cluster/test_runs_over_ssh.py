@@ -54,12 +54,12 @@ def test_a_launcher_that_is_killed_ends_nothing(ssh: Any, network: Network) -> N
     process.send_signal(signal.SIGKILL)
     process.wait()
     told = ssh("status", run.name).stdout
-    assert re.search(r"^state +RUNNING ", told, re.MULTILINE)
+    assert re.search(r"^state +RUNNING\b", told, re.MULTILINE)
     assert re.search(r"^ranks +2 on 2 nodes$", told, re.MULTILINE)
     assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
     done = ssh("cancel")
     assert (done.rc, left_on(network, run)) == (0, {})
-    assert re.search(r"^state +CANCELLED ", ssh("status", run.name).stdout, re.MULTILINE)
+    assert re.search(r"^state +CANCELLED\b", ssh("status", run.name).stdout, re.MULTILINE)
 
 
 def test_a_launcher_that_is_killed_while_it_starts_the_agents(ssh: Any, network: Network) -> None:
@@ -74,7 +74,7 @@ def test_a_launcher_that_is_killed_while_it_starts_the_agents(ssh: Any, network:
     process.wait()
     run = ssh.run()
     assert ssh.record(run)["handle"]["extra"] == {}
-    assert re.search(r"^state +PENDING ", ssh("status", run.name).stdout, re.MULTILINE)
+    assert re.search(r"^state +PENDING\b", ssh("status", run.name).stdout, re.MULTILINE)
     assert sorted(left_on(network, run)) == ["gpu01", "gpu02"]
     done = ssh("cancel")
     assert (done.rc, left_on(network, run)) == (0, {}), done.stderr
@@ -266,7 +266,7 @@ def test_what_is_attached_ends_with_its_command(ssh: Any, network: Network, numb
     assert process.returncode == (-9 if number is signal.SIGKILL else 129)
     wait_until("the end on both nodes", lambda: left_on(network, run) == {})
     told = ssh("status", run.name).stdout
-    assert re.search(r"^state +CANCELLED ", told, re.MULTILINE), told
+    assert re.search(r"^state +CANCELLED\b", told, re.MULTILINE), told
 
 
 def test_what_is_attached_ends_as_all_else(ssh: Any, network: Network) -> None:

@@ -144,7 +144,7 @@ def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None
     assert weights_in(out)[0] == undisturbed(ssh, *OPTIONS)[0]
     assert f"allranks: {run.name} succeeded in " in err
     told = ssh("status", run.name).stdout
-    assert re.search(r"^state +SUCCEEDED ", told, re.MULTILINE)
+    assert re.search(r"^state +SUCCEEDED\b", told, re.MULTILINE)
     assert re.search(r"^ranks +2 on 2 nodes$", told, re.MULTILINE)
     assert left_on(mended, run) == {}
 

@@ -87,7 +87,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slu
     assert f"not waiting; it is cancelled\r\nnext: allranks status {stubborn.run().name}\r\n" in terminal.shown
     assert "the ranks have" not in terminal.shown
     slurm.wait_for_state(int(job), "CANCELLED")
-    assert re.search(r"^state +CANCELLED ", stubborn("status").stdout, re.MULTILINE)
+    assert re.search(r"^state +CANCELLED\b", stubborn("status").stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

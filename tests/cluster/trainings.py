@@ -63,7 +63,7 @@ class Training:
     def end(self) -> str:
         """Let it go on at full speed, and return what it has printed when it has ended well; ``said``, what is told."""
         (self.lab.folder / "go").touch()
-        out, err = self.process.communicate(timeout=PATIENCE)
+        out, err = self.process.communicate(timeout=2 * PATIENCE)  # Of several attempts, it may be.
         self.said = err.decode().splitlines()
         assert self.process.returncode == 0, err.decode()
         assert self.state == "SUCCEEDED"

@@ -82,6 +82,7 @@ def main() -> None:
             options.folder,
             every=every,
             background=not options.hurt,
+            save_at_end=False,  # What continues shall do so in the middle of an epoch.
             model=model,
             optimizer=optimizer,
             schedule=schedule,

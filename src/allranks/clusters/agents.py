@@ -219,7 +219,7 @@ def said(folder: Path) -> Said:
 
 def failed_setup(folder: Path) -> tuple[str, int] | None:
     """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
-    said = next(reversed(tail(folder / contract.AGENT_LOG)), "")
+    said = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
     if found := _EXITED.fullmatch(said):
         return f"{found[1]} failed: {found[2]}", int(found[3])
     if found := _FAILED.fullmatch(said):
