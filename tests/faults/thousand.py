@@ -59,28 +59,33 @@ class Damaging(Torment):
 
 
 class Filling(Torment):
-    """Fills the disk of the checkpoints, and kills a rank meanwhile."""
+    """Fills the disk of the checkpoints, and then kills a rank."""
 
-    def _hit(self, process: Any) -> bool:
-        filler = self.checkpoints.parent / "filler"
-        with filler.open("wb") as stream:
+    def _wait(self, process: Any) -> None:
+        super()._wait(process)
+        with (self.checkpoints.parent / "filler").open("wb") as stream:
             try:
                 while True:
                     stream.write(bytes(1 << 16))
                     stream.flush()
             except OSError:
                 pass  # It is full.
+
+    def _hit(self, process: Any) -> bool:
         try:
             return super()._hit(process)
         finally:
-            filler.unlink()
+            (self.checkpoints.parent / "filler").unlink(missing_ok=True)
 
 
 class Locking(Torment):
-    """Makes the disk of the checkpoints one that can only be read, and kills a rank meanwhile."""
+    """Makes the disk of the checkpoints one that can only be read, and then kills a rank."""
+
+    def _wait(self, process: Any) -> None:
+        super()._wait(process)
+        self._remount("ro")
 
     def _hit(self, process: Any) -> bool:
-        self._remount("ro")
         try:
             return super()._hit(process)
         finally:
