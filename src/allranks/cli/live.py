@@ -14,8 +14,8 @@ from allranks import contract
 from allranks.cli import render
 from allranks.errors import AllranksError
 from allranks.runs.follow import Tail
+from allranks.runs.lineform import LineForm
 from allranks.runs.merge import MergedLogs
-from allranks.runs.prefix import LineForm
 from allranks.runs.record import Run
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
@@ -48,16 +48,17 @@ class Live:
     """Two sinks for merged logs, and a progress bar below what goes through them.
 
     Args:
-        form: which lines are shown, and how. All that is JSON goes to stdout.
+        form: which lines are shown, and how; all that is JSON goes to stdout. None, as of a run that is followed: all
+            lines, and on a terminal tracebacks without the frames of other people's code.
         keeps_stdout: whether all lines go to stderr, because stdout is for something else.
     """
 
     def __init__(self, form: LineForm | None = None, *, keeps_stdout: bool = False) -> None:
-        self._form = form
+        self._form = form or LineForm(fold_frames=sys.stderr.isatty())
         self._lively = render.is_lively(sys.stderr)
         self._outlets = (Outlet(1), Outlet(2))
         out, err = (_WipingSink(outlet, self.wipe) for outlet in self._outlets)
-        self._sinks = (err if keeps_stdout else out, out if form and form.as_json else err)
+        self._sinks = (err if keeps_stdout else out, out if self._form.as_json else err)
         self._tail: Tail | None = None
         self._drawn = b""
         self._told = False
@@ -88,7 +89,6 @@ class Live:
             colour=colour,
             nnodes=record.nnodes,
             world_size=record.world_size,
-            fold_frames=sys.stderr.isatty() and self._form is None,
             form=self._form,
         )
 

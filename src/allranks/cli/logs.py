@@ -17,8 +17,8 @@ from allranks.cli.live import Live
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
 from allranks.job.units import parse_duration
+from allranks.runs.lineform import LineForm
 from allranks.runs.merge import MergedLogs
-from allranks.runs.prefix import LineForm
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2

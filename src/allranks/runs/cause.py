@@ -34,7 +34,6 @@ _NO_CAUSE = re.compile(
     r"\s|\W*$|(?:frame )?#\d+:? |Exception raised from |C\+\+ CapturedTraceback:|Extension modules: "
     r"|CUDA kernel errors might be |For debugging consider passing CUDA_|Compile with .TORCH_USE_CUDA_DSA"
     r"|Set the environment variable HYDRA_FULL_ERROR|wandb:|.*resource_tracker|.*:\d+: \w*Warning: "
-    r"|allranks: environment\.\w+: \".*\" ended the set-up "
     r"|\[?[IW]\d{4} |(?:.{0,40}[ \[|])?(?:INFO|DEBUG)[\]: |]|.*\d%\|"
 )
 #: What stands before the first line of an error of ours.

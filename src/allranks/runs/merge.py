@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks.runs.fold import Fold
+from allranks.runs.lineform import UNKNOWN_ARRIVAL, LineForm
 from allranks.runs.logindex import KINDS, Growth
 from allranks.runs.pending import Run, Source
-from allranks.runs.prefix import UNKNOWN_ARRIVAL, LineForm, Prefixes
+from allranks.runs.prefix import Prefixes
 from allranks.runs.streams import AttemptLogs, LogStream
 
 #: Ranks' lines fold when they arrived within this many ms: a tick of the index, its jitter, and some skew.
@@ -55,7 +56,6 @@ class MergedLogs:
         colour: colour the prefixes by rank.
         nnodes: how many nodes the attempt has, if known; else as many as there are folders.
         world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
-        fold_frames: show of tracebacks only the frames in the user's code, and count the others.
         form: which lines are shown, and how; None: all, each with its prefix.
         clock: monotonic seconds.
     """
@@ -72,7 +72,6 @@ class MergedLogs:
         colour: bool = False,
         nnodes: int | None = None,
         world_size: int | None = None,
-        fold_frames: bool = False,
         form: LineForm | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,7 +83,6 @@ class MergedLogs:
         self._prefix = Prefixes(colour)
         self._form = form or LineForm()
         self._nnodes = nnodes
-        self._fold_frames = fold_frames
         self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
         self._clock = clock
         self._latest = 0
@@ -170,7 +168,7 @@ class MergedLogs:
             rank = b"[rank%d]: " % stream.source.rank
             if rank in block:
                 block = (b"\n" + block).replace(b"\n" + rank, b"\n")[1:]
-            if self._fold_frames:
+            if self._form.fold_frames:
                 block = stream.frames.fold(block)
         self._take_in(stream, arrival, block)
 

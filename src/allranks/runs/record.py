@@ -251,15 +251,16 @@ def _created(run: Path) -> tuple[float, str]:
 def _newest(folder: Path) -> Run:
     """Return the newest run of this user, or else of all; ``latest`` of a shared folder may be another user's."""
     latest = folder / contract.LATEST
-    if _is_run(latest, unreadable=False) and _is_mine(latest):
+    if _is_run(latest, unreadable=False) and is_mine(latest):
         return load(latest.resolve())
     if ids := run_ids(folder):
-        mine = [run_id for run_id in ids if _is_mine(folder / run_id)]
+        mine = [run_id for run_id in ids if is_mine(folder / run_id)]
         return load(folder / (mine or ids)[-1])
     raise RunNotFoundError(f"there is no run in {folder}", fix="start one: allranks run train.py")
 
 
-def _is_mine(path: Path) -> bool:
+def is_mine(path: Path) -> bool:
+    """Tell whether this user owns a run's directory."""
     return path.stat().st_uid == os.geteuid()
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks import contract
+from allranks.runs.lineform import LineForm
 from allranks.runs.lines import LONGEST
 from allranks.runs.merge import HOLD
 
@@ -491,7 +492,7 @@ def test_a_traceback_of_all_ranks_is_shown_once(
     attempt: FakeAttempt, fold_frames: bool, shown: str, at_once: bool
 ) -> None:
     """Torch puts the rank before each line, once there is a process group."""
-    merged = attempt.merged(fold_frames=fold_frames)
+    merged = attempt.merged(form=LineForm(fold_frames=fold_frames))
     lines = RAISED.splitlines(keepends=True)
     for part in [lines] if at_once else [lines[:4], lines[4:5], lines[5:14], lines[14:]]:
         for rank in range(4):
@@ -506,7 +507,7 @@ def test_a_traceback_of_all_ranks_is_shown_once(
 def test_frames_at_the_end_of_a_log_are_counted(attempt: FakeAttempt) -> None:
     attempt.write(0, RAISED[: RAISED.index("RuntimeError")].encode(), "err")
     attempt.tick(50)
-    attempt.merged(fold_frames=True).finish()
+    attempt.merged(form=LineForm(fold_frames=True)).finish()
     assert attempt.shown().decode().endswith("\n[0]   … 1 frame in torch\n")
 
 
