@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.runs import runs_folder
+from allranks.cli.runs import runs_folder, settled_runs
 from allranks.errors import RunFolderError, UsageError
 from allranks.job.units import format_count, parse_duration
-from allranks.runs.record import Run, load, run_ids
+from allranks.runs.record import Run, is_mine, run_ids
 from allranks.runs.saves import read_saves
 
 
@@ -25,25 +24,28 @@ from allranks.runs.saves import read_saves
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @click.option("--runs-folder", "folder", metavar="DIR", help="Folder that holds a folder for each run.")
 def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dry_run: bool, folder: str | None) -> int:
-    """Remove the directories of old runs that have ended, with their logs; their checkpoints stay.
+    """Remove the directories of your old runs that have ended, with their logs; their checkpoints stay.
 
     With --keep and --older-than, a run is removed if both allow it.
     """
     if keep is None and older_than is None:
         raise UsageError("which runs are old is not said", fix="allranks prune --keep 20, or --older-than 30d")
-    where, before = runs_folder(folder), time.time() - _seconds(older_than)
-    found = list(_ended(where, before, run_ids(where)[: -keep or None] if keep is not None else run_ids(where)))
-    for run in found:
+    where, before, removed = runs_folder(folder), time.time() - _seconds(older_than), 0
+    ids = [run_id for run_id in run_ids(where) if is_mine(where / run_id)]
+    for run in settled_runs(where, ids[: -keep if keep else None]):
+        ended = run.record.status.ended or run.record.created
+        if not run.record.status.state.is_final or ended > before:
+            continue  # It goes on, or is too new.
         kept = [] if with_checkpoints else _checkpoints(run)
         if not dry_run:
             _remove(run.folder, kept)
-        ago = render.age(run.record.status.ended or run.record.created)
+        removed += 1
         stays = f"; stays: {', '.join(map(render.path, kept))}" if kept else ""
-        render.talk(f"{'would remove' if dry_run else 'removed'} {run.record.id}, {ago}{stays}")
+        render.talk(f"{'would remove' if dry_run else 'removed'} {run.record.id}, {render.age(ended)}{stays}")
     latest = where / contract.LATEST
     if latest.is_symlink() and not latest.exists():
         latest.unlink()
-    render.talk(f"{format_count(len(found), 'run')} {'would be ' if dry_run else ''}removed")
+    render.talk(f"{format_count(removed, 'run')} {'would be ' if dry_run else ''}removed")
     return 0
 
 
@@ -59,26 +61,12 @@ def _seconds(text: str | None) -> float:
         raise UsageError(f"invalid --older-than: {text!r}", why=str(error), fix="--older-than 30d") from error
 
 
-def _ended(where: Path, before: float, ids: list[str]) -> Iterator[Run]:
-    """Yield the runs that ended before a time, in seconds since 1970; others go on or are too new."""
-    from allranks.clusters.settle import settled
-
-    for run_id in ids:
-        try:
-            run = settled(load(where / run_id))
-        except RunFolderError as error:
-            render.error(error)
-            continue
-        status = run.record.status
-        if status.state.is_final and (status.ended or run.record.created) <= before:
-            yield run
-
-
 def _checkpoints(run: Run) -> list[Path]:
     """Return what of a run's directory holds checkpoints of ``ctx.checkpoints()``."""
     folder = run.folder.resolve()
     saved = {Path(save.path).resolve() for save in read_saves(run.folder) if save.path}
-    return sorted({run.folder / path.relative_to(folder).parts[0] for path in saved if path.is_relative_to(folder)})
+    here = {path for path in saved if path.exists() and path.is_relative_to(folder)}
+    return sorted({run.folder / path.relative_to(folder).parts[0] for path in here})
 
 
 def _remove(folder: Path, kept: list[Path]) -> None:

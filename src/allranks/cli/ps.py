@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option, report, runs_folder
-from allranks.errors import RunFolderError
+from allranks.cli.runs import json_option, report, runs_folder, settled_runs
 from allranks.job.units import format_count
-from allranks.runs.record import Run, load, run_ids, unreadable
+from allranks.runs.record import Run, run_ids, unreadable
 from allranks.runs.status import State
 
 _HEADER = ("RUN", "STATE", "EXIT", "RANKS", "CLUSTER", "STARTED", "TOOK", "COMMAND", "REASON")
@@ -58,20 +58,8 @@ def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: 
 
 def _runs(where: Path, last: int, states: tuple[str, ...]) -> list[Run]:
     """Return the newest runs, in these states or in any, the newest last."""
-    from allranks.clusters.settle import settled
-
-    runs: list[Run] = []
-    for run_id in reversed(run_ids(where)):
-        try:
-            run = settled(load(where / run_id))
-        except RunFolderError as error:
-            render.error(error)
-            continue
-        if not states or run.record.status.state.value in states:
-            runs.insert(0, run)
-        if len(runs) == last:
-            break
-    return runs
+    found = settled_runs(where, reversed(run_ids(where)))
+    return [*islice((run for run in found if not states or run.record.status.state.value in states), last)][::-1]
 
 
 def _text(runs: list[Run]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.cli import render
+from allranks.errors import RunFolderError
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
@@ -42,6 +43,18 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
 
     ids = run_ids(runs_folder(ctx.params.get("runs_folder_")))
     return [run_id for run_id in reversed(ids) if run_id.startswith(incomplete)]
+
+
+def settled_runs(folder: Path, ids: Iterable[str]) -> Iterator[Run]:
+    """Yield runs, with what is known of them now; one whose record is damaged is reported and left out."""
+    from allranks.clusters.settle import settled
+    from allranks.runs.record import load
+
+    for run_id in ids:
+        try:
+            yield settled(load(folder / run_id))
+        except RunFolderError as error:
+            render.error(error)
 
 
 def report(run: Run) -> dict[str, Any]:

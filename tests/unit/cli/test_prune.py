@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ def test_the_newest_are_kept_and_all_of_the_others_goes_where_asked(allranks: An
 def test_both_must_allow_it(allranks: Any, runs: Path) -> None:
     assert allranks("prune", "--keep", "2", "--older-than", "30d").stderr.endswith("1 run removed\n")
     assert allranks("prune", "--keep", "1", "--older-than", "30d").stderr == "0 runs removed\n"
+    assert allranks("prune", "--keep", "4").stderr == "0 runs removed\n"
 
 
 def test_a_run_that_goes_on_stays(allranks: Any) -> None:
@@ -63,6 +66,15 @@ def test_a_run_that_goes_on_stays(allranks: Any) -> None:
     assert process.stdout.readline() == b"[0] ready\n"
     assert allranks("prune", "--keep", "0").stderr == "0 runs removed\n"
     assert (allranks.run() / "record.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a run to another user")
+def test_runs_of_others_and_checkpoints_that_are_gone_do_not_count(allranks: Any, runs: Path) -> None:
+    first, second, third = allranks.runs()
+    shutil.rmtree(first / "checkpoints")
+    os.chown(second, 65534, -1)
+    assert allranks("prune", "--keep", "1").stderr.endswith(" d ago\n1 run removed\n")
+    assert allranks.runs() == [second, third]
 
 
 @pytest.mark.parametrize(
