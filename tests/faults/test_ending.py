@@ -297,7 +297,7 @@ def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
     done = allranks("run", "job.yaml")
     assert done.rc == 1
     assert f"error: {watch.run.name} FAILED: line 1 of environment.node_setup failed: false\n" in done.stderr
-    assert "  why: false failed with exit code 1 (" in done.stderr
+    assert "  why: " not in done.stderr
     assert watch.status()["state"] == "FAILED"
 
 

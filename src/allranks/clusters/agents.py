@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import Said
-from allranks.runs.cause import cause_of, tail
+from allranks.runs.cause import find_cause, tail
 from allranks.runs.events import Event, read_events
 from allranks.runs.launcher_log import causes
 from allranks.runs.status import State, Status
@@ -212,7 +212,8 @@ def said(folder: Path) -> Said:
     if launcher_log.exists() and (found := causes(launcher_log)):
         return Said(launcher_log, found)
     log = folder / contract.AGENT_LOG
-    last = cause_of(log)
+    lines = tail(log)
+    last = find_cause(lines[:-1] if failed_setup(folder) else lines)  # The line that failed is named anyway.
     is_cause = last is not None and not _SETTING.match(last)
     return Said(log if log.exists() else None, [last] if last and is_cause else [])
 

@@ -46,8 +46,6 @@ class Answer:
     def last_words(self) -> str:
         """The last line of stderr, where ssh and most programs say what is wrong."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        if len(lines) > 1 and " ended the set-up with exit code " in lines[-1]:
-            lines.pop()  # Our own word on an ``exit`` (see plan/script.py): the user's own is before it.
         # A connection that was kept, and breaks, ends without a word.
         return lines[-1] if lines else BROKE if self.unreached else f"exit code {self.code}"
 

@@ -20,7 +20,7 @@ from allranks.plan.orders import orders, random_port
 from allranks.plan.plain_script import own_place, plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.resolve import environment_of, missing_here, only_over_ssh, python_of, unused_scheduler, workdir_of
-from allranks.plan.script import agent_script, node_setup
+from allranks.plan.script import agent_script, naming_exits, node_setup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +151,7 @@ def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: La
     head = node_setup(
         title=f"allranks {allranks.__version__}: node {spec.node} of run {run_dir.name}; {by_hand}",
         workdir=str(workdir),
-        environment=chosen,
+        environment=naming_exits(chosen),
         settings=(
             *settings,
             Reason(contract.DECIDED, " ".join(decided), "a run that a rank starts inherits none of these"),

@@ -137,21 +137,23 @@ def _is_whole(line: str) -> bool:
 
 def _setup(environment: Environment) -> list[str]:
     lines: list[str] = []
-    lines += _users_block("environment.setup", environment.setup)
+    lines += _block("environment.setup", users_lines(environment.setup))
     lines += _block("environment.modules", _modules(environment.modules))
     lines += _block("environment.conda", [*_NO_CONDA, *conda_lines(environment.conda)] if environment.conda else ())
     lines += _block("environment.venv", venv_lines(environment.venv))
-    lines += _users_block("environment.node_setup", environment.node_setup)
+    lines += _block("environment.node_setup", users_lines(environment.node_setup))
     return lines
 
 
-def _users_block(key: str, lines: Sequence[str]) -> list[str]:
-    """Return the block of a user's lines; an ``exit`` among them is named, which no ERR trap hears of."""
-    block = _block(key, users_lines(lines))
-    if not any(re.search(r"\bexit\b", line) for line in lines):
-        return block
-    said = f'allranks: {key}: \\"$BASH_COMMAND\\" ended the set-up with exit code $?'
-    return [f"""trap 'echo "{said}" >&2' EXIT""", *block[:-1], "trap - EXIT", ""]
+def naming_exits(environment: Environment) -> Environment:
+    """Return an environment whose set-up lines name an ``exit`` among them, which no ERR trap hears of."""
+    named = {}
+    for key in ("setup", "node_setup"):
+        lines = getattr(environment, key)
+        if any(re.search(r"\bexit\b", line) for line in lines):
+            said = f'allranks: environment.{key}: \\"$BASH_COMMAND\\" ended the set-up with exit code $?'
+            named[key] = (f"""trap 'echo "{said}" >&2' EXIT""", *lines, "trap - EXIT")
+    return environment.model_copy(update=named)
 
 
 def _block(why: str, lines: Iterable[str]) -> list[str]:
