@@ -24,6 +24,9 @@ END_TIME: Final = "ALLRANKS_END_TIME"
 #: Exit code of a rank that was asked to stop, has saved and wants to be started again. It is EX_TEMPFAIL of
 #: sysexits.h: a temporary failure, the user is invited to try again.
 CONTINUE_LATER: Final = 75
+#: A signal that comes twice within this time is one request: a terminal sends Ctrl-C to a command and its children, and
+#: the command passes it on.
+ONE_REQUEST_SECONDS: Final = 0.3
 #: Exit code of an attempt that does not begin, because there were enough of them: EX_UNAVAILABLE of sysexits.h.
 GIVEN_UP: Final = 69
 

@@ -18,10 +18,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from allranks import contract
 from allranks.agent.channel import Channel
 from allranks.agent.messages import Message
-from allranks.agent.outcome import Outcome, failed, succeeded
+from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
 from allranks.agent.places import filled
 from allranks.agent.strangers import Strangers
 from allranks.contract import NodeSpec
@@ -393,7 +392,7 @@ class Hub:
 
     def _well(self, here: list[_Peer]) -> Outcome:
         if any(peer.report and peer.report["continue"] for peer in here):
-            return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+            return PREEMPTED
         return succeeded(self._node, sum(peer.ranks for peer in here), self._stores.was_used)
 
     def _too_few(self) -> Outcome:

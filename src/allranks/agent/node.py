@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from allranks import contract
 from allranks.agent.group import RankGroup
 from allranks.agent.one_node import run_one_node
-from allranks.agent.outcome import Outcome, failed, succeeded
+from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
 from allranks.agent.ranks import Ranks, StarterGoneError
 from allranks.agent.stop import Stop, StopRequestedError
 from allranks.agent.telling import Heartbeat, complain
@@ -141,13 +141,9 @@ def _outcome(node: NodeSpec, start: Start, group: RankGroup, events: EventWriter
         if group.first_failure is None:
             return Outcome("CANCELLED", 128 + number, str(error))
         # A rank had failed before, and the others were being ended for that.
-    if group.first_failure:
-        rank, ended = group.first_failure
-        return failed(rank, ended.code)
-    leaving = group.left_with(contract.CONTINUE_LATER)
-    if leaving is not None and not _may_have_saved(node, start.stop):
-        return failed(leaving, contract.CONTINUE_LATER)
-    return Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+    assert group.first_failure
+    rank, ended = group.first_failure
+    return failed(rank, ended.code)
 
 
 def _may_have_saved(node: NodeSpec, stop: Stop) -> bool:
@@ -160,7 +156,7 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     """Run the ranks, with all their restarts; none is left when this returns or raises.
 
     Returns:
-        How it has ended on all nodes; None if the ranks of the only node tell.
+        How it has ended on all nodes; None if a rank of the only one has failed.
     """
     torch = TorchImport()
     if start.needs_torch:
@@ -175,8 +171,12 @@ def _see_to_the_end(node: NodeSpec, start: Start, group: RankGroup, events: Even
     except BaseException:
         group.give_up()
         raise
-    is_done = group.first_failure is None and not group.wants_to_continue
-    return succeeded(node, node.nproc_per_node, have_met) if is_done else None
+    if group.first_failure:
+        return None
+    leaving = group.left_with(contract.CONTINUE_LATER)
+    if leaving is None:
+        return succeeded(node, node.nproc_per_node, have_met)
+    return PREEMPTED if _may_have_saved(node, start.stop) else failed(leaving, contract.CONTINUE_LATER)
 
 
 def _tell_start(start: Start, events: EventWriter) -> None:

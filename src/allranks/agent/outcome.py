@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks import processes
+from allranks import contract, processes
 from allranks.agent.warmth import group_advice
 from allranks.contract import NodeSpec
 
@@ -28,11 +28,16 @@ class Outcome:
     lost: tuple[str, ...] = ()
 
 
+#: Of ranks that a request has ended: whoever asked starts them again.
+PREEMPTED = Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+
+
 def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
     """Return the success of so many ranks; its reason says so if each of them has trained alone."""
-    advice = group_advice(node) if ranks > 1 and not have_met else None
-    reason = f"the {ranks} ranks formed no process group: each ran the whole script alone; {advice}"
-    return Outcome("SUCCEEDED", 0, reason if advice else None)
+    reason = None
+    if ranks > 1 and not have_met and (advice := group_advice(node)):
+        reason = f"the {ranks} ranks formed no process group: each ran the whole script alone; {advice}"
+    return Outcome("SUCCEEDED", 0, reason)
 
 
 def failed(rank: int, code: int, host: str | None = None) -> Outcome:

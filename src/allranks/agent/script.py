@@ -41,7 +41,7 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
     except SystemExit as end:
         if isinstance(end.code, str):
             _record(end.code)
-        if not end.code:
+        elif not end.code:
             _note_lone_accelerate()
         raise
     except BaseException:

@@ -18,8 +18,6 @@ from allranks import contract
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: What schedulers send ahead of the end. It ends nothing here: ranks that listen get it, save, and leave by themselves.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-#: A signal that comes twice within this time is one request: a group and its leader may each have got it.
-_ONE_REQUEST_SECONDS = 0.3
 
 
 class StopRequestedError(Exception):
@@ -94,7 +92,7 @@ class Stop:
             self._note(signal.Signals(number), f"got {signal.Signals(number).name}")
             if self._early:
                 self._early(self)
-        elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
+        elif time.monotonic() - self._since > contract.ONE_REQUEST_SECONDS:
             self.hurry = True
 
     def _note(self, number: signal.Signals, why: str) -> None:

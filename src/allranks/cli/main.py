@@ -34,12 +34,12 @@ VERBS = {
 
 #: Words of other tools that mean exactly the same.
 SAME = {
-    "ls": ("ps",),
-    "list": ("ps",),
-    "stop": ("cancel",),
-    "kill": ("cancel",),
-    "help": ("--help",),
-    "version": ("--version",),
+    "ls": "ps",
+    "list": "ps",
+    "stop": "cancel",
+    "kill": "cancel",
+    "help": "--help",
+    "version": "--version",
 }
 
 CONTEXT = {
@@ -61,7 +61,7 @@ class Verbs(click.Group):
         if args[:1] == ["help"] and len(args) > 1:
             args = [*args[1:], "--help"]
         if args and args[0] in SAME:
-            args = [*SAME[args[0]], *args[1:]]
+            args = [SAME[args[0]], *args[1:]]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks import contract
 from allranks.cli import render
 from allranks.cli.check_first import check_first
 from allranks.cli.explain import explain
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
 
-#: Two signals within this time are one request: a terminal that is closed, or a group that is told, sends several.
-_ONE_REQUEST_SECONDS = 0.3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -214,7 +213,7 @@ class Relay:
                 fix = f"allranks cancel {name_to_type(self._run)}"
                 raise LaunchError(f"the job goes on: {error.what}", why=error.why, fix=fix) from error
             self._cancelled = True
-        elif time.monotonic() - self._since > _ONE_REQUEST_SECONDS:
+        elif time.monotonic() - self._since > contract.ONE_REQUEST_SECONDS:
             name = name_to_type(self._run)
             what = "it is cancelled" if self._cancelled else f"the cluster has not said so yet: allranks cancel {name}"
             render.talk(f"allranks: {number.name}: not waiting; {what}\nnext: allranks status {name}")

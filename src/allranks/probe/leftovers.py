@@ -30,10 +30,11 @@ def leftovers(order: Order) -> list[dict[str, Any]]:
     ours = set(processes.lineage())
     of_runs = {pid: run for pid in processes.process_ids() if pid not in ours and (run := processes.told(pid, *_MARKS))}
     lost = {pid: run for pid, run in of_runs.items() if _has_lost(pid, of_runs)}
-    left = {
-        run for run in {*lost.values()} if not _is_alive(run, {pid for pid in of_runs if of_runs[pid] == run}, lost)
-    }
-    return [_told(pid, run) for pid, run in lost.items() if run in left]
+    alive = set()
+    for run in {*lost.values()}:
+        if _is_alive(run, {pid for pid in of_runs if of_runs[pid] == run}, lost):
+            alive.add(run)
+    return [_told(pid, run) for pid, run in lost.items() if run not in alive]
 
 
 def _is_alive(run: str, pids: set[int], lost: Container[int]) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from allranks.runtime.environment import RankEnvironment
     from allranks.runtime.trackers import Tracker
 
+_PRECISIONS = ("fp32", "bf16", "fp16")
 #: What to call when the open context closes, by process id: a forked child has none open.
 _open: dict[int, list[Callable[[], None]]] = {}
 #: The stores of this process, which a second init() after a close() uses again, under another prefix.
@@ -137,8 +138,8 @@ def _check(precision: str, log_every: int, trackers: Sequence[str | Tracker]) ->
     Raises:
         RankError: an argument is invalid.
     """
-    if precision not in ("fp32", "bf16", "fp16"):
-        raise unknown("precision", precision, ("fp32", "bf16", "fp16"))
+    if precision not in _PRECISIONS:
+        raise unknown("precision", precision, _PRECISIONS)
     if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
         raise RankError(
             f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"

@@ -27,9 +27,6 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 TYPED = (signal.SIGINT, signal.SIGHUP)
 #: What asks a training that saves to stop.
 SIGNALS = (signal.SIGTERM, *WARNINGS, *TYPED)
-#: A signal that comes twice within this time is one request: a terminal sends Ctrl-C to torchrun and its ranks, and
-#: torchrun passes it on.
-_ONE_REQUEST_SECONDS = 0.3
 #: When the job will be ended, in seconds since 1970: our own word, then Slurm's (sbatch(1), OUTPUT ENVIRONMENT).
 _END_TIMES = (contract.END_TIME, "SLURM_JOB_END_TIME")
 
@@ -75,8 +72,9 @@ class Stop:
     def _note(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number)
         theirs = self._before.get(name)
-        first = self._received.setdefault(name, time.monotonic())
-        if name in TYPED and time.monotonic() - first > _ONE_REQUEST_SECONDS:
+        now = time.monotonic()
+        first = self._received.setdefault(name, now)
+        if name in TYPED and now - first > contract.ONE_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL if theirs is None else theirs)
             signal.raise_signal(number)
         elif callable(theirs) and theirs is not signal.default_int_handler:

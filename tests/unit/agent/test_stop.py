@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from allranks.agent import stop as stop_module
+from allranks import contract
 from allranks.agent.outcome import failed
 from allranks.agent.stop import SIGNALS, Stop, StopRequestedError
 
@@ -60,7 +60,7 @@ def test_a_second_signal_is_a_hurry_but_not_one_that_came_with_the_first(stop, m
     _send(signal.SIGINT)
     _send(signal.SIGINT)
     assert not stop.hurry
-    monkeypatch.setattr(stop_module, "_ONE_REQUEST_SECONDS", 0.0)
+    monkeypatch.setattr(contract, "ONE_REQUEST_SECONDS", 0.0)
     _send(signal.SIGTERM)
     assert stop.hurry
     assert _taken_up(stop) == (signal.SIGINT, "got SIGINT")

@@ -155,12 +155,10 @@ def processes(fact: Any, node: Node, seen: Seen) -> Finding:
     soft, tasks = fact["nproc"][0], fact["tasks"]
     bounds = [each for each in (soft, tasks) if each is not None]
     what = str(min(bounds)) if bounds else "unlimited"
-    if (kernel := fact.get("kernel")) is not None and kernel < seen.plan.nproc_per_node:
-        bounds = [*bounds, kernel]
-        what = str(min(bounds))
-    if bounds and min(bounds) < seen.plan.nproc_per_node:
+    most = min((each for each in (*bounds, fact.get("kernel")) if each is not None), default=None)
+    if most is not None and most < seen.plan.nproc_per_node:
         ranks = format_count(seen.plan.nproc_per_node, "rank")
-        return failed(f"{what} at most, and {ranks} are asked for", fix=f"--nproc-per-node {min(bounds)} or fewer")
+        return failed(f"{most} at most, and {ranks} are asked for", fix=f"--nproc-per-node {most} or fewer")
     if bounds and min(bounds) < seen.plan.nproc_per_node * _PROCESSES_PER_RANK:
         of_group = "TasksMax=infinity for slurmd or sshd, docker run --pids-limit -1"
         return warned(what, fix=of_group if min(bounds) == tasks else "'nproc unlimited' in /etc/security/limits.conf")
