@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+#: More than a line of /proc/<pid>/stat has: a name of 64 bytes at most, and some 50 numbers.
+_STAT_BYTES = 4096
 #: Those of gloo's process groups, as torch names them since 2.6 and the kernel shows them.
 _GLOO_THREADS = "pt_gloo_runloop"
 
@@ -123,7 +125,12 @@ def parent_of(pid: int) -> int | None:
 def stat_fields(pid: int) -> list[str]:
     """Return what the kernel tells of a process from its state on (man 5 proc); nothing for one that is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        # Not by pathlib: this is read of all processes of a node while it trains, and takes a third of the time so.
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, _STAT_BYTES).decode(errors="replace")
+        finally:
+            os.close(descriptor)
     except OSError:
         return []  # It ended while we looked.
     # The name in brackets may hold anything, brackets and spaces too: fields count from the last ')'.

@@ -123,6 +123,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; ends with the exit code that the README's table gives."""
     try:
         code = cli.main(args=argv, prog_name="allranks", standalone_mode=False)
+    except SystemExit as end:  # Of a second signal.
+        code = end.code
     except AllranksError as error:
         render.error(error)
         code = error.exit_code
