@@ -35,6 +35,9 @@ _MOST_OTHERS = 5
 @json_option
 def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: bool, as_json: bool) -> int:
     """List the runs here, the newest last."""
+    is_watched = is_watched and not as_json and render.is_lively(sys.stdout)
+    if is_watched:
+        last = min(last, max(1, render.frame_lines() - 1))  # The newest come last, and would be cut off.
     where = runs_folder(folder)
     runs = _runs(where, last, states)
     if others := unreadable(where):
@@ -43,7 +46,7 @@ def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: 
     if as_json:
         render.as_json([report(run) for run in runs])
         return 0
-    while is_watched and render.is_lively(sys.stdout):
+    while is_watched:
         render.frame(_text(runs))
         time.sleep(_SECONDS)
         runs = _runs(where, last, states)

@@ -94,8 +94,13 @@ def _print(text: str) -> None:
 
 def frame(text: str) -> None:
     """Show a text on a cleared terminal, cut to its size."""
-    lines = harmless(text).splitlines()[: shutil.get_terminal_size().lines - 1]
+    lines = harmless(text).splitlines()[: frame_lines()]
     _print("\x1b[H\x1b[2J" + "\n".join(map(_cut, lines)))
+
+
+def frame_lines() -> int:
+    """Return how many lines a frame has at most."""
+    return shutil.get_terminal_size().lines - 1
 
 
 def rows(text: str) -> None:
