@@ -1,4 +1,4 @@
-"""What ``allranks init`` writes: a job file and a training script to start from."""
+"""What ``allranks init`` writes: a job file and a training script to start from, and what git is to ignore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ args: [--epochs, 3]
 launch:
   nproc_per_node: auto        # ranks on each node: a number, gpu, cpu, or auto (GPUs, else one)
   # backend: gloo             # default: nccl where there are GPUs, else gloo
-  # max_restarts: 3           # start the ranks anew when one has failed
+  # max_restarts: 3           # restart all ranks when one fails
 
 # resources:
 #   nodes: 1                  # or 2:4 for at least 2 and at most 4
@@ -84,3 +84,30 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 '''
+
+MINIMAL_JOB: Final = "script: train.py\n"
+
+MINIMAL_SCRIPT: Final = """\
+import torch
+from torch.utils.data import TensorDataset
+
+import allranks
+
+with allranks.init() as ctx:
+    inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))  # the same data on all ranks
+    data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+    model = ctx.prepare(torch.nn.Linear(8, 1))
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    loader = ctx.loader(data, batch_size=32)  # each rank gets its share
+    for epoch in loader.epochs(3):
+        for batch, target in loader:
+            loss = torch.nn.functional.mse_loss(model(batch), target)
+            ctx.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            ctx.metrics.log(loss=loss)
+        ctx.print(f"epoch {epoch + 1}: loss {ctx.metrics.means()['loss']:.4f}")
+"""
+
+#: What a run, and the script started alone, leave in the project.
+IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")

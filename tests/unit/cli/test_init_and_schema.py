@@ -15,7 +15,7 @@ import pytest
 def test_what_init_writes_runs(allranks):
     result = allranks("init")
     assert (result.rc, result.stdout) == (0, "")
-    assert result.stderr == "wrote job.yaml\nwrote train.py\nnext: allranks run\n"
+    assert result.stderr == "wrote job.yaml\nwrote train.py\nwrote .gitignore\nnext: allranks run\n"
     ran = allranks("run", "--nproc-per-node", "2")
     batch, *lines = ran.stdout.splitlines()
     assert batch.startswith("[0] batch: 64 samples")
@@ -31,7 +31,8 @@ def test_what_init_writes_runs(allranks):
 def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):
     result = allranks("init", weird_tmp_path / "new" / "project")
     assert result.rc == 0
-    assert sorted(path.name for path in (weird_tmp_path / "new" / "project").iterdir()) == ["job.yaml", "train.py"]
+    written = sorted(path.name for path in (weird_tmp_path / "new" / "project").iterdir())
+    assert written == [".gitignore", "job.yaml", "train.py"]
     named = allranks("init", "a b")
     assert named.stderr.endswith("next: allranks run 'a b/job.yaml'\n")
 
@@ -46,6 +47,55 @@ def test_init_overwrites_nothing(allranks):
     assert allranks("init").stderr == "error: job.yaml and train.py exist already\n  fix: --force overwrites\n"
     assert allranks("init", "--force").rc == 0
     assert (allranks.folder / "train.py").read_text() != "mine"
+
+
+def git(folder: Path, *args: str) -> str:
+    """Run git in a folder, with no settings but the folder's own."""
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    return subprocess.run(["git", *args], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("minimal", [[], ["--minimal"]], ids=["commented", "minimal"])
+def test_git_sees_nothing_of_what_a_run_leaves(allranks, minimal: list[str]):
+    git(allranks.folder, "init", "-q")
+    result = allranks("init", "project", *minimal)
+    project = allranks.folder / "project"
+    assert (result.rc, result.stderr.splitlines()[2]) == (0, "wrote project/.gitignore")
+    ran = allranks("run", "project/job.yaml", "--runs-folder", "project/runs")
+    epochs = [line for line in ran.stdout.splitlines() if line.startswith("[0] epoch")]
+    assert (ran.rc, len(epochs)) == (0, 3)
+    alone = subprocess.run(
+        [sys.executable, "train.py"], cwd=project, env=allranks.env, capture_output=True, text=True, check=False
+    )
+    assert (alone.returncode, len(alone.stdout.splitlines())) == (0, 4), alone.stderr
+    left = set(git(project, "status", "--short", "-uall", ".").split()) - {"??"}
+    assert left == {".gitignore", "job.yaml", "train.py"}
+    assert {path.name for path in project.iterdir()} >= {"runs", "metrics.jsonl"} | left
+
+
+def test_init_minimal_has_no_comments_in_the_job_file(allranks):
+    assert allranks("init", "--minimal").rc == 0
+    assert (allranks.folder / "job.yaml").read_text() == "script: train.py\n"
+    assert len((allranks.folder / "train.py").read_text().splitlines()) == 19
+
+
+@pytest.mark.parametrize(
+    ("before", "added"),
+    [
+        (b"*.pt\r\n\xff", ["runs/", "checkpoints/", "metrics.jsonl", "__pycache__/"]),
+        (b"/runs\n__pycache__\n!metrics.jsonl\n", ["checkpoints/"]),
+    ],
+    ids=["all lines", "one line"],
+)
+def test_init_adds_to_a_gitignore_what_is_missing(allranks, before: bytes, added: list[str]):
+    path = allranks.folder / ".gitignore"
+    path.write_bytes(before)
+    assert allranks("init").stderr.splitlines()[2] == f"added {', '.join(added)} to .gitignore"
+    after = before.rstrip() + "".join(f"\n{line}" for line in added).encode() + b"\n"
+    assert path.read_bytes() == after
+    again = allranks("init", "--force")
+    assert again.stderr == "wrote job.yaml\nwrote train.py\nnext: allranks run\n"
+    assert path.read_bytes() == after
 
 
 def test_init_where_nothing_can_be_written(allranks):
