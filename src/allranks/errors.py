@@ -35,12 +35,12 @@ __all__ = [
 
 
 class AllranksError(Exception):
-    """Base of all errors that a user may see.
+    """Base class of all errors of allranks.
 
     Args:
         what: what happened, in one line, naming the value, host, rank or file.
-        why: the reason, as far as it is known.
-        fix: what the user can do, best as a command or a line of the job file.
+        why: the reason, if known.
+        fix: what the user can do, preferably as a command or a line of the job file.
         see: a file or page with more.
     """
 

@@ -36,9 +36,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context(Reader):
-    """One rank of a running job, and the pieces of a training loop. Made by :func:`allranks.init`, used with ``with``.
+    """One rank of a running job, and the building blocks of a training loop.
 
-    Each piece works by itself beside plain PyTorch. What a piece does is said where it is made.
+    :func:`allranks.init` returns it, for a ``with`` statement. Each block works on its own beside plain PyTorch.
+
+    Attributes:
+        precision: precision of the operations under :meth:`autocast`.
+        deterministic: whether only deterministic algorithms are used.
+        log_every: number of optimizer steps between two records of :attr:`metrics`.
+        trackers: what ``init`` got as ``trackers``.
     """
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -48,7 +54,7 @@ class Context(Reader):
 
     @cached_property
     def metrics(self) -> Metrics:
-        """What the training logs: means over samples and ranks, and where rank 0 writes them."""
+        """Metrics of the training: averaged over samples and ranks, and written by rank 0."""
         from allranks.runtime.metrics import Metrics
 
         made = Metrics(self, trackers=lambda: self._tracker_group, log_every=self.log_every, store=self._store)
@@ -57,22 +63,24 @@ class Context(Reader):
         return made
 
     def on_main(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function on rank 0 only, while the others wait for it; all ranks call this, and get its value.
+        """Run a function on rank 0 only, while the other ranks wait; all ranks call this and get its result.
 
-        The others wait without a collective operation, so that no timeout ends a long evaluation. In the function,
-        rank 0 is alone: no collective operation works there, so use the model without its data parallel wrapper.
+        The other ranks wait without a collective operation, so a long evaluation runs into no timeout. Collective
+        operations do not work inside the function: use the model without its data parallel wrapper, see
+        :meth:`unwrap`.
 
         Args:
-            fn: what rank 0 runs.
-            args: of the function.
-            kwargs: of the function.
+            fn: function that rank 0 runs.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function.
 
         Returns:
-            What it returned: on the other ranks a copy, whose tensors of rank 0's GPU are on this rank's.
+            The result of the function. Other ranks get a copy, with tensors of rank 0's GPU on their own device.
 
         Raises:
-            RankError: on the other ranks: rank 0 failed in it, or is gone; or a rank goes on with its steps instead.
-                On all: the value is not made of numbers, texts, bytes, tensors, lists, tuples, sets and dicts.
+            RankError: on other ranks, if rank 0 failed or died, or another rank continued with its steps instead; on
+                all ranks, if the result holds anything but numbers, strings, bytes, tensors, lists, tuples, sets and
+                dicts.
         """
         return self._main.on_main(fn, args, kwargs)
 
@@ -124,34 +132,37 @@ class Context(Reader):
         compress: Literal["bf16", "fp16"] | None = None,
         shard: Iterable[type[nn.Module]] = (),
     ) -> nn.Module:
-        """Put a model on this rank's device and make it data parallel, with the weights of rank 0 on all ranks.
+        """Move a model to this rank's device and make it data parallel, with rank 0's weights on all ranks.
 
-        In a world of one the model itself comes back. ``loss.backward()`` averages the gradients over the ranks,
-        whichever strategy it is.
+        With every strategy, ``loss.backward()`` averages the gradients over the ranks. In a world of one rank the model
+        itself is returned.
 
         Args:
-            module: the model, made alike on all ranks.
-            strategy: ``"flat"`` keeps all gradients in one buffer, and averages large ones as soon as they are there
-                and all others in one message at the end of the backward pass; ``"ddp"`` is torch's
-                DistributedDataParallel with gradients as views of its buckets;
-                ``"fsdp"`` is torch's fully_shard, for models whose gradients and optimizer state do not fit beside
-                the parameters; those alone must fit on each device at the start. ``"auto"`` takes flat on CPUs up to
-                64 MiB of gradients, and where ``deterministic``; else, and for sparse gradients, ddp.
-            static_graph: for ddp: each step uses the same parameters in the same order, and some perhaps never. It
-                has no effect elsewhere, nor where ``deterministic``.
-            find_unused_parameters: parameters may get no gradient in some steps, as in models with branches. What
-                no rank used keeps ``grad=None``. Otherwise that is an error in a world of several, which names them.
-                With fsdp, all ranks have to use the same parameters in the same step: torch fails or hangs if not.
-            checkpoint_activations: classes of modules whose activations are not kept but computed again in the
-                backward pass: less memory, about a third more computing.
-            compile: with ``torch.compile``, in place, or its mode, as ``"max-autotune"``.
-            channels_last: the memory format that convolutions of four-dimensional inputs like best.
+            module: the model, built the same way on all ranks.
+            strategy: ``"flat"`` keeps all gradients in one buffer; it averages large ones as soon as they are computed
+                and all others in one message at the end of the backward pass. ``"ddp"`` is torch's
+                DistributedDataParallel with gradients as views of its buckets. ``"fsdp"`` is torch's fully_shard, for
+                models whose gradients and optimizer state do not fit beside the parameters; the parameters alone must
+                fit on each device at the start. ``"auto"`` is flat on CPUs up to 64 MiB of gradients and if
+                ``deterministic``; otherwise, and for sparse gradients, ddp.
+            static_graph: for ddp: each step uses the same parameters in the same order; some may never be used. No
+                effect with other strategies or if ``deterministic``.
+            find_unused_parameters: allow parameters without a gradient in some steps, as in models with branches.
+                Those that no rank used keep ``grad=None``. If False, several ranks fail with an error that names
+                them. With fsdp, all ranks must use the same parameters in the same step, or torch fails or hangs.
+            checkpoint_activations: classes of modules whose activations are recomputed in the backward pass instead of
+                kept: less memory, about a third more computation.
+            compile: compile the model in place with ``torch.compile``: True, or a mode such as ``"max-autotune"``.
+            channels_last: use the channels-last memory format, which is faster for convolutions of 4-D inputs.
             compress: send gradients in this type. It halves the traffic and rounds the gradients.
-            shard: for fsdp: classes of modules that are gathered and freed one by one, as a transformer's block.
+            shard: for fsdp: classes of modules that are gathered and freed one at a time, such as a transformer block.
+
+        Returns:
+            The model to train; its parameters go to :meth:`optimizer`.
 
         Raises:
-            RankError: the model has nothing to train, differs between ranks, or is wrapped already; a class that is
-                named here does not occur in it; there is no such strategy or type.
+            RankError: the model has no parameters to train, differs between ranks, or is already wrapped; a class
+                named here does not occur in it; or the strategy or type is unknown.
         """
         from allranks.runtime.model.preparing import Options
 
@@ -170,12 +181,13 @@ class Context(Reader):
 
     @staticmethod
     def unwrap(model: nn.Module) -> nn.Module:
-        """Give the model inside of what :meth:`prepare` gave; in a world of one it is the model itself.
+        """Return the model without its data parallel wrapper; in a world of one rank, the model itself.
 
-        Its forward pass needs no other rank, for :meth:`on_main`; a sharded model stays sharded, and does.
+        Its forward pass needs no other rank, so it can run in :meth:`on_main`. A sharded model stays sharded, and needs
+        all ranks.
 
         Args:
-            model: what :meth:`prepare` gave.
+            model: the result of :meth:`prepare`.
         """
         from allranks.runtime.model import unwrap
 
@@ -190,27 +202,32 @@ class Context(Reader):
         scale_lr: Literal["linear", "sqrt"] | None = None,
         **options: Any,
     ) -> OptimizerT:
-        """Make an optimizer whose step is fused where torch can, and comes once per effective batch.
+        """Make an optimizer that steps once per effective batch, fused if torch can.
 
-        The object is a ``cls``, for schedulers and everything else. ``step()`` and ``zero_grad()`` do nothing
-        between the micro-batches of :meth:`accumulate`; ``ctx.progress.stepped`` says whether the last ``step()``
-        was one, for a scheduler that counts steps. With fp16, a step whose gradients overflowed changes nothing, and
-        counts. The first optimizer of a context counts ``ctx.progress.step``.
+        ``step()`` and ``zero_grad()`` do nothing between the micro-batches of :meth:`accumulate`;
+        ``ctx.progress.stepped`` is True if the last ``step()`` made a step, for a scheduler that counts steps. With
+        fp16, a step whose gradients overflowed changes nothing, and counts. The first optimizer of a context counts
+        ``ctx.progress.step``.
 
         Args:
-            cls: the class of the optimizer, as ``torch.optim.AdamW``; or an optimizer that the script has made of
-                all parameters of the model, without a scheduler yet. It becomes one of this context, as it is: not
-                fused unless it was made so.
-            model: what :meth:`prepare` gave, whose parameters are trained, or parameters or groups of them.
-            clip_norm: the greatest norm that all gradients together may have; longer ones are scaled down, as
-                ``torch.nn.utils.clip_grad_norm_`` does. The norm before is ``optimizer.grad_norm``.
-            scale_lr: ``lr`` is meant for one rank, and multiplied with the number of ranks (``"linear"``, Goyal et
-                al. 2017, arXiv:1706.02677) or its square root (``"sqrt"``, Krizhevsky 2014, arXiv:1404.5997).
-            options: of the class: ``lr``, ``weight_decay``, ... ``fused`` and ``foreach`` are left as given.
+            cls: class of the optimizer, such as ``torch.optim.AdamW``; or an optimizer that the script has made of all
+                parameters of the model, without a scheduler yet. The latter becomes an optimizer of this context as it
+                is: not fused unless it was made so.
+            model: the result of :meth:`prepare`, whose parameters are trained; or parameters, or groups of them.
+            clip_norm: maximum norm of all gradients together; larger ones are scaled down, as by
+                ``torch.nn.utils.clip_grad_norm_``.
+            scale_lr: multiply ``lr``, which is then meant for one rank, by the number of ranks (``"linear"``, Goyal et
+                al. 2017, arXiv:1706.02677) or by its square root (``"sqrt"``, Krizhevsky 2014, arXiv:1404.5997).
+            options: arguments of the class, such as ``lr`` and ``weight_decay``; ``fused`` and ``foreach`` are passed
+                on as given.
+
+        Returns:
+            An instance of ``cls``, which schedulers accept. With ``clip_norm``, its ``grad_norm`` is the norm of the
+            last step's gradients before they were clipped.
 
         Raises:
-            RankError: there are no parameters, or no ``lr`` to scale; there is no such ``scale_lr``; the optimizer
-                has other parameters than the model, or a scheduler.
+            RankError: there are no parameters, or no ``lr`` to scale; ``scale_lr`` is unknown; or the optimizer has
+                other parameters than the model, or already has a scheduler.
         """
         from allranks.runtime.model.optimizing import Asked
 
@@ -219,53 +236,56 @@ class Context(Reader):
 
     @property
     def scaler(self) -> Scaler:
-        """What scales gradients with ``precision="fp16"``, and does nothing otherwise; it has a ``state_dict``."""
+        """The gradient scaler, a ``torch.amp.GradScaler``: active with ``precision="fp16"`` only."""
         return self._training.scaler
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Give a block in which torch computes in the context's precision; with fp32 it does nothing."""
+        """Return a ``with`` block in which torch computes in the context's precision; it does nothing with fp32."""
         return self._training.autocast()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of a loss that is a mean over this rank's micro-batch.
 
-        The loss is weighted so that the gradients become the mean over all samples of the effective batch, over
-        ranks and micro-batches of whatever size, and scaled with fp16. Where batches are equally large, nothing is
-        accumulated and nothing scaled, ``loss.backward()`` does the same; elsewhere ``optimizer.step()`` says so.
+        It weights the loss so that the gradients are the mean over all samples of the effective batch, even if ranks
+        and micro-batches have different sizes, and scales it with fp16. If all batches have the same size and there
+        is neither accumulation nor fp16, ``loss.backward()`` does the same; otherwise ``optimizer.step()`` refuses it.
+
+        Args:
+            loss: a tensor of one number.
         """
         self.metrics.begin_step()
         self._training.backward(loss)
 
     def accumulate(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
-        """Give the block around the forward and backward pass of one of ``steps`` micro-batches.
+        """Return a ``with`` block for the forward and backward pass of one of ``steps`` micro-batches.
 
-        Ranks exchange gradients in the last one only. The last effective batch of an epoch ends with the epoch, and
-        may have fewer micro-batches.
+        Ranks exchange gradients in the last micro-batch only. The last effective batch of an epoch ends with the epoch,
+        so it may have fewer micro-batches.
 
-        One that is left before it is full, as by a ``break``, is completed by the next blocks. Its gradients are
-        forgotten instead when :meth:`loader` goes on with the next epoch or gets a state, or when blocks with other
-        ``steps`` begin. A block that an exception leaves counts as a micro-batch.
+        If the loop leaves an effective batch early, for example by ``break``, the next blocks complete it. Its
+        gradients are dropped instead when the :class:`Loader` starts the next epoch or loads a state, or when a block
+        with other ``steps`` begins. A block that an exception leaves counts as a micro-batch.
 
         Args:
-            model: what :meth:`prepare` gave.
-            steps: micro-batches in an effective batch.
+            model: the result of :meth:`prepare`.
+            steps: number of micro-batches in an effective batch.
 
         Raises:
-            RankError: ``steps`` is no positive number.
+            RankError: ``steps`` is not a positive number.
         """
         self.metrics.begin_step()
         return self._training.accumulate(model, steps)
 
     def close(self) -> None:
-        """Leave the process group, after waiting for the other ranks. Calling it again does nothing.
+        """Complete what is being written, wait for the other ranks and leave the process group.
 
-        A group that the script had started itself before ``init`` stays as it is. Call it on all ranks and
-        at a point that all of them reach; after an error in one rank, leave by the exception instead.
-        What goes on in the background, such as writing a checkpoint or metrics, is completed before.
+        The end of the ``with`` block calls it. Without ``with``, call it on all ranks, at a point that all of them
+        reach; after an error in one rank, let the exception end the script instead. Calling it again does nothing. A
+        process group that the script had started itself stays open.
 
         Raises:
-            RankError: another rank goes on with its steps.
-            SystemExit: 75, "continue me later": the job was asked to stop, and has saved.
+            RankError: another rank continues with its steps.
+            SystemExit: with code 75, "continue me later": the job was asked to stop, and has saved.
         """
         if self._closed:
             return
@@ -281,7 +301,10 @@ class Context(Reader):
             raise SystemExit(contract.CONTINUE_LATER)
 
     def abandon(self) -> None:
-        """Leave without waiting for anybody, because this rank has failed; see :meth:`Member.abandon`."""
+        """Leave the process group without waiting for other ranks, because this rank has failed.
+
+        An exception that leaves the ``with`` block calls it.
+        """
         self._watch.stop()
         if "metrics" in vars(self):
             self.metrics.flush()
@@ -301,41 +324,41 @@ class Context(Reader):
         save_at_end: bool = True,
         **parts: Any,
     ) -> Checkpointer:
-        """Continue from the newest whole checkpoint in a folder, and save there from now on.
+        """Resume from the newest complete checkpoint in a directory, and save there from now on.
 
-        Call it when everything that is to be saved is made, on all ranks, and ``step()`` of what it gives at the end
-        of each step of the loop. Saved are the parts, the number of steps, the scale of fp16 gradients, metrics, the
-        random states of all ranks and ``config``. A checkpoint is written aside in the background, checked by
-        checksums, and counts once all of it is on disk; only the copying of the state into memory stops the loop,
-        which takes as much memory again. Loading verifies it: a damaged one is named and skipped. Another number of
-        ranks can continue from it, also with sharded models.
+        Call it on all ranks once everything that it saves exists, and call ``step()`` of the result at the end of each
+        step of the loop. A checkpoint holds the parts, the number of steps, the scale of fp16 gradients, metrics, the
+        random states of all ranks and ``config``. It is written in the background, has checksums, and counts once all
+        of it is on disk. The loop only waits while the state is copied into memory, which takes as much memory again.
+        Loading verifies the checksums: a corrupt checkpoint is reported and skipped. Another number of ranks can resume
+        from it, also with sharded models.
 
-        SIGTERM, the first Ctrl-C or SIGHUP and the end of the job's time are requests to stop from here on, SIGUSR1
-        and SIGUSR2 also if they came since :func:`allranks.init`: see :meth:`Checkpointer.step`. A context has one of
-        these at a time.
+        From here on SIGTERM, the first Ctrl-C or SIGHUP, SIGUSR1, SIGUSR2 and the end of the job's time are requests to
+        stop: see :meth:`Checkpointer.step`. SIGUSR1 and SIGUSR2 count from :func:`allranks.init` on. A context has one
+        checkpointer at a time.
 
         Args:
-            folder: of the checkpoints, made if it is not there. It is one job's own: :attr:`run_dir` ``/
-                "checkpoints"`` is continued by ``allranks resume`` and when a scheduler starts the job again, and not
-                by another run.
-            keep: how many of the newest stay.
-            best: keep also the one with the best metric: ``"loss:min"``, ``"accuracy:max"``. The metric is given to
+            folder: directory of the checkpoints, created if missing. Use it for one job only:
+                ``ctx.run_dir / "checkpoints"`` is continued by ``allranks resume`` and when a scheduler restarts the
+                job, and not by another run.
+            keep: number of newest checkpoints to keep.
+            best: also keep the checkpoint with the best metric: ``"loss:min"``, ``"accuracy:max"``. Pass the metric to
                 ``save(metric)`` or ``step(metric)``.
-            every: save after so many steps (``500``, ``"500 steps"``) or so much time (``"10min"``, ``"1h"``). None:
-                only by ``save()`` and when the job is asked to stop.
-            resume: continue from what is there; False begins anew, beside it: what is there is neither removed nor
-                replaced, and not counted by ``keep`` and ``best``.
-            config: plain values that are to be found in the checkpoint, as hyperparameters.
+            every: save after this many steps (``500``, ``"500 steps"``) or this much time (``"10min"``, ``"1h"``).
+                None saves only by ``save()``, on a stop request and at the end.
+            resume: False starts from the beginning. Checkpoints that exist stay as they are, and do not count for
+                ``keep`` and ``best``.
+            config: plain values to store in the checkpoint, such as hyperparameters.
             background: False makes each save wait until it is durable.
-            leave_before: how long before the end of the job's time to save and leave, as ``"90 s"``. The end is in
-                ``ALLRANKS_END_TIME`` or ``SLURM_JOB_END_TIME``, in seconds since 1970.
-            save_at_end: save when the context is closed, unless the last step is saved already; not after an error.
+            leave_before: how long before the end of the job's time to save and exit, such as ``"90 s"``. The end is
+                read from ``ALLRANKS_END_TIME`` or ``SLURM_JOB_END_TIME``, in seconds since 1970.
+            save_at_end: save when the context is closed, unless the last step is already saved; not after an error.
             parts: what to save, by name: models, optimizers, loaders, schedulers, or anything with ``state_dict`` and
-                ``load_state_dict``. What is no tensor in them is taken from rank 0.
+                ``load_state_dict``. Values that are not tensors are taken from rank 0.
 
         Raises:
-            RankError: the folder cannot be written; an argument makes no sense; it was called before; the newest
-                whole checkpoint is of another model: it names the keys, and nothing was loaded.
+            RankError: the directory is not writable; an argument is invalid; it was already called; or the newest
+                complete checkpoint is of another model (the error names the keys, and nothing was loaded).
         """
         from allranks.runtime.checkpoint import make_checkpointer
 
@@ -355,10 +378,10 @@ class Context(Reader):
 
     @property
     def run_dir(self) -> Path:
-        """The run's own folder, the same in each of its attempts; without ``allranks run``, the working directory."""
+        """Directory of the run, the same in all its attempts; without ``allranks run``, the working directory."""
         return Path(os.environ.get(contract.RUN_DIR, "."))
 
     @property
     def stopping(self) -> bool:
-        """Whether the job was asked to stop and has saved; loops of the script's own look at it and end."""
+        """True once the job was asked to stop and has saved. Loops of the script's own end when it is True."""
         return self.progress.stopping

@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 class Control:
-    """A way for ranks to agree.
+    """Exchanges small values between ranks, over the CPU. Use it as ``ctx.control``.
+
+    All methods are collective: every rank calls them at the same point.
 
     Args:
         world_size: number of ranks.
@@ -27,7 +29,7 @@ class Control:
         self._group = _cpu_group(timeout) if world_size > 1 else None
 
     def agree(self, *values: int) -> list[int]:
-        """Return the greatest of each value over all ranks."""
+        """Return the maximum of each value over all ranks."""
         if self._group is None:
             return list(values)
         import torch
@@ -38,7 +40,7 @@ class Control:
         return [int(value) for value in box.tolist()]
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in the order of ranks, on all ranks."""
+        """Return the values of all ranks, in the order of ranks, on all ranks."""
         if self._group is None:
             return [value]
         from torch import distributed
@@ -58,7 +60,7 @@ class Control:
         return box[0]
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have called this."""
         if self._group is not None:
             self.agree(0)
 
@@ -72,7 +74,7 @@ class Control:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """The gloo group underneath, for tensors on the CPU; None in a world of one."""
+        """The gloo process group that it uses, for tensors on the CPU; None in a world of one rank."""
         return self._group
 
 

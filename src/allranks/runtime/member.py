@@ -26,10 +26,21 @@ if TYPE_CHECKING:
 class Member:
     """One rank of a running job: the part of :class:`Context` that needs no training.
 
-    Ranks, local ranks and node ranks count from 0. ``seed`` is the same on all ranks and ``rank_seed`` what
-    this rank's generators were given; both are None if ``init`` was told not to seed. ``environment`` names what
-    told the rank who it is: torchrun (also for ``allranks run``), Slurm, PBS, Open MPI, MPICH or single process.
-    ``restart`` counts the generations of ranks before this one in the same allocation.
+    Attributes:
+        rank: number of this rank, from 0.
+        local_rank: number of this rank on its node, from 0.
+        world_size: number of ranks.
+        local_world_size: number of ranks on this node.
+        node_rank: number of this node, from 0.
+        device: device of this rank.
+        backend: backend of the process group.
+        environment: what identified the rank: torchrun (also for ``allranks run``), Slurm, PBS, Open MPI, MPICH or
+            single process.
+        master_addr: host of rank 0.
+        restart: number of times that the ranks were restarted in this allocation.
+        seed: seed of the job, the same on all ranks; None if ``init`` got ``seed=None``.
+        rank_seed: seed of this rank's random generators; None likewise.
+        timeout: how long ranks wait for each other.
     """
 
     rank: int
@@ -52,32 +63,38 @@ class Member:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes what is needed once."""
+        """True on rank 0, which prints and writes what is needed only once."""
         return self.rank == 0
 
     @property
     def terminal(self) -> bool:
-        """Whether somebody watches on a terminal, so that a progress bar on stderr makes sense."""
+        """True if the output is shown on a terminal, so that a progress bar on stderr makes sense."""
         watched = os.environ.get(contract.TERMINAL)
         return watched == "1" if watched else sys.stderr.isatty()
 
     def print(self, *values: object) -> None:
-        """Print on rank 0 only, at once, and in one piece also where output is not buffered."""
+        """Print a line on rank 0 only, and flush it. Ranks need not all call it."""
         if self.is_main:
             sys.stdout.write(" ".join(map(str, values)) + "\n")
             sys.stdout.flush()
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have called this."""
         from torch import distributed
 
         distributed.barrier()
 
     def sum(self, *values: float) -> list[float]:
-        """Add numbers up over all ranks, in double precision; all ranks must call it, and get the sums.
+        """Sum each number over all ranks, in double precision, with one message for all of them.
 
-        One message for all of them. A mean is a sum divided by a summed count, so that it stays right where
-        ranks hold different numbers of samples.
+        For a mean, sum the values and their count, and divide: that is right also if ranks have different numbers of
+        samples.
+
+        Args:
+            values: numbers of this rank; as many on each rank.
+
+        Returns:
+            The sums, on all ranks.
         """
         import torch
         from torch import distributed

@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 class Progress:
     """The position of this rank in the training loop.
 
-    The loader writes what the current batch is, ``accumulate`` where it lies in an effective batch, and the
-    optimizer counts steps. All of it is plain attributes: they are read and written in every step.
+    The loader sets the current batch, ``accumulate`` its place in an effective batch, and the optimizer counts steps.
+    These are plain attributes, as they are read and written in every step.
 
     Attributes:
-        step: optimizer steps done since the beginning of the training, over all attempts; equal on all ranks.
-        samples: samples of the current batch on this rank that count (0 for a filler); None without a loader.
-        total: samples of the current batch over all ranks; None without a loader.
-        full: samples of a full batch over all ranks.
-        last: samples over all ranks of the last batch of the epoch.
-        left: batches that follow in this epoch; None where that is not known.
-        accumulation: micro-batches in the current effective batch.
-        micro: number of the current micro-batch in it, from 0.
+        step: number of optimizer steps since the beginning of the training, over all attempts; the same on all ranks.
+        samples: number of samples in the current batch on this rank (0 for a filler); None without a loader.
+        total: number of samples in the current batch over all ranks; None without a loader.
+        full: number of samples in a full batch over all ranks.
+        last: number of samples in the last batch of the epoch over all ranks.
+        left: number of batches that follow in this epoch; None if unknown.
+        accumulation: number of micro-batches in the current effective batch.
+        micro: index of the current micro-batch in it, from 0.
         backwards: backward passes that synchronised gradients since the start of this process.
         weighed: calls of ``ctx.backward`` that completed an effective batch.
         open: blocks of ``accumulate`` that the script is in.
         blocks: blocks of ``accumulate`` that were entered.
         plain: backward passes outside of such blocks.
-        stepped: whether the last call of ``optimizer.step()`` made a step.
-        stopping: whether the job was asked to stop and has saved: the loops end.
+        stepped: True if the last call of ``optimizer.step()`` made a step.
+        stopping: True once the job was asked to stop and has saved: loops end.
         groups: the blocks of ``accumulate``, by model and number of micro-batches.
     """
 
@@ -54,7 +54,7 @@ class Progress:
 
     @property
     def is_boundary(self) -> bool:
-        """Whether the current micro-batch completes an effective batch."""
+        """True if the current micro-batch completes an effective batch."""
         return self.micro + 1 >= self.accumulation
 
     def begin_backward(self) -> None:

@@ -22,12 +22,12 @@ class Reader(Member):
 
     @cached_property
     def progress(self) -> Progress:
-        """How far the training is: the number of steps done, and what the current batch stands for."""
+        """Position in the training: the number of steps done, and the size of the current batch."""
         return Progress()
 
     @cached_property
     def control(self) -> Control:
-        """Small messages between ranks on the CPU; the first use of it is collective, as every use."""
+        """Small messages between ranks, over the CPU. Reading it the first time is collective."""
         return Control(self.world_size, self.timeout)
 
     def loader(
@@ -48,46 +48,46 @@ class Reader(Member):
         sharded: bool = False,
         quiet: bool = False,
     ) -> Loader:
-        """Give what the training loop iterates: this rank's part of each batch, on its device.
+        """Return a loader for training: it yields this rank's part of each batch, on this rank's device.
 
-        All ranks call it, each with the whole dataset. The order of samples depends on seed, epoch and the dataset's
-        length alone, and the position is kept in samples: none is seen twice in an epoch, nor dropped without
-        ``drop_last``, whatever the number of ranks and workers and however often the training is stopped and
-        continued, also on another number of ranks. If the last batch of an epoch has fewer samples than there are
-        ranks, some get a filler of one sample, with ``ctx.progress.samples`` 0, which ``ctx.backward`` and
-        ``ctx.metrics`` leave out.
+        All ranks call it with the whole dataset. The order of samples depends only on seed, epoch and the length of the
+        dataset, and the position is counted in samples. So each sample comes exactly once in an epoch (unless
+        ``drop_last`` drops it), with any number of ranks and workers, and however often the training is stopped and
+        resumed, even on another number of ranks. If the last batch of an epoch has fewer samples than there are ranks,
+        some ranks get one sample as a filler: ``ctx.progress.samples`` is 0 then, and ``ctx.backward`` and
+        ``ctx.metrics`` ignore it.
 
-        Random numbers that ``dataset[i]`` draws from ``random``, ``numpy.random`` or torch's default generator on
-        the CPU depend on seed, epoch and ``i`` alone, and none of the training's are used up. The first batch that
-        draws some is fetched twice.
+        Random numbers that ``dataset[i]`` draws from ``random``, ``numpy.random`` or torch's default CPU generator
+        depend only on seed, epoch and ``i``, and do not change the training's own. The first batch that draws some is
+        fetched twice.
 
-        A stream, a torch ``IterableDataset`` or anything with only ``__iter__``, is run through by each rank in full;
-        the same holds for it as long as it is the same each time. It is not shuffled.
+        Each rank reads a stream (a torch ``IterableDataset``, or anything with only ``__iter__``) completely; the same
+        guarantees hold if the stream is the same each time. It is not shuffled.
 
         Args:
             dataset: anything with ``__getitem__`` and ``__len__``, or a stream.
-            batch_size: samples of a batch on each rank.
-            global_batch_size: samples of a batch over all ranks; one of the two must be given.
+            batch_size: number of samples in a batch on each rank.
+            global_batch_size: number of samples in a batch over all ranks; give this or ``batch_size``.
             shuffle: False keeps the dataset's order.
-            seed: of order and augmentation; default: the context's, else 0.
-            workers: processes on each rank that fetch batches; 0: the rank itself does. ``"auto"``: the CPUs that
-                the rank has for itself, less one; at most one for a stream; none for a ``TensorDataset`` and for a
-                dataset that fetches lists of samples (``__getitems__``).
-            pin_memory: whether batches go to the GPU through pinned memory; default: if the device is one. It has
-                no effect where there is no GPU.
-            prefetch: batches that each worker has ready.
-            collate_fn: puts a list of samples together to a batch; default: torch's ``default_collate``.
+            seed: seed of order and augmentation; default: the context's, else 0.
+            workers: number of processes on each rank that fetch batches; with 0 the rank itself does. ``"auto"``: the
+                number of CPUs that the rank has for itself, minus one; at most one for a stream; none for a
+                ``TensorDataset`` and for a dataset that fetches lists of samples (``__getitems__``).
+            pin_memory: copy batches to the GPU through pinned memory; default: if the device is a GPU.
+            prefetch: number of batches that each worker keeps ready.
+            collate_fn: makes a batch of a list of samples; default: torch's ``default_collate``.
             worker_init_fn: called in each worker with its number.
-            drop_last: leave out the samples that do not fill a batch at the end of an epoch.
-            fetch: ``"item"`` calls ``dataset[i]`` for each sample also where the dataset could fetch lists of them,
-                whose random numbers are seeded once for a list.
-            sharded: for streams: the dataset gives each rank a part of its own. The epoch ends for all ranks when the
-                first has no more samples, the ranks agree on that in each step, and a resume skips as many batches.
-            quiet: do not print the size of the batch.
+            drop_last: drop the samples at the end of an epoch that do not fill a batch.
+            fetch: ``"item"`` calls ``dataset[i]`` for each sample, even if the dataset can fetch lists of samples,
+                whose random numbers are seeded once per list.
+            sharded: for streams: the dataset yields each rank a part of its own. The epoch ends on all ranks when the
+                first rank has no more samples; the ranks agree on that in each step, and a resume skips as many
+                batches.
+            quiet: do not print the batch size.
 
         Raises:
-            RankError: the dataset is empty or has fewer samples than there are ranks, the global batch does not
-                divide by the number of ranks, the ranks disagree on any of this, or a value makes no sense.
+            RankError: the dataset is empty or has fewer samples than there are ranks; the global batch size is not
+                divisible by the number of ranks; the ranks disagree on any of this; or a value is invalid.
         """
         from allranks.runtime.data import make_loader
 
@@ -124,25 +124,24 @@ class Reader(Member):
         same_steps: bool = True,
         whole: bool = False,
     ) -> EvaluationLoader:
-        """Give what an evaluation iterates: every sample exactly once over all ranks, in the dataset's order.
+        """Return a loader for evaluation: every sample exactly once over all ranks, in the dataset's order.
 
-        Nothing is padded, and all ranks have the same number of batches, so that models that communicate in their
-        forward pass can be evaluated too: batches at the end may be smaller, or greater by one sample. While it is
-        iterated, ``ctx.progress`` speaks of its batches, and afterwards again of the training's. Random numbers are
-        the same in each evaluation.
+        No sample is repeated for padding, and all ranks have the same number of batches, so models that communicate in
+        their forward pass can be evaluated too. Batches at the end may be smaller, or larger by one sample. While the
+        loader is iterated, ``ctx.progress`` describes its batches, and afterwards the training's again. Random numbers
+        are the same in each evaluation.
 
         Args:
             dataset: as for :meth:`loader`.
-            batch_size: samples of a batch on each rank.
-            seed: of random numbers that the dataset draws; default: the context's, else 0.
+            batch_size: number of samples in a batch on each rank.
+            seed: seed of random numbers that the dataset draws; default: the context's, else 0.
             workers: as for :meth:`loader`.
             pin_memory: as for :meth:`loader`.
             prefetch: as for :meth:`loader`.
             collate_fn: as for :meth:`loader`.
             worker_init_fn: as for :meth:`loader`.
             fetch: as for :meth:`loader`.
-            same_steps: False: ranks may have one batch less than others. It is needed where there are fewer samples
-                than ranks.
+            same_steps: False lets some ranks have one batch less than others, as needed with fewer samples than ranks.
             whole: this rank gets all samples, for an evaluation on one rank alone.
 
         Raises:
@@ -169,19 +168,19 @@ class Reader(Member):
     def scaled_lr(
         lr: float, *, batch_size: int, base_batch_size: int, rule: Literal["linear", "sqrt"] = "linear"
     ) -> float:
-        """Give the learning rate for a batch size, from one that was found to be good for another batch size.
+        """Return the learning rate for a batch size, scaled from one that was tuned for another batch size.
 
-        ``"linear"`` multiplies with ``batch_size / base_batch_size`` (Goyal et al. 2017, arXiv:1706.02677, with some
-        epochs of warm-up), ``"sqrt"`` with its square root (Krizhevsky 2014, arXiv:1404.5997).
+        ``"linear"`` multiplies by ``batch_size / base_batch_size`` (Goyal et al. 2017, arXiv:1706.02677, with a few
+        epochs of warm-up), ``"sqrt"`` by its square root (Krizhevsky 2014, arXiv:1404.5997). It needs no other rank.
 
         Args:
-            lr: the learning rate that is good for ``base_batch_size``.
-            batch_size: samples of one optimizer step: ``loader.global_batch_size`` times the accumulated micro-batches.
-            base_batch_size: samples of one step for which ``lr`` was found.
+            lr: the learning rate tuned for ``base_batch_size``.
+            batch_size: samples in an optimizer step: ``loader.global_batch_size`` times the accumulated micro-batches.
+            base_batch_size: samples in an optimizer step for which ``lr`` was tuned.
             rule: ``"linear"`` or ``"sqrt"``.
 
         Raises:
-            RankError: a value makes no sense.
+            RankError: a value is invalid.
         """
         from allranks.runtime.batch import scaled_lr
 

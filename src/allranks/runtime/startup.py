@@ -49,36 +49,37 @@ def init(
     log_every: int = 50,
     trackers: Sequence[str | Tracker] = (),
 ) -> Context:
-    """Find out who this rank is, bind its device, seed the generators and start the process group.
+    """Identify this rank, bind its device, seed the random generators and start the process group.
 
     It works the same under ``allranks run``, torchrun, srun, mpirun, pbsdsh, and for a script started alone,
-    which gets a world of one. RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are set for code that reads them,
-    in a world of several also MASTER_ADDR and MASTER_PORT; a world of one takes them away when it is closed. A
-    process group that the script has started itself before is used as it is.
+    which is a world of one rank. It sets RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE for code that reads them,
+    and MASTER_ADDR and MASTER_PORT if there are several ranks; a world of one removes them when it is closed. If the
+    script has already started a process group, ``init`` uses that group.
 
-    SIGUSR1 and SIGUSR2, which schedulers send ahead of the end, no longer end the process from here on, unless the
-    script has another use for them: ``ctx.checkpoints`` takes up what came before it.
+    From here on SIGUSR1 and SIGUSR2, which schedulers send before the time limit, no longer kill the process, unless
+    the script handles them itself; ``ctx.checkpoints`` handles those that came before it was called.
 
     Args:
-        backend: of the process group. Default: ALLRANKS_BACKEND, else nccl where there are GPUs, else gloo.
-        seed: Python, NumPy and torch are seeded with a number made of this and the rank, the same in each run
-            and different on each rank. None leaves the generators alone.
+        backend: backend of the process group. Default: ALLRANKS_BACKEND, else nccl if there are GPUs, else gloo.
+        seed: seeds Python, NumPy and torch, together with the rank: the same in each run, and different on each rank.
+            None leaves the generators alone.
         device: ``"cpu"``, ``"cuda"`` (the one numbered by the local rank) or ``"cuda:1"``. Default: a GPU
             with nccl, the CPU with gloo.
-        timeout: seconds that ranks wait for each other, now and in each collective operation.
-        precision: of the operations under ``ctx.autocast()``: bf16 and fp16 are mixed precision as torch's
-            autocast defines it, with gradients scaled for fp16.
-        deterministic: use deterministic algorithms only, until the context is closed. Rank 0 says on stderr what
+        timeout: seconds that ranks wait for each other, here and in each collective operation.
+        precision: precision of the operations under ``ctx.autocast()``: bf16 and fp16 are mixed precision as defined
+            by torch's autocast; fp16 also scales the gradients.
+        deterministic: use deterministic algorithms only, until the context is closed. Rank 0 reports on stderr what
             that does not guarantee.
-        log_every: optimizer steps from one record of ``ctx.metrics`` to the next; 0: none but those of the script.
+        log_every: number of optimizer steps between two records of ``ctx.metrics``; 0 writes only those that the
+            script records itself.
         trackers: where rank 0 writes metrics beside ``metrics.jsonl``: ``"tensorboard"``, ``"wandb"``,
             ``"mlflow"``, or objects with methods ``write(step, values)`` and ``close()``.
 
     Raises:
-        RankEnvironmentError: the variables that say who a rank is are half set or contradict each other.
+        RankEnvironmentError: the environment variables that identify a rank are incomplete or contradict each other.
         DeviceError: this rank's GPU does not exist, or two ranks have the same one.
-        RankError: an argument is invalid; ranks are missing after ``timeout``, or ``init`` was called before and not
-            closed; a tracker cannot start, for example because its package is missing.
+        RankError: an argument is invalid; ranks are missing after ``timeout``; an earlier context is still open; or a
+            tracker cannot start, for example because its package is missing.
     """
     _check(precision, log_every, trackers)
     limit = _limit(timeout)

@@ -33,16 +33,16 @@ _LOOK_WHILE_WRITING = 0.1
 
 
 class Checkpointer:
-    """Saves the parts of a training, and has continued from the newest whole checkpoint when it was made.
+    """Saves the parts of a training, after resuming from the newest complete checkpoint.
 
-    Made by :meth:`Context.checkpoints`, where everything is said. All methods are collective: all ranks call them at
-    the same steps.
+    Made by :meth:`Context.checkpoints`, which describes it. All methods are collective: all ranks call them at the
+    same steps.
 
     Attributes:
-        folder: where the checkpoints are.
-        resumed: what the training continues from; None if it begins.
-        last: the checkpoint that was written last and is durable; None before.
-        last_error: why the last save failed; None if it did not.
+        folder: directory of the checkpoints.
+        resumed: the checkpoint that the training resumed from; None if it starts from the beginning.
+        last: path of the last durable checkpoint that this process saved; None before the first.
+        last_error: why the last save failed; None if it succeeded.
     """
 
     def __init__(
@@ -101,22 +101,22 @@ class Checkpointer:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """True after :meth:`close`."""
         return self._closed
 
     def step(self, metric: float | torch.Tensor | None = None) -> bool:
-        """Save if it is time to, and tell whether the job is to stop. Call it at the end of each step of the loop.
+        """Save if a save is due, and return True if the job is to stop. Call it at the end of each step of the loop.
 
-        Between the micro-batches of an effective batch it does nothing. Ranks look at each other about every half
-        second, at a step that all know; when one of them was asked to stop (Ctrl-C, SIGHUP, SIGTERM, SIGUSR1, SIGUSR2,
-        or the end of the job's time), all save, wait until that is durable, and get True. A save that is due while the
-        last one is still being written is put off until that is done.
+        It does nothing between the micro-batches of an effective batch. Ranks synchronise about every half second, at
+        the same step. If one of them was asked to stop (Ctrl-C, SIGHUP, SIGTERM, SIGUSR1, SIGUSR2, or the end of the
+        job's time), all save, wait until the checkpoint is durable, and get True. A save that is due while the last one
+        is still being written is postponed until that is done.
 
         Args:
-            metric: what ``best`` compares, if this call saves.
+            metric: the metric that ``best`` compares, if this call saves.
 
         Returns:
-            Whether to leave the loop.
+            True if the loop is to end.
         """
         progress = self._progress
         if progress.stopping or progress.micro + 1 < progress.accumulation:
@@ -126,18 +126,18 @@ class Checkpointer:
         return progress.step >= self._looks.next and self._look(metric)
 
     def save(self, metric: float | torch.Tensor | None = None) -> None:
-        """Save now, in the background unless ``background=False``; a save that is being written is waited for.
+        """Save now, in the background unless ``background=False``; it first waits for a save that is being written.
 
-        A disk that is full or gone does not end the training: it is told on stderr and kept in ``last_error``, and
-        the checkpoints that were there stay. When a rank was asked to stop, all wait until the save is durable, and
-        ``ctx.stopping`` is set, which ends the epochs of loaders.
+        A full or missing disk does not end the training: the error is reported on stderr and in ``last_error``, and
+        existing checkpoints stay. If a rank was asked to stop, all wait until the save is durable, and ``ctx.stopping``
+        becomes True, which ends the epochs of loaders.
 
         Args:
-            metric: what ``best`` compares.
+            metric: the metric that ``best`` compares.
 
         Raises:
-            RankError: a part's state holds something that cannot be saved; it names the key. Or it is called within
-                an effective batch.
+            RankError: a part's state holds a value that cannot be saved (the error names its key), or it is called
+                within an effective batch.
         """
         self._refuse_within_batch()
         self._save(metric)
@@ -154,12 +154,12 @@ class Checkpointer:
             self._finish()
 
     def wait(self) -> bool:
-        """Wait until the last save is durable, and tell whether it is."""
+        """Wait for the last save; return True if it is durable, and False if it failed."""
         self._finish()
         return self.last_error is None
 
     def close(self) -> None:
-        """Save the last step, unless it is saved, and end the thread that writes. Closing the context does this."""
+        """Save the last step, unless it is already saved, and stop writing. Closing the context calls it."""
         if self._closed:
             return
         self._closed = True

@@ -35,13 +35,13 @@ _ORDER = {"other": 0, "module": 1, "optimizer": 2}
 
 @dataclass(frozen=True)
 class Resumed:
-    """What the training continues from.
+    """The checkpoint that a training resumed from.
 
     Attributes:
-        path: folder of the checkpoint.
-        step: optimizer steps done before.
-        epoch: epoch of the loader; None if no part has one.
-        config: what was given as ``config`` when it was saved.
+        path: directory of the checkpoint.
+        step: number of optimizer steps done before it.
+        epoch: epoch of the loader; None if no part is a loader.
+        config: the ``config`` that it was saved with.
     """
 
     path: Path

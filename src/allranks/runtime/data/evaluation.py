@@ -33,12 +33,12 @@ class Even:
 class EvaluationLoader:
     """Batches of this rank, each sample exactly once over all ranks. Made by ``ctx.evaluation_loader()``.
 
-    No batch holds a sample that does not count, so sums over batches need no care. While it is iterated,
-    ``ctx.progress`` speaks of its batches, and afterwards again of the training's.
+    Batches hold no padding, so sums over batches are right as they are. While it is iterated, ``ctx.progress``
+    describes its batches, and afterwards the training's again.
 
     Attributes:
-        dataset: where the samples are from.
-        batch_size: samples of a full batch on this rank.
+        dataset: the dataset.
+        batch_size: number of samples in a full batch on this rank.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class EvaluationLoader:
         self._count = count
 
     def __len__(self) -> int:
-        """Give the number of batches of this rank.
+        """Return the number of batches of this rank.
 
         Raises:
-            TypeError: the dataset is a stream, whose length nobody knows.
+            TypeError: the dataset is a stream, which has no length.
         """
         if self._count is None:
             raise TypeError("an evaluation loader of a stream has no length")
         return self._count()
 
     def __iter__(self) -> Iterator[Any]:
-        """Give all batches, from the first."""
+        """Yield all batches, from the first."""
         progress = self._progress
         before = _fields(progress)
         written: tuple[int | None, ...] | None = None
@@ -78,7 +78,7 @@ class EvaluationLoader:
                 progress.samples, progress.total, progress.full, progress.last, progress.left = before
 
     def close(self) -> None:
-        """End the workers, if there are any. Iterating starts new ones."""
+        """Stop the workers, if there are any. Iterating starts new ones."""
         self._source.close()
 
 

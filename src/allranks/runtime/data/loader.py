@@ -22,14 +22,13 @@ _SAME = {
 class Loader:
     """Batches of this rank, on its device. Made by ``ctx.loader()``.
 
-    It stands at a position in an epoch, and hands out each batch of it once: a loop that was left by ``break``
-    is continued by the next one in the same epoch. A loop ends at the end of the epoch, and also when
-    ``ctx.stopping`` is set.
+    It keeps its position in the epoch and yields each batch once: after a ``break``, the next loop in the same epoch
+    continues. A loop ends at the end of the epoch, and when ``ctx.stopping`` becomes True.
 
     Attributes:
-        dataset: where the samples are from.
-        batch_size: samples of a full batch on this rank.
-        global_batch_size: samples of a full batch over all ranks.
+        dataset: the dataset.
+        batch_size: number of samples in a full batch on this rank.
+        global_batch_size: number of samples in a full batch over all ranks.
     """
 
     def __init__(
@@ -68,28 +67,28 @@ class Loader:
         return self._epoch
 
     def __len__(self) -> int:
-        """Give the number of batches in a whole epoch, the same on all ranks.
+        """Return the number of batches in a whole epoch, the same on all ranks.
 
         Raises:
-            TypeError: the dataset is a stream, whose length nobody knows.
+            TypeError: the dataset is a stream, which has no length.
         """
         if self._count is None:
             raise TypeError("a loader of a stream has no length")
         return self._count()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Give the numbers of the epochs that are to be done, up to ``count``; each stands for one pass.
+        """Yield the numbers of the epochs that are left, up to ``count``; each stands for one pass over the loader.
 
-        After a resume it begins with the epoch in which the checkpoint was taken, of which the loop over the loader
-        gives what is left: nothing, if that was in the last step, so that what follows the loop is done. If it was
-        taken after the loop, it begins with the next epoch. It ends early when ``ctx.stopping`` is set. Batches that
-        were taken before the first call do not count.
+        After a resume it starts with the epoch in which the checkpoint was saved, and the loop over the loader yields
+        the batches that are left of it. If that was in the last step, none are left, and the code after the loop runs.
+        If the checkpoint was saved after the loop, it starts with the next epoch. It ends early when ``ctx.stopping``
+        becomes True. Batches taken before the first call do not count.
 
         Args:
-            count: number of epochs from the beginning of the training, over all its attempts.
+            count: number of epochs of the whole training, over all its attempts.
 
         Raises:
-            RankError: ``count`` is negative or no whole number.
+            RankError: ``count`` is negative or not an integer.
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise RankError(f"epochs({count!r}): no number of epochs", fix="give a whole number from 0 on")
@@ -111,11 +110,11 @@ class Loader:
             self._in_epochs = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the batches that are left of the epoch. Outside of :meth:`epochs` the next epoch follows at its end.
+        """Yield the batches that are left of the epoch. Outside of :meth:`epochs`, the next loop is the next epoch.
 
         Raises:
-            RankError: all of this epoch was handed out already. A loop raises it too when it is to go on after another
-                one was begun, or a state was loaded.
+            RankError: the whole epoch was already yielded. A loop also raises it if another loop was started, or a
+                state was loaded, in the meantime.
         """
         if self._in_epochs and self._passed:
             raise RankError(
@@ -168,11 +167,10 @@ class Loader:
         self._position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position, in samples over all ranks that were handed out, and what it depends on.
+        """Return the position, in samples that were yielded over all ranks, and what it depends on.
 
-        In the loop, the batch that the script works on counts as done. After a loop to the end of the epoch, all of
-        the epoch does, with what the script does at its end: the next one follows. Of a ``sharded`` stream the
-        position is the number of batches times the size of a full one.
+        In the loop, the current batch counts as done. After the loop the whole epoch does, including what the script
+        does at its end. For a ``sharded`` stream the position is the number of batches times the size of a full one.
         """
         epoch, position = (self._epoch + 1, 0) if self._in_epochs and self._passed else (self._epoch, self._position)
         return {
@@ -184,12 +182,12 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken, also on another number of ranks or with other batches.
+        """Continue from the position of :meth:`state_dict`, also on another number of ranks or with another batch size.
 
-        Only of a ``sharded`` stream another number of ranks, or other batches, get other samples.
+        Only for a ``sharded`` stream do these change which samples follow.
 
         Raises:
-            RankError: the state is of another dataset, seed or order, or it is no loader's.
+            RankError: the state is of another dataset, seed or order, or is not a loader's.
         """
         epoch, position = self._place_in(state)
         self._epoch, self._position = epoch, position
@@ -216,7 +214,7 @@ class Loader:
             ) from error
 
     def close(self) -> None:
-        """End the workers, if there are any. Iterating starts new ones."""
+        """Stop the workers, if there are any. Iterating starts new ones."""
         self._source.close()
 
 

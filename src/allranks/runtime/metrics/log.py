@@ -36,7 +36,7 @@ class _Numbers(dict[str, "list[float]"]):
 
 
 class Metrics:
-    """Means of what a training logs, over samples and over all ranks. Use it as ``ctx.metrics``.
+    """Logs values of a training, and averages them over samples and over all ranks. Use it as ``ctx.metrics``.
 
     Args:
         ctx: the rank, its progress, and the ways to the other ranks.
@@ -62,17 +62,17 @@ class Metrics:
         self._fresh: dict[str, Sums] = {}
 
     def log(self, *, weight: float | Tensor | None = None, **values: float | Tensor) -> None:
-        """Take values of this rank's current batch into the means. Nothing is sent, and no GPU is waited for.
+        """Add values of this rank's current batch to the means. It sends nothing, and does not wait for a GPU.
 
-        A tensor on a GPU is read later: do not write into it afterwards.
+        A tensor on a GPU is read later: do not modify it in place afterwards. Ranks need not all call it.
 
         Args:
-            weight: how much they count. Default: the samples of the batch that the loader gave, 0 for a
-                filler; 1 without a loader. With 0 nothing is taken, not even NaN.
+            weight: weight of the values. Default: the number of samples of the loader's batch, which is 0 for a filler;
+                1 without a loader. With weight 0 values are ignored, even NaN.
             values: numbers, or tensors of one number, with or without a gradient.
 
         Raises:
-            RankError: a value is no number, or the weight is negative.
+            RankError: a value is not a number, or the weight is negative.
         """
         if weight is None:
             weight = self._progress.samples
@@ -107,10 +107,10 @@ class Metrics:
             raise _no_number(name, value) from error
 
     def means(self) -> dict[str, float]:
-        """Return the means of all that was logged since the last call, over samples and over all ranks.
+        """Return the means of all values logged since the last call, over samples and over all ranks.
 
-        All ranks call it at the same point, and get the same. It is one message, whatever the number of metrics,
-        and does not change what is written every ``log_every`` steps.
+        All ranks call it at the same point and get the same result. It sends one message for all metrics, and does not
+        change what is written every ``log_every`` steps.
         """
         self._merge()
         self.flush()
@@ -119,10 +119,10 @@ class Metrics:
         return means(self._totals.names, rows)
 
     def record(self, **values: float | Tensor) -> None:
-        """Write values at the current step as they are; rank 0 does, and on other ranks nothing happens.
+        """Write values of the current step unchanged, on rank 0; it does nothing on other ranks.
 
         Raises:
-            RankError: a value is no number, or a name is one that every record has.
+            RankError: a value is not a number, or a name is one that every record has.
         """
         if self._rank != 0:
             return
@@ -132,7 +132,7 @@ class Metrics:
         self._writer.write(self._progress.step, numbers, time.time())
 
     def config(self, values: Mapping[str, object]) -> None:
-        """Hand hyper-parameters to the trackers that show them; rank 0 does, and on other ranks nothing happens."""
+        """Pass hyperparameters to the trackers that show them, on rank 0; it does nothing on other ranks."""
         if self._rank == 0:
             self._writer.config(dict(values))
 
@@ -149,9 +149,9 @@ class Metrics:
             records.look()
 
     def resume(self, step: int) -> None:
-        """Go on after ``step``: records beyond it are dropped, since the training makes them once more.
+        """Continue after ``step``: drop later records, since the training will write them again.
 
-        :meth:`load_state_dict` does it; a script that does not save the metrics calls it after loading.
+        :meth:`load_state_dict` calls it. A script that does not save the metrics calls it after loading.
         """
         self._records.go_on(step)
         if self._rank == 0:
@@ -160,7 +160,7 @@ class Metrics:
     def state_dict(self) -> dict[str, Any]:
         """Return the step, and the sums over all ranks so far; all ranks call it at the same point.
 
-        With them, the means of an epoch are right after a resume in its middle, on any number of ranks.
+        With them the means of an epoch are right after a resume in mid-epoch, on any number of ranks.
         """
         # A record that is due at this step: after a resume it would be made once more, or with the next one.
         self.begin_step()
@@ -172,7 +172,7 @@ class Metrics:
         return {"step": self._progress.step, "epoch": named(names, epoch), "window": named(names, window)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave, and :meth:`resume`; what was logged before is forgotten."""
+        """Load the result of :meth:`state_dict`, and :meth:`resume`; values logged before are dropped."""
         # They are sums over all ranks: one rank takes them.
         held = state if self._rank == 0 else {"epoch": {}, "window": {}}
         self._numbers, self._fresh = _Numbers(), {}

@@ -19,17 +19,18 @@ _STAMP = re.compile(r"-\d{4}-\d{4}(-\d+)?$")
 
 
 class Tracker(Protocol):
-    """Takes records. It is used from one thread that is not the main one.
+    """What an object in ``allranks.init(trackers=[...])`` implements, to write metrics to another place.
 
-    An exception ends the tracker, not the training. Two more methods are called if they are there:
-    ``config(values)`` with hyper-parameters, and ``resume(step)`` when the training goes on after that step.
+    allranks calls it from one background thread on rank 0. An exception ends the tracker, not the training. Two more
+    methods are called if they exist: ``config(values)`` with hyperparameters, and ``resume(step)`` when the training
+    continues after that step.
     """
 
     def write(self, step: int, values: dict[str, Value]) -> None:
-        """Take the values of a step."""
+        """Write the values of a step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending values, and close."""
 
 
 @dataclass(frozen=True)

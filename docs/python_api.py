@@ -1,0 +1,243 @@
+"""The reference page of what ``import allranks`` gives, made from the docstrings without importing torch.
+
+The source is read, not run: signatures stand as they were written, and a login node can make the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from textwrap import dedent
+from types import MappingProxyType
+
+SOURCE = Path(__file__).parents[1] / "src" / "allranks"
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):\n((?:(?: .*)?\n)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^(\w+): ", re.MULTILINE)
+_ROLE = re.compile(r":(?:meth|func|class|attr):`~?([\w.]+)`")
+_WIDTH = 100
+_SPECIAL = ("__iter__", "__len__")
+
+Function = ast.FunctionDef
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A class of the page.
+
+    Attributes:
+        name: the class.
+        files: its source, and that of its bases, whose members it shows as its own; the first base first.
+        value: the name that an object of it has in a training script; empty for an error.
+        internal: its public names that are not for users, with spaces between them.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    value: str = ""
+    internal: str = ""
+
+
+CLASSES = (
+    Shown("Context", ("runtime/member.py", "runtime/reader.py", "runtime/context.py"), "ctx", "closing"),
+    Shown("Loader", ("runtime/data/loader.py",), "loader"),
+    Shown("EvaluationLoader", ("runtime/data/evaluation.py",), "loader"),
+    Shown("Checkpointer", ("runtime/checkpoint/checkpointer.py",), "checkpoints", "begin_anew resume"),
+    Shown("Resumed", ("runtime/checkpoint/restore.py",), "checkpoints.resumed"),
+    Shown("Metrics", ("runtime/metrics/log.py",), "ctx.metrics", "begin_step finish flush hand_over"),
+    Shown(
+        "Progress",
+        ("runtime/progress.py",),
+        "ctx.progress",
+        "abandon backwards begin_backward blocks groups load_state_dict open plain state_dict weighed",
+    ),
+    Shown("Control", ("runtime/control.py",), "ctx.control", "release"),
+    Shown("Tracker", ("runtime/trackers/base.py",), "tracker"),
+    Shown("AllranksError", ("errors.py",), internal="exit_code"),
+    *(Shown(name, ("errors.py",)) for name in ("RankError", "RankEnvironmentError", "DeviceError")),
+)
+
+
+def python_api() -> str:
+    """Return the page: ``allranks.init``, then each class with its members."""
+    parsed = {shown.name: [_class(file, shown.name) for file in shown.files] for shown in CLASSES}
+    headings = ["allranks.init"]
+    for shown in CLASSES:
+        headings += [shown.name, *(f"{shown.name}.{name}" for name in _members(shown, parsed[shown.name]))]
+    write = _Writer(frozenset(headings))
+    parts = list(write.function(_init(), "allranks.init", "allranks.init", "", "##"))
+    for shown in CLASSES:
+        parts += write.whole(shown, parsed[shown.name])
+    return "\n\n".join(parts)
+
+
+def _tree(file: str) -> ast.Module:
+    return ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+
+
+def _init() -> Function:
+    (found,) = (node for node in _tree("runtime/startup.py").body if isinstance(node, Function) and node.name == "init")
+    return found
+
+
+def _class(file: str, name: str) -> ast.ClassDef:
+    """Return the class of that name; of a base's file, the class that the file is named after."""
+    classes = {node.name: node for node in _tree(file).body if isinstance(node, ast.ClassDef)}
+    return classes[name] if name in classes else classes[Path(file).stem.title()]
+
+
+def _members(shown: Shown, bases: list[ast.ClassDef]) -> dict[str, Function]:
+    """Return the public methods and properties, a base's first; what a class says anew counts."""
+    found: dict[str, Function] = {}
+    for each in bases:
+        for node in each.body:
+            if not isinstance(node, Function) or node.name in shown.internal.split():
+                continue
+            if node.name in _SPECIAL or not node.name.startswith("_"):
+                found[node.name] = node
+    return found
+
+
+def _types(bases: list[ast.ClassDef]) -> dict[str, str]:
+    """Return the types of attributes: of fields, and of what the constructor sets."""
+    fields = (node for each in bases for node in ast.walk(each) if isinstance(node, ast.AnnAssign))
+    return {
+        node.target.id if isinstance(node.target, ast.Name) else node.target.attr: _source(node.annotation)
+        for node in fields
+        if isinstance(node.target, ast.Name | ast.Attribute)
+    }
+
+
+def _sections(docstring: str) -> list[tuple[str, str]]:
+    """Return title and body of each section of a docstring."""
+    return _SECTION.findall(docstring + "\n")
+
+
+def _source(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return re.sub(r"'([^'\"]*)'", r'"\1"', text)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes Markdown, with links to what has a heading on the page."""
+
+    headings: frozenset[str]
+
+    def whole(self, shown: Shown, bases: list[ast.ClassDef]) -> Iterator[str]:
+        """Yield a class with its members."""
+        yield f"## {shown.name}"
+        last = bases[-1]
+        base = last.bases[0] if not shown.value and last.bases else None
+        if base is not None:
+            yield f"Base: {self._linked(_source(base))}"
+        types = _types(bases)
+        texts = [ast.get_docstring(each) or "" for each in bases]
+        attributes = [body for text in texts for title, body in _sections(text) if title == "Attributes"]
+        lead = (
+            _SECTION.sub("", texts[-1] + "\n") if shown.value else texts[-1]
+        )  # Users call no constructor but of errors.
+        listed = f"\n\nAttributes:\n{''.join(attributes)}" if attributes else ""
+        yield from self._text(lead.strip() + listed, shown.name, types, shown.internal)
+        for name, node in _members(shown, bases).items():
+            call = f"{shown.value}.{name}" if shown.value else name
+            yield from self.function(node, f"{shown.name}.{name}", call, shown.name, "###")
+
+    def function(self, node: Function, title: str, call: str, owner: str, level: str) -> Iterator[str]:
+        """Yield a function, method or property."""
+        decorators = {ast.unparse(each) for each in node.decorator_list}
+        docstring = ast.get_docstring(node)
+        if not docstring:
+            raise ValueError(f"{title} has no docstring")
+        yield f"{level} {title}"
+        returns = _source(node.returns) if node.returns else "None"
+        is_property = bool(decorators & {"property", "cached_property"})
+        if is_property:
+            yield _fence(f"{call}: {returns}")
+        else:
+            parameters = [*_parameters(node, method=bool(owner) and "staticmethod" not in decorators)]
+            yield _fence(_call(call, parameters, returns))
+            _check_names(title, docstring, parameters)
+        yield from self._text(docstring, owner)
+        if returns in self.headings:
+            yield f"**{'Type' if is_property else 'Returns'}**: {self._linked(returns)}"
+
+    def _text(
+        self,
+        docstring: str,
+        owner: str,
+        types: Mapping[str, str] = MappingProxyType({}),
+        internal: str = "",
+    ) -> Iterator[str]:
+        """Yield the parts of a docstring."""
+        text = _ROLE.sub(partial(self._role, owner), docstring).replace("``", "`")
+        yield _SECTION.sub("", text + "\n").strip()
+        for title, body in _sections(text):
+            if title == "Returns":
+                yield f"**Returns**: {' '.join(body.split())}"
+                continue
+            entries = _ENTRY.split(dedent(body).strip("\n"))
+            lines = [
+                f"- `{name}`{f' (`{types[name]}`)' if name in types else ''}: {' '.join(said.split())}"
+                for name, said in zip(entries[1::2], entries[2::2], strict=True)
+                if name not in internal.split()
+            ]
+            yield "\n".join([f"**{title}**", "", *lines])
+
+    def _role(self, owner: str, match: re.Match[str]) -> str:
+        name = match[1]
+        return self._linked(f"{owner}.{name}" if f"{owner}.{name}" in self.headings else name, name)
+
+    def _linked(self, heading: str, text: str = "") -> str:
+        shown = f"`{text or heading}`"
+        # As GitHub and the site make anchors of headings.
+        return f"[{shown}](#{heading.lower().replace('.', '')})" if heading in self.headings else shown
+
+
+def _parameters(node: Function, *, method: bool) -> Iterator[str]:
+    """Yield the parameters as they are written, without ``self``."""
+    args = node.args
+    plain = [*args.posonlyargs, *args.args]
+    missing = [None] * (len(plain) - len(args.defaults))
+    for arg, default in [*zip(plain, [*missing, *args.defaults], strict=True)][method:]:
+        yield _parameter(arg, default)
+    if args.vararg:
+        yield "*" + _parameter(args.vararg, None)
+    elif args.kwonlyargs:
+        yield "*"
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        yield _parameter(arg, default)
+    if args.kwarg:
+        yield "**" + _parameter(args.kwarg, None)
+
+
+def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
+    annotation = f": {_source(arg.annotation)}" if arg.annotation else ""
+    return f"{arg.arg}{annotation}" + (f" = {_source(default)}" if default is not None else "")
+
+
+def _check_names(title: str, docstring: str, parameters: list[str]) -> None:
+    """Check that a docstring with arguments has all of them.
+
+    Raises:
+        ValueError: it has not.
+    """
+    bodies = [body for kind, body in _sections(docstring) if kind == "Args"]
+    said = [name for body in bodies for name in _ENTRY.findall(dedent(body))]
+    taken = [name for each in parameters for name in re.findall(r"^\**(\w+)", each)]
+    if bodies and said != taken:
+        raise ValueError(f"the docstring of {title} describes {said}, and it takes {taken}")
+
+
+def _call(name: str, parameters: list[str], returns: str) -> str:
+    line = f"{name}({', '.join(parameters)}) -> {returns}"
+    if len(line) <= _WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in parameters), f") -> {returns}"])
+
+
+def _fence(text: str) -> str:
+    return f"```python\n{text}\n```"
