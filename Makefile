@@ -44,8 +44,9 @@ format: $(FOR_TEST)  ## Put the source into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(FOR_TEST)  ## Write the generated pages of docs/reference anew
+docs: $(FOR_TEST)  ## Write the generated pages of docs/reference again, and build the site into site/
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m zensical build --strict
 
 bench: $(FOR_TEST)  ## Measure against torchrun, side by side; some minutes on an idle machine
 	@failed=; for benchmark in $(BENCHMARKS); do \
@@ -56,7 +57,7 @@ cluster: $(FOR_TEST)  ## A Slurm cluster on this machine, as root, until Ctrl-C;
 	@$(BIN)/python tests/cluster $(CLUSTER_ARGS)
 
 clean:  ## Remove the virtual environment, caches and what was built; runs stay
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .cache src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests recipes benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip comes last into a new environment: when it is there, the environment is whole.

@@ -129,7 +129,7 @@ class _Writer:
 
     def whole(self, shown: Shown, bases: list[ast.ClassDef]) -> Iterator[str]:
         """Yield a class with its members."""
-        yield f"## {shown.name}"
+        yield f"## `{shown.name}`"
         last = bases[-1]
         base = last.bases[0] if not shown.value and last.bases else None
         if base is not None:
@@ -152,7 +152,7 @@ class _Writer:
         docstring = ast.get_docstring(node)
         if not docstring:
             raise ValueError(f"{title} has no docstring")
-        yield f"{level} {title}"
+        yield f"{level} `{title}`"
         returns = _source(node.returns) if node.returns else "None"
         is_property = bool(decorators & {"property", "cached_property"})
         if is_property:

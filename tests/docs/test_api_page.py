@@ -18,7 +18,7 @@ from allranks.runtime.control import Control
 from allranks.runtime.progress import Progress
 
 PAGE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
-HEADINGS = re.findall(r"^##+ (\S+)$", PAGE, re.MULTILINE)
+HEADINGS = re.findall(r"^##+ `(\S+)`$", PAGE, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_page_has_every_public_name():
 @pytest.mark.parametrize("cls", [Context, Progress, Control, AllranksError], ids=lambda cls: cls.__name__)
 def test_the_page_has_every_public_member(cls: type, python_api: ModuleType):
     (shown,) = (each for each in python_api.CLASSES if each.name == cls.__name__)
-    section = PAGE.partition(f"\n## {cls.__name__}\n")[2].partition("\n## ")[0]
+    section = PAGE.partition(f"\n## `{cls.__name__}`\n")[2].partition("\n## ")[0]
     attributes = re.findall(r"^- `(\w+)`", section.partition("\n### ")[0], re.MULTILINE)
     members = [name.partition(".")[2] for name in HEADINGS if name.startswith(f"{cls.__name__}.")]
     names = {*dir(cls), *getattr(cls, "__dataclass_fields__", ())}
