@@ -101,6 +101,14 @@ def test_every_page_can_be_reached_from_the_readme():
     assert {page.resolve() for page in PAGES if "recipes" not in page.parts} <= {page.resolve() for page in seen}
 
 
+def test_the_readme_is_short_and_its_links_stand_in_four_groups():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    read = LINK.sub(lambda link: link[0].partition("](")[0], re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    assert len([word for word in read.split() if re.search(r"\w", word)]) <= 600
+    groups = text.partition("## Documentation\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^- \*\*([\w ]+)\*\*: ", groups, re.MULTILINE) == ["Learn", "Run", "Train", "Look up"]
+
+
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None
