@@ -160,6 +160,16 @@ def test_files_name_neither_this_machine_nor_a_package_registry():
     assert not found
 
 
+def test_the_plans_of_the_tutorial_can_be_typed_in_the_clone(allranks):
+    page = ROOT / "docs" / "tutorial.md"
+    lines = [line for block in blocks("sh") if block.page == page for line in typed(block)] + inline_code(page)
+    plans = [args for line in lines if line.startswith("allranks plan") for args in commands(line, "allranks")]
+    assert len(plans) == 2
+    for args in plans:
+        done = allranks(*args, cwd=ROOT)
+        assert (done.rc, done.stderr) == (0, "")
+
+
 def shape(text: str) -> list[str]:
     """Return the lines of a session without what differs from machine to machine and from run to run."""
     text = re.sub(r"train-\d{4}-\d{4}(-\d+)?", "RUN", text)
