@@ -201,8 +201,8 @@ def test_underscores_in_flags(allranks):
 def test_nothing_to_run(allranks):
     error = (
         "error: the job has no script, module or binary\n"
-        "  why: nothing says what to run\n"
-        "  fix: write 'script: train.py' in the job file, or allranks run train.py (or -m MODULE, --binary FILE)\n"
+        "  why: there is no job.yaml in this directory, and no script was given\n"
+        "  fix: allranks init writes a job.yaml, or allranks run train.py (or -m MODULE, --binary FILE)\n"
     )
     refused(allranks, "run", error=error)
 

@@ -113,8 +113,8 @@ def text_problems(layer: Layer) -> Iterator[Problem]:
             yield Problem(setting.source.where, f"{path} holds a NUL character", why=why, fix="remove it")
 
 
-def target_problems(layer: Layer) -> Iterator[Problem]:
-    """Yield what is wrong with the choice of script, module or binary."""
+def target_problems(layer: Layer, *, has_file: bool) -> Iterator[Problem]:
+    """Yield what is wrong with the choice of script, module or binary, of a job with a job file or without."""
     given = [target for target in TARGETS if target in layer]
     if len(given) > 1:
         where = layer[given[-1]].source.where
@@ -122,8 +122,12 @@ def target_problems(layer: Layer) -> Iterator[Problem]:
         places = [f"{target} at {layer[target].source.where}" for target in given]
         yield Problem(where, what, why=listed(places, "and"), fix=f"remove {listed(given[1:])}")
     elif not given:
-        fix = "write 'script: train.py' in the job file, or allranks run train.py (or -m MODULE, --binary FILE)"
-        yield Problem("", "the job has no script, module or binary", why="nothing says what to run", fix=fix)
+        why = (
+            "the job file names none" if has_file else "there is no job.yaml in this directory, and no script was given"
+        )
+        write = "write 'script: train.py' in the job file" if has_file else "allranks init writes a job.yaml"
+        fix = f"{write}, or allranks run train.py (or -m MODULE, --binary FILE)"
+        yield Problem("", "the job has no script, module or binary", why=why, fix=fix)
 
 
 def unknown_cluster(name: str, setting: Setting, known: Mapping[str, object]) -> Problem:

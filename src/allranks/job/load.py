@@ -90,7 +90,7 @@ def load_job(
     asked = merge([given, _file_layer(job_file, cwd, problems)])
     cluster, defaults = _cluster(asked, folder, cwd, environ, problems)
     merged = fill_secrets(resolved(merge([asked, defaults]), cwd, environ), environ, problems)
-    job = _checked(merged, environ, problems, needs_target)
+    job = _checked(merged, environ, problems, needs_target, has_file=job_file is not None)
     if problems or job is None or cluster is None:
         raise error_of(_scrubbed(problems, secret_values(variables_of(merged), environ)))
     return LoadedJob(job, cluster, all_sources(job.model_dump(mode="json"), merged), folder, job_file)
@@ -109,11 +109,13 @@ def _file_layer(job_file: Path | None, cwd: Path, problems: list[Problem]) -> La
     return reading.layer(read_job_file(job_file, cwd))
 
 
-def _checked(merged: Layer, environ: Mapping[str, str], problems: list[Problem], needs_target: bool) -> Job | None:
+def _checked(
+    merged: Layer, environ: Mapping[str, str], problems: list[Problem], needs_target: bool, *, has_file: bool
+) -> Job | None:
     problems += [*variable_problems(merged), *text_problems(merged), *secret_problems(merged, environ)]
     job = validated(Job, merged, secret_values(variables_of(merged), environ), problems)
     if (needs_target and not problems) or any(target in merged for target in ("script", "module", "binary")):
-        problems += target_problems(merged)
+        problems += target_problems(merged, has_file=has_file)
     return job
 
 

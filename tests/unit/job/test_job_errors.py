@@ -183,7 +183,7 @@ SEE = "compare with the job file that allranks init writes"
         (
             "name: x",
             "the job has no script, module or binary",
-            "nothing says what to run",
+            "the job file names none",
             "write 'script: train.py' in the job file, or allranks run train.py (or -m MODULE, --binary FILE)",
         ),
         (
