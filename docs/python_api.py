@@ -161,9 +161,9 @@ class _Writer:
             parameters = [*_parameters(node, method=bool(owner) and "staticmethod" not in decorators)]
             yield _fence(_call(call, parameters, returns))
             _check_names(title, docstring, parameters)
-        yield from self._text(docstring, owner)
         if returns in self.headings:
             yield f"**{'Type' if is_property else 'Returns'}**: {self._linked(returns)}"
+        yield from self._text(docstring, owner)
 
     def _text(
         self,
@@ -181,11 +181,16 @@ class _Writer:
                 continue
             entries = _ENTRY.split(dedent(body).strip("\n"))
             lines = [
-                f"- `{name}`{f' (`{types[name]}`)' if name in types else ''}: {' '.join(said.split())}"
+                f"- {self._entry(title, name, types)}: {' '.join(said.split())}"
                 for name, said in zip(entries[1::2], entries[2::2], strict=True)
                 if name not in internal.split()
             ]
             yield "\n".join([f"**{title}**", "", *lines])
+
+    def _entry(self, title: str, name: str, types: Mapping[str, str]) -> str:
+        if title == "Raises":
+            return self._linked(name)
+        return f"`{name}` (`{types[name]}`)" if name in types else f"`{name}`"
 
     def _role(self, owner: str, match: re.Match[str]) -> str:
         name = match[1]
