@@ -137,9 +137,8 @@ class _Writer:
         types = _types(bases)
         texts = [ast.get_docstring(each) or "" for each in bases]
         attributes = [body for text in texts for title, body in _sections(text) if title == "Attributes"]
-        lead = (
-            _SECTION.sub("", texts[-1] + "\n") if shown.value else texts[-1]
-        )  # Users call no constructor but of errors.
+        # Users call no constructor but of errors.
+        lead = _SECTION.sub("", texts[-1] + "\n") if shown.value else texts[-1]
         listed = f"\n\nAttributes:\n{''.join(attributes)}" if attributes else ""
         yield from self._text(lead.strip() + listed, shown.name, types, shown.internal)
         for name, node in _members(shown, bases).items():

@@ -229,7 +229,7 @@ class Context(Reader):
             RankError: there are no parameters, or no ``lr`` to scale; ``scale_lr`` is unknown; or the optimizer has
                 other parameters than the model, or already has a scheduler.
         """
-        from allranks.runtime.model.optimizing import Asked
+        from allranks.runtime.model.optimizer_factory import Asked
 
         made: OptimizerT = self._training.optimizer(cls, model, Asked(clip_norm, scale_lr, options))
         return made

@@ -9,7 +9,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from allranks.errors import RankError
 from allranks.runtime.model import precision
-from allranks.runtime.model.optimizing import Asked, Managed, make_optimizer
+from allranks.runtime.model.optimizer_factory import Asked, make_optimizer
+from allranks.runtime.model.optimizing import Managed
 from allranks.runtime.model.preparing import Options, prepare
 from allranks.runtime.model.weighing import Accumulation, weight
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from allranks.runtime.context import Context
-    from allranks.runtime.model.optimizing import AnyOptimizer
+    from allranks.runtime.model.optimizer_factory import AnyOptimizer
 
 
 class Training:
