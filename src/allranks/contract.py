@@ -84,6 +84,9 @@ def whole_wait(seconds: int) -> int:
     return max(1, round(scaled_wait(seconds)))
 
 
+#: How long agents wait for each other before they tell which nodes are missing: healthy ones import torch meanwhile.
+MISSING_SECONDS: Final = 5.0
+
 # --- schedulers, as launcher and agent both see them ---
 #: Kept when a job is submitted, or asked for, from inside another one: where Slurm or PBS itself is.
 _OF_SCHEDULERS: Final = (
@@ -178,6 +181,8 @@ RANK_EXITED: Final = "rank-exited"
 RESTART: Final = "restart"
 NODE_LOST: Final = "node-lost"
 WAITING: Final = "waiting"
+#: Nodes have not come for some seconds, and are waited for; none of them is missing any more where the list is empty.
+MISSING: Final = "missing"
 STOP_REQUESTED: Final = "stop-requested"
 WARNED: Final = "warned"
 ERROR: Final = "error"

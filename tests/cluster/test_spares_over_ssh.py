@@ -141,6 +141,9 @@ def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None
     mended.kill("gpu02")
     out, err = finish(ssh, process, run, 0)
     assert [event.fields["world_size"] for event in events(run, 0, contract.RANKS_STARTED)] == [3, 2]
+    told = [line.partition(f"allranks: {run.name}: ")[2] for line in err.splitlines()]
+    (lost,) = (line for line in told if line.startswith("node 1 (gpu02) was lost: "))
+    assert told[told.index(lost) :].count("restarted with 2 ranks on 2 nodes") == 1
     assert weights_in(out)[0] == undisturbed(ssh, *OPTIONS)[0]
     assert f"allranks: {run.name} succeeded in " in err
     told = ssh("status", run.name).stdout

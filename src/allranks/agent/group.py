@@ -137,7 +137,8 @@ class RankGroup:
 
     def pause(self, restart: int, delay: float, blamed: int | None) -> None:
         """Tell of a restart, and of the rank that is to blame for it; wait so many seconds before it."""
-        self._events.write(contract.RESTART, restart=restart, delay=delay, because_of_rank=blamed)
+        most = self._node.max_restarts
+        self._events.write(contract.RESTART, restart=restart, delay=delay, because_of_rank=blamed, max_restarts=most)
         deadline = time.monotonic() + delay
         while (left := deadline - time.monotonic()) > 0:
             self._ranks.wait(left)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from allranks import contract
 from allranks.agent.channel import Channel
 from allranks.agent.messages import Message
 from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
@@ -279,7 +280,7 @@ class Hub:
                 others = [node for node in self._peers if node != peer.node]
                 self._tell(others, "stop", signal=message["signal"], by=f"{peer.name}: {message['by']}")
 
-    def _tell(self, nodes: Collection[int], kind: str, **fields: Any) -> None:
+    def _tell(self, nodes: Collection[int], kind: str, /, **fields: Any) -> None:
         for node in nodes:
             self._peers[node].channel.send(kind, **fields)
 
@@ -288,11 +289,14 @@ class Hub:
     def _begin_gathering(self) -> None:
         self._round = None
         self._deadline = time.monotonic() + JOIN_SECONDS
+        self._missing: list[int] = []  # as all were told
+        self._tells_missing_at = time.monotonic() + contract.MISSING_SECONDS
         self._enough_since: float | None = None
 
     def _gather(self) -> None:
         """Begin a generation when all places are taken, or enough of them and nobody else is to be expected."""
         self._note_who_cannot_come()
+        self._tell_who_is_missing()
         ready = sorted(node for node, peer in self._peers.items() if peer.is_ready)
         places = filled(self._places, ready)
         nodes = [node for node in places if node in ready]
@@ -309,6 +313,13 @@ class Hub:
         for node, (host, why) in self._not_started().items():
             if node not in self._peers:
                 self._gone.setdefault(node, (name_of(node, host), why))
+
+    def _tell_who_is_missing(self) -> None:
+        """Tell all who are here which nodes they wait for, if that has changed for some seconds."""
+        missing = [node for node in range(self._node.nnodes) if node not in self._peers and node not in self._gone]
+        if missing != self._missing and time.monotonic() >= self._tells_missing_at:
+            self._missing, self._tells_missing_at = missing, time.monotonic() + contract.MISSING_SECONDS
+            self._tell(self._peers, "missing", nodes=missing)
 
     def _is_settled(self, places: list[int], ready: list[int]) -> bool:
         """Tell whether nobody is to be expected any more for whom there is a place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import socket
@@ -98,6 +99,7 @@ class Member:
         self._channel: Channel | None = None
         self._master: str | None = None
         self._has_taken_part = False
+        self._misses_master_at = math.inf
 
     @property
     def is_spare(self) -> bool:
@@ -138,13 +140,14 @@ class Member:
             LaunchError: it cannot be reached.
         """
         pause, began = _FIRST_PAUSE, time.monotonic()
+        self._misses_master_at = began + contract.MISSING_SECONDS
         while not self._master:
             problem = self._dial() or self._introduce(wait)
             patience = _OTHER_KEY_SECONDS if problem == _OTHER_KEY else DIAL_SECONDS
             if problem and time.monotonic() - began > patience:
                 raise self._unreachable(problem, patience)
             if problem:
-                wait(pause)
+                self._wait_for_master(wait, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def ready(self) -> None:
@@ -234,17 +237,27 @@ class Member:
         )
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._master and not self._channel.lost and time.monotonic() < deadline:
-            wait(_LONGEST_PAUSE)
+            self._wait_for_master(wait, _LONGEST_PAUSE)
         if self._master:
             return None
         problem = self._channel.lost or f"who listens there says nothing for {JOIN_SECONDS:g} s"
         self._channel.close()
         return _OTHER_KEY if self._channel.is_greeted else problem
 
+    def _wait_for_master(self, wait: Wait, seconds: float) -> None:
+        """Wait for node 0's agent, and tell once that this node does."""
+        wait(seconds)
+        if not self._master and time.monotonic() >= self._misses_master_at:
+            self._misses_master_at = math.inf
+            self._events.write(contract.MISSING, nodes=[0], of=self._node.nnodes, at=self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._node.master_addr}:{self._node.master_port}"
+
     def _unreachable(self, problem: str, patience: float) -> LaunchError:
-        where = f"{self._node.master_addr}:{self._node.master_port}"
         return LaunchError(
-            f"{self._name} cannot reach node 0 at {where} for {patience:g} s",
+            f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s",
             why=problem,
             fix="another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
             "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
@@ -273,6 +286,8 @@ class Member:
                 self._events.write(contract.NODE_LOST, **fields)
                 if self.meeting and fields["node"] in self.meeting:
                     self.goes_on_without = fields["goes_on"]
+            case "missing":
+                self._events.write(contract.MISSING, **fields, of=self._node.nnodes)
             case "stop":
                 self._stop.request(signal.Signals(fields["signal"]), fields["by"])
             case "outcome":
@@ -282,7 +297,7 @@ class Member:
 
     def _refused(self, why: str) -> LaunchError:
         return LaunchError(
-            f"{self._name} was turned away by the agent at {self._node.master_addr}:{self._node.master_port}",
+            f"{self._name} was turned away by the agent at {self._where}",
             why=why,
             fix="--master-addr and --master-port must be the same on all nodes of a job, and no other's",
         )

@@ -74,6 +74,7 @@ _KINDS: dict[str, dict[str, _Check]] = {
     "refused": {"why": _is_text},
     "generation": {"number": _is_count, "address": _is_text, "port": _is_count, "nodes": _list_of(_is_node)},
     "end-ranks": {},
+    "missing": {"nodes": _list_of(_is_count)},
     "again": {"restart": _is_count, "rank": _or_none(_is_count), "counted": _is_flag},
     "lost": {"node": _is_count, "host": _is_text, "why": _is_text, "goes_on": _is_flag},
     "outcome": {

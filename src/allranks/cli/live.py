@@ -1,13 +1,15 @@
-"""Ranks' output on a terminal or in a pipe, with the newest progress bar on a terminal's last line."""
+"""Ranks' output on a terminal or in a pipe, with the newest progress bar or a spinner on a terminal's last line."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import select
 import shutil
 import sys
+import time
 from collections.abc import Callable
 
 from allranks import contract
@@ -20,6 +22,8 @@ from allranks.runs.record import Run
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+#: Its frames, ten a second.
+_SPINNER = r"-\|/"
 
 
 class Outlet:
@@ -62,6 +66,7 @@ class Live:
         self._tail: Tail | None = None
         self._drawn = b""
         self._told = False
+        self._awaited_since = math.inf
 
     def merge(
         self,
@@ -92,10 +97,10 @@ class Live:
             form=self._form,
         )
 
-    def step(self, merged: MergedLogs, action: Callable[[], None]) -> None:
-        """Take one step of following, then draw the bar of the rank that has one."""
+    def step(self, merged: MergedLogs, action: Callable[[], None], awaited: str = "") -> None:
+        """Take one step of following, then draw the bar of the rank that has one, or else what is waited for."""
         action()
-        self.draw(merged)
+        self.draw(merged, awaited)
         if (failure := self._outlets[0].failure) and not self._told:
             self._told = True
             what = "nobody reads stdout any more" if failure.errno == errno.EPIPE else f"stdout: {failure.strerror}"
@@ -127,10 +132,24 @@ class Live:
             self._drawn = b""
             _to_terminal(b"\r\x1b[K")
 
-    def draw(self, merged: MergedLogs) -> None:
-        """Draw the bar of the rank that has one, where there is a terminal."""
+    def show(self, text: str) -> None:
+        """Show a text in place of a bar, where there is a terminal."""
         if self._lively:
-            self._draw(merged.transient() or b"")
+            self._draw(text.encode())
+
+    def draw(self, merged: MergedLogs, awaited: str = "") -> None:
+        """Draw the bar of the rank that has one, where there is a terminal; else what is waited for, if anything is."""
+        if self._lively:
+            self._draw(merged.transient() or self._spinner(awaited))
+
+    def _spinner(self, awaited: str) -> bytes:
+        if not awaited:
+            self._awaited_since = math.inf
+            return b""
+        now = time.monotonic()
+        self._awaited_since = min(now, self._awaited_since)
+        frame = _SPINNER[int(now * 10) % len(_SPINNER)]
+        return f"{frame} {awaited} ({int(now - self._awaited_since)} s)".encode()
 
     def _draw(self, text: bytes) -> None:
         plain = _ESCAPE.sub("", text.decode(errors="replace"))

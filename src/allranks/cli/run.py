@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from allranks.runs.record import Run
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Seconds by which news come later than they are known: what a rank has written before its end is shown first.
+_AFTER_LINES = 0.2
 
 
 _EXAMPLES = """\b
@@ -75,6 +77,7 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind, point_latest)
     if is_checked:
+        _show_wait(plan, "checking")
         check_first(run, plan, kind, launch)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, as_json=as_json)
 
@@ -94,17 +97,19 @@ def carry_out(
     """
     from allranks.clusters import launch as launching
 
-    watched = not detach and render.is_lively(sys.stderr)
+    watched, live = not detach and render.is_lively(sys.stderr), Live(keeps_stdout=as_json)
+    _show_wait(plan, "starting on")
     relay = Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
     run, started = launching.start(
         run, plan, kind, environ, detach=detach, watched=watched, interrupted=relay.interrupted
     )
     introduce(plan, run)
-    _tell_news(started, run)
+    news = _News(started, run, live)
+    news.tell()
     if detach and not relay.interrupted():
         return _leave_it(run, as_json=as_json)
     relay.attach(started, run)
-    _follow(run, started, kind, Live(keeps_stdout=as_json))
+    _follow(run, started, kind, live, news)
     run = _settle(run, kind)
     if as_json:
         render.as_json(report(run))
@@ -121,9 +126,27 @@ def introduce(plan: Plan, run: Run) -> None:
         render.talk(f"allranks: note: {note}")
 
 
-def _tell_news(started: Started, run: Run) -> None:
-    for line in started.news():
-        render.talk(f"allranks: {run.record.id}: {render.one_line(line)}")
+def _show_wait(plan: Plan, what: str) -> None:
+    """Show on a terminal what is done with other machines, which may take long, until the next word of ours."""
+    if plan.kind != "local":
+        Live().show(f"{what} {render.nodes(plan)} of {plan.cluster}")
+
+
+class _News:
+    """Tells what has happened to a run that has been started."""
+
+    def __init__(self, started: Started, run: Run, live: Live) -> None:
+        self._started, self._run, self._live = started, run, live
+        self._held: list[tuple[float, str]] = []
+
+    def tell(self, hold: float = 0.0) -> None:
+        """Tell what is news, and has been for so many seconds."""
+        now = time.monotonic()
+        self._held += [(now, line) for line in self._started.news()]
+        while self._held and self._held[0][0] + hold <= now:
+            _, line = self._held.pop(0)
+            self._live.wipe()
+            render.talk(f"allranks: {self._run.record.id}: {render.one_line(line)}")
 
 
 def _where(plan: Plan) -> str:
@@ -220,17 +243,18 @@ class Relay:
             raise SystemExit(128 + number)
 
 
-def _follow(run: Run, started: Started, kind: ClusterKind, live: Live) -> None:
+def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: _News) -> None:
     from allranks.runs.follow import follow
 
     def show(attempt: int) -> None:
         merged = live.merge(run, attempt=attempt)
 
         def step(action: Callable[[], None]) -> None:
-            _tell_news(started, run)
-            live.step(merged, action)
+            news.tell(_AFTER_LINES)
+            live.step(merged, action, started.awaited)
 
         follow(merged, lambda: started.wait(0) or run.attempt > attempt, started.wait, around=step)
+        news.tell()
         live.wipe()
 
     for attempt in count(run.attempt):  # A scheduler may put the run back into its queue: another attempt follows.

@@ -68,6 +68,10 @@ class Started(Protocol):
     def news(self) -> Sequence[str]:
         """Tell what has happened since the last call that a person who waits wants to know, a line each."""
 
+    @property
+    def awaited(self) -> str:
+        """What is waited for, as of the last news: nodes, ranks that start, a queue; empty while ranks run."""
+
 
 @dataclass(frozen=True)
 class Look:

@@ -13,9 +13,10 @@ from pathlib import Path
 from allranks import contract
 from allranks.job.units import format_size
 from allranks.processes import rank_ended
+from allranks.runs import record
 from allranks.runs.cause import cause_of, find_cause
 from allranks.runs.events import read_events
-from allranks.runs.status import Status
+from allranks.runs.status import State, Status
 
 #: What ranks say that another one has left alone, over gloo, NCCL, torch's store and our runtime, or that are ended.
 _VICTIM = re.compile(
@@ -58,7 +59,7 @@ class _End:
         return None
 
 
-def with_cause(status: Status, attempt: Path, stop_timeout: float) -> Status:
+def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int | None = None) -> Status:
     """Return the status of a run that a rank has ended with the cause of it.
 
     The first rank that failed may have lost its connection to one that takes longer to end: then that one is named.
@@ -67,9 +68,10 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float) -> Status:
         status: it names the rank that ended first, and not well.
         attempt: the attempt's folder.
         stop_timeout: ranks are killed if they have not left so many seconds after another one has failed.
+        restart: the generation of ranks that the rank has ended; None for the last one.
     """
     assert status.rank is not None
-    ends = [*_ends(attempt)]
+    ends = [*_ends(attempt, restart)]
     first = next((end for end in ends if end.rank == status.rank), None)
     log = rank_log(attempt, status.rank)
     cause = first.cause if first else cause_of(log) if log else None
@@ -82,26 +84,41 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float) -> Status:
     return replace(status, cause=_killed(first, cause) if is_killed else cause)
 
 
+def restart_cause(attempt: Path, rank: int, restart: int) -> str:
+    """Say in a line which rank's failure has ended a generation of ranks that is started again, and why it failed.
+
+    Args:
+        attempt: the attempt's folder.
+        rank: the rank that failed first.
+        restart: the generation.
+    """
+    stop_timeout = record.load(attempt.parents[1]).record.stop_timeout
+    found = with_cause(Status(State.RUNNING, rank=rank), attempt, stop_timeout, restart)
+    end = next((end for end in _ends(attempt, restart) if end.rank == found.rank), None)
+    how = _reason(end, attempt) if end and not (end.code > 0 and found.cause) else f"rank {found.rank} failed"
+    return f"{how}: {found.cause}" if found.cause else how
+
+
 def rank_log(attempt: Path, rank: int) -> Path | None:
     """Return what a rank wrote to stderr, on the node that had it last: another may have taken a lost one's place."""
     logs = attempt.glob(f"*/{contract.rank_log(rank, 'err')}")
     return max(logs, key=lambda log: (log.stat().st_mtime, log), default=None)
 
 
-def _ends(attempt: Path) -> Iterator[_End]:
-    """Yield the ends of the ranks after the last restart; nodes that were lost before have seen others."""
+def _ends(attempt: Path, restart: int | None = None) -> Iterator[_End]:
+    """Yield the ends of a generation's ranks, of the last by default; nodes that were lost before have seen others."""
     found = []
     for folder in attempt.glob("node-*"):
-        restart = 0
+        current = 0
         for event in read_events(folder / contract.AGENT_EVENTS):
             if event.kind == contract.RANKS_STARTED:
-                restart = event.fields["restart"]
+                current = event.fields["restart"]
             elif event.kind == contract.RANK_EXITED and event.rank is not None:
                 memory = (event.fields.get("memory"), event.fields.get("memory_limit"))
                 code, time = event.fields["code"], event.fields["ended"]
-                found.append(_End(folder, event.host, restart, event.rank, code, time, memory))
-    last = max((end.restart for end in found), default=0)
-    yield from (end for end in found if end.restart == last)
+                found.append(_End(folder, event.host, current, event.rank, code, time, memory))
+    wanted = max((end.restart for end in found), default=0) if restart is None else restart
+    yield from (end for end in found if end.restart == wanted)
 
 
 def _failed_itself(end: _End, first: _End, stop_timeout: float) -> bool:

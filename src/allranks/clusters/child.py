@@ -14,6 +14,7 @@ from pathlib import Path
 
 from allranks import contract, processes
 from allranks.clusters import process
+from allranks.clusters.happened import Happened
 from allranks.runs.status import Handle, State, Status
 
 #: Longer than the time within which the agent takes two signals for one request.
@@ -74,6 +75,7 @@ class ChildAgent:
                 start_new_session=True,
             )
         self._events = log.parent / contract.AGENT_EVENTS
+        self._happened = Happened(log.parent)
         self._sent: dict[int, None] = {}  # A set that keeps their order.
         self._insists_at = 0.0
         self._code: int | None = None
@@ -98,8 +100,13 @@ class ChildAgent:
             processes.signal_group(self._process.pid, number)
 
     def news(self) -> Sequence[str]:
-        """Tell nothing: what happens on this machine shows in the ranks' own lines."""
-        return ()
+        """Tell what the agent has told; what else happens on this machine shows in the ranks' own lines."""
+        return self._happened.news()
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for until ranks run."""
+        return self._happened.awaited
 
     @property
     def code(self) -> int | None:

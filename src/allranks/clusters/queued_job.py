@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
+from allranks.clusters.happened import Happened
 from allranks.clusters.queued_files import current_job, decision_after
-from allranks.runs.events import read_events
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, State, Status
 
@@ -28,8 +28,7 @@ class SubmittedJob:
         self._status = Status(State.PENDING, "submitted")
         self._news: list[str] = [f"job {job_id} submitted"]
         self._told: str | None = None
-        #: The attempt that is followed, and how many lines were told of it.
-        self._attempt, self._count = newest_attempt(folder), 0
+        self._follow(newest_attempt(folder))
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, unless the run has ended; tell whether it has."""
@@ -50,6 +49,15 @@ class SubmittedJob:
         told, self._news = self._news, []
         return told
 
+    @property
+    def awaited(self) -> str:
+        """What is waited for: the queue, and then ranks that start."""
+        if self._status.state is State.PENDING:
+            return f"waiting in the queue: {self._status.reason}" if self._status.reason else "waiting in the queue"
+        attempt = self._folder / contract.attempt_dir(self._attempt)
+        is_running = self._status.state is State.RUNNING and (attempt / contract.JOB).exists()  # A task has its own.
+        return self._happened.awaited if is_running else ""
+
     def _look(self) -> None:
         before, self._status = self._status, self._cluster.status_of(self._folder, self.handle)
         self._follow_attempts()
@@ -60,29 +68,29 @@ class SubmittedJob:
             self._told = line
             self._news.append(line)
 
+    def _follow(self, attempt: int) -> None:
+        """Follow an attempt from now on."""
+        self._attempt, self._is_followed_by_another = attempt, False
+        self._happened = Happened(self._folder / contract.node_dir(attempt, 0))
+
     def _follow_attempts(self) -> None:
         """Note what has happened in the attempt that is followed, and go on to the next when there is one."""
         last = newest_attempt(self._folder)
         while True:
-            lines = [*_of_attempt(self._folder, self._attempt, is_over=self._attempt < last)]
-            self._news += lines[self._count :]
-            self._count = len(lines)
+            self._news += self._happened.news()
+            self._note_decision(is_over=self._attempt < last)
             if self._attempt == last:
                 return
-            self._attempt, self._count = self._attempt + 1, 0
+            self._follow(self._attempt + 1)
 
-
-def _of_attempt(folder: Path, attempt: int, *, is_over: bool) -> Iterator[str]:
-    """Yield what happened in an attempt that takes time in which a person sees nothing else, in lines."""
-    for event in read_events(folder / contract.node_dir(attempt, 0) / contract.AGENT_EVENTS):
-        if event.kind == contract.NODE_LOST:
-            yield f"node {event.fields['node']} ({event.host}) was lost: {event.fields['why']}"
-        elif event.kind == contract.WARNED:
-            yield f"{event.fields['signal']}: the job is to end; ranks that listen save and exit"
-    decision = decision_after(folder / contract.attempt_dir(attempt))
-    # That a job is put back is written down before it is tried; where that is refused another job may follow.
-    if decision.get("again") and (is_over or decision.get("how") != "requeue"):
-        yield f"attempt {attempt + 1} follows, in job {decision['job']}: {decision['why']}"
+    def _note_decision(self, *, is_over: bool) -> None:
+        """Note once that another attempt follows the one that is followed."""
+        decision = decision_after(self._folder / contract.attempt_dir(self._attempt))
+        # That a job is put back is written down before it is tried; where that is refused another job may follow.
+        is_tried = bool(decision.get("again")) and (is_over or decision.get("how") != "requeue")
+        if is_tried and not self._is_followed_by_another:
+            self._is_followed_by_another = True
+            self._news.append(f"attempt {self._attempt + 1} follows, in job {decision['job']}: {decision['why']}")
 
 
 def _line(before: Status, now: Status) -> str | None:

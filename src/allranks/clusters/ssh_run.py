@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks import contract
 from allranks.clusters import agents
+from allranks.clusters.happened import Happened
 from allranks.clusters.ssh_agents import tell
 from allranks.clusters.ssh_attach import Attached
+from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class SshRun:
         self._attached = attached
         self._is_plain = is_plain
         self._news = [*news]
+        self._happened = Happened(folder / contract.node_dir(newest_attempt(folder), 0))
         self._cluster, self._folder = cluster, folder
         self._has_ended = False
         self._next = 0.0
@@ -48,6 +52,7 @@ class SshRun:
         if not self._has_ended and time.monotonic() >= self._next:
             self._next = time.monotonic() + _READ_SECONDS
             status, told = self._cluster.look_at(self._folder, self.handle)
+            self._news += self._happened.news()
             self._has_ended = status.state.is_final
             if not self._has_ended:
                 self._end_those_who_do_not_hear(told)
@@ -66,8 +71,13 @@ class SshRun:
         tell(self._cluster.reach, self.handle, self._folder, signal.Signals(number).name.removeprefix("SIG"))
 
     def news(self) -> Sequence[str]:
-        """Tell which machines do not take part, and why; what else happens shows in the ranks' own lines."""
+        """Tell which machines do not take part, and what node 0's agent has told."""
         news, self._news = self._news, []
         if self._has_ended:
             news += self._cluster.missing(self._folder, self.handle)
         return news
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for until ranks run."""
+        return "" if self._has_ended else self._happened.awaited

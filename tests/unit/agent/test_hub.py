@@ -445,3 +445,15 @@ def test_too_few_are_left_when_most_could_not_be_started(meet):
     (first,) = meeting.ready(0)
     why = "node 1 (host1) was lost: no route; node 2 (host2) was lost: no key (1 of 3 nodes left, 2 needed)"
     assert first.hear("outcome")["reason"] == why
+
+
+def test_all_hear_whom_they_wait_for(meet, monkeypatch):
+    monkeypatch.setattr(contract, "MISSING_SECONDS", 0.1)
+    meeting = meet(orders(4))
+    first, second = meeting.ready(0, 2)
+    assert [agent.hear("missing")["nodes"] for agent in (first, second)] == [[1, 3], [1, 3]]
+    meeting.ready(1)
+    assert first.hear("missing")["nodes"] == [3]
+    meeting.ready(3)
+    assert first.hear("generation")["number"] == 0
+    assert [message["kind"] for message in first.heard if message["kind"] == "missing"] == []
