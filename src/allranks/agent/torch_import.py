@@ -36,6 +36,12 @@ def _version() -> str | None:
     return found[1] if found else None
 
 
+def _active() -> str:
+    """Name the virtual environment that is active where the run was started, if this interpreter is another one's."""
+    active = os.environ.get("VIRTUAL_ENV", "")
+    return f"; active is {active}" if active and Path(active).resolve() != Path(sys.prefix).resolve() else ""
+
+
 class TorchImport:
     """Imports torch once, in this thread or in one of its own.
 
@@ -72,7 +78,8 @@ class TorchImport:
             raise LaunchError(
                 f"{sys.executable} cannot import torch",
                 why=str(self._error),
-                fix="install torch there, or name the environment that has it: environment.venv, .conda or .python",
+                fix="install torch there, or name the environment that has it: environment.venv, .conda or .python"
+                + _active(),
             ) from self._error
 
     def _import(self) -> None:

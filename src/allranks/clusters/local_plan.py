@@ -19,7 +19,15 @@ from allranks.plan.machine import this_machine
 from allranks.plan.orders import orders, random_port
 from allranks.plan.plain_script import own_place, plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, missing_here, only_over_ssh, python_of, unused_scheduler, workdir_of
+from allranks.plan.resolve import (
+    environment_of,
+    missing_here,
+    only_over_ssh,
+    python_of,
+    python_reason,
+    unused_scheduler,
+    workdir_of,
+)
 from allranks.plan.script import agent_script, naming_exits, node_setup
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ def make_plan(request: Request) -> Plan:
     _refuse_platform()
     _refuse(request)
     workdir = workdir_of(job, request.folder)
-    python = python_of(job)
+    python = python_of(job, request.environ)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
     layout = lay_out(job, this_machine(request.environ))
     return _build(request, workdir, python, entry, layout)
@@ -182,6 +190,7 @@ def _reasons(request: Request, spec: NodeSpec, entry: Entry, layout: Layout) -> 
     why = "as asked" if request.job.launch.master_addr or spec.master_port else "all ranks are on this machine"
     return (
         Reason(entry.kind, entry.target, entry.why),
+        python_reason(request.job, request.environ),
         *layout.reasons,
         Reason("master", f"{spec.master_addr}, {port}", why),
         *_settings(request, layout),

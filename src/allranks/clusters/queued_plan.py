@@ -22,7 +22,7 @@ from allranks.plan.machine import Machine
 from allranks.plan.orders import orders
 from allranks.plan.parts import Parts
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, only_over_ssh, python_of, workdir_of
+from allranks.plan.resolve import environment_of, only_over_ssh, python_of, python_reason, workdir_of
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
@@ -76,7 +76,8 @@ class QueuedPlanning(ABC):
     def __init__(self, request: Request, job: Job, gpus: Gpus | None, *, inside: bool) -> None:
         _refuse(job, gpus, self.scheduler)
         self.request, self.job, self.gpus, self.inside = request, job, gpus, inside
-        self.run_dir, self.workdir, self.python = request.run_dir, workdir_of(job, request.folder), python_of(job)
+        self.run_dir, self.workdir = request.run_dir, workdir_of(job, request.folder)
+        self.python = python_of(job, request.environ)
         self.entry = find_entry(job, self.workdir, same_python=self.python[0] == sys.executable)
         self.layout = lay_out(job, self._node())
         self.secrets = environment.secrets(job)
@@ -192,6 +193,7 @@ class QueuedPlanning(ABC):
         port = str(launch.master_port) if launch.master_port else "a port from the job's id"
         why = "as asked" if launch.master_addr or launch.master_port else "free there, and no other job's"
         yield Reason(self.entry.kind, self.entry.target, self.entry.why)
+        yield python_reason(self.job, self.request.environ)
         yield from self.layout.reasons
         yield from (directive.reason for directive in self.directives)
         yield Reason("master", f"{launch.master_addr or 'the first node'}, {port}", why)

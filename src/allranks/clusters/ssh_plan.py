@@ -26,7 +26,7 @@ from allranks.plan.machine import Machine, this_machine
 from allranks.plan.orders import orders, random_port
 from allranks.plan.plain_script import plain_script
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, unused_scheduler, workdir_of
+from allranks.plan.resolve import environment_of, python_of, python_reason, unused_scheduler, workdir_of
 from allranks.plan.script import agent_script, node_setup
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def make_plan(request: Request) -> Plan:
     hosts = hosts_of(job, request.folder)
     workdir = workdir_of(job, request.folder)
     copy = copy_for(job.sync, workdir, request.run_dir) if job.sync.method == "rsync" else None
-    python = python_of(job, elsewhere=copy is not None)
+    python = python_of(job, request.environ, elsewhere=copy is not None)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
     layout = lay_out(job, _machine(job, hosts, request))
     return _Planning(request, hosts, workdir, copy, python, entry, layout).plan()
@@ -228,6 +228,7 @@ class _Planning:
     def _reasons(self) -> Iterator[Reason]:
         launch = self._job.launch
         yield Reason(self._entry.kind, self._entry.target, self._entry.why)
+        yield python_reason(self._job, self._request.environ, elsewhere=self._copy is not None)
         yield from self._layout.reasons
         why = "as asked" if launch.master_addr else "the first node"
         port_why = "as asked" if launch.master_port else "at random"

@@ -32,7 +32,7 @@ def plain_line(job: Job, folder: Path, place: Place) -> str:
     Raises:
         JobError: what the job runs is not there, or its set-up fits on no line.
     """
-    workdir, python = workdir_of(job, folder), python_of(job)
+    workdir, python = workdir_of(job, folder), python_of(job, {})
     entry = find_entry(job, workdir, same_python=False)
     chosen = environment_of(job, folder)
     given = [f"{reason.subject}={shlex.quote(reason.value)}" for reason in environment.settings(job, None, {})]

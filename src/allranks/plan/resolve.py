@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
+from allranks.plan.plan import Reason
 
 if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job
@@ -32,19 +37,53 @@ def workdir_of(job: Job, folder: Path) -> Path:
     return workdir
 
 
-def python_of(job: Job, *, elsewhere: bool = False) -> tuple[str, ...]:
+def python_of(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> tuple[str, ...]:
     """Return the command line of the ranks' interpreter: as asked, that of their environment, or this one.
+
+    Where this one has no torch, as that of a tool installed for itself, it is that of the active environment.
 
     Args:
         job: the job.
+        environ: the calling environment.
         elsewhere: whether the ranks run where this interpreter is not.
     """
+    return _python(job, environ, elsewhere)[0]
+
+
+def python_reason(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> Reason:
+    """Return which interpreter :func:`python_of` has chosen, and why."""
+    command, why = _python(job, environ, elsewhere)
+    return Reason("python", shlex.join(command), why)
+
+
+def _python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tuple[tuple[str, ...], str]:
     chosen = job.environment
     if chosen.python:
-        return chosen.python
+        return chosen.python, "environment.python"
     if chosen.conda or chosen.venv:
-        return ("python",)
-    return ("python3",) if elsewhere else (sys.executable,)
+        return ("python",), f"that of environment.{'venv' if chosen.venv else 'conda'}"
+    if elsewhere:
+        return ("python3",), "the first on PATH there: sync copies no interpreter"
+    own, active = "the Python of allranks", environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if not active or chosen.container or Path(active).resolve() == Path(sys.prefix).resolve():
+        return (sys.executable,), own
+    python = str(Path(active, "bin/python"))
+    if importlib.util.find_spec("torch"):
+        return (sys.executable,), f"{own}, which has torch; for the active environment {active}: --python {python}"
+    if not _works(python):
+        why = f"{own}; that of the active environment {active} does not run, or is older than Python 3.10"
+        return (sys.executable,), why
+    return (python,), f"that of the active environment: {own}, {sys.executable}, has no torch"
+
+
+@cache
+def _works(python: str) -> bool:
+    """Tell whether an interpreter runs, and can run agents."""
+    asks = "import sys; sys.exit(sys.version_info < (3, 10))"
+    try:
+        return not subprocess.run([python, "-c", asks], capture_output=True, timeout=10).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def environment_of(job: Job, folder: Path) -> Environment:

@@ -142,7 +142,7 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
         workdir="." if plan.copied_to else plan.workdir,
         environment=chosen,
         settings=environment.settings(job, None, {}),
-        python=python_of(job, elsewhere=bool(plan.copied_to)),
+        python=python_of(job, launch.environ, elsewhere=bool(plan.copied_to)),
     )
 
 
