@@ -55,7 +55,7 @@ def test_a_plan_claims_no_number_of_ranks_that_it_does_not_know(allranks, job: s
     allranks.script("")
     allranks.script("lab: {kind: slurm}\n", "clusters.yaml")
     allranks.job(f"script: train.py\ncluster: lab\n{job}\n")
-    shown = allranks("plan").stdout
+    shown = allranks("plan", "-v").stdout
     assert shown.startswith(f"plan for train on lab: {ranks}, run train-")
     assert said in shown
 

@@ -62,7 +62,7 @@ def test_plan_shows_each_file_and_each_reason(allranks):
     allranks.script("")
     allranks.job(JOB)
     plan = json.loads(allranks("plan", "--json", "--debug").stdout)
-    text = allranks("plan", "--debug").stdout
+    text = allranks("plan", "--debug", "-v").stdout
     assert text.startswith(f"plan for demo on local: 2 ranks, run {plan['run_id']}\n")
     for reason in plan["reasons"]:
         assert reason["why"] in text
@@ -71,6 +71,27 @@ def test_plan_shows_each_file_and_each_reason(allranks):
         assert f"{plan['run_dir']}/{file['path']}:\n{shown.replace(chr(9), chr(92) + 't')}\n" in text
     assert text.endswith(f"  bash {plan['run_dir']}/node-000.sh\n")
     assert "TORCH_DISTRIBUTED_DEBUG" in text
+    short = allranks("plan", "--debug")
+    table, _, rest = text.partition(f"\n\n{plan['run_dir']}/node-000.sh:\n")
+    assert (short.stdout, bool(rest)) == (f"{table}\n", True)
+    assert short.stderr == "next: -v shows the scripts, -o DIR writes them; allranks run starts the job\n"
+
+
+def test_the_files_of_a_plan_are_written_to_a_directory(allranks):
+    allranks.script("")
+    allranks.job(JOB)
+    (allranks.folder / "there").mkdir()
+    for folder in ("there", "new/one/"):
+        done = allranks("plan", "-o", folder)
+        shown = f"{folder.rstrip('/')}/node-000"
+        assert (done.rc, done.stdout) == (0, "")
+        assert done.stderr == f"wrote {shown}.sh\nwrote {shown}.json\n"
+        plan = json.loads(allranks("plan", "--json").stdout)
+        written = {path.name: path for path in (allranks.folder / folder).iterdir()}
+        assert written.keys() == {file["path"] for file in plan["files"]}
+        assert [written[file["path"]].stat().st_mode & 0o777 for file in plan["files"]] == [0o740, 0o640]
+    refused = allranks("plan", "-o", "train.py/")
+    assert (refused.rc, refused.stderr.splitlines()[0]) == (2, "error: cannot write to train.py")
 
 
 def test_script_of_a_run_can_be_started_by_hand(allranks):

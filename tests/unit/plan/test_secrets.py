@@ -63,7 +63,7 @@ def test_secrets_reach_the_ranks_and_nothing_else(allranks, tmp_path: Path):
     for verb in (("status",), ("status", "--json"), ("ps", "--json"), ("logs",)):
         said = allranks(*verb, **caller)
         assert_clean(said.out + said.err, " ".join(verb))
-    for flags in ([], ["--json"], ["--sources"], ["--sources", "--json"], ["--debug"]):
+    for flags in ([], ["--json"], ["--sources"], ["--sources", "--json"], ["--debug", "-v"]):
         said = allranks("plan", *flags, *FLAGS, **caller)
         assert said.rc == 0
         assert_clean(said.out + said.err, f"plan {flags}")
