@@ -12,6 +12,7 @@ from nodes import Network
 from ranks_told import PLACES, UP, who
 from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
+from terminals import Terminal
 
 from waiting import PATIENCE
 
@@ -33,6 +34,17 @@ def test_ranks_of_machines_that_are_named_in_the_command(ssh: Any, network: Netw
     record = ssh.record()
     assert (record["kind"], record["world_size"], record["nnodes"]) == ("ssh", world, nodes)
     assert left_on(network, ssh.run()) == {}
+
+
+def test_a_terminal_shows_what_is_done_with_the_machines(ssh: Any, terminals: list[Terminal]) -> None:
+    ssh.script("print('here')\n")
+    ssh.env["TERM"] = "xterm"
+    terminal = Terminal(ssh, "run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1")
+    terminals.append(terminal)
+    for shown in ("checking 2 nodes of ssh", "starting on 2 nodes of ssh", "allranks: .* backend gloo .*\r\n"):
+        terminal.read_until(rf"\r\x1b\[K{shown}")
+    assert terminal.wait() == 0
+    assert re.search(r"[\nK]\S*\[0-1\]\S* here\r\n", terminal.shown)
 
 
 def test_a_cluster_with_a_file_of_hosts(ssh: Any) -> None:

@@ -90,6 +90,23 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slu
     assert re.search(r"^state +CANCELLED\b", stubborn("status").stdout, re.MULTILINE)
 
 
+def test_a_terminal_shows_that_a_job_waits_in_the_queue(
+    lab: Any, slurm: SlurmCluster, terminals: list[Terminal]
+) -> None:
+    lab.script("print('here')\n")
+    lab.env["TERM"] = "xterm"
+    holder = slurm.sbatch("--nodes=4", "--exclusive", "--wrap=sleep 600", folder=lab.folder)
+    slurm.wait_for_state(holder, "RUNNING")
+    terminal = Terminal(lab, "run", "train.py", "--on", "lab", "--nodes", "4")
+    terminals.append(terminal)
+    terminal.read_until(r"\r\x1b\[K[-\\|/] waiting in the queue: \S.* \(\d+ s\)")
+    slurm.run("scancel", str(holder))
+    terminal.read_until(r"\r\x1b\[K[-\\|/] starting ranks \(\d+ s\)")
+    assert terminal.wait() == 0
+    assert re.search(r"\[0-3\]\S* here\r\n", terminal.shown)
+    assert re.search(r"\r\x1b\[Kallranks: \S+ succeeded in \S+ s\r\n$", terminal.shown)
+
+
 @pytest.mark.parametrize(
     ("options", "ranks"),
     [

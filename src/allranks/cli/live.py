@@ -133,8 +133,9 @@ class Live:
             _to_terminal(b"\r\x1b[K")
 
     def show(self, text: str) -> None:
-        """Show a text in place of a bar, where there is a terminal."""
+        """Show a text in place of whatever stands on a terminal's last line."""
         if self._lively:
+            _to_terminal(b"\r\x1b[K")
             self._draw(text.encode())
 
     def draw(self, merged: MergedLogs, awaited: str = "") -> None:

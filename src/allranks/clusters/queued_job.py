@@ -54,9 +54,9 @@ class SubmittedJob:
         """What is waited for: the queue, and then ranks that start."""
         if self._status.state is State.PENDING:
             return f"waiting in the queue: {self._status.reason}" if self._status.reason else "waiting in the queue"
+        awaited = self._happened.awaited if self._status.state is State.RUNNING else ""
         attempt = self._folder / contract.attempt_dir(self._attempt)
-        is_running = self._status.state is State.RUNNING and (attempt / contract.JOB).exists()  # A task has its own.
-        return self._happened.awaited if is_running else ""
+        return awaited if awaited and (attempt / contract.JOB).exists() else ""  # Each task of an array has its own.
 
     def _look(self) -> None:
         before, self._status = self._status, self._cluster.status_of(self._folder, self.handle)

@@ -64,7 +64,7 @@ def _slurm(folder: Path, nodes: str, code: int = 0) -> dict[str, str]:
 def test_slurm_is_asked_where_no_variable_tells(tmp_path: Path, nodes: str, ranks: int, backend: str, why: str) -> None:
     plan = plan_of(tmp_path, _slurm(tmp_path, nodes), cluster="local")
     assert (plan.nnodes, plan.nproc_per_node, plan.backend, plan.cluster) == (2, ranks, backend, "allocation 7")
-    assert (plan.reasons[1].subject, plan.reasons[1].why) == ("ranks", why)
+    assert (plan.reasons[2].subject, plan.reasons[2].why) == ("ranks", why)
     assert plan.notes == ()
     assert (tmp_path / "asked").read_text() == "--details show job 7\n"
     assert "--gpus-per-node" not in plan.files[0].text
