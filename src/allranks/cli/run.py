@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds by which news come later than they are known: what a rank has written before its end is shown first.
 _AFTER_LINES = 0.2
+#: Seconds after which a wait is a line where no spinner shows it: importing torch on a slow disk takes that long.
+_LONG_WAIT = 30.0
 
 
 _EXAMPLES = """\b
@@ -138,15 +141,30 @@ class _News:
     def __init__(self, started: Started, run: Run, live: Live) -> None:
         self._started, self._run, self._live = started, run, live
         self._held: list[tuple[float, str]] = []
+        self._wait_is_long_at: float | None = None
 
     def tell(self, hold: float = 0.0) -> None:
         """Tell what is news, and has been for so many seconds."""
         now = time.monotonic()
         self._held += [(now, line) for line in self._started.news()]
         while self._held and self._held[0][0] + hold <= now:
-            _, line = self._held.pop(0)
-            self._live.wipe()
-            render.talk(f"allranks: {self._run.record.id}: {render.one_line(line)}")
+            self._say(self._held.pop(0)[1])
+        self._tell_long_wait(now)
+
+    def _tell_long_wait(self, now: float) -> None:
+        """Tell once what is waited for, where that takes long and no spinner shows it."""
+        awaited = self._started.awaited
+        if not awaited:
+            self._wait_is_long_at = None
+        elif self._wait_is_long_at is None:
+            self._wait_is_long_at = now + _LONG_WAIT
+        elif now >= self._wait_is_long_at and not render.is_lively(sys.stderr):
+            self._wait_is_long_at = math.inf
+            self._say(f"still {awaited}")
+
+    def _say(self, line: str) -> None:
+        self._live.wipe()
+        render.talk(f"allranks: {self._run.record.id}: {render.one_line(line)}")
 
 
 def _where(plan: Plan) -> str:

@@ -17,8 +17,10 @@ import pytest
 from agents_by_hand import free_port
 from allranks import contract
 from allranks.cli.live import Live
+from allranks.cli.run import _News
 from allranks.clusters.happened import Happened
 from allranks.runs.merge import MergedLogs
+from allranks.runs.record import load
 from waiting import PATIENCE
 
 FAILS_TWICE = """\
@@ -51,10 +53,10 @@ def test_each_restart_is_told_once_with_its_cause_on_stderr(allranks: Any) -> No
 
 def test_a_run_that_starts_at_once_says_no_more_than_that_it_starts_and_ends(allranks: Any) -> None:
     allranks.script("print('out')")
-    done = allranks("run", "train.py")
+    done = allranks("run", "train.py", "--nproc-per-node", "1")
     name = allranks.run().name
     first, last = done.stderr.splitlines()
-    assert first == f"allranks: {name}: 1 rank on this machine, backend gloo (no GPU on this machine)"
+    assert first.startswith(f"allranks: {name}: 1 rank on this machine, backend ")
     assert last.startswith(f"allranks: {name} succeeded in ")
 
 
@@ -115,6 +117,35 @@ def test_a_bar_of_a_rank_wins_over_the_spinner(monkeypatch: pytest.MonkeyPatch, 
     for awaited in ("restarting", "restarting", ""):
         live.draw(merged, awaited)
     assert drawn == [b"[0] 10%", b"\r\x1b[K", b"- restarting (0 s)", b"\r\x1b[K"]
+
+
+class Waiting:
+    """A run that waits, as long as the test says."""
+
+    awaited = "starting ranks"
+
+    def news(self) -> list[str]:
+        return []
+
+
+def test_a_long_wait_is_told_once_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failed_run: Path
+) -> None:
+    now, waiting = [100.0], Waiting()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    news = _News(waiting, load(failed_run), Live())  # type: ignore[arg-type]
+
+    def told(seconds: float) -> str:
+        now[0] += seconds
+        news.tell()
+        return capfd.readouterr().err
+
+    line = f"allranks: {failed_run.name}: still starting ranks\n"
+    assert [told(seconds) for seconds in (0, 29.9, 0.1, 100)] == ["", "", line, ""]
+    waiting.awaited = ""
+    assert told(1) == ""
+    waiting.awaited = "starting ranks"
+    assert [told(seconds) for seconds in (1, 30)] == ["", line]
 
 
 def test_nodes_that_have_not_come_are_named(allranks: Any) -> None:
