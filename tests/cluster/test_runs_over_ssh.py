@@ -12,8 +12,8 @@ from nodes import Network
 from ranks_told import PLACES, UP, who
 from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
-from terminals import Terminal
 
+from terminals import Terminal
 from waiting import PATIENCE
 
 OPTIONS = ("--epochs", "2", "--quiet")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ranks_told import PLACES, expected, who
 from slurm_cluster import SlurmCluster
-from terminals import Terminal
 
+from terminals import Terminal
 from waiting import PATIENCE
 
 NOT_THERE = "cp: cannot stat '/nowhere/file': No such file or directory; "
