@@ -5,6 +5,7 @@ exits as an interpreter exits. Usage: ``python warm_server.py SOCKET MODULE...``
 """
 
 import gc
+import io
 import json
 import os
 import select
@@ -107,7 +108,7 @@ def main():
     gc.collect()
     gc.freeze()
     request = serve(channel)
-    _renew_interpreter()
+    _renew_interpreter(io.FileIO(0, closefd=False))
     run_as_main(request["kind"], request["target"], request["args"])
 
 

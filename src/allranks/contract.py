@@ -35,6 +35,9 @@ RANK_GONE: Final = "allranks/rank-gone"
 
 #: Set for an agent whose standard input is held open by its launcher: when it closes, the launcher is gone.
 LIFELINE: Final = "ALLRANKS_LIFELINE"
+#: The stdin of the command that started a run here: its descriptor, the rank that gets it (-1: none), and the command's
+#: process id.
+STDIN: Final = "ALLRANKS_STDIN_OF_COMMAND"
 
 # --- what a script that a scheduler starts tells the agents of its nodes, beside RUN_DIR and ATTEMPT ---
 #: This node's place among the nodes, how many of them there are, and how many ranks this one has.
@@ -49,8 +52,11 @@ OF_A_NODE: Final = (NODE_RANK, NODE_COUNT, NODE_NPROC, RDZV_HOST, RDZV_PORT)
 #: Names of the variables that this node decided on for the run: network and threads of another one may differ.
 DECIDED: Final = "ALLRANKS_DECIDED"
 
+#: What ends a prompt in a rank's log when a line was typed behind it: so a rank hardly ends a line that nobody typed.
+TYPED: Final = b"\r\n"
+
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
-OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, END_TIME, DECIDED, *OF_A_NODE)
+OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, STDIN, END_TIME, DECIDED, *OF_A_NODE)
 
 # --- waits: patience with a process, silence of a peer, back-off ---
 #: Internal, for the tests: waits of this process last this part of their real seconds. Above 0, at most 1.

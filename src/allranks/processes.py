@@ -108,6 +108,12 @@ def started(pid: int) -> float | None:
     return float(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
+def is_in_foreground(pid: int) -> bool:
+    """Return whether a process may read its terminal: its group has it, or nothing is its controlling terminal."""
+    fields = stat_fields(pid)
+    return not fields or fields[5] in ("-1", fields[2])
+
+
 def boot_id() -> str:
     """Return what tells this boot of this machine from all others; nothing where there is no /proc."""
     try:

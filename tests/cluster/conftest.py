@@ -19,6 +19,7 @@ from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
 from slurm_daemons import why_no_slurm
 from ssh_nodes import SshNodes, why_no_sshd
+
 from terminals import Terminal
 
 HERE = Path(__file__).parent

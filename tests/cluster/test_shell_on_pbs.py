@@ -11,9 +11,9 @@ from followed_runs import hosts_of, run_named
 from left_behind import assert_nothing_lives
 from pbs_cluster import PbsCluster, StandInPbs
 from ranks_told import PLACES, UP, WHO, expected, who
-from terminals import Terminal
 
 from allranks import contract
+from terminals import Terminal
 from waiting import PATIENCE
 
 BIN = str(Path(sys.executable).parent)

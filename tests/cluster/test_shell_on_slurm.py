@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
+
 from terminals import Terminal
 
 #: Each rank tells where it is, after all of them have met.

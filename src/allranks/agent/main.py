@@ -151,7 +151,7 @@ def _be_starter(channel: socket.socket, node: NodeSpec) -> NoReturn:
         starter = Starter(channel, node.stop_timeout)
         order = starter.serve()
         starter.forget()
-        os.environ.pop(contract.LIFELINE, None)
+        os.environ.pop(contract.LIFELINE, None)  # STDIN stays, for the rank to connect.
     except BaseException:  # noqa: BLE001 - in the starter or in a new rank: neither may go on as an agent
         complain()
         os._exit(1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
 from allranks.agent.script import run_as_main
+from allranks.agent.stdin import connect
 from allranks.agent.streams import RankStream
 from allranks.agent.system import die_with_parent
 from allranks.processes import let_gloo_rest
@@ -54,8 +55,9 @@ def become(order: RankOrder, umask: int) -> NoReturn:
         os.write(2, f"allranks: cannot open a rank's log: {error}\n".encode(errors="backslashreplace"))
         os._exit(1)
     os.environ.update(order.variables)
+    stdin = connect(order.variables["RANK"])
     if order.python is None:
-        _renew_interpreter()
+        _renew_interpreter(stdin.open())
         atexit.register(let_gloo_rest)  # Before any of the script's, so that it is the last that is called.
         run_as_main(order.kind, order.target, order.args)
     _replace_process(order)
@@ -79,27 +81,24 @@ def _open_streams(order: RankOrder, umask: int) -> None:
         descriptor = os.open(path, flags, order.file_mode)
         os.dup2(descriptor, target)
         os.close(descriptor)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
     os.umask(umask)
 
 
-def _renew_interpreter() -> None:
+def _renew_interpreter(stdin: io.FileIO) -> None:
     """Renew what a fork shares and two interpreters of their own would not share."""
-    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = _stream(stdin, sys.stdin)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(io.FileIO(1, "w", closefd=False), sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(io.FileIO(2, "w", closefd=False), sys.stderr)  # type: ignore[misc]
     random.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     gc.enable()
 
 
-def _stream(descriptor: int, old: TextIO) -> io.TextIOWrapper:
+def _stream(file: io.FileIO, old: TextIO) -> io.TextIOWrapper:
     """Open a standard stream anew: line by line, so that what a rank said before it died is there."""
+    descriptor = file.fileno()
     mode, unbuffered = ("w" if descriptor else "r"), bool(os.environ.get("PYTHONUNBUFFERED"))
-    file = io.FileIO(descriptor, mode, closefd=False)
     file.name = old.name
     if descriptor == 1 and not unbuffered:
         stream: io.TextIOWrapper = RankStream(file, old.encoding, old.errors)

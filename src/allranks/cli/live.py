@@ -24,6 +24,8 @@ from allranks.runs.record import Run
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 #: Its frames, ten a second.
 _SPINNER = r"-\|/"
+#: Where the cursor cannot move, an unfinished line is shown as a prompt after so long.
+_PROMPT_SECONDS = 0.3
 
 
 class Outlet:
@@ -55,16 +57,21 @@ class Live:
         form: which lines are shown, and how; all that is JSON goes to stdout. None, as of a run that is followed: all
             lines, and on a terminal tracebacks without the frames of other people's code.
         keeps_stdout: whether all lines go to stderr, because stdout is for something else.
+        keyboard: the rank that reads the terminal, if one does: its prompts are shown.
     """
 
-    def __init__(self, form: LineForm | None = None, *, keeps_stdout: bool = False) -> None:
+    def __init__(
+        self, form: LineForm | None = None, *, keeps_stdout: bool = False, keyboard: int | None = None
+    ) -> None:
+        self._keyboard = keyboard
         self._form = form or LineForm(fold_frames=sys.stderr.isatty())
         self._lively = render.is_lively(sys.stderr)
         self._outlets = (Outlet(1), Outlet(2))
         out, err = (_WipingSink(outlet, self.wipe) for outlet in self._outlets)
         self._sinks = (err if keeps_stdout else out, out if self._form.as_json else err)
         self._tail: Tail | None = None
-        self._drawn = b""
+        self._drawn = self._waiting = b""
+        self._since = 0.0
         self._told = False
         self._awaited_since = math.inf
 
@@ -95,6 +102,7 @@ class Live:
             nnodes=record.nnodes,
             world_size=record.world_size,
             form=self._form,
+            keyboard=self._keyboard,
         )
 
     def step(self, merged: MergedLogs, action: Callable[[], None], awaited: str = "") -> None:
@@ -130,7 +138,8 @@ class Live:
         """Wipe the bar."""
         if self._drawn:
             self._drawn = b""
-            _to_terminal(b"\r\x1b[K")
+            if self._lively:
+                _to_terminal(b"\r\x1b[K")
 
     def show(self, text: str) -> None:
         """Show a text in place of whatever stands on a terminal's last line."""
@@ -139,9 +148,15 @@ class Live:
             self._draw(text.encode())
 
     def draw(self, merged: MergedLogs, awaited: str = "") -> None:
-        """Draw the bar of the rank that has one, where there is a terminal; else what is waited for, if anything is."""
+        """Draw the prompt or the bar of the rank that has one, where there is a terminal; else what is waited for."""
+        prompt = merged.prompt() or b""
         if self._lively:
-            self._draw(merged.transient() or self._spinner(awaited))
+            self._draw(prompt or merged.transient() or self._spinner(awaited))
+        elif prompt != self._waiting:
+            self._waiting, self._since = prompt, time.monotonic()
+        elif prompt != self._drawn and time.monotonic() - self._since > _PROMPT_SECONDS:
+            self._drawn = prompt  # It cannot be wiped, so the first half of a line must not be taken for a prompt.
+            self._outlets[0 if sys.stdout.isatty() else 1].write(prompt)
 
     def _spinner(self, awaited: str) -> bytes:
         if not awaited:

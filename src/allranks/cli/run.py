@@ -76,6 +76,10 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
             why=f"launch.attach is set by {loaded.sources['launch.attach']}",
             fix="one of them; --no-attach against a file",
         )
+    if detach and loaded.job.launch.stdin is not None:
+        raise UsageError(
+            "--detach leaves the run without stdin, and --stdin gives it to a rank", fix="one of them; --stdin alone"
+        )
     launch = launch_of(loaded)
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind, point_latest)
@@ -100,7 +104,9 @@ def carry_out(
     """
     from allranks.clusters import launch as launching
 
-    watched, live = not detach and render.is_lively(sys.stderr), Live(keeps_stdout=as_json)
+    watched = not detach and render.is_lively(sys.stderr)
+    keyboard = plan.stdin if sys.stdin is not None and sys.stdin.isatty() else None
+    live = Live(keeps_stdout=as_json, keyboard=keyboard)
     _show_wait(plan, "starting on")
     relay = Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
     run, started = launching.start(

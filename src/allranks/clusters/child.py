@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +40,19 @@ def _none_ignored() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def _own_stdin(is_wanted: bool) -> Iterator[int | None]:
+    """Give a copy of our stdin to hand on, above the descriptors that shell scripts use; None if it is closed."""
+    if not is_wanted or sys.stdin is None:
+        yield None
+        return
+    copy = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 64)
+    try:
+        yield copy
+    finally:
+        os.close(copy)
+
+
 def _pidfd(pid: int) -> int | None:
     """Return a descriptor that tells of a process's end, where the kernel has and allows that."""
     try:
@@ -56,15 +71,26 @@ class ChildAgent:
         mode: permissions of that file.
         attached: whether it ends when we end. The pipe to its standard input is its lifeline then: the
             kernel closes it whatever becomes of us.
+        stdin: the rank that reads our own standard input, where it is attached.
     """
 
     outlives = False
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], log: Path, mode: int, *, attached: bool
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        mode: int,
+        *,
+        attached: bool,
+        stdin: int | None = None,
     ) -> None:
         lifeline = {contract.LIFELINE: "1"} if attached else {}
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "wb") as sink, _none_ignored():
+        sink_at = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+        with open(sink_at, "wb") as sink, _own_stdin(attached) as ours, _none_ignored():
+            if ours is not None:
+                lifeline[contract.STDIN] = f"{ours} {-1 if stdin is None else stdin} {os.getpid()}"
             os.fchmod(sink.fileno(), mode)  # Whatever the umask is.
             self._process = subprocess.Popen(
                 command,
@@ -72,6 +98,7 @@ class ChildAgent:
                 stdout=sink,
                 stderr=sink,
                 env={**environ, **lifeline},
+                pass_fds=() if ours is None else (ours,),
                 start_new_session=True,
             )
         self._events = log.parent / contract.AGENT_EVENTS

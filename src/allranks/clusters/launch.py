@@ -21,7 +21,7 @@ from allranks.clusters import users_key
 from allranks.clusters.base import ClusterKind, Request, Started
 from allranks.clusters.cancel import Cancelled
 from allranks.clusters.settle import settled
-from allranks.errors import AllranksError, RunFolderError, StartCancelledError
+from allranks.errors import AllranksError, JobError, RunFolderError, StartCancelledError
 from allranks.plan.entry import name_of
 from allranks.plan.plan import Plan
 from allranks.runs import key, record
@@ -72,7 +72,14 @@ def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> P
         standalone: whether the script must work by itself, without the run's folder.
     """
     run_id = record.new_run_id(launch.runs_folder, name_of(launch.job))
-    return kind.plan(launch.request(launch.runs_folder / run_id, standalone=standalone))
+    plan = kind.plan(launch.request(launch.runs_folder / run_id, standalone=standalone))
+    if launch.job.launch.stdin is not None and plan.stdin is None:
+        raise JobError(
+            "launch.stdin: this run cannot read the stdin of the command",
+            why="only runs on this machine alone do, with allranks' agent",
+            fix="--on local without --no-agent, or leave --stdin out",
+        )
+    return plan
 
 
 def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] = lambda run: None) -> tuple[Run, Plan]:

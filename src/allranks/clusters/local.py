@@ -88,7 +88,12 @@ class LocalCluster:
         # All that belongs to the run can be found by this, whatever becomes of its agent.
         mark = {contract.RUN_DIR: plan.run_dir}
         self._child = ChildAgent(
-            node.command, {**without_those_of_ranks(environ), **mark}, log, mode, attached=not detach
+            node.command,
+            {**without_those_of_ranks(environ), **mark},
+            log,
+            mode,
+            attached=not detach,
+            stdin=plan.stdin,
         )
         return self._child
 

@@ -125,7 +125,21 @@ def _build(request: Request, workdir: Path, python: tuple[str, ...], entry: Entr
         group_readable=job.runs.group_readable,
         master_addr=spec.master_addr if spec.nnodes > 1 else "",
         master_port=spec.master_port or 0 if spec.nnodes > 1 else 0,
+        stdin=_stdin(request, layout),
     )
+
+
+def _stdin(request: Request, layout: Layout) -> int | None:
+    """Return the rank that reads the stdin of the command: the one that is asked for, or the only one."""
+    job, ranks = request.job, layout.nproc_per_node
+    if plain_launcher.is_used(job) or request.node_rank is not None:
+        return None
+    asked = job.launch.stdin
+    if asked is not None and asked >= ranks:
+        raise JobError(
+            f"launch.stdin: there is no rank {asked}", why=f"the ranks are 0 to {ranks - 1}", fix="--stdin 0"
+        )
+    return 0 if ranks == 1 else asked
 
 
 def _agents_orders(job: Job, name: str, spec: NodeSpec) -> tuple[PlanFile, ...]:

@@ -148,6 +148,7 @@ OPTIONS: tuple[Option, ...] = (
         "Over SSH: end the run when this command exits.",
         off_flag="--no-attach",
     ),
+    Option("launch.stdin", ("--stdin",), "RANK", "Give this rank the terminal or pipe here: pdb works in it."),
     Option("launch.interface", ("--interface",), "NAME", "Network interface for gloo and NCCL."),
     Option(
         "launch.warm",

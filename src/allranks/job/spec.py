@@ -135,6 +135,9 @@ class Launch(Section):
     """Port that the ranks rendezvous at. Default: a free one."""
     attach: bool = False
     """Over SSH: end the run when the command that started it is gone, as a run on one machine does."""
+    stdin: Count | None = None
+    """On this machine: the rank that reads the stdin of the command, a terminal (where pdb works) or a pipe.
+    Default: the rank of a run that has only one."""
     interface: Text | None = None
     """Network interface for gloo and NCCL. Default: on one machine the loopback for gloo; on several
     nodes each takes the one that carries the route to the first node, and leaves NCCL alone where an

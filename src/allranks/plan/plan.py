@@ -88,6 +88,8 @@ class Plan:
     copied_to: str = ""
     #: Whether the run on other machines ends when the command that started it is gone.
     is_attached: bool = False
+    #: The rank that reads the stdin of the command; None: there is none that could.
+    stdin: int | None = None
 
     @property
     def world_size(self) -> int:

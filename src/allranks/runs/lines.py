@@ -35,6 +35,10 @@ class LineCutter:
             return None
         return self._rest.strip(b"\r").rpartition(b"\r")[2] or None
 
+    def unfinished(self) -> bytes:
+        """Return the text of an unfinished line that is not drawn: a prompt, or the first half of a line."""
+        return b"" if b"\r" in self._rest else self._rest
+
     def _hold(self, text: bytes) -> bytes:
         if b"\r" in text:
             body = text.rstrip(b"\r")

@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
+from allranks import contract
 from allranks.runs.fold import Fold
 from allranks.runs.lineform import UNKNOWN_ARRIVAL, LineForm
 from allranks.runs.logindex import KINDS, Growth
@@ -57,6 +58,7 @@ class MergedLogs:
         nnodes: how many nodes the attempt has, if known; else as many as there are folders.
         world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
         form: which lines are shown, and how; None: all, each with its prefix.
+        keyboard: the rank that reads the terminal, if one does: its unfinished line is a prompt.
         clock: monotonic seconds.
     """
 
@@ -73,6 +75,7 @@ class MergedLogs:
         nnodes: int | None = None,
         world_size: int | None = None,
         form: LineForm | None = None,
+        keyboard: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out = out
@@ -89,6 +92,9 @@ class MergedLogs:
         self._latest_seen = 0.0
         self._pending_bytes = 0
         self._bar: LogStream | None = None
+        self._keyboard = keyboard
+        self._prompt: LogStream | None = None
+        self._prompted = b""  # What was shown of its line.
 
     def pump(self) -> None:
         """Write what has arrived and need not wait. Returns at once when there is nothing."""
@@ -126,6 +132,14 @@ class MergedLogs:
         text = self._bar.cutter.progress() if self._bar else None
         return self._prefix((self._bar.source,)) + text if self._bar and text else None
 
+    def prompt(self) -> bytes | None:
+        """Return the unfinished line of the rank that reads the terminal, with its prefix, to be shown at once.
+
+        When something was typed behind it, the sinks do not get it: it stands there, with what was typed.
+        """
+        self._prompted = self._prompt.cutter.unfinished() if self._prompt else b""
+        return self._prefix((self._prompt.source,)) + self._prompted if self._prompt and self._prompted else None
+
     def _discover(self) -> None:
         found = self._logs.discover()
         self._prefix.set_several_nodes((self._nnodes or found) > 1)
@@ -146,7 +160,7 @@ class MergedLogs:
             again = []
             for growth, stream in left:
                 chunk = stream.read(growth.end, share)
-                self._accept(stream, growth.time, stream.cutter.feed(chunk) if chunk else b"")
+                self._accept(stream, growth.time, self._feed(stream, chunk) if chunk else b"")
                 if stream.cutter.progress():
                     self._bar = stream
                 if chunk and stream.at < growth.end:
@@ -154,6 +168,17 @@ class MergedLogs:
             left = again
             if left or self._pending_bytes > FLOOD:
                 self._drain_flood(reads[0].time)
+
+    def _feed(self, stream: LogStream, chunk: bytes) -> bytes:
+        """Return the lines that are complete now, without the one that was shown as a prompt and answered."""
+        block = stream.cutter.feed(chunk)
+        if stream.source.rank != self._keyboard:
+            return block
+        if stream is self._prompt and self._prompted and chunk.startswith(contract.TYPED):
+            block = block.removeprefix(self._prompted + b"\n")
+        if stream.cutter.unfinished():
+            self._prompt = stream
+        return block
 
     def _begin(self, growth: Growth) -> LogStream | None:
         stream = self._logs.open(growth)

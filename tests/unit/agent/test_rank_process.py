@@ -20,7 +20,7 @@ print(json.dumps({
     "wakeup": signal.set_wakeup_fd(-1), "threads": status["Threads"].strip(), "nice": os.nice(0),
     "limits": [resource.getrlimit(n) for n in range(16)],
     "inheritable": [os.get_inheritable(n) for n in range(3)],
-    "env": sorted(name for name in os.environ if name not in ("PYTHONUNBUFFERED",)),
+    "env": sorted(name for name in os.environ if name not in ("PYTHONUNBUFFERED", "PYTHONBREAKPOINT")),
 }))
 """
 
