@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Final, Literal
 
 # --- environment variables that every rank of ours gets, beside those of torchrun ---
@@ -115,7 +116,8 @@ def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
 JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
-CODE_DIR: Final = "code"
+#: A zip archive of what follows. A folder in runs of earlier versions, and where a batch script makes it by itself.
+CODE: Final = "code"
 #: Folders and files of the package that need Python alone: what looks at a node is sent to it with them.
 PROBE_CODE: Final = (
     "__init__.py",
@@ -207,6 +209,13 @@ def undecided(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave out what was decided on for the run that this process is a rank of, if it is one."""
     decided = environ.get(DECIDED, "").split()
     return {name: value for name, value in environ.items() if name not in decided}
+
+
+def installation() -> Path:
+    """Return the package's folder where all of it is installed: a rank imports what the archive of its run has."""
+    import allranks
+
+    return next(folder for folder in map(Path, allranks.__path__) if folder.is_dir())
 
 
 def attempt_dir(attempt: int) -> str:

@@ -59,7 +59,7 @@ def test_the_environment_is_that_of_torchrun(allranks):
 def _compare(their, our, run, start):
     """Compare the environments that torchrun and the agent have given to a rank of the same number."""
     shell = {"PWD", "SHLVL", "OLDPWD", "_", "PYTHONUNBUFFERED", "LC_CTYPE"}
-    assert set(our) - shell - set(their) == OURS | {"PYTHONPATH"}, start
+    assert set(our) - shell - set(their) == OURS | {"PYTHONPATH", "PYTHONBREAKPOINT"}, start
     # Where a torchrun has that one, it is about torchrun's own signals.
     assert set(their) - shell - set(our) - {"TORCHELASTIC_SIGNALS_TO_HANDLE"} == set(), start
     known = (set(their) & set(our)) - shell - DIFFERS

@@ -1,4 +1,4 @@
-"""Start a node's agent; a run's ``code`` folder holds a copy of this file, so that Python can run the folder."""
+"""Start a node's agent; the archive ``code`` of a run holds a copy of this file, so that Python can run the archive."""
 
 import sys
 

@@ -51,6 +51,10 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
+#: How frames name this file. ``__file__`` is its place in the archive, code from there has that of its source.
+_HERE = run_as_main.__code__.co_filename
+
+
 def _note_lone_accelerate() -> None:
     """Say so if Accelerate has trained each rank alone: on CPUs it forms a process group, and does not use it."""
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
@@ -67,9 +71,9 @@ def _without_our_frames(show: _Hook) -> _Hook:
     """Wrap the excepthook, which the script may have set, so that tracebacks begin at the script's first frame."""
 
     def show_script_only(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
-        while frames and frames.tb_frame.f_code.co_filename != __file__:
+        while frames and frames.tb_frame.f_code.co_filename != _HERE:
             frames = frames.tb_next
-        while frames and frames.tb_frame.f_code.co_filename == __file__:
+        while frames and frames.tb_frame.f_code.co_filename == _HERE:
             frames = frames.tb_next
         error = error.with_traceback(frames)
         _record("".join(traceback.format_exception(kind, error, frames)))

@@ -15,7 +15,6 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import allranks
 from allranks import contract
 from allranks.clusters import users_key
 from allranks.clusters.base import ClusterKind, Request, Started
@@ -30,7 +29,13 @@ from allranks.runs.record import Run
 from allranks.runs.status import State, Status
 
 if TYPE_CHECKING:
+    from zipfile import ZipFile
+
     from allranks.job.spec import Job
+
+
+#: In place of a source's time and size: the archive has no such time, and none of its sources changes (PEP 552).
+_UNCHECKED = b"\1\0\0\0" + bytes(8)
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,7 @@ def _record(run_dir: Path, plan: Plan) -> Run:
 def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
     mode = _mode(plan)
     try:
-        copy_node_code(run_dir / contract.CODE_DIR)
+        copy_node_code(run_dir / contract.CODE)
         _set_modes(run_dir, mode)
     except OSError as error:
         raise unwritable(run_dir, error) from error
@@ -228,27 +233,34 @@ def _set_modes(run_dir: Path, mode: int) -> None:
 
 
 def copy_node_code(target: Path) -> None:
-    """Copy the part of this package that nodes need, compiled where this interpreter can compile it."""
-    package = Path(allranks.__file__).parent
-    for name in contract.NODE_CODE:
-        source = package / name
-        for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
-            _copy(file, target / "allranks" / file.relative_to(package))
-    _copy(package / "agent" / "__main__.py", target / "__main__.py")  # Compiled too: Python would do it, as it likes.
+    """Write the part of this package that nodes need into one zip archive, which Python runs and imports from.
+
+    It is compiled where this interpreter can compile it; another version of Python takes the sources that are in it.
+    It is not compressed: to unpack modules would take nodes longer than to read them.
+    """
+    from zipfile import ZipFile  # Not for those who start nothing.
+
+    package = contract.installation()
+    with ZipFile(target, "w") as archive:
+        for name in contract.NODE_CODE:
+            source = package / name
+            for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+                _add(archive, file, f"allranks/{file.relative_to(package).as_posix()}")
+        _add(archive, package / "agent" / "__main__.py", "__main__.py")
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a source with its compiled form, which stays valid: it names the source's size and time."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source, target)
+def _add(archive: ZipFile, source: Path, name: str) -> None:
+    """Add a source and its compiled form."""
+    from zipfile import ZipInfo
+
+    archive.writestr(ZipInfo(name), source.read_bytes())
     compiled = Path(cache_from_source(str(source)))
     if not _is_of(compiled, source):
         with contextlib.suppress(OSError):  # An installation that we may not write to: it works without, slower.
             py_compile.compile(str(source))
     if _is_of(compiled, source):
-        cached = target.parent / "__pycache__" / compiled.name  # Not where PYTHONPYCACHEPREFIX may point to.
-        cached.parent.mkdir(exist_ok=True)
-        shutil.copyfile(compiled, cached)
+        data = compiled.read_bytes()
+        archive.writestr(ZipInfo(f"{name}c"), data[:4] + _UNCHECKED + data[16:])
 
 
 def _is_of(compiled: Path, source: Path) -> bool:

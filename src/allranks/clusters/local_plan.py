@@ -165,7 +165,7 @@ def _is_alone(request: Request) -> bool:
 
 def _script(request: Request, workdir: Path, python: tuple[str, ...], layout: Layout, spec: NodeSpec) -> str:
     job, run_dir = request.job, request.run_dir
-    code, stem = str(run_dir / contract.CODE_DIR), f"node-{spec.node:03}"
+    code, stem = str(run_dir / contract.CODE), f"node-{spec.node:03}"
     settings = _settings(request, layout)
     decided = [setting.subject for setting in settings if setting.subject not in job.environment.variables]
     by_hand = f"to start it by hand: bash {stem}.sh"

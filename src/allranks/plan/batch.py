@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import allranks
 from allranks import contract
 from allranks.plan.script import comment, enter, indented, prepared, users_lines
 
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
     from allranks.plan.plan import Reason
 
 #: Words of shell for what is in the run's folder.
-CODE = f'"${contract.RUN_DIR}/{contract.CODE_DIR}"'
-_PYTHON_PATH = f'"${contract.RUN_DIR}/{contract.CODE_DIR}${{PYTHONPATH:+:$PYTHONPATH}}"'
+CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
+_PYTHON_PATH = f'"${contract.RUN_DIR}/{contract.CODE}${{PYTHONPATH:+:$PYTHONPATH}}"'
 SPEC_FILE = "node.json"
 SPEC = f'"${contract.RUN_DIR}/{SPEC_FILE}"'
 
@@ -48,16 +46,16 @@ def strict() -> list[str]:
 
 def own_folder(run_dir: str, spec: str, mode: int, script: str) -> list[str]:
     """Return the block that makes the run's folder, for a script that is all there is of the run so far."""
-    package = Path(allranks.__file__).parent
+    package = contract.installation()
     sources = shlex.join([str(package), str(package / "agent" / "__main__.py")])
     return [
         comment("the run's folder, with this script, the agents' code and their orders"),
         f"run={shlex.quote(run_dir)}",
         f'({umask(mode)} && mkdir -p "$run")',
-        f'if [ ! -d "$run/{contract.CODE_DIR}" ]; then',
+        f'if [ ! -d "$run/{contract.CODE}" ]; then',
         '  new=$(mktemp -d "$run/new-XXXXXX")',
         f'  cp -Rp {sources} "$new"',
-        f'  mv -T "$new" "$run/{contract.CODE_DIR}" 2>/dev/null || rm -rf "$new"  # another task was quicker',
+        f'  mv -T "$new" "$run/{contract.CODE}" 2>/dev/null || rm -rf "$new"  # another task was quicker',
         "fi",
         'new="$run/new-$HOSTNAME-$$"  # others may read what is there',
         f'({umask(mode)} && cp "$0" "$new" && mv "$new" "$run/{script}"',
@@ -82,7 +80,7 @@ def attempt(run_dir: str, job_id: str, mode: int, script: str, array_task: str |
     run = shlex.quote(run_dir)
     head = [f"job={job_id}", f"export {contract.RUN_DIR}={run} {contract.ATTEMPT}=0"]
     if array_task:
-        shared = " ".join(f"../{name}" for name in (contract.CODE_DIR, contract.KEY_FILE, SPEC_FILE, script))
+        shared = " ".join(f"../{name}" for name in (contract.CODE, contract.KEY_FILE, SPEC_FILE, script))
         links = f'ln -sfn {shared} "${contract.RUN_DIR}"'
         head = [
             comment("each task of the array has a folder of its own, like that of a run"),

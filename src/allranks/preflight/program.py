@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import allranks
 from allranks import contract
 from allranks.plan.script import STRICT, set_up
 
@@ -74,7 +73,7 @@ def program(order: Order, extra: Sequence[Path] = ()) -> str:
         extra: files with further modules that it may import.
     """
     sources = {path.stem: path.read_text() for path in extra}
-    package = Path(allranks.__file__).parent
+    package = contract.installation()
     for name in contract.PROBE_CODE:
         source = package / name
         for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:

@@ -60,7 +60,7 @@ def _is_watched(run: str, pids: Iterable[int]) -> bool:
     beats = [file.stat().st_mtime for file in Path(run).glob(f"{contract.ATTEMPTS_DIR}/*/node-*/{contract.HEARTBEAT}")]
     if beats:
         return time.time() - max(beats) < _SILENCE
-    return any(f"{run}/{contract.CODE_DIR}" in command_of(pid) for pid in pids)
+    return any(f"{run}/{contract.CODE}" in command_of(pid) for pid in pids)
 
 
 def _has_lost(pid: int, of_runs: dict[int, str]) -> bool:

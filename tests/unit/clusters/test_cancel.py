@@ -52,7 +52,7 @@ def test_a_run_can_be_cancelled_as_soon_as_there_is_a_folder_of_it(job: Launch) 
 
     def cancelled(run: Run) -> None:
         assert find(job.runs_folder, None).folder == run.folder
-        assert not (run.folder / contract.CODE_DIR).exists()
+        assert not (run.folder / contract.CODE).exists()
         seen.append(cancel(run, kind).record.status.state)
 
     run, plan = launch.prepare(job, kind, cancelled)
