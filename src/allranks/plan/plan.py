@@ -117,7 +117,7 @@ class Plan:
         Raises:
             KeyError, TypeError: it is none.
         """
-        known = {field.name: raw[field.name] for field in fields(cls)}
+        known = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}  # Else its default.
         parts = {"files": PlanFile, "reasons": Reason}
         made = {name: tuple(part(**one) for one in raw[name]) for name, part in parts.items()}
         words = {name: tuple(raw[name]) for name in ("secrets", "notes")}
