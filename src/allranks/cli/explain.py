@@ -12,6 +12,9 @@ from allranks.errors import AllranksError, LaunchError
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
+#: The error of input() in a rank that has no stdin, and an interpreter of its own.
+_NO_INPUT = "EOFError: EOF when reading a line"
+
 
 def explain(run: Run) -> AllranksError:
     """Make the error that says how the run ended."""
@@ -52,6 +55,12 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
         return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
+    if (
+        run.record.kind == "local"
+        and run.record.world_size > 1
+        and (run.record.status.cause or "").startswith(_NO_INPUT)
+    ):
+        fix = f"allranks run --stdin {rank} gives this rank the terminal"
     return LaunchError(what, why=run.record.status.cause, fix=fix, see=render.path(log))
 
 

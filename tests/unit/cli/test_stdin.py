@@ -143,6 +143,14 @@ def test_reading_on_several_ranks_says_what_to_do(allranks, reads):
     assert f"  fix: {FIX}\n" in said
 
 
+def test_input_in_plain_interpreters_says_what_to_do(allranks):
+    allranks.script("input()")
+    code, _, said = piped(allranks, "text\n", "--nproc-per-node", "2", "--no-warm")
+    assert code == 1
+    assert "  why: EOFError: EOF when reading a line (train.py:1)\n" in said
+    assert re.search(r"  fix: allranks run --stdin [01] gives this rank the terminal\n", said)
+
+
 def test_taking_all_of_an_empty_stdin_gives_nothing(allranks):
     """So a script that takes what is piped into it runs without, as in a scheduler's job."""
     allranks.script("import sys\nprint([sys.stdin.read()])")
