@@ -125,6 +125,10 @@ def unknown(name: str, value: object, expected: Sequence[str]) -> RankError:
     )
 
 
+class StdinError(RankError, EOFError):
+    """A script reads stdin, which its rank does not have. Code that expects the end of a file gets it."""
+
+
 class RankEnvironmentError(RankError):
     """The variables that tell a rank who it is are half set or contradict each other."""
 

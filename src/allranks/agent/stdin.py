@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from allranks import contract, processes
-from allranks.errors import RankError
+from allranks.errors import RankError, StdinError
 
 _LOOK_SECONDS = 0.2
 #: What ``breakpoint()`` calls (PEP 553), in ranks that have no terminal; a user's own choice stays.
@@ -91,10 +91,10 @@ class _Missing(io.FileIO):
         """Refuse.
 
         Raises:
-            RankError: always.
+            StdinError: always.
         """
         why = "ranks cannot share the stdin of allranks run" if self._is_elsewhere else "the run has none"
-        raise RankError("the script reads stdin, which this rank does not have", why=why, fix=_FIX)
+        raise StdinError("the script reads stdin, which this rank does not have", why=why, fix=_FIX)
 
     def readall(self) -> bytes:
         """Return nothing, as from /dev/null; refuse where the command has something to read."""

@@ -158,11 +158,16 @@ def test_taking_all_of_an_empty_stdin_gives_nothing(allranks):
     assert (result.rc, result.by_rank) == (0, {0: ["['']"], 1: ["['']"]})
 
 
+def test_a_script_that_expects_no_input_does_as_before(allranks):
+    allranks.script("try:\n    input('sure? ')\nexcept EOFError:\n    print('not asked')")
+    assert piped(allranks, "", "--nproc-per-node", "2")[:2] == (0, "[0-1] sure? not asked\n")
+
+
 def test_a_detached_run_has_no_stdin(allranks):
     allranks.script("input()")
     run = allranks("run", "-d", "train.py").stdout.strip()
     logs = allranks("logs", "-f", run)
-    assert "allranks.errors.RankError: the script reads stdin, which this rank does not have" in logs.stderr
+    assert "allranks.errors.StdinError: the script reads stdin, which this rank does not have" in logs.stderr
     assert "why: the run has none" in logs.stderr
 
 
