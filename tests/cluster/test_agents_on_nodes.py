@@ -72,7 +72,10 @@ def test_nodes_meet_by_the_name_of_the_first_over_the_interface_of_the_route(net
 
 
 def test_a_cable_that_is_pulled_parts_the_nodes(network: Network, run: ByHand) -> None:
-    """The greater part goes on; the node that is cut off ends, though nobody can tell it to."""
+    """The greater part goes on; the node that is cut off ends, though nobody can tell it to.
+
+    It takes more than 10 s on a slow machine: ranks import torch on each node, and the cut must be noticed.
+    """
     run.orders(TRAIN, min_nodes=2)
     run.start(ranks=1, HANG="1")
     address = network.nodes["gpu01"].ip
@@ -89,6 +92,7 @@ def test_a_cable_that_is_pulled_parts_the_nodes(network: Network, run: ByHand) -
 
 
 def test_a_node_that_loses_power_ends_all_if_it_is_needed(network: Network, run: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: ranks import torch on each node, and the loss must be noticed."""
     run.orders(TRAIN, max_restarts=3)
     run.start(ranks=1, HANG="1")
     line(run, 0, 0, f"0 3 {network.nodes['gpu01'].ip} eth0 3")

@@ -161,6 +161,7 @@ dist.destroy_process_group()
 
 
 def test_two_jobs_at_once_on_the_same_nodes(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s on a slow machine: without an agent each of the four ranks imports torch for itself."""
     first = slurm.sbatch("--wrap=true", folder=lab.folder) + 1
     slurm.wait_idle()
     port = 16384 + first  # What the first job would take: somebody else has it.

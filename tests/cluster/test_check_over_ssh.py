@@ -138,6 +138,7 @@ def test_a_set_up_that_fails_on_one_machine_is_quoted(ssh: Any) -> None:
 
 
 def test_what_cannot_work_is_not_started(ssh: Any, network: Network) -> None:
+    """It takes more than 10 s: agents of the run that is not checked import torch on four machines."""
     ssh.checks = True
     ssh.script("import nosuch_module\n")
     done = ssh("run", "train.py", *FOUR)

@@ -95,6 +95,7 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
 
 
 def test_torchs_own_launcher_finds_the_copy(apart: Any, network: Network) -> None:
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch on each machine."""
     apart.script("import os, time\ntime.sleep(int(os.environ['RANK']) / 5)\nprint('rank', os.environ['RANK'])\n")
     flags = ("--nodes", "gpu01,gpu02", "--nproc-per-node", "1", "--no-agent", *COPIED)
     done = apart("run", "train.py", *flags)
@@ -158,6 +159,7 @@ def test_a_machine_without_room(apart: Any, network: Network, ssh_nodes: SshNode
 
 
 def test_a_machine_that_loses_power(apart: Any, mended: Network) -> None:
+    """It takes more than 10 s: rsync and then ssh each try to reach the lost machine for 10 s."""
     apart.script(UP)
     process = apart.popen("run", "train.py", "--nodes", "gpu01,gpu02", "--nproc-per-node", "1", *COPIED)
     run = wait_for_ranks(apart, "0:0", "1:1")

@@ -57,6 +57,7 @@ time.sleep(100)
 
 
 def test_what_an_earlier_attempt_ended_with_does_not_count(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: a requeued job waits 11 s."""
     lab.script(SECOND)
     process = lab.popen("run", "train.py", *FLAGS, "--nodes", "2")
     slurm.wait_until("both ranks", lambda: lab.runs() and _that_are_up(lab) == 2)

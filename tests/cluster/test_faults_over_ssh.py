@@ -164,6 +164,7 @@ def test_a_machine_without_the_environment(ssh: Any, mended: Network, undo: Any)
 
 
 def test_a_machine_with_another_torch(ssh: Any, mended: Network, undo: Any) -> None:
+    """It takes more than 10 s on a slow machine: agents import torch on each machine before they meet."""
     ssh.script(f"import torch\n{UP}")
     real, here = Path(sysconfig.get_path("purelib"), "torch", "version.py"), version("torch")
     changed = ssh.script(real.read_text().replace(f"'{here}'", "'1.99.0+cpu'"), "version.py")
@@ -213,6 +214,7 @@ def test_a_machine_that_cannot_write_checkpoints(ssh: Any, mended: Network, undo
 
 
 def test_a_machine_with_a_full_folder_for_temporary_files(ssh: Any, mended: Network, undo: Any) -> None:
+    """It takes more than 10 s on a slow machine: ranks import torch on each machine."""
     ssh.script(WHO)
     (ssh.folder / "full").mkdir()
     node = mended.nodes["gpu02"]
@@ -243,7 +245,10 @@ def test_a_port_that_is_taken_on_the_first_machine(ssh: Any, network: Network) -
 
 
 def test_machines_whose_own_names_mean_their_loopback(ssh: Any, mended: Network, undo: Any) -> None:
-    """As Debian writes /etc/hosts: 127.0.1.1 and the machine's own name."""
+    """As Debian writes /etc/hosts: 127.0.1.1 and the machine's own name.
+
+    It takes more than 10 s on a slow machine: ranks import torch on each machine.
+    """
     for name in ("gpu01", "gpu02"):
         node = mended.nodes[name]
         others = [line for line in node.hosts.read_text().splitlines() if not line.endswith(f" {name}")]
@@ -273,6 +278,7 @@ def test_machines_with_two_networks_use_that_of_the_route(ssh: Any, mended: Netw
 
 
 def test_machines_that_have_ipv6_only(ssh: Any, mended: Network, ssh_nodes: SshNodes, undo: Any) -> None:
+    """It takes more than 10 s: two runs, and ranks of the first import torch on each machine."""
     keys = ""
     for number, name in enumerate(("gpu01", "gpu02"), 1):
         node = mended.nodes[name]
@@ -294,6 +300,7 @@ def test_machines_that_have_ipv6_only(ssh: Any, mended: Network, ssh_nodes: SshN
 
 
 def test_a_slow_link(ssh: Any, mended: Network, undo: Any) -> None:
+    """It takes more than 10 s on a slow machine: ranks import torch on each machine, and meet over a slow link."""
     ssh.env[contract.WAITS] = "1"  # A packet may take 5 s.
     node = mended.nodes["gpu02"]
     node.run("tc qdisc add dev eth0 root tbf rate 300kbit burst 2000 latency 5s")
@@ -329,6 +336,7 @@ def test_a_run_that_has_lost_its_launcher_ends_well(ssh: Any, network: Network) 
 
 
 def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> None:
+    """It takes more than 10 s: ssh tries to reach the machine for 10 s."""
     ssh.script(UP)
     process = ssh.popen("run", "train.py", *TWO)
     run = wait_for_ranks(ssh, "0:0", "1:1")

@@ -52,6 +52,7 @@ def _lines(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("launch", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_all_meet(ssh: Any, network: Network, launch: str) -> None:
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch on each machine."""
     ssh.script(IN_ONE_PIECE + PLACES + TOLD)
     ssh.job(f"script: train.py\nargs: [--lr, 'a b']\nlaunch: {launch}\n")
     done = ssh("run", "job.yaml", *MACHINES)
@@ -70,6 +71,7 @@ def test_all_meet(ssh: Any, network: Network, launch: str) -> None:
 
 @pytest.mark.parametrize("launch", ["--no-agent", "--launcher=legacy"])
 def test_a_rank_that_fails_ends_the_other_machine(ssh: Any, network: Network, launch: str) -> None:
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch on each machine."""
     ssh.script(f"import os\nif os.environ['RANK'] == '3':\n    raise ValueError('no data')\n{UP}")
     done = ssh("run", "train.py", launch, *MACHINES)
     name, module = ssh.run().name, "launch" if "legacy" in launch else "run"
@@ -85,6 +87,7 @@ def test_a_rank_that_fails_ends_the_other_machine(ssh: Any, network: Network, la
 
 
 def test_ctrl_c_ends_both_machines(ssh: Any, network: Network) -> None:
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch on each machine."""
     ssh.script(UP)
     process = ssh.popen("run", "train.py", "--no-agent", *MACHINES)
     run = _wait_until_up(ssh)
@@ -107,6 +110,7 @@ def test_a_run_that_was_left_alone_is_cancelled(ssh: Any, network: Network) -> N
 
 @pytest.mark.parametrize("launch", ["--agent", "--no-agent", "--launcher=legacy"])
 def test_lines_that_are_pasted_on_each_machine(ssh: Any, network: Network, launch: str) -> None:
+    """It takes more than 10 s: ranks import torch on each machine, and with torch's own launcher each for itself."""
     ssh.script(IN_ONE_PIECE + WHO)
     told = ssh("plan", "train.py", "--per-node", "--json", launch, *MACHINES)
     assert told.rc == 0, told.stderr

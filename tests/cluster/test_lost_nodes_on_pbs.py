@@ -46,6 +46,7 @@ def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs)
 
 
 def test_the_first_node_dies_under_a_job_that_is_not_to_be_put_back(standin_lab: Any, standin: StandInPbs) -> None:
+    """It takes more than 10 s: a training imports torch on two nodes, and the death must be noticed."""
     training = Training(standin_lab, standin, ("--nodes", "2", "--no-requeue"))
     job = training.trains()
     standin.kill_node(hosts_of(standin, job)[0])

@@ -62,6 +62,7 @@ def worlds(events: Path) -> list[int]:
 
 
 def test_a_run_that_is_put_back_too_often_is_given_up(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: the job is requeued twice, and waits 11 s each time."""
     lab.script("import time\nprint('up', flush=True)\ntime.sleep(1000)\n")
     lab.job("script: train.py\ncluster: lab\nretry: {max_attempts: 2}\n")
     process = lab.popen("run", "job.yaml")

@@ -135,6 +135,7 @@ def sshds(standin: StandInPbs, tmp_path: Path) -> Iterator[SshNodes]:
 
 @pytest.mark.parametrize("launcher", BOTH)
 def test_starting_tasks_over_ssh(standin_lab: Any, standin: StandInPbs, sshds: SshNodes, launcher: str) -> None:
+    """It takes more than 10 s: four runs of four ranks each, and an sshd on each node for them."""
     standin_lab.script(PLACES)
     path = f"export PATH={shlex.quote(str(sshds.folder / 'bin'))}:$PATH"
     of_root = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"

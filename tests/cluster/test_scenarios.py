@@ -115,6 +115,7 @@ ENDS_ON = {"slurm": ENDS, "pbs": ENDS, "torque": ["exits"], "ssh": ["raises", "d
 
 @on(*ENDS_ON)
 def test_the_rank_that_failed_first_is_named(site: Site) -> None:
+    """It takes more than 10 s on a slow machine: Slurm and PBS run six jobs of four ranks each."""
     runs = []
     for how in ENDS_ON[site.kind]:
         site.lab.script(FAILING.format(end=ENDS[how][0]), f"{how}.py")
@@ -148,6 +149,7 @@ CANCELS = {
 @pytest.mark.smoke
 @on(*CANCELS)
 def test_nothing_is_left_of_a_run_that_is_cancelled(site: Site) -> None:
+    """It takes more than 10 s: schedulers start and cancel up to six jobs on two nodes each."""
     site.lab.script(UP)
     runs = [
         (site.start(f"{how}-{name}", "train.py", [1, 1], "--launcher", name), how) for how, name in CANCELS[site.kind]

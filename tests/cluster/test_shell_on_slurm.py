@@ -36,6 +36,7 @@ def queue(slurm: SlurmCluster) -> list[str]:
 def test_a_shell_on_the_first_node_from_which_all_nodes_are_used(
     lab: Any, slurm: SlurmCluster, terminals: list[Terminal]
 ) -> None:
+    """It takes more than 10 s on a slow machine: ranks import torch on each node of the shell."""
     lab.script(WHO)
     terminal = Terminal(lab, "shell", "--on", "lab", "--nodes", "2", "--gpus-per-node", "2", "--cpus-per-node", "4")
     terminals.append(terminal)

@@ -120,6 +120,7 @@ def test_preemption_warns(slurm: SlurmCluster, work: Path) -> None:
 
 
 def test_warning_ahead_of_the_end(slurm: SlurmCluster, work: Path) -> None:
+    """It takes more than 10 s: Slurm looks at time limits twice a minute."""
     job = slurm.sbatch("--time=2", "--signal=B:USR1@100", "--output=out", script(work, TRAPS), folder=work)
     slurm.wait_until("the job to be ready", lambda: said(work / "out", "ready"))
     slurm.wait_until("the warning", lambda: said(work / "out", "warned"))

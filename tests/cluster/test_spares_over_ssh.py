@@ -47,7 +47,10 @@ def finish(ssh: Any, process: subprocess.Popen[bytes], run: Path, node: int) -> 
 
 
 def test_a_spare_takes_the_place_of_a_machine_that_dies(ssh: Any, mended: Network) -> None:
-    """The training ends as one that nothing happens to, and no restart is counted: none is allowed."""
+    """The training ends as one that nothing happens to, and no restart is counted: none is allowed.
+
+    It takes more than 10 s: the training imports torch on three machines, and the undisturbed one here.
+    """
     process, run = train(ssh, "--hosts", "gpu01,gpu02,gpu03", "--spares", "1")
     assert ssh.record(run)["world_size"] == 2
     wait_until("the spare to be set up", lambda: events(run, 2, contract.WAITING))
@@ -137,6 +140,7 @@ def test_too_few_machines_can_be_reached(ssh: Any, ssh_nodes: SshNodes, network:
 
 
 def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None:
+    """It takes more than 10 s: the training imports torch on three machines, and the undisturbed one here."""
     process, run = train(ssh, "--nodes", "2:3", "--hosts", "gpu[01-03]")
     mended.kill("gpu02")
     out, err = finish(ssh, process, run, 0)
@@ -153,6 +157,7 @@ def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None
 
 
 def test_the_first_machine_cannot_be_replaced(ssh: Any, mended: Network) -> None:
+    """It takes more than 10 s: ssh tries twice to reach the lost machine, for 10 s each time."""
     ssh.script(UP)
     process = ssh.popen("run", "train.py", "--hosts", "gpu[01-03]", "--spares", "1", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")

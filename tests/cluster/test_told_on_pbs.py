@@ -117,6 +117,7 @@ WAITING = {
 
 
 def test_why_a_job_waits_and_what_becomes_of_it_when_it_is_cancelled(pbs_lab: Any, pbs: PbsCluster) -> None:
+    """It takes more than 10 s on a slow machine: two jobs that wait are asked about and cancelled in turn."""
     pbs_lab.script(UP)
     runs = []
     for name, (asked, _, _) in WAITING.items():
@@ -153,6 +154,7 @@ def _reason(run: Followed) -> str | None:
 
 
 def test_the_end_is_known_where_pbs_keeps_no_history(standin_lab: Any, standin: StandInPbs) -> None:
+    """It takes more than 10 s on a slow machine: four runs on two nodes each."""
     standin.set(history=False)
     standin_lab.script("import sys\nsys.exit(int(sys.argv[1]))\n")
     runs = [

@@ -70,6 +70,7 @@ def stubborn(lab: Any) -> Any:
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: Slurm gives its ranks 10 s (KillWait) before it kills them."""
     terminal = Terminal(stubborn, "run", "train.py", "--on", "lab")
     try:
         terminal.read_until("] up")

@@ -88,6 +88,7 @@ def test_what_an_optimizer_imports_is_imported_once_on_a_machine_without_a_gpu(a
 
 
 def test_plain_ranks_import_torch_themselves(allranks, watch):
+    """It takes more than 10 s on a slow machine: the agent and both ranks import torch."""
     imports, env = count_imports(allranks)
     allranks.script("import torch")
     assert allranks("run", "train.py", "--nproc-per-node", "2", "--no-warm", **env).rc == 0
@@ -96,6 +97,7 @@ def test_plain_ranks_import_torch_themselves(allranks, watch):
 
 
 def test_an_import_that_leaves_a_thread_makes_ranks_plain(allranks, watch):
+    """It takes more than 10 s on a slow machine: the agent imports torch."""
     start = "threading.Thread(target=time.sleep, args=(300,), daemon=True).start()"
     thread = f"            import threading, time\n            {start}\n"
     _, env = count_imports(allranks, thread)

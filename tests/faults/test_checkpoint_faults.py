@@ -113,6 +113,7 @@ with allranks.init() as ctx:
 
 @pytest.mark.parametrize(("then", "code"), [("free", 0), ("stop", 75)])
 def test_a_full_disk_costs_the_save_and_not_the_training(tmp_path, small_disk, allranks_env, then, code):
+    """It takes more than 10 s on a slow machine: an interpreter of its own imports torch."""
     (tmp_path / "train.py").write_text(FULL)
     (small_disk / "filler").write_bytes(bytes(2 << 20))
     done = subprocess.run(

@@ -61,6 +61,7 @@ def _start(allranks, watch, text, *options):
 @pytest.mark.parametrize("text", [SLEEPER, FAMILY, WARM_FAMILY], ids=["sleeper", "family", "warm"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name, text):
+    """Those called warm take more than 10 s on a slow machine: the agent imports torch."""
     number = getattr(signal, name)
     process = _start(allranks, watch, text)
     process.send_signal(number)

@@ -88,6 +88,7 @@ def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_to_the_agent_reaches_the_ranks(allranks: Any, watch: Any, number: signal.Signals) -> None:
+    """It takes more than 10 s on a slow machine: a training imports torch, trains and saves."""
     process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h"))
     watch.line(0, "epoch 2 ")
     os.kill(watch.agent(), number)
@@ -98,7 +99,10 @@ def test_a_warning_to_the_agent_reaches_the_ranks(allranks: Any, watch: Any, num
 
 @pytest.mark.parametrize("name", ["cancel", "SIGINT", "SIGHUP"])
 def test_cancelling_saves_and_resume_says_from_where(allranks: Any, watch: Any, name: str) -> None:
-    """By the verb, by Ctrl-C and by a terminal that is closed."""
+    """By the verb, by Ctrl-C and by a terminal that is closed.
+
+    It takes more than 10 s on a slow machine: a training and its continuation.
+    """
     process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h"))
     watch.line(0, "epoch 2 ")
     if name == "cancel":

@@ -305,6 +305,7 @@ with allranks.init() as ctx:
 
 
 def test_ranks_that_wait_for_a_save_leave_when_a_writer_is_killed(allranks, watch):
+    """It takes more than 10 s on a slow machine: the agent imports torch, and each of three ranks what FSDP needs."""
     allranks.script(SAVING)
     flags = ("--nproc-per-node", "3", "--backend", "gloo")
     done = allranks("run", "train.py", *flags, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")

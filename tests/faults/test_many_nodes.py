@@ -166,6 +166,7 @@ def test_a_node_that_is_needed_and_dies_ends_all(run: ByHand, node: int) -> None
 
 
 def test_a_node_that_comes_late_is_taken_in(run: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: two agents import torch, one after the other."""
     run.orders(TELL + "meet()\nif dist.get_world_size() == 1: hang()", min_nodes=1)
     run.start(0, ranks=1)
     wait_for_line(run, 0, 0, "0 0 1 1 0 1 0 0")
@@ -242,6 +243,7 @@ with allranks.init() as ctx:
 
 
 def test_who_dials_another_run_does_not_take_part_in_it(run: ByHand, tmp_path: Path) -> None:
+    """It takes more than 10 s: three agents import torch, and one of them dials in vain for 3 s."""
     other = ByHand(tmp_path / "runs" / "other", run.env, port=run.port)
     try:
         run.orders(TELL + "meet()")

@@ -62,6 +62,7 @@ def _command(pid: int) -> bytes:
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def test_the_ranks_meet_in_a_folder_with_any_name(allranks, weird_tmp_path: Path, watch, launch: str):
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch, and so does each rank."""
     allranks.folder = weird_tmp_path
     allranks.script(TELL)
     allranks.job(f'script: train.py\nargs: [--lr, "it\'s $HOME"]\nlaunch: {launch}\n')
@@ -161,6 +162,7 @@ def test_a_killed_launcher_of_torch_leaves_no_rank(allranks, watch, finish):
 
 
 def test_cancel_and_resume(allranks, watch):
+    """It takes more than 10 s on a slow machine: torch's own launcher imports torch in both attempts."""
     allranks.script(f"import os\nif os.path.exists('go'):\n    raise SystemExit\n{UP}")
     assert allranks("run", "train.py", *RANKS, "--no-agent", "--detach").rc == 0
     wait_for("both ranks to be up", lambda: _said(allranks) == "up\nup\n")

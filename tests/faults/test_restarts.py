@@ -37,7 +37,10 @@ def _script(failure: str, until: int, who: str = "1") -> str:
 @pytest.mark.smoke
 @pytest.mark.parametrize("warm", ["--warm", "--no-warm"])
 def test_a_generation_that_lost_a_rank_is_followed_by_a_whole_one(allranks, watch, warm):
-    """One rank is killed, and the next one leaves on its own. Each plain rank of the three imports torch."""
+    """One rank is killed, and the next one leaves on its own.
+
+    It takes more than 10 s: each plain rank of the three generations imports torch.
+    """
     allranks.script(_script("os._exit(6) if generation else os.kill(os.getpid(), 9)", 2))
     options = ("--max-restarts", "3", "--restart-delay", "0", warm)
     done = allranks("run", "train.py", "--nproc-per-node", "2", *options, timeout=PATIENCE)

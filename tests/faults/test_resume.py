@@ -36,6 +36,7 @@ def test_a_run_that_failed_goes_on_where_it_was(allranks: Any, watch: Any) -> No
 
 
 def test_a_detached_attempt_is_followed_and_cancelled_like_any_run(allranks: Any, watch: Any) -> None:
+    """It takes more than 10 s: a training and its continuation."""
     started_and_killed(allranks, watch)
     (allranks.folder / "go").unlink()
     started = allranks("resume", "--detach")

@@ -36,6 +36,7 @@ def test_ranks_of_one_node_go_on(allranks) -> None:
 
 
 def test_agents_and_ranks_of_two_nodes_go_on(by_hand: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: two agents import torch, and a stranger talks to all their ports."""
     by_hand.orders(
         ATTACKED.replace('"works"', f'"{by_hand.folder}/works"').replace('"go"', f'"{by_hand.folder}/go"'), ARGUMENT
     )

@@ -31,6 +31,7 @@ def told(done: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_all_is_right(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: ranks import torch, measure, and train."""
     done = allranks("test", *TWO, "--json")
     assert done.rc == 0, done.stderr
     found, parts = json.loads(done.stdout), told(done)
@@ -51,6 +52,7 @@ def test_all_is_right(allranks: Any) -> None:
 
 
 def test_one_rank_alone(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: the rank imports torch, and trains in two ways."""
     done = allranks("test", "--nproc-per-node", "1", "--backend", "gloo", "--full", "--json")
     assert done.rc == 0, done.stderr
     parts = told(done)
@@ -61,6 +63,7 @@ def test_one_rank_alone(allranks: Any) -> None:
 
 
 def test_the_job_gives_all_but_its_script(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: ranks import torch, measure, and train."""
     allranks.job(
         "script: gone.py\nargs: [--epochs, '3']\nlaunch: {nproc_per_node: 2, backend: gloo, max_restarts: 3}\n"
         "environment: {variables: {SEEN: yes}}\n"
@@ -74,6 +77,7 @@ def test_the_job_gives_all_but_its_script(allranks: Any) -> None:
 
 
 def test_a_wrong_result_is_named_with_its_rank(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: the agent and both ranks import torch, each for itself."""
     done = allranks("test", *TWO, *hurt(allranks.folder / "site", "broadcast: is wrong", "rank 1"))
     assert done.rc == 3
     lines = done.stdout.splitlines()
@@ -89,6 +93,7 @@ def test_a_wrong_result_is_named_with_its_rank(allranks: Any) -> None:
 
 
 def test_large_messages_that_are_wrong(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: the agent and both ranks import torch, and the ranks train."""
     done = allranks("test", *TWO, "--json", *hurt(allranks.folder / "site", "all_reduce: is wrong for many", "rank 1"))
     assert done.rc == 3
     wrong = {name: part["wrong"] for name, part in told(done).items() if part["wrong"]}
@@ -98,6 +103,7 @@ def test_large_messages_that_are_wrong(allranks: Any) -> None:
 
 
 def test_what_a_backend_lacks_is_skipped_with_its_words(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: the agent and both ranks import torch, and the ranks train."""
     fault = hurt(allranks.folder / "site", "reduce_scatter: is lacking", "rank 1")
     fault_of_all = [word.replace("FAULT_AT=rank 1", f"FAULT_AT={HOST}") for word in fault]
     done = allranks("test", *TWO, *fault_of_all)
@@ -121,6 +127,7 @@ def test_what_a_backend_lacks_is_skipped_with_its_words(allranks: Any) -> None:
     ],
 )
 def test_a_rank_that_fails(allranks: Any, fault: str, code: int, error: str, place: str) -> None:
+    """It takes more than 10 s on a slow machine: the agent and the ranks import torch, each for itself."""
     done = allranks("test", *TWO, *hurt(allranks.folder / "site", fault, "rank 1"))
     assert done.rc == code
     assert f"\nerror: {error}" in done.stderr
@@ -128,6 +135,7 @@ def test_a_rank_that_fails(allranks: Any, fault: str, code: int, error: str, pla
 
 
 def test_a_rank_that_hangs(allranks: Any) -> None:
+    """It takes more than 10 s: the agent and both ranks import torch, each for itself, and rank 0 waits for 6 s."""
     fault = hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1", together=2)
     done = allranks("test", *TWO, *fault, "--timeout", "6", "--stop-timeout", "2")
     assert done.rc == 1
@@ -136,6 +144,7 @@ def test_a_rank_that_hangs(allranks: Any) -> None:
 
 
 def test_ctrl_c_ends_all_ranks(allranks: Any, watch: Watch, finish: Any) -> None:
+    """It takes more than 10 s on a slow machine: the agent and both ranks import torch, each for itself."""
     process = allranks.popen("test", *TWO, *hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1"))
     watch.line(1, 'allranks-trial Begun {"rank": 1, "name": "all_to_all"}')
     process.send_signal(signal.SIGINT)
@@ -148,6 +157,7 @@ def test_ctrl_c_ends_all_ranks(allranks: Any, watch: Watch, finish: Any) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_trial_of_a_check(allranks: Any, finish: Any, number: signal.Signals, code: int) -> None:
+    """It takes more than 10 s on a slow machine: the agent and both ranks import torch, each for itself."""
     fault = hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1")
     process = allranks.popen("check", "--only", "all-reduce", *TWO, *fault)
 
@@ -187,6 +197,7 @@ def test_torchs_own_launcher_is_refused(allranks: Any) -> None:
 
 
 def test_a_full_check_tries_the_ranks_too(allranks: Any) -> None:
+    """It takes more than 10 s: two checks start ranks that import torch, and those of the first train in two ways."""
     names = ("--only", "nodes,all-reduce,bandwidth,neighbours,training")
     good = allranks("check", *TWO, "--full", *names, "--json")
     assert good.rc == 0, good.stderr

@@ -87,6 +87,7 @@ def test_where_there_is_no_torch_a_rank_that_connects_ends_the_run_and_nothing_i
 
 
 def test_children_that_train_find_the_store(allranks, watch):
+    """It takes more than 10 s on a slow machine: the agent and the child of each rank import torch."""
     imports, env = count_imports(allranks)
     allranks.script("import subprocess, sys\nsys.exit(subprocess.call([sys.executable, 'child.py']))\n")
     allranks.script(

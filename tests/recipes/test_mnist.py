@@ -84,6 +84,7 @@ def write_mnist(folder, joint="-", packed=False):
 
 @pytest.mark.parametrize(("joint", "packed", "watched"), [("-", False, False), (".", True, True)])
 def test_mnist_files_and_a_progress_bar_where_somebody_watches(tmp_path, monkeypatch, joint, packed, watched):
+    """It takes more than 10 s on a slow machine: an interpreter imports torch and what its optimizer needs."""
     write_mnist(tmp_path, joint, packed)
     if watched:
         monkeypatch.setattr("test_mnist.STARTED_BY", tuple(name for name in STARTED_BY if name != "ALLRANKS_"))
@@ -150,6 +151,7 @@ def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, data):
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path):
+    """It takes more than 10 s: torchrun and both ranks import torch."""
     done = train("--batch-size", 33, "--checkpoint-dir", tmp_path, ranks=2)
     assert done.returncode == 1
     assert "global_batch_size=33 does not divide by 2 ranks" in done.stderr

@@ -59,6 +59,7 @@ def run_recipe(allranks, text, *args):
 
 
 def test_only_rank_0_touches_the_checkpoints(allranks):
+    """It takes more than 10 s: the agent imports torch, and each rank what its optimizer needs."""
     folder = allranks.folder / "checkpoints"
     own = ["--epochs", "2", "--checkpoint-dir", folder]
     first, second = run_recipe(allranks, WRITERS, RECIPE / "train.py", folder, *own)

@@ -72,6 +72,7 @@ def test_a_rank_is_asked_to_after_all_that_its_script_does(allranks, tmp_path: P
 
 
 def test_without_our_agent_init_asks_for_it_once(tmp_path: Path) -> None:
+    """It takes more than 10 s on a slow machine: an interpreter of its own imports torch."""
     script = tmp_path / "train.py"
     script.write_text(f"{LOOK}import allranks\nallranks.init().close()\nallranks.init().close()\nprint('the end')\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=PATIENCE)

@@ -136,6 +136,7 @@ if when == "after the close":
 @pytest.mark.parametrize("when", ["while open", "after the close"])
 @pytest.mark.parametrize(("name", "steps"), [("lightning", 8), ("accelerate", 8)])
 def test_lightning_and_accelerate_work_in_a_world_of_one(clean_env, tmp_path, pytestconfig, name, steps, when):
+    """It takes more than 10 s: an interpreter of its own imports torch and a framework."""
     pytest.importorskip(name)
     script = pytestconfig.rootpath / "tests" / "scripts" / f"{name}_script.py"
     options = ["--devices=1"] if name == "lightning" else []

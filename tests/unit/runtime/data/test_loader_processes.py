@@ -310,6 +310,7 @@ if os.environ["LEAVE"] == "close": ctx.close()
 
 @pytest.mark.parametrize("leave", ["close", "exit"])
 def test_workers_that_are_stuck_end_all_the_same(tmp_path: Path, clean_env: dict[str, str], leave: str) -> None:
+    """It takes more than 10 s on a slow machine: an interpreter of its own imports torch."""
     path = tmp_path / "script.py"
     path.write_text(STUCK)
     env = {**clean_env, "LEAVE": leave}

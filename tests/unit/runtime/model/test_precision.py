@@ -206,6 +206,7 @@ with allranks.init(precision="fp16") as ctx:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler, g++")
 @pytest.mark.timeout(300)
 def test_a_compiled_model_keeps_its_keys_and_gradients(run_ranks):
+    """It takes more than 10 s on a slow machine: both ranks compile the model, with g++."""
     script = f"""{HEAD}
 import warnings
 warnings.simplefilter("ignore")
