@@ -24,7 +24,7 @@ def compare(what: str, script: str) -> None:
             return returned - max(float((folder / f"ended-{rank}").read_text()) for rank in (0, 1))
 
         ours, theirs = in_turn(9, lambda: measure([*ALLRANKS, "run"]), lambda: measure(TORCHRUN))
-    report(f"last rank ends to command returns{what}", ours, theirs, "s", "<= 0.25")
+    report(f"last rank ends to command returns{what}", ours, theirs, "s", "<= 0.15")
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ else:
         sys.stdout.write(line + "\\n")
 """
 )
-BAR = 3.0
+BAR = 3.5
 #: Set on some machines, and then each line is a system call of its own and nothing else is measured.
 UNSET = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 STREAMS = ("out", "err")
@@ -103,7 +103,7 @@ def end_to_end(ranks: int, rounds: int, how: str) -> None:
         [statistics.median(each[which] for each in seconds[launcher]) for launcher in seconds] for which in (0, 1)
     )
     label = f"{ranks} ranks, lines from {'print()' if how == 'print' else 'blocks'}"
-    bar = f">= {BAR:.0f}" if how == "print" else "none"
+    bar = f">= {BAR:g}" if how == "print" else "none"
     report(f"merging, whole command, {label}", *whole, "s", bar, inverse=True)
     report(f"merging, first line to last line, {label}", *merging, "s", "none", inverse=True)
 
