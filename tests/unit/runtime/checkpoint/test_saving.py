@@ -69,7 +69,7 @@ def test_closing_the_context_saves_the_last_step(loop, tmp_path):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_last_step_is_not_saved_where_not_wanted_or_after_an_error(loop, tmp_path, fails):
-    made = loop(every=3, save_at_end=fails)
+    made = loop(every=3, save_at_end=fails, background=False)
     made.train(5)
     made.ctx.__exit__(*((ValueError, ValueError(), None) if fails else (None, None, None)))
     assert steps(tmp_path / "checkpoints") == [3]
