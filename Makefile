@@ -39,6 +39,7 @@ lint: $(FOR_TEST)  ## Style, types and the layers of the design
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck --severity=style --exclude=SC1090,SC1091 src/allranks/plan/*.sh src/allranks/clusters/*.sh src/allranks/clusters/ssh/*.sh
 
 format: $(FOR_TEST)  ## Put the source into its form
 	$(BIN)/ruff check --fix

@@ -1,4 +1,4 @@
-"""Agents connect to the hub, prove the run's key and are told so: ours / the same messages without a key.
+"""Agents connect to the coordinator, prove the run's key and are told so: ours / the same messages without a key.
 
 64 nodes, all on this machine, in one process: the time of a node is that of both of its ends.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from harness import in_turn, report
 
-from allranks.agent.channel import Channel
+from allranks.agent.nodes.channel import Channel
 
 NODES = 64
 KEY = bytes(32)
@@ -36,13 +36,13 @@ class Plain:
         return [json.loads(line) for line in self._connection.recv(65536).splitlines()]
 
 
-def meet(hub: Callable[[socket.socket], object], node: Callable[[socket.socket], object]) -> float:
+def meet(coordinator: Callable[[socket.socket], object], node: Callable[[socket.socket], object]) -> float:
     """Return the seconds for each node, from its connection to the welcome that it has read."""
     began = time.perf_counter()
     with socket.create_server(("127.0.0.1", 0), backlog=NODES) as listener:
         sockets = [socket.create_connection(listener.getsockname()) for _ in range(NODES)]
         ends = [listener.accept()[0] for _ in range(NODES)]
-        nodes, hubs = [node(one) for one in sockets], [hub(one) for one in ends]
+        nodes, hubs = [node(one) for one in sockets], [coordinator(one) for one in ends]
         for one in nodes:
             one.send("hello", **HELLO)
         welcomed = 0
@@ -60,11 +60,13 @@ def meet(hub: Callable[[socket.socket], object], node: Callable[[socket.socket],
 
 
 def main() -> None:
-    def channel(*, is_hub: bool) -> Callable[[socket.socket], Channel]:
-        return lambda connection: Channel(connection, KEY, is_hub=is_hub, patient=True)
+    def channel(*, is_coordinator: bool) -> Callable[[socket.socket], Channel]:
+        return lambda connection: Channel(connection, KEY, is_coordinator=is_coordinator, patient=True)
 
     ours, theirs = in_turn(
-        9, lambda: 1000 * meet(channel(is_hub=True), channel(is_hub=False)), lambda: 1000 * meet(Plain, Plain)
+        9,
+        lambda: 1000 * meet(channel(is_coordinator=True), channel(is_coordinator=False)),
+        lambda: 1000 * meet(Plain, Plain),
     )
     report("a node proves the key", ours, theirs, "ms", f"5 ms more; now {ours - theirs:.2f}")
 

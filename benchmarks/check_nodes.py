@@ -23,11 +23,10 @@ from nodes import why_no_nodes
 from ssh_nodes import SSH, SshNodes, why_no_sshd
 from ssh_start import reached
 
-from allranks.clusters.ssh_shell import run_all, ssh_command
+from allranks.checks.collect.gather import gather
+from allranks.checks.collect.request import ProbeRequest, report_lines
+from allranks.clusters.ssh.transport import run_all, ssh_command
 from allranks.job.hosts import parse_hosts
-from allranks.probe import telling
-from allranks.probe.gather import gather
-from allranks.probe.order import Order
 
 FEW, MANY = 4, 64
 ROUNDS = 5
@@ -77,9 +76,11 @@ def _measure(nodes: SshNodes, environ: Mapping[str, str]) -> None:
 
 def _as_if_apart(folder: Path, names: list[str], environ: Mapping[str, str], seconds: float) -> None:
     """Measure with a stand-in for ssh: what the command itself takes for more nodes."""
-    found = gather(Order(("host", "cpus", "memory", "shm", "limits", "disks", "torch", "variables", "leftovers")))
+    found = gather(
+        ProbeRequest(("host", "cpus", "memory", "shm", "limits", "disks", "torch", "variables", "leftovers"))
+    )
     for number in range(MANY):
-        (folder / f"node-{number}").write_text("\n".join(telling.lines(number, found)) + "\n")
+        (folder / f"node-{number}").write_text("\n".join(report_lines(number, found)) + "\n")
     wrapper = folder / "bin" / "ssh"
     wrapper.write_text(STAND_IN.format(ssh=SSH, seconds=f"{seconds:.3f}", folder=folder))
     few, many = in_turn(ROUNDS, lambda: _check(names[:FEW], folder, environ), lambda: _check(names, folder, environ))

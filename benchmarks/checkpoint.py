@@ -43,12 +43,12 @@ with allranks.init(seed=1) as ctx:
     others = distributed.new_group(backend="gloo")  # async_save sends messages from a thread of its own.
 
     def step():
-        began = time.perf_counter()
+        started = time.perf_counter()
         model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         checkpoints.step()
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
     def steps(count):
         return [step() for _ in range(count)]
@@ -67,11 +67,11 @@ with allranks.init(seed=1) as ctx:
     def measure(save, durable):
         base = usual()
         ctx.barrier()
-        began = time.perf_counter()
+        started = time.perf_counter()
         done = save()
-        stall = time.perf_counter() - began
+        stall = time.perf_counter() - started
         times = until(lambda: durable(done))
-        taken = time.perf_counter() - began
+        taken = time.perf_counter() - started
         extra = sum(times) - base * len(times)
         return {"cost": stall + extra, "durable": taken, "stall": stall, "slowing": extra}
 

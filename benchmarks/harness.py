@@ -22,7 +22,7 @@ NOT_USUAL = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 @contextmanager
 def workplace(**files: str) -> Iterator[Path]:
-    """Give a folder with Python scripts in it; gone afterwards."""
+    """Give a directory with Python scripts in it; gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="allranks-bench-") as name:
         folder = Path(name)
         for stem, text in files.items():

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from harness import report
 
-from allranks.runs.logindex import LogIndexWriter
-from allranks.runs.merge import MergedLogs
+from allranks.logs.merge import MergedLogs
+from allranks.record.logindex import LogIndexWriter
 
 LINES = 1_000_000
 SCRIPT = (

@@ -18,8 +18,8 @@ from harness import NOT_USUAL, PYTHON, TORCHRUN, in_turn, report, workplace
 from start import SCRIPT
 
 from allranks import contract
-from allranks.clusters.launch import copy_node_code
 from allranks.contract import NodeSpec
+from allranks.launch.submit import copy_node_code
 
 NODES = (0, 1)
 

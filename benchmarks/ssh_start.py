@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
 from nodes import Network, why_no_nodes
 from ssh_nodes import SSH, SshNodes, why_no_sshd
 
-from allranks.clusters.ssh_shell import run_all, ssh_command
+from allranks.clusters.ssh.transport import run_all, ssh_command
 from allranks.job.hosts import parse_hosts
 
 NODES = 64

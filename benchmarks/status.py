@@ -1,4 +1,4 @@
-"""`allranks status` on a run of 1,024 ranks' files / `du` of its folder.
+"""`allranks status` on a run of 1,024 ranks' files / `du` of its directory.
 
 Once for a run whose end is on record, and once for one whose end nobody has looked at: it is found out from what
 the agent told, and written down.

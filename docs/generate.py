@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from allranks.checks.registry import all_checks
 from allranks.cli.main import VERBS, cli
+from allranks.cli.schema import job_schema
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
-from allranks.job.schema import job_schema
-from allranks.preflight.registry import all_checks
 
 sys.path.insert(0, str(Path(__file__).parent))
 from python_api import python_api

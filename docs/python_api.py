@@ -42,19 +42,19 @@ class Shown:
 
 
 CLASSES = (
-    Shown("Context", ("runtime/member.py", "runtime/reader.py", "runtime/context.py"), "ctx", "closing"),
+    Shown("Context", ("runtime/context.py",), "ctx", "closing"),
     Shown("Loader", ("runtime/data/loader.py",), "loader"),
-    Shown("EvaluationLoader", ("runtime/data/evaluation.py",), "loader"),
-    Shown("Checkpointer", ("runtime/checkpoint/checkpointer.py",), "checkpoints", "begin_anew resume"),
+    Shown("EvaluationLoader", ("runtime/data/loader.py",), "loader"),
+    Shown("Checkpointer", ("runtime/checkpoint/checkpointer.py",), "checkpoints"),
     Shown("Resumed", ("runtime/checkpoint/restore.py",), "checkpoints.resumed"),
-    Shown("Metrics", ("runtime/metrics/log.py",), "ctx.metrics", "begin_step finish flush hand_over"),
+    Shown("Metrics", ("runtime/metrics/log.py",), "ctx.metrics", "start_step finish flush hand_over"),
     Shown(
         "Progress",
         ("runtime/progress.py",),
         "ctx.progress",
-        "abandon backwards begin_backward blocks groups load_state_dict open plain state_dict weighed",
+        "abandon backwards start_backward blocks groups load_state_dict open plain state_dict weighed",
     ),
-    Shown("Control", ("runtime/control.py",), "ctx.control", "release"),
+    Shown("CpuGroup", ("runtime/cpu_group.py",), "ctx.control", "release"),
     Shown("Tracker", ("runtime/trackers/base.py",), "tracker"),
     Shown("AllranksError", ("errors.py",), internal="exit_code"),
     *(Shown(name, ("errors.py",)) for name in ("RankError", "RankEnvironmentError", "DeviceError")),
@@ -90,7 +90,7 @@ def _class(file: str, name: str) -> ast.ClassDef:
 
 
 def _members(shown: Shown, bases: list[ast.ClassDef]) -> dict[str, Function]:
-    """Return the public methods and properties, a base's first; what a class says anew counts."""
+    """Return the public methods and properties, a base's first; what a class says again counts."""
     found: dict[str, Function] = {}
     for each in bases:
         for node in each.body:

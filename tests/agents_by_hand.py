@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.clusters.launch import copy_node_code
 from allranks.contract import NodeSpec
-from allranks.processes import marked
-from allranks.runs import key
+from allranks.launch.submit import copy_node_code
+from allranks.record import key
+from allranks.system.processes import marked
 from waiting import PATIENCE
 
 #: Starts a command on a node, with an environment and files for stdout and stderr.
@@ -38,7 +38,7 @@ class ByHand:
     """One run of a script on several nodes, in ``folder``.
 
     Attributes:
-        folder: the run's folder.
+        folder: the run's directory.
         env: what every agent gets, before what tells it its place.
         nodes: how many agents there are to be.
         host: where they meet.

@@ -1,4 +1,4 @@
-"""The command as a real process, in folders of the test's own."""
+"""The command as a real process, in directories of the test's own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pkgutil import walk_packages
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from environments import clean_environment
 from waiting import PATIENCE
@@ -29,6 +30,8 @@ from warm_python import WarmPython
 for _number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+settings.register_profile("busy", deadline=None)  # A timing is never a test.
+settings.load_profile("busy")
 WEIRD_NAME = "a b 'c' \"d\" $HOME\n; touch pwned"
 
 
@@ -60,10 +63,10 @@ class Result:
 
 @dataclass
 class Allranks:
-    """Runs ``python -m allranks`` in a folder, as a process.
+    """Runs ``python -m allranks`` in a directory, as a process.
 
     Attributes:
-        folder: where it runs unless a call says ``cwd``; its ``runs`` folder is there.
+        folder: where it runs unless a call says ``cwd``; its ``runs`` directory is there.
         env: its environment; a call's keyword arguments in capitals are added, None removes.
         warm: starts the command without its imports.
         checks: whether ``run`` does its preflight checks, which start an interpreter; see the fixture ``checked``.
@@ -113,22 +116,22 @@ class Allranks:
         return words
 
     def script(self, text: str | bytes, name: str = "train.py") -> Path:
-        """Write a script into the folder."""
+        """Write a script into the directory."""
         path = self.folder / name
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
     def job(self, text: str, name: str = "job.yaml") -> Path:
-        """Write a job file into the folder."""
+        """Write a job file into the directory."""
         return self.script(text, name)
 
     def runs(self) -> list[Path]:
-        """Return the folders of all runs here, the oldest first."""
+        """Return the directories of all runs here, the oldest first."""
         folder = self.folder / "runs"
         return sorted(path for path in folder.glob("*") if not path.is_symlink()) if folder.is_dir() else []
 
     def run(self) -> Path:
-        """Return the folder of the only run here."""
+        """Return the directory of the only run here."""
         (folder,) = self.runs()
         return folder
 
@@ -138,7 +141,7 @@ class Allranks:
         return found
 
     def close(self) -> None:
-        """Kill what is left of the commands, and of every run in the test's folder, until nothing is."""
+        """Kill what is left of the commands, and of every run in the test's directory, until nothing is."""
         for process in self._started:
             process.kill()
             process.wait()
@@ -155,7 +158,7 @@ class Allranks:
 
 
 def processes_of_runs_in(folder: Path) -> list[int]:
-    """Return the living processes of all runs below a folder; each run marks its own in their environment."""
+    """Return the living processes of all runs below a directory; each run marks its own in their environment."""
     found, needle = [], b"\0ALLRANKS_RUN_DIR=" + os.fsencode(folder.resolve()) + b"/"
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # It ended while we looked; that of a zombie is empty.
@@ -175,7 +178,7 @@ def allranks_env(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def warm_command() -> Iterator[WarmPython]:
     """Give what starts the command from an interpreter that has imported all of it, and no torch."""
-    modules = _modules("cli", "clusters", "job", "plan", "preflight", "probe", "runs")
+    modules = _modules("checks", "cli", "clusters", "job", "launch", "logs", "plan", "record", "runs", "system")
     with closing(WarmPython(modules, clean_environment(Path.home()))) as warm:
         yield warm
 
@@ -212,7 +215,7 @@ def _modules(*packages: str) -> list[str]:
 
 @pytest.fixture
 def allranks(tmp_path: Path, allranks_env: dict[str, str], warm_command: WarmPython) -> Iterator[Allranks]:
-    """Give the command, in an empty folder ``work``; after the test none of its processes may be left."""
+    """Give the command, in an empty directory ``work``; after the test none of its processes may be left."""
     folder = tmp_path / "work"
     folder.mkdir()
     command = Allranks(folder, allranks_env, warm_command)
@@ -228,16 +231,16 @@ def checked(allranks: Allranks) -> None:
 
 @pytest.fixture
 def weird_tmp_path(tmp_path: Path) -> Path:
-    """Give a folder whose name holds what shells and parsers stumble over."""
+    """Give a directory whose name holds what shells and parsers stumble over."""
     folder = tmp_path / WEIRD_NAME
     folder.mkdir()
     return folder
 
 
 def processes_of(run: str | Path) -> dict[int, str]:
-    """Return the living processes of a run, by its folder or its id: process id to command line.
+    """Return the living processes of a run, by its directory or its id: process id to command line.
 
-    The folder stands in the environment of each. An id alone may also be that of a run elsewhere.
+    The directory stands in the environment of each. An id alone may also be that of a run elsewhere.
     """
     found, needle = {}, f"{run}/".encode() if isinstance(run, Path) else run.encode()
     for entry in Path("/proc").glob("[0-9]*"):
@@ -254,7 +257,7 @@ def processes_of(run: str | Path) -> dict[int, str]:
 
 @pytest.fixture
 def assert_nothing_left() -> Callable[..., None]:
-    """Give a function that fails while a process of a run, named by folder or id, is alive after ``seconds``."""
+    """Give a function that fails while a process of a run, named by directory or id, is alive after ``seconds``."""
 
     def check(run: str | Path, seconds: float = 0.0) -> None:
         deadline = time.monotonic() + seconds
@@ -266,7 +269,7 @@ def assert_nothing_left() -> Callable[..., None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show where the time went: seconds and tests by folder, and the slowest tests."""
+    """Show where the time went: seconds and tests by directory, and the slowest tests."""
     seconds: Counter[str] = Counter()
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
@@ -276,7 +279,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     folders: dict[str, list[float]] = {}
     for name, spent in seconds.items():
         folders.setdefault(name.partition("::")[0].rpartition("/")[0], []).append(spent)
-    terminalreporter.section("seconds by folder, tests, folder")
+    terminalreporter.section("seconds by directory, tests, directory")
     for folder, each in sorted(folders.items(), key=lambda item: -sum(item[1])):
         terminalreporter.line(f"{sum(each):8.1f} {len(each):5} {folder}")
     terminalreporter.section("the slowest tests, in seconds")

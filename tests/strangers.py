@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from allranks import contract
-from allranks.processes import marked
+from allranks.system.processes import marked
 from waiting import PATIENCE
 
 SOURCE = Path(__file__).parent / "scripts" / "stranger.py"
@@ -106,7 +106,7 @@ def _is_elsewhere(pid: int) -> bool:
 
 
 def assert_strangers_learn_nothing(run: Path) -> None:
-    """Let a stranger try all ports of a run: none of its code runs, and no answer tells of folder, key or arguments."""
+    """Let a stranger try all ports of a run: none of its code runs, and no answer has directory, key or arguments."""
     MARK.unlink(missing_ok=True)
     answers = _said_to(run)
     was_there = MARK.exists()

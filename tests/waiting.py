@@ -39,7 +39,7 @@ def wait_for(what: str, look: Callable[[], T], seconds: float = PATIENCE) -> T:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is alive; a zombie is not."""
+    """Return whether a process is alive; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # The second: it ended between the opening and the reading.

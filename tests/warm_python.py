@@ -83,7 +83,7 @@ class WarmPython:
         self._channel: socket.socket | None = None
 
     def can_run(self, env: Mapping[str, str]) -> bool:
-        """Tell whether a process with this environment would have started as the server has."""
+        """Return whether a process with this environment would have started as the server has."""
         return _early(env) == _early(self._env)
 
     def start(self, kind: str, target: str, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> WarmProcess:

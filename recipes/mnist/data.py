@@ -1,4 +1,4 @@
-"""Handwritten digits: those that come with scikit-learn, or the MNIST files in a folder."""
+"""Handwritten digits: those that come with scikit-learn, or the MNIST files in a directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
     except ImportError:
         raise SystemExit(
             "error: scikit-learn, which holds the default data, is not installed\n"
-            "  fix: pip install scikit-learn, or give a folder with the MNIST files: --data-dir DIR"
+            "  fix: pip install scikit-learn, or give a directory with the MNIST files: --data-dir DIR"
         ) from None
     digits = datasets.load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).div(16).unsqueeze(1)
@@ -73,10 +73,10 @@ def read_idx(path: Path) -> torch.Tensor:
         raise SystemExit(f"error: cannot read {path}\n  why: {error}\n  fix: download it again") from error
     start, size = 4 + 4 * dimensions, math.prod(shape)
     if not shape:
-        raise SystemExit(f"error: {path} is no IDX file of bytes\n  why: it begins with {data[:4].hex(' ')}")
+        raise SystemExit(f"error: {path} is no IDX file of bytes\n  why: it starts with {data[:4].hex(' ')}")
     if len(data) != start + size or not size:
         raise SystemExit(
-            f"error: {path} is damaged\n  why: its header promises {start + size} bytes, it has {len(data)}\n"
+            f"error: {path} is corrupt\n  why: its header promises {start + size} bytes, it has {len(data)}\n"
             "  fix: download it again"
         )
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).reshape(shape)

@@ -39,8 +39,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8, help="passes over the training set")
     parser.add_argument("--batch-size", type=int, default=64, help="samples in a step, over all ranks")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of Adam")
-    parser.add_argument("--data-dir", type=Path, help="folder with MNIST's files; default: small digits")
-    parser.add_argument("--checkpoint-dir", type=Path, help="default: checkpoints, in the folder of the run")
+    parser.add_argument("--data-dir", type=Path, help="directory with MNIST's files; default: small digits")
+    parser.add_argument("--checkpoint-dir", type=Path, help="default: checkpoints, in the directory of the run")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the forward pass")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order of samples")
     return parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
         optimizer = ctx.optimizer(torch.optim.Adam, model, lr=args.lr)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
         loader = ctx.loader(training, global_batch_size=args.batch_size)
-        # allranks resume continues from there; another run has a folder of its own, and starts from the beginning
+        # allranks resume continues from there; another run has a directory of its own, and starts from the beginning
         folder = args.checkpoint_dir or ctx.run_dir / "checkpoints"
         checkpoints = ctx.checkpoints(
             folder, every="10min", model=model, optimizer=optimizer, schedule=schedule, loader=loader

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 #: Written here, not looked up: nodes get a plain copy of the source.
 __version__ = "0.1.0"
 
-__all__ = [
-    "AllranksError",
-    "Context",
-    "DeviceError",
-    "RankEnvironmentError",
-    "RankError",
-    "__version__",
-    "init",
-]
+__all__ = ["AllranksError", "Context", "DeviceError", "RankEnvironmentError", "RankError", "__version__", "init"]
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "cli")):  # noqa: PTH112, PTH118, PTH120 - quick
     # The copy that a run carries for its ranks: what it lacks, such as the command, is in the installation.
@@ -42,10 +34,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "cli")):  # noqa: P
 
 #: Public name -> the module that holds it.
 _HOMES = {
-    "AllranksError": "allranks.errors",
-    "DeviceError": "allranks.errors",
-    "RankEnvironmentError": "allranks.errors",
-    "RankError": "allranks.errors",
+    **dict.fromkeys(("AllranksError", "DeviceError", "RankEnvironmentError", "RankError"), "allranks.errors"),
     "Context": "allranks.runtime.context",
     "init": "allranks.runtime.startup",
 }
@@ -63,5 +52,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names too that nobody has used yet."""
+    """Return the names here, public ones also before their first use."""
     return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ def main() -> NoReturn:
     try:
         run()
     except SystemExit as end:
-        os._exit(int(end.code or 0))  # At once: to take itself apart takes an interpreter up to 40 ms.
+        os._exit(int(end.code or 0))  # An interpreter takes up to 40 ms to finalize.
 
 
 if __name__ == "__main__":

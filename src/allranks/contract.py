@@ -1,7 +1,4 @@
-"""What launcher, agent and runtime agree on: environment variables, files of a run, a node's orders.
-
-One place to look up a spelling.
-"""
+"""What launcher, agent and runtime share: environment variables, files of a run, configurations of agents."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 # --- environment variables that every rank of ours gets, beside those of torchrun ---
 RUN_ID: Final = "ALLRANKS_RUN_ID"
@@ -22,19 +19,15 @@ TERMINAL: Final = "ALLRANKS_TERMINAL"
 
 #: When the job will be ended, in seconds since 1970: ranks save and leave before.
 END_TIME: Final = "ALLRANKS_END_TIME"
-#: Exit code of a rank that was asked to stop, has saved and wants to be started again. It is EX_TEMPFAIL of
-#: sysexits.h: a temporary failure, the user is invited to try again.
+#: Exit code of a rank that has saved after a stop request and is to be started again: EX_TEMPFAIL of sysexits.h.
 CONTINUE_LATER: Final = 75
 #: A signal that comes twice within this time is one request: a terminal sends Ctrl-C to a command and its children, and
 #: the command passes it on.
 ONE_REQUEST_SECONDS: Final = 0.3
-#: Exit code of an attempt that does not begin, because there were enough of them: EX_UNAVAILABLE of sysexits.h.
-GIVEN_UP: Final = 69
-
-#: Key that an agent sets in the store of a generation when a rank of it is gone: nobody is to be waited for any more.
+#: Key that an agent sets in the store of a generation when a rank of it is gone: the others stop waiting.
 RANK_GONE: Final = "allranks/rank-gone"
 
-#: Set for an agent whose standard input is held open by its launcher: when it closes, the launcher is gone.
+#: Set for an agent whose stdin is held open by its launcher: when it closes, the launcher is gone.
 LIFELINE: Final = "ALLRANKS_LIFELINE"
 #: The stdin of the command that started a run here: its descriptor, the rank that gets it (-1: none), and the command's
 #: process id.
@@ -48,6 +41,8 @@ NODE_NPROC: Final = "ALLRANKS_NODE_NPROC"
 #: Where the agents meet: the first node, and a port there.
 RDZV_HOST: Final = "ALLRANKS_RDZV_HOST"
 RDZV_PORT: Final = "ALLRANKS_RDZV_PORT"
+#: How many CPUs the job has there, where the scheduler says so and lets ranks use more.
+NODE_CPUS: Final = "ALLRANKS_NODE_CPUS"
 OF_A_NODE: Final = (NODE_RANK, NODE_COUNT, NODE_NPROC, RDZV_HOST, RDZV_PORT)
 
 #: Names of the variables that this node decided on for the run: network and threads of another one may differ.
@@ -57,7 +52,7 @@ DECIDED: Final = "ALLRANKS_DECIDED"
 TYPED: Final = b"\r\n"
 
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
-OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, STDIN, END_TIME, DECIDED, *OF_A_NODE)
+OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, STDIN, END_TIME, DECIDED, NODE_CPUS, *OF_A_NODE)
 
 # --- waits: patience with a process, silence of a peer, back-off ---
 #: Internal, for the tests: waits of this process last this part of their real seconds. Above 0, at most 1.
@@ -82,12 +77,8 @@ def scaled_wait(seconds: float) -> float:
     return seconds * factor
 
 
-def whole_wait(seconds: int) -> int:
-    """Return :func:`scaled_wait` in whole seconds, at least 1, for the kernel, ssh and bash.
-
-    Raises:
-        ValueError: :data:`WAITS` is invalid.
-    """
+def full_wait(seconds: int) -> int:
+    """Return :func:`scaled_wait` in whole seconds, at least 1, for the kernel, ssh and bash."""
     return max(1, round(scaled_wait(seconds)))
 
 
@@ -95,53 +86,35 @@ def whole_wait(seconds: int) -> int:
 MISSING_SECONDS: Final = 5.0
 
 # --- schedulers, as launcher and agent both see them ---
-#: Kept when a job is submitted, or asked for, from inside another one: where Slurm or PBS itself is.
-_OF_SCHEDULERS: Final = (
-    *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT"),
-    *("PBS_CONF_FILE", "PBS_SERVER", "PBS_DEFAULT", "PBS_EXEC", "PBS_HOME", "PBS_DPREFIX"),
-)
-#: Set for the tasks of a job, and read by the tools of Slurm as their options. Others of sbatch's are of who submitted.
-_OF_A_JOB: Final = ("SLURM_", "SRUN_", "SBATCH_MEM_BIND", "SBATCH_CPU_BIND", "PMI_", "PMIX_", "PBS_")
-#: The batch scripts, in the run's folder.
-SBATCH_SCRIPT: Final = "script.sbatch"
-PBS_SCRIPT: Final = "script.pbs"
-
-
-def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what belongs to the job that this process may itself run in: it would leak into a new one."""
-    return {name: value for name, value in environ.items() if name in _OF_SCHEDULERS or not name.startswith(_OF_A_JOB)}
-
+#: What sets a node up and becomes its agent, and the orders of all agents and of the job's supervisor.
+NODE_SCRIPT: Final = "node.sh"
+NODE_ORDERS: Final = "node.json"
+BATCH_ORDERS: Final = "supervisor.json"
+#: Becomes Python on another node, where the one that follows may be elsewhere.
+PYTHON_ON_NODE: Final = ("bash", "-c", 'exec "$(command -v "$0" python3 | head -n 1)" "$@"')
+#: In the run's directory: the step of Slurm's that the ranks are, where a run was started inside an allocation.
+STEP: Final = "step"
+#: Ports for rendezvous lie below the range that outgoing connections take theirs from: 32768 and up on Linux.
+FIRST_PORT: Final = 16384
+PORTS: Final = 16000
 
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
-#: A zip archive of what follows. A folder in runs of earlier versions, and where a batch script makes it by itself.
+#: A zip archive of what follows. A directory in runs of earlier versions, and where a batch script makes it by itself.
 CODE: Final = "code"
-#: Folders and files of the package that need Python alone: what looks at a node is sent to it with them.
-PROBE_CODE: Final = (
-    "__init__.py",
-    "contract.py",
-    "errors.py",
-    "hostlist.py",
-    "processes.py",
-    "routes.py",
-    "probe",
-)
+#: Directories and files of the package that need Python alone, and what else a probe sends to nodes: it needs no more.
+_SHARED_CODE: Final = ("__init__.py", "contract.py", "errors.py", "system")
+PROBE_CODE: Final = (*_SHARED_CODE, "checks/__init__.py", "checks/collect")
 #: Those that a run carries for its nodes: they need only Python and torch.
-NODE_CODE: Final = (
-    *PROBE_CODE,
-    "trial",
-    "agent",
-    "runtime",
-    "runs",
-)
+NODE_CODE: Final = (*_SHARED_CODE, "record", "agent", "runtime", "selftest")
 ATTEMPTS_DIR: Final = "attempts"
 #: Lines of shell that set the secrets of a job, for its owner alone, where nothing else can bring them to it.
 SECRETS_FILE: Final = "secrets.sh"
-#: The key that the agents of a run prove to each other, and its ranks sign with: see :mod:`allranks.runs.key`.
+#: The key that the agents of a run prove to each other, and its ranks sign with: see :mod:`allranks.record.key`.
 KEY_FILE: Final = "key"
-#: How the folders of an array's tasks begin; each is laid out like a run's.
+#: How the directories of an array's tasks start; each is laid out like a run's.
 TASK: Final = "task-"
 LATEST: Final = "latest"
 #: What rank 0 writes of the training: one line of JSON for each record.
@@ -150,18 +123,20 @@ METRICS_FILE: Final = "metrics.jsonl"
 CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
 
 # --- files of an attempt on a scheduler, relative to runs/<id>/attempts/000/ ---
-#: The job's id, its exit code, and what was decided about another attempt.
+#: The job's id, its hosts in the order of their nodes' numbers, its exit code, and what was decided about another
+#: attempt.
 JOB: Final = "job"
+HOSTS: Final = "hosts"
 EXIT: Final = "exit"
 AGAIN: Final = "again.json"
-#: How long the logs of the script were when the attempt began: a line for each, with the size and the path.
-LOGS_BEFORE: Final = "logs-before"
+#: The line with which an attempt starts in a batch script's own log: what is before it is of an earlier one.
+ATTEMPT_STARTS: Final = "allranks: an attempt starts"
 #: Marks an attempt whose script got SIGTERM: the scheduler has ended it. In it, when the time limit is or was reached,
 #: in seconds since 1970.
 TERMINATED: Final = "terminated"
 #: Marks an attempt that was cancelled before its launcher had started it.
 CANCELLED: Final = "cancelled"
-#: Marks an attempt that a person has begun: attempts are counted from there.
+#: Marks an attempt that a person has started: attempts are counted from there.
 RESUMED: Final = "resumed"
 
 # --- files of a node, relative to runs/<id>/attempts/000/node-000/ ---
@@ -170,15 +145,17 @@ AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
 USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
-#: How the name of a file begins that brings its environment to a task, which removes it; in the attempt's folder.
+#: How the name of a file starts that brings its environment to a task, which removes it; in the attempt's directory.
 TASK_ENVIRONMENT: Final = "environment-"
 #: How the name of a file ends in which a task's exit code and host stand, where its starter may lose the code.
 TASK_EXIT: Final = ".exit"
-#: In the folder of a node whose task has ended unseen by the scheduler: its daemon there is gone or was restarted.
+#: The names of signals for the tasks of a node, a line each, where the scheduler lets nothing be started beside them.
+TASK_SIGNALS: Final = "signals"
+#: In the directory of a node whose task has ended unseen by the scheduler: its daemon there is gone or was restarted.
 CUT_OFF: Final = "cut-off"
 #: In place of a rank: all ranks of a node, whose output torch's own launcher puts together.
 ALL_OF_A_NODE: Final = -1
-#: In the folder of node 0, one line of JSON for each node whose agent could not be started: it will not come.
+#: In the directory of node 0, one line of JSON for each node whose agent could not be started: it will not come.
 NOT_STARTED: Final = "not-started"
 
 # --- kinds of events in agent.jsonl ---
@@ -201,46 +178,65 @@ SECRET_SUFFIXES: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether an environment variable of this name is taken to hold a secret."""
+    """Return whether an environment variable of this name is taken to hold a secret."""
     return name.upper().endswith(SECRET_SUFFIXES)
 
 
 def undecided(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what was decided on for the run that this process is a rank of, if it is one."""
+    """Return an environment without what was decided for the run that this process is a rank of, if it is one."""
     decided = environ.get(DECIDED, "").split()
     return {name: value for name, value in environ.items() if name not in decided}
 
 
 def installation() -> Path:
-    """Return the package's folder where all of it is installed: a rank imports what the archive of its run has."""
+    """Return the package's directory where all of it is installed: a rank imports what the archive of its run has."""
     import allranks
 
     return next(folder for folder in map(Path, allranks.__path__) if folder.is_dir())
 
 
 def attempt_dir(attempt: int) -> str:
-    """Folder of an attempt, relative to the run's folder: ``attempts/000``."""
+    """Directory of an attempt, relative to the run's directory: ``attempts/000``."""
     return f"{ATTEMPTS_DIR}/{attempt:03d}"
 
 
 def node_dir(attempt: int, node: int) -> str:
-    """Folder of a node in an attempt, relative to the run's folder: ``attempts/000/node-000``."""
+    """Directory of a node in an attempt, relative to the run's directory: ``attempts/000/node-000``."""
     return f"{attempt_dir(attempt)}/node-{node:03d}"
 
 
 def rank_log(rank: int | Literal["*"], stream: str) -> str:
-    """Name of a rank's log in its node's folder, or that of all its ranks; ``stream`` is ``out`` or ``err``."""
+    """Name of a rank's log in its node's directory, or that of all its ranks; ``stream`` is ``out`` or ``err``."""
     return f"node.{stream}" if rank == ALL_OF_A_NODE else f"rank-{rank}.{stream}"
 
 
 def rank_error(rank: int, restart: int) -> str:
-    """Name of the file in a node's folder with the error that ended a rank, as torch's ``@record`` writes it."""
+    """Name of the file in a node's directory with the error that ended a rank, as torch's ``@record`` writes it."""
     return f"rank-{rank}.error-{restart}.json"
 
 
 @dataclass(frozen=True)
-class NodeSpec:
-    """The orders of one node's agent, as JSON in the run's folder. It holds no value of any variable."""
+class _JsonFile:
+    """A dataclass that is a file of JSON in the run's directory."""
+
+    def to_json(self) -> str:
+        """Return it as indented JSON."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls: type[_File], text: str) -> _File:
+        """Read what :meth:`to_json` wrote, in another version too: a run may be resumed with a later one."""
+        names = {field.name for field in fields(cls)}
+        raw = {name: value for name, value in json.loads(text).items() if name in names}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
+
+
+_File = TypeVar("_File", bound=_JsonFile)
+
+
+@dataclass(frozen=True)
+class NodeSpec(_JsonFile):
+    """The configuration of one node's agent. It holds no value of any variable."""
 
     run_id: str
     run_dir: str
@@ -263,7 +259,7 @@ class NodeSpec:
     master_port: int | None
     #: Permission bits of the files that the agent creates.
     file_mode: int
-    #: With fewer nodes than this the job cannot go on.
+    #: With fewer nodes than this the job cannot continue.
     min_nodes: int = 1
     #: How many of the nodes wait to take the place of one that is lost: the last ones, at first.
     spares: int = 0
@@ -275,17 +271,31 @@ class NodeSpec:
 
     @property
     def needs_all(self) -> bool:
-        """Whether the job cannot go on without any of its nodes."""
+        """Whether the job cannot continue without any of its nodes."""
         return self.min_nodes >= self.nnodes
 
-    def to_json(self) -> str:
-        """Return the orders as indented JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str) -> NodeSpec:
-        """Read what :meth:`to_json` wrote, in an earlier version too: a run may be resumed with a later one."""
-        names = {field.name for field in fields(cls)}
-        raw = {name: value for name, value in json.loads(text).items() if name in names}
-        lists = {"args": tuple(raw["args"]), "python_options": tuple(raw["python_options"])}
-        return cls(**{**raw, **lists})
+@dataclass(frozen=True)
+class BatchSpec(_JsonFile):
+    """The configuration of a batch job's supervisor."""
+
+    #: The module that knows the scheduler from inside a job: see :class:`allranks.agent.batch_job.BatchJob`.
+    module: str
+    #: The script that is submitted for another attempt.
+    script: str
+    #: How a task is started on a node, where there is a choice, and the user's own options for that.
+    start_with: str | None
+    options: tuple[str, ...]
+    #: Whether each task is a rank; else each is a node's agent.
+    is_direct: bool
+    is_array: bool
+    #: Whether the job was started inside an allocation.
+    is_inside: bool
+    master_addr: str | None
+    #: How often the run may be started in all; None: no attempt follows by itself.
+    max_attempts: int | None
+    #: The time limit that was asked for, and how long before it ranks are warned (0: they are not), in seconds.
+    time: int | None
+    warn_before: int
+    #: Whether the run's file of secrets goes when no other attempt follows.
+    removes_secrets: bool

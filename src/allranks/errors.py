@@ -7,7 +7,7 @@ The tree::
     │   ├── JobError             a value in a flag, variable, job file or cluster file
     │   └── RunNotFoundError     no run of that name here
     ├── PreflightError           exit code 3: it was checked and cannot work
-    ├── RunFolderError           the run's folder cannot be written or read
+    ├── RunFolderError           the run's directory cannot be written or read
     ├── LaunchError              the job could not be started
     │   └── StartCancelledError  exit code 130, or 143: a signal came before it was
     └── RankError                raised inside a rank by the training runtime
@@ -77,7 +77,7 @@ class JobError(UsageError):
 
 
 class RunNotFoundError(UsageError):
-    """There is no run of that name in the folder of runs."""
+    """There is no run of that name in the runs directory."""
 
 
 class PreflightError(AllranksError):
@@ -87,7 +87,7 @@ class PreflightError(AllranksError):
 
 
 class RunFolderError(AllranksError):
-    """The run's folder cannot be created, written or read."""
+    """The run's directory cannot be created, written or read."""
 
 
 class LaunchError(AllranksError):
@@ -95,12 +95,12 @@ class LaunchError(AllranksError):
 
 
 class StartCancelledError(LaunchError):
-    """The job was not started: a signal asked for its end before it was, and what had begun of it was ended.
+    """The job was not started: a signal asked for its end before it was, and what had started of it was ended.
 
     Args:
         what: what happened.
         number: the signal's number.
-        why: what became of what had begun.
+        why: what became of what had started.
         fix: what the user can do about what may be left of it.
     """
 

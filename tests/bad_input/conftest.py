@@ -60,7 +60,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.fixture
 def fill() -> Callable[[Path], None]:
-    """Give a function that writes until the disk of a folder is full."""
+    """Give a function that writes until the disk of a directory is full."""
 
     def until_full(folder: Path) -> None:
         descriptor = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)

@@ -116,8 +116,8 @@ VERBS = {
     "attach": "allranks logs -f follows a run",
     "doctor": "allranks check",
     "rm": "allranks prune removes old runs: allranks prune --older-than 30d",
-    "xyzzy": "the commands are init, plan, check, test, run, node, resume, shell, ps, status, top, logs, cancel, "
-    "prune, checkpoint, schema, completion; allranks --help says what they do",
+    "xyzzy": "the commands are init, plan, run, resume, cancel, ps, status, logs, top, check, test, shell, node, "
+    "checkpoint, prune, schema, completion; allranks --help says what they do",
 }
 
 
@@ -225,7 +225,7 @@ def test_several_nodes_on_one_machine(allranks):
 
 
 def test_results_that_cannot_be_written(allranks):
-    """A full disk behind stdout is no mistake in allranks."""
+    """A full disk behind stdout is no bug in allranks."""
     import subprocess
     import sys
 
@@ -245,7 +245,7 @@ def test_results_that_cannot_be_written(allranks):
 
 NODES = {
     ("--nnodes", "2", "--node-rank", "0"): (
-        "--master-addr is not given\n  why: the nodes meet at the first one, and have to be told where that is\n"
+        "--master-addr is not given\n  why: the nodes rendezvous at the first one, and need its address\n"
         "  fix: --master-addr with an address of the first node, on each node alike\n"
     ),
     ("--nnodes", "2", "--node-rank", "2", "--master-addr", "gpu1"): (
@@ -257,10 +257,10 @@ NODES = {
         "  fix: --nnodes says how many there are, on each node alike\n"
     ),
     ("--nnodes", "2:4", "--node-rank", "0", "--master-addr", "gpu1"): (
-        "--nnodes 2:4: nodes that are started by hand must be told how many there are\n  fix: --nnodes 4 on each\n"
+        "--nnodes 2:4: nodes started by hand need a fixed number\n  fix: --nnodes 4 on each\n"
     ),
     ("--nnodes", "2"): (
-        "--node-rank is not given\n  why: each node has to be told which one it is\n"
+        "--node-rank is not given\n  why: each node needs its number\n"
         "  fix: --node-rank 0 on the first node, 1 on the next\n"
     ),
 }
@@ -275,7 +275,7 @@ def test_a_place_among_nodes_that_makes_no_sense(allranks, flags: tuple[str, ...
 @pytest.mark.parametrize(
     ("typed", "why"),
     [
-        ("nan", "nan is no number of seconds"),
+        ("nan", "invalid number of seconds: nan"),
         ("inf", "inf is not in the range {}<=x<=604800"),
         ("1e300", "1e+300 is not in the range {}<=x<=604800"),
     ],

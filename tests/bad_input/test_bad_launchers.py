@@ -11,7 +11,7 @@ MACHINES = ("--hosts", "gpu1,gpu2", "--master-addr", "gpu1")
 REFUSED = {
     "spares": (
         (*PLAIN, *MACHINES, "--spares", "1"),
-        "launch.agent: false: spares were asked for, and torch's own launcher is told how many nodes there are",
+        "launch.agent: false: spares were asked for, and torch's own launcher needs a fixed number of nodes",
     ),
     "restarts of legacy": (
         (*LEGACY, "--max-restarts", "1"),
@@ -38,7 +38,7 @@ def _refused(allranks: Any, *words: str) -> list[str]:
 
 @pytest.fixture
 def job(allranks: Any) -> Any:
-    """Give the command, in a folder with a script, a program, and a cluster of kind slurm."""
+    """Give the command, in a directory with a script, a program, and a cluster of kind slurm."""
     allranks.script("")
     allranks.script("#!/bin/sh\n", "program").chmod(0o755)
     allranks.script("lab: {kind: slurm}\nracks: {kind: ssh, resources: {hostfile: hosts}}\n", "clusters.yaml")
@@ -57,7 +57,7 @@ def test_what_cannot_be_had(job: Any, verb: str, name: str):
 
 def test_a_range_of_nodes(job: Any):
     said = _refused(job, "run", "train.py", *PLAIN, "--nnodes", "1:2")
-    what = "1:2 nodes were asked for, and torch's own launcher is told how many nodes there are"
+    what = "1:2 nodes were asked for, and torch's own launcher needs a fixed number of nodes"
     assert said[0] == f"error: launch.agent: false: {what}"
 
 
@@ -84,9 +84,9 @@ LINES = {
     "no address": (("--nnodes", "2"), "--master-addr is not given"),
     "a range": (
         ("--nnodes", "1:2", "--master-addr", "gpu1"),
-        "--nnodes 1:2: nodes that are started by hand must be told how many there are",
+        "--nnodes 1:2: nodes started by hand need a fixed number",
     ),
-    "a scheduler": (("--on", "lab"), "--per-node: nobody knows yet which nodes of lab the job will have"),
+    "a scheduler": (("--on", "lab"), "--per-node: it is not known yet which nodes of lab the job will get"),
     "no script": (("--nnodes", "2", "--master-addr", "gpu1"), "there is no script nowhere.py"),
 }
 

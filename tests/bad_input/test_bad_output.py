@@ -46,9 +46,9 @@ print("never")
 @pytest.mark.parametrize(
     ("script", "code", "what", "why", "out"),
     [
-        (DIES_BEFORE, 1, "rank 1 ended with exit code 1", "no data", ""),
+        (DIES_BEFORE, 1, "rank 1 exited with code 1", "no data", ""),
         (DIES_DURING, 137, "rank 1 was killed by SIGKILL", MEMORY, ""),
-        (DIES_AFTER, 1, "rank 1 ended with exit code 1", "ValueError: loss is nan (train.py:8)", "[0-1] ready\n"),
+        (DIES_AFTER, 1, "rank 1 exited with code 1", "ValueError: loss is nan (train.py:8)", "[0-1] ready\n"),
     ],
     ids=["before init", "during init", "after init"],
 )

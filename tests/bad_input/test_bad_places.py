@@ -1,4 +1,4 @@
-"""Ports that are taken, folders that cannot be written, disks that are full or fill up."""
+"""Ports that are taken, directories that cannot be written, disks that are full or fill up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(1)
+dist.barrier()  # Else a rank may exit while the other one still connects to it.
 print("second generation at", os.environ["MASTER_PORT"])
 dist.destroy_process_group()
 """
@@ -106,7 +107,7 @@ def test_runs_folder_that_may_only_be_read(allranks):
     lock = ["chattr", "+i", str(runs)] if os.geteuid() == 0 else ["chmod", "500", str(runs)]
     unlock = ["chattr", "-i", str(runs)] if os.geteuid() == 0 else ["chmod", "700", str(runs)]
     if subprocess.run(lock, check=False, capture_output=True).returncode:
-        pytest.skip("no folder can be locked for root here: chattr +i is refused")
+        pytest.skip("no directory can be locked for root here: chattr +i is refused")
     try:
         result = allranks("run", "train.py")
     finally:
@@ -148,7 +149,7 @@ def test_disk_that_fills_up_while_ranks_run(allranks, small_disk, assert_nothing
     disk = small_disk("4m")
     result = allranks("run", "train.py", "--runs-folder", disk / "runs")
     assert (result.rc, result.stdout) == (7, "[0] before\n")
-    assert "error: rank 0 ended with exit code 7\n" in result.stderr
+    assert "error: rank 0 exited with code 7\n" in result.stderr
     assert "No space left on device" in result.stderr
     (run,) = [path for path in (disk / "runs").iterdir() if path.name != "latest"]
     assert_nothing_left(run)

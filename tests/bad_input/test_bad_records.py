@@ -13,7 +13,7 @@ HELLO = "import os\nprint('hello')\nraise SystemExit(int(os.environ.get('CODE', 
 
 @pytest.fixture
 def finished(allranks):
-    """Give the command in a folder with one finished run."""
+    """Give the command in a directory with one finished run."""
     allranks.script(HELLO)
     assert allranks("run", "train.py", "--name", "demo", "--binary", "/bin/true").rc == 2
     assert allranks("run", "train.py", "--name", "demo").rc == 0
@@ -51,7 +51,7 @@ def test_ids_of_no_run(finished):
     elsewhere = finished("status", "./runs/nope")
     assert (elsewhere.rc, elsewhere.stderr) == (
         2,
-        "error: runs/nope is no folder of a run\n  why: it holds no record.json\n",
+        "error: runs/nope is not the directory of a run\n  why: it holds no record.json\n",
     )
 
 
@@ -72,12 +72,12 @@ def test_record_cut_off_in_the_middle(finished):
     for verb in ("status", "logs", "cancel"):
         result = finished(verb)
         assert (result.rc, result.stdout) == (1, "")
-        assert result.stderr.startswith(f"error: {path} is no record of a run\n  why: ")
-        assert "mistake in allranks" not in result.stderr
+        assert result.stderr.startswith(f"error: {path} is not a record of a run\n  why: ")
+        assert "bug in allranks" not in result.stderr
     other = another_record(run)
     listed = finished("ps")
     assert (listed.rc, listed.stdout.splitlines()[1].split()[:2]) == (0, [other, "SUCCEEDED"])
-    assert f"{path} is no record of a run" in listed.stderr
+    assert f"{path} is not a record of a run" in listed.stderr
 
 
 def another_record(run: Path) -> str:
@@ -110,9 +110,9 @@ def test_record_that_is_none(finished, text: str):
     path.write_bytes(text.encode("utf-16"))
     result = finished("status")
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: {path} is no record of a run\n")
+    assert result.stderr.startswith(f"error: {path} is not a record of a run\n")
     path.write_text(text)
-    assert finished("status").stderr.startswith(f"error: {path} is no record of a run\n")
+    assert finished("status").stderr.startswith(f"error: {path} is not a record of a run\n")
 
 
 def test_events_cut_off_in_the_middle_of_a_line(finished):
@@ -127,7 +127,7 @@ def test_events_cut_off_in_the_middle_of_a_line(finished):
     (run / "record.json").write_text(json.dumps(record))
     status = json.loads(finished("status", "--json").stdout)["status"]
     assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "agent gone", 1)
-    assert status["reason"] == "the agent is gone without a word: it was killed, or the machine went down"
+    assert status["reason"] == "the agent died unexpectedly: it was killed, or the machine went down"
     assert finished("logs").stdout == "[0] hello\n"
     assert finished("logs", "-f").stdout == "[0] hello\n"
 

@@ -31,7 +31,7 @@ def test_missing_script_with_a_near_name(allranks):
 
 
 def test_missing_folder_of_a_script(allranks):
-    error = "error: there is no script src/train.py\n  why: there is no folder {folder}/src\n"
+    error = "error: there is no script src/train.py\n  why: there is no directory {folder}/src\n"
     refused(allranks, "src/train.py", error=error)
 
 
@@ -53,29 +53,31 @@ def test_program_that_is_not_executable(allranks):
 
 def test_missing_working_directory(allranks):
     allranks.script("")
-    error = "error: there is no working directory {folder}/no\n  fix: workdir (--workdir) must be a folder\n"
+    error = "error: there is no working directory {folder}/no\n  fix: workdir (--workdir) must be a directory\n"
     refused(allranks, "train.py", "--workdir", "no", error=error)
 
 
 def test_folder_without_main(allranks):
     (allranks.folder / "src").mkdir()
-    refused(allranks, "src", error="error: src is a folder without a __main__.py\n  fix: name the script itself\n")
+    refused(allranks, "src", error="error: src is a directory without a __main__.py\n  fix: name the script itself\n")
 
 
 def test_link_to_nowhere(allranks):
     (allranks.folder / "train.py").symlink_to("gone.py")
-    refused(allranks, "train.py", error="error: train.py is no script\n  why: it points to gone.py\n")
+    refused(allranks, "train.py", error="error: train.py is not a script\n  why: it points to gone.py\n")
 
 
 def test_pipe_as_script(allranks):
     os.mkfifo(allranks.folder / "train.py")
-    refused(allranks, "train.py", error="error: train.py is no script\n  why: it is neither a file nor a folder\n")
+    refused(
+        allranks, "train.py", error="error: train.py is not a script\n  why: it is neither a file nor a directory\n"
+    )
 
 
 def test_elf_program(allranks):
     shutil.copyfile("/bin/true", allranks.folder / "my train")
     error = (
-        "error: my train is no Python script\n"
+        "error: my train is not a Python script\n"
         "  why: it is a program of its own\n"
         "  fix: allranks run --binary './my train'\n"
     )
@@ -85,7 +87,7 @@ def test_elf_program(allranks):
 def test_bash_script(allranks):
     allranks.script("#!/bin/bash\necho hi\n", "train.sh")
     error = (
-        "error: train.sh is no Python script\n"
+        "error: train.sh is not a Python script\n"
         "  why: it is a program of its own\n"
         "  fix: allranks run --binary ./train.sh\n"
     )
@@ -95,7 +97,7 @@ def test_bash_script(allranks):
 NO_PYTHON = {
     "text": (b"Dear reader,\nthis is no program.\n", f"train.py:1 is no Python {VERSION}", "invalid syntax"),
     "syntax": (b"import os\ndef f(:\n", f"train.py:2 is no Python {VERSION}", "invalid syntax"),
-    "nul": (b"x = 1\0\n", "train.py is no Python script", "it holds NUL bytes"),
+    "nul": (b"x = 1\0\n", "train.py is not a Python script", "it holds NUL bytes"),
     "latin-1": (b"a = 1\nb = '\xe9'\n", "train.py:2 cannot be read as Python", "byte 0xe9 is not utf-8"),
 }
 

@@ -21,8 +21,8 @@ NOBODY = 65534
 #: Becomes another user once all is imported that it may have no right to read then.
 AS_NOBODY = f"""\
 import os, sys
-import allranks.cli.cancel, allranks.cli.ps, allranks.cli.resume, allranks.cli.status, allranks.clusters.settle
-import allranks.cli.explain, allranks.clusters.local, encodings.idna
+import allranks.cli.cancel, allranks.cli.ps, allranks.cli.resume, allranks.cli.status, allranks.launch.refresh
+import allranks.cli.failure, allranks.clusters.local, encodings.idna
 from allranks.cli.main import main
 os.setgroups([])
 os.setgid({NOBODY})

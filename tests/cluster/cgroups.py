@@ -1,7 +1,7 @@
 """Control groups for Slurm's nodes: each node sees a part of this machine's as if it were the whole.
 
 Version 1 only, which Slurm wants mounted by controller. Unlike all else of a cluster they outlive a killed owner, as
-empty folders; their names tell the owner's process, and whoever makes some next removes those of the dead.
+empty directories; their names tell the owner's process, and whoever makes some next removes those of the dead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTROLLERS = ("freezer", "memory")
 
 
 def is_v2() -> bool:
-    """Tell whether this machine has version 2 of control groups."""
+    """Return whether this machine has version 2 of control groups."""
     return (ROOT / "cgroup.controllers").exists()
 
 
@@ -51,7 +51,7 @@ class Cgroups:
 
 
 def _is_removed(group: Path) -> bool | None:
-    # Only folders can be removed there, and with them goes what looks like files in them.
+    # Only directories can be removed there, and with them goes what looks like files in them.
     for folder, _, _ in os.walk(group, topdown=False):
         with suppress(OSError):
             Path(folder).rmdir()

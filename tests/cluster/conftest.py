@@ -1,4 +1,4 @@
-"""Real clusters for the tests of this folder; those of one cluster run in one worker of pytest-xdist, in turn."""
+"""Real clusters for the tests of this directory; those of one cluster run in one worker of pytest-xdist, in turn."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cluster_tools import missing_commands
+from grid_engine_cluster import GridEngineCluster, why_no_grid_engine
 from needed import need
 from nodes import Network, why_no_nodes
 from pbs_cluster import PbsCluster, RealPbs, StandInPbs, has_real_pbs
@@ -37,10 +38,19 @@ lab:
 """
 PBS_CLUSTERS = CLUSTERS.replace("slurm", "pbs")
 PBS_FIXTURES = {"pbs", "standin", "torque"}
+GRID_ENGINE_FIXTURES = {"grid_engine"}
+GRID_ENGINE_CLUSTERS = """\
+lab:
+  kind: grid_engine
+  resources: {time: 5min, cpus_per_node: 4}
+  launch: {backend: gloo}
+  scheduler: {parallel_environment: four}
+  environment: {variables: {OMP_NUM_THREADS: 1}}
+"""
 
 
 #: Groups of tests that run beside each other, each with clusters of its own; the longest come first.
-GROUPS = ("slurm-waits", "ssh-checks", "slurm", "pbs", "ssh-runs", "bare", "torque")
+GROUPS = ("slurm-waits", "ssh-checks", "slurm", "pbs", "ssh-runs", "bare", "torque", "grid-engine")
 #: What mostly waits for Slurm to requeue a job or to notice a dead node.
 WAITS_FOR_SLURM = re.compile(r"test_(scenarios_of|resume_on_slurm|dependent_on_slurm|direct_on_slurm|elastic_on_slurm)")
 CHECKS_OVER_SSH = re.compile(r"test_(check|trial|faults_over_ssh)")
@@ -48,7 +58,7 @@ CHECKS_OVER_SSH = re.compile(r"test_(check|trial|faults_over_ssh)")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of one cluster together, so that it serves them all, and begin with them (needs --dist loadgroup)."""
+    """Keep tests of one cluster together, so that it serves them all, and start with them (needs --dist loadgroup)."""
     groups = {item: _group(item) for item in items if HERE in item.path.parents}
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
@@ -65,6 +75,8 @@ def _group(item: pytest.Item) -> str:
         return "ssh-checks" if CHECKS_OVER_SSH.match(item.path.name) else "ssh-runs"
     if PBS_FIXTURES & used:
         return "torque" if "torque" in used else "pbs"
+    if GRID_ENGINE_FIXTURES & used:
+        return "grid-engine"
     return "slurm-waits" if WAITS_FOR_SLURM.match(item.path.name) else "slurm"
 
 
@@ -78,7 +90,7 @@ def _up(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Iterator[Slur
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Give a cluster of 4 nodes with 4 GPUs each, without accounting; idle when a test begins."""
+    """Give a cluster of 4 nodes with 4 GPUs each, without accounting; idle when a test starts."""
     yield from _up(tmp_path_factory, Shape())
 
 
@@ -98,7 +110,7 @@ def _stand_in(tmp_path_factory: pytest.TempPathFactory, flavour: str) -> Iterato
 
 @pytest.fixture(scope="session")
 def standin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInPbs]:
-    """Give the stand-in of OpenPBS: 4 nodes with 8 CPUs and 4 GPUs each; idle when a test begins."""
+    """Give the stand-in of OpenPBS: 4 nodes with 8 CPUs and 4 GPUs each; idle when a test starts."""
     yield from _stand_in(tmp_path_factory, "openpbs")
 
 
@@ -109,6 +121,16 @@ def torque(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInPbs]:
 
 
 @pytest.fixture(scope="session")
+def grid_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngineCluster]:
+    """Give a Grid Engine cluster of 4 nodes with 8 slots and 4 GPUs each; idle when a test starts."""
+    need("Grid Engine cluster", why_no_grid_engine())
+    folder = tmp_path_factory.mktemp("ge")
+    with GridEngineCluster(folder) as cluster:
+        yield cluster
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
 def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PbsCluster:
     """Give the real OpenPBS of this machine if there is one, or its stand-in."""
     if not has_real_pbs():
@@ -116,7 +138,9 @@ def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         return standin
     cluster = RealPbs(tmp_path_factory.getbasetemp())
     if not cluster.sees():
-        pytest.fail("the nodes of the real PBS do not see pytest's folder: give it one with --basetemp", pytrace=False)
+        pytest.fail(
+            "the nodes of the real PBS do not see pytest's directory: give it one with --basetemp", pytrace=False
+        )
     return cluster
 
 
@@ -162,14 +186,14 @@ def ssh(ssh_nodes: SshNodes, allranks: Any) -> Any:
 
 @pytest.fixture
 def ssh_lab(ssh: Any) -> Any:
-    """Give the command in a folder that knows the four nodes as ``lab``, each reached over SSH."""
+    """Give the command in a directory that knows the four nodes as ``lab``, each reached over SSH."""
     ssh.script(SSH_CLUSTERS, "clusters.yaml")
     return ssh
 
 
 @pytest.fixture
 def pdsh_lab(ssh: Any) -> Any:
-    """Give the command in a folder that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
+    """Give the command in a directory that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
     need("pdsh", missing_commands({"pdsh": "pdsh"}))
     ssh.env["PDSH_RCMD_TYPE"] = "ssh"
     ssh.script(SSH_CLUSTERS.replace("kind: ssh", "kind: pdsh"), "clusters.yaml")
@@ -198,7 +222,7 @@ def undo(mended: Network) -> Iterator[Callable[..., object]]:
 @pytest.fixture(autouse=True)
 def _idle_again(request: pytest.FixtureRequest) -> Iterator[None]:
     """Leave each cluster as the next test expects it: all nodes alive and idle, no jobs."""
-    names = (SLURM_FIXTURES | PBS_FIXTURES) & {*request.fixturenames}
+    names = (SLURM_FIXTURES | PBS_FIXTURES | GRID_ENGINE_FIXTURES) & {*request.fixturenames}
     used = [request.getfixturevalue(name) for name in sorted(names)]
     yield
     for cluster in used:
@@ -207,7 +231,7 @@ def _idle_again(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """Give an empty folder to submit from; all nodes see it."""
+    """Give an empty directory to submit from; all nodes see it."""
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
@@ -226,36 +250,42 @@ def terminals() -> Iterator[list[Terminal]]:
 
 @pytest.fixture
 def lab(slurm: SlurmCluster, allranks: Any) -> Any:
-    """Give the command in a folder that knows the test cluster as ``lab``."""
+    """Give the command in a directory that knows the test cluster as ``lab``."""
     return knowing(slurm, allranks)
 
 
 @pytest.fixture
 def lab_with_accounting(slurm_with_accounting: SlurmCluster, allranks: Any) -> Any:
-    """Give the command in a folder that knows the cluster with slurmdbd as ``lab``."""
+    """Give the command in a directory that knows the cluster with slurmdbd as ``lab``."""
     return knowing(slurm_with_accounting, allranks)
 
 
 @pytest.fixture
 def pbs_lab(pbs: PbsCluster, allranks: Any) -> Any:
-    """Give the command in a folder that knows PBS, real or not, as ``lab``."""
+    """Give the command in a directory that knows PBS, real or not, as ``lab``."""
     return knowing(pbs, allranks, PBS_CLUSTERS)
 
 
 @pytest.fixture
 def standin_lab(standin: StandInPbs, allranks: Any) -> Any:
-    """Give the command in a folder that knows the stand-in of OpenPBS as ``lab``."""
+    """Give the command in a directory that knows the stand-in of OpenPBS as ``lab``."""
     return knowing(standin, allranks, PBS_CLUSTERS)
 
 
 @pytest.fixture
 def torque_lab(torque: StandInPbs, allranks: Any) -> Any:
-    """Give the command in a folder that knows the stand-in of Torque as ``lab``."""
+    """Give the command in a directory that knows the stand-in of Torque as ``lab``."""
     return knowing(torque, allranks, PBS_CLUSTERS)
 
 
-def knowing(cluster: SlurmCluster | PbsCluster, allranks: Any, clusters: str = CLUSTERS) -> Any:
-    """Return the command, in its folder, with a cluster ``lab`` that is this one."""
+@pytest.fixture
+def grid_engine_lab(grid_engine: GridEngineCluster, allranks: Any) -> Any:
+    """Give the command in a directory that knows Grid Engine as ``lab``."""
+    return knowing(grid_engine, allranks, GRID_ENGINE_CLUSTERS)
+
+
+def knowing(cluster: SlurmCluster | PbsCluster | GridEngineCluster, allranks: Any, clusters: str = CLUSTERS) -> Any:
+    """Return the command, in its directory, with a cluster ``lab`` that is this one."""
     allranks.env.update(cluster.env)
     allranks.script(clusters, "clusters.yaml")
     return allranks

@@ -21,7 +21,7 @@ class Followed:
     """A run on ``lab`` that ``allranks run`` has submitted and follows.
 
     Attributes:
-        lab: the command, in a folder that knows the cluster.
+        lab: the command, in a directory that knows the cluster.
         name: of the run.
         process: the command that follows it.
         rc: what that ended with, after ``end``; stdout and stderr are what it had said.
@@ -82,7 +82,7 @@ def follow(lab: Any, name: str, script: str | Path, *words: object, **env: str |
 
 
 def run_named(lab: Any, name: str) -> Path:
-    """Return the folder of the only run whose name begins so."""
+    """Return the directory of the only run whose name starts so."""
     (folder,) = (run for run in lab.runs() if run.name.startswith(f"{name}-"))
     return Path(folder)
 
@@ -101,7 +101,7 @@ def given_to(run: Followed) -> list[list[Any]]:
 
 
 def files_with(folder: Path, text: bytes) -> list[tuple[Path, int]]:
-    """Return the files below a folder that have this text in them, with their modes; what goes meanwhile is gone."""
+    """Return the files below a directory that have this text in them, with their modes; what goes meanwhile is gone."""
     found = []
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError, IsADirectoryError):

@@ -10,11 +10,11 @@ from cluster_tools import ClusterError
 from pbs_cluster import PbsCluster, StandInPbs
 
 from allranks import contract
-from allranks.processes import marked
+from allranks.system.processes import marked
 
 
 def assert_nothing_lives(pbs: PbsCluster, lab: Any) -> None:
-    """Fail if a process of the runs in the folder of ``lab`` goes on, or on a stand-in anything on any node."""
+    """Fail if a process of the runs in the directory of ``lab`` continues, or on a stand-in anything on any node."""
 
     def left() -> dict[int, str]:
         found = {pid: run.name for run in lab.runs() for pid in marked(contract.RUN_DIR, str(run))}

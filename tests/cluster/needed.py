@@ -1,4 +1,4 @@
-"""What tests of this folder need: without it they are skipped, or fail where all must be there."""
+"""What tests of this directory need: without it they are skipped, or fail where all must be there."""
 
 from __future__ import annotations
 

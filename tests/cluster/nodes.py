@@ -22,7 +22,7 @@ from cluster_tools import ClusterError, called, missing_commands
 Command = Sequence[str | Path] | str
 
 # The first line says which process this is: the old /proc knows its id outside. The second waits for the cable.
-# /sys is mounted anew, or it would show the network of this machine; the cgroups below it stay as they are.
+# /sys is mounted again, or it would show the network of this machine; the cgroups below it stay as they are.
 # SIGCHLD is ignored in `cat`, so that the kernel reaps what loses its parent on the node.
 PID_1 = """set -e
 read -r pid rest </proc/self/stat; echo "$pid"
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def mac(self) -> str:
-        """The address of its network card: that of a node that was started anew is in the tables of the others."""
+        """The address of its network card: that of a node that was restarted is in the tables of the others."""
         return "02:00:" + ":".join(f"{int(part):02x}" for part in self.ip.split("."))
 
     @property

@@ -28,7 +28,7 @@ from waiting import PATIENCE
 T = TypeVar("T")
 HERE = Path(__file__).parent / "pbs_standin"
 COMMANDS = ["qsub", "qstat", "qdel", "qrerun", "qhold", "qrls", "qalter", "pbsnodes", "pbsdsh"]
-#: What nobody but the stand-in has there: the folder of the MOM, on each node its own.
+#: What nobody but the stand-in has there: the directory of the MOM, on each node its own.
 NODE = """set -e
 mount -t tmpfs tmpfs /var/spool
 for folder in aux spool tmp mom_priv/jobs; do mkdir -p /var/spool/pbs/$folder; done
@@ -149,7 +149,7 @@ class RealPbs(PbsCluster):
         return [job for job in super().jobs() if below in self.job(job).get("Variable_List", "")]
 
     def sees(self) -> bool:
-        """Whether a node writes to the folder what this machine reads there."""
+        """Whether a node writes to the directory what this machine reads there."""
         seen = self.folder / "seen"
         job = self.qsub("-N", "seen", "-o", seen, "-j", "oe", "--", "/bin/echo", "here", folder=self.folder)
         self.wait_for_state(job)
@@ -315,7 +315,7 @@ class StandInPbs(PbsCluster):
         self.network.kill(name)
 
     def start_node(self, name: str) -> None:
-        """Start a killed node anew, with its MOM; return when the server knows it."""
+        """Start a killed node again, with its MOM; return when the server knows it."""
         self.network.start_nodes([name])
         self._start_mom(name)
         self._wait_for_nodes()

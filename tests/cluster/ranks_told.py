@@ -33,9 +33,9 @@ if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         except ConnectionRefusedError:
             time.sleep(0.05)
 {TELL}"""
-#: A rank that goes on until it is told to end.
+#: A rank that continues until it is told to end.
 UP = "import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
-#: A rank that goes on until there is a file ``go``, and ends with the code that is in it.
+#: A rank that continues until there is a file ``go``, and ends with the code that is in it.
 GOES = """\
 import os, sys, time
 print("up", flush=True)

@@ -1,6 +1,6 @@
 """Write down what this machine's Slurm answers about jobs in each state: `python tests/cluster/record_answers.py`.
 
-The answers go to `answers/slurm-VERSION/`, one folder per state, with what belongs to this machine replaced.
+The answers go to `answers/slurm-VERSION/`, one directory per state, with what belongs to this machine replaced.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 from cluster_tools import wait_until
-from followed_runs import Followed, follow, hosts_of
+from followed_runs import Followed, follow, hosts_of, run_named
+from grid_engine_cluster import GridEngineCluster
 from left_behind import assert_nothing_lives
 from nodes import Network
 from slurm_cluster import SlurmCluster
@@ -28,6 +29,7 @@ FIXTURES = {
     "pbs": ("pbs_lab", "pbs"),
     "standin": ("standin_lab", "standin"),  # Never the real one: with it goes what only an admin may do.
     "torque": ("torque_lab", "torque"),
+    "grid_engine": ("grid_engine_lab", "grid_engine"),
     "ssh": ("ssh_lab", "network"),
     "pdsh": ("pdsh_lab", "network"),
 }
@@ -39,7 +41,7 @@ class Site:
 
     Attributes:
         kind: one of ``FIXTURES``.
-        lab: the command, in a folder that knows the cluster.
+        lab: the command, in a directory that knows the cluster.
         cluster: the cluster; for machines without a scheduler their network.
     """
 
@@ -72,7 +74,7 @@ class Site:
         raise NotImplementedError
 
     def logs_of_scheduler(self, run: Followed) -> list[str]:
-        """Return the names of the files in a run's folder that the scheduler itself writes."""
+        """Return the names of the files in a run's directory that the scheduler itself writes."""
         return []
 
     @property
@@ -198,6 +200,40 @@ class PbsSite(SchedulerSite):
         self.cluster.run("qrerun", job)
 
 
+class GridEngineSite(SchedulerSite):
+    """A real Grid Engine."""
+
+    cluster: GridEngineCluster
+    ranks_flag = "--nproc-per-node"
+
+    def hosts(self, run: Followed) -> list[str]:
+        """Return what the tasks have noted: Grid Engine itself remembers the first host alone."""
+        return self._hosts_in(run.folder)
+
+    def _hosts_in(self, run: Path) -> list[str]:
+        found = (path.read_text().split() for path in sorted(run.glob("attempts/000/node-*/*.exit")))
+        return list(dict.fromkeys(host for _, host in found))
+
+    def task(self, job: str, number: int) -> str:
+        return f"{job}.{number}"
+
+    def logs_of_scheduler(self, run: Followed) -> list[str]:
+        return [f"grid-engine-{run.job}.out"]
+
+    def cancel_outside(self, run: Followed) -> None:
+        self.cluster.run("qdel", run.job)
+
+    def native(self, state: str) -> str:
+        return "r (running)" if state == "RUNNING" else "finished"
+
+    def submit(self, script: Path) -> list[str]:
+        elsewhere = script.parent / "else where"
+        elsewhere.mkdir(exist_ok=True)
+        job = int(self.cluster.run("qsub", "-terse", script, folder=elsewhere))
+        assert self.cluster.finished(job)["exit_status"] == "0"
+        return self._hosts_in(run_named(self.lab, script.stem))
+
+
 class SshSite(Site):
     """Machines that are reached over SSH, each by itself or by pdsh."""
 
@@ -218,6 +254,7 @@ KINDS: dict[str, type[Site]] = {
     "pbs": PbsSite,
     "standin": PbsSite,
     "torque": PbsSite,
+    "grid_engine": GridEngineSite,
     "ssh": SshSite,
     "pdsh": SshSite,
 }

@@ -150,12 +150,12 @@ class SlurmCluster:
         self.network.kill(node)
 
     def start_node(self, node: str) -> None:
-        """Start a killed node anew, with its slurmd. It is idle when slurmctld has heard of it."""
+        """Start a killed node again, with its slurmd. It is idle when slurmctld has heard of it."""
         self.network.start_nodes([node])
         self.daemons.start_slurmd([node])
 
     def forget_jobs(self) -> None:
-        """Start slurmctld anew without its memory of jobs, as it is long after their end. Ids start at 1 again."""
+        """Start slurmctld again without its memory of jobs, as it is long after their end. Ids start at 1 again."""
         self.daemons.stop_controller()
         self.daemons.start_controller("-c")
         self.wait_idle()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Slurm puts sockets below the spool folder, and the kernel takes 107 bytes for the path of one.
+#: Slurm puts sockets below the spool directory, and the kernel takes 107 bytes for the path of one.
 LONGEST_FOLDER = 70
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the files of one cluster are, all in one folder."""
+    """Where the files of one cluster are, all in one directory."""
 
     folder: Path
 

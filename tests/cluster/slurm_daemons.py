@@ -23,7 +23,7 @@ MARIADB = [
     *("mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables", "--bind-address=127.0.0.1", "--skip-log-bin"),
     *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0"),
 ]
-#: Ask anew and soon who has an address, so that slurmctld sees within seconds that nobody has it any more.
+#: Ask again and soon who has an address, so that slurmctld sees within seconds that nobody has it any more.
 ARP = """cd /proc/sys/net/ipv4/neigh/eth0
 echo 1000 >base_reachable_time_ms; echo 0 >delay_first_probe_time
 echo 200 >retrans_time_ms; echo 1 >ucast_solicit; echo 1 >mcast_solicit"""
@@ -61,7 +61,7 @@ class SlurmDaemons:
         self._running: dict[str, subprocess.Popen[Any]] = {}
 
     def write_files(self) -> None:
-        """Write what the daemons read, and make the folders that they write to."""
+        """Write what the daemons read, and make the directories that they write to."""
         if self.shape.cgroups:
             self._cgroups = Cgroups(self.network.link)
         addresses = {name: node.ip for name, node in self.network.nodes.items()}
@@ -85,7 +85,7 @@ class SlurmDaemons:
         paths = [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "seed")]
         paths += [f"--socket={self.layout.munge_socket}", f"--key-file={self.layout.munge_key}"]
         paths += [f"--log-file={self.layout.log('munged')}"]
-        # The folder of a test is closed to other users, which munged takes for a mistake.
+        # The directory of a test is closed to other users, which munged takes for a mistake.
         self._start(CONTROLLER, "munged", ["munged", "--foreground", "--force", *paths])
         self._await("munged", self.layout.munge_socket.exists)
 

@@ -137,7 +137,7 @@ class SshNodes:
         self._start([name], "nobody")
 
     def restart(self, name: str) -> None:
-        """Start a node's sshd as it was at first, whether the one before lives or the node itself was started anew."""
+        """Start a node's sshd as it was at first, whether the one before lives or the node itself was restarted."""
         self._end([name])
         self._start([name], "user")
 
@@ -148,7 +148,7 @@ class SshNodes:
             os.kill(process, signal.SIGSTOP)
 
     def wake(self, name: str) -> None:
-        """Have the sshds of a node go on, and what has entered the node for them: it stops when they do."""
+        """Have the sshds of a node continue, and what has entered the node for them: it stops when they do."""
         for process in (*self.processes(name), self._daemons[name].pid):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGCONT)

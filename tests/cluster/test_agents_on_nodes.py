@@ -30,7 +30,7 @@ while "HANG" in os.environ:
 
 @pytest.fixture
 def network(bare_network: Network) -> Network:
-    """Give nodes that need no sshd: all of them are started anew after each test."""
+    """Give nodes that need no sshd: all of them restart after each test."""
     return bare_network
 
 
@@ -72,7 +72,7 @@ def test_nodes_meet_by_the_name_of_the_first_over_the_interface_of_the_route(net
 
 
 def test_a_cable_that_is_pulled_parts_the_nodes(network: Network, run: ByHand) -> None:
-    """The greater part goes on; the node that is cut off ends, though nobody can tell it to.
+    """The greater part continues; the node that is cut off ends, though nobody can tell it to.
 
     It takes more than 10 s on a slow machine: ranks import torch on each node, and the cut must be noticed.
     """

@@ -47,7 +47,7 @@ with socket.create_server(("", int(sys.argv[1]))):
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with real handwritten digits as MNIST's files: ranks need not import scikit-learn for them."""
+    """Give a directory with real handwritten digits as MNIST's files: ranks need not import scikit-learn for them."""
     folder, found = tmp_path_factory.mktemp("digits"), datasets.load_digits()
     parts = {"train": slice(360, None), "t10k": slice(360)}
     for kind, data in (("images-idx3", found.images * 15), ("labels-idx1", found.target)):
@@ -186,7 +186,7 @@ def _logs(run: Followed) -> str:
     return "".join(log.read_text() for log in run.lab.folder.glob(f"runs/{run.name}-*/attempts/000/node-*/rank-*.out"))
 
 
-#: Submits a run of its own, from its first rank; ends when that may begin.
+#: Submits a run of its own, from its first rank; ends when that may start.
 OUTER = """\
 import os, subprocess
 if os.environ["RANK"] == "0":
@@ -287,5 +287,5 @@ def test_the_end_is_known_when_slurm_has_forgotten_it(lab: Any, slurm: SlurmClus
         assert told(lab, run) == ("FAILED", "FAILED", "7")
         status = lab.record(run)["status"]
         found = (status["state"], status["exit_code"], status["reason"])
-        assert found == ("FAILED", 7, "rank 0 ended with exit code 7")
+        assert found == ("FAILED", 7, "rank 0 exited with code 7")
         assert lab("logs", run.name).stdout == "[0] up\n"

@@ -59,7 +59,7 @@ def test_a_job_that_could_never_start_is_not_submitted(pbs_lab: Any, pbs: PbsClu
     assert done.rc == 3
     assert done.stderr.splitlines()[-4:-1] == [
         f"error: scheduler: {len(pbs.nodes) + 1} nodes are asked for, and this PBS has {len(pbs.nodes)}",
-        "  why: a scheduler refuses a job that asks for what it does not have, or lets it wait for ever",
+        "  why: a scheduler rejects a job that requests more than it has, or keeps it pending forever",
         f"  fix: lower resources.nodes to {len(pbs.nodes)}, or choose another scheduler.partition; "
         "--no-check submits it all the same",
     ]

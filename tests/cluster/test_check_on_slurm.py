@@ -26,7 +26,7 @@ def checked(lab: Any, *flags: str, **options: Any) -> tuple[int, dict[str, list[
 
 
 def nothing_left(lab: Any, slurm: SlurmCluster) -> bool:
-    """Tell whether no job is in the queue, and no run on record."""
+    """Return whether no job is in the queue, and no run on record."""
     return not slurm.run("squeue", "--noheader").strip() and not lab.runs()
 
 
@@ -80,7 +80,7 @@ def test_a_node_that_cannot_be_set_up_is_named_and_the_others_are_looked_at(lab:
         (
             ("--time", "2:00:00"),
             "02:00:00 are asked for, and partition main gives a job at most 01:00:00",
-            "lower resources.time to 01:00:00, or choose another scheduler.partition",
+            "lower resources.time, or choose another scheduler.partition",
         ),
         (
             ("--gpus-per-node", "5"),
@@ -103,7 +103,7 @@ def test_a_job_that_could_never_start_is_not_submitted(lab: Any, slurm: SlurmClu
     assert done.rc == 3
     assert done.stderr.splitlines()[-4:-1] == [
         "error: scheduler: 5 nodes are asked for, and partition main has 4",
-        "  why: a scheduler refuses a job that asks for what it does not have, or lets it wait for ever",
+        "  why: a scheduler rejects a job that requests more than it has, or keeps it pending forever",
         "  fix: lower resources.nodes to 4, or choose another scheduler.partition; --no-check submits it all the same",
     ]
     assert not slurm.run("squeue", "--noheader").strip()

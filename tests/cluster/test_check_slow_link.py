@@ -18,7 +18,7 @@ from cluster_tools import wait_until
 from links import shaped
 from nodes import Network, Node
 
-from allranks.runs.trial import Searched, read
+from allranks.record.selftest import SearchResult, read
 from waiting import PATIENCE
 
 PORT = 29612
@@ -73,17 +73,17 @@ class Searching:
                 "OMP_NUM_THREADS": 1,
                 "PYTHONPATH": source,
             }
-            command = [sys.executable, "-m", "allranks.trial.search", *args]
+            command = [sys.executable, "-m", "allranks.selftest.search", *args]
             with (log / "rank.out").open("w") as out, (log / "rank.err").open("w") as err:
                 words = ["env", *(f"{key}={value}" for key, value in settings.items()), *command]
                 self.ranks.append(self.network.nodes[name].popen(words, stdout=out, stderr=err))
 
-    def told(self) -> Searched:
+    def told(self) -> SearchResult:
         """Wait until the first node has told, and end all others."""
         self.ranks[0].wait(PATIENCE)
         told = read(self.folder / "attempts/000")
         assert len(told) == 1, [path.read_text() for path in self.folder.rglob("*.err")]
-        assert isinstance(told[0], Searched)
+        assert isinstance(told[0], SearchResult)
         return told[0]
 
 
@@ -98,7 +98,7 @@ def searching(network: Network, tmp_path: Path) -> Iterator[Searching]:
         rank.wait()
 
 
-def nodes_of(told: Searched) -> list[list[int]]:
+def nodes_of(told: SearchResult) -> list[list[int]]:
     return [culprit["nodes"] for culprit in told.culprits]
 
 
@@ -118,10 +118,10 @@ def test_a_node_that_hangs(searching: Searching, network: Network) -> None:
     """It takes more than 10 s: the search for the node has groups of nodes measure one after the other."""
     node = network.nodes["gpu03"]
     searching.start("--coming", "8")
-    look = "grep -lsaF allranks.trial.search /proc/[0-9]*/cmdline | grep -v /$$/ || true"
+    look = "grep -lsaF allranks.selftest.search /proc/[0-9]*/cmdline | grep -v /$$/ || true"
     wait_until("the rank to be there", lambda: node.run(look))
     node.run("kill -STOP -1")
-    assert searching.told() == Searched(0, silent=(2,), hosts=("gpu01", "gpu02", "", "gpu04"))
+    assert searching.told() == SearchResult(0, silent=(2,), hosts=("gpu01", "gpu02", "", "gpu04"))
     assert searching.ranks[0].returncode == 1
 
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Return the command lines that name a folder."""
+    """Return the command lines that name a directory."""
     return command_lines_with(os.fsencode(folder))
 
 
@@ -31,7 +31,7 @@ def links() -> set[str]:
 
 @pytest.fixture
 def short(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a short name, where a cluster is possible at all."""
+    """Give a directory with a short name, where a cluster is possible at all."""
     return tmp_path_factory.mktemp("c")
 
 

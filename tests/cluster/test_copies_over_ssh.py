@@ -28,7 +28,7 @@ OPTIONS = ("--epochs", "2", "--quiet")
 
 @pytest.fixture
 def apart(ssh: Any, mended: Network, ssh_nodes: SshNodes) -> Iterator[Any]:
-    """Give the command in a folder that no node sees; each node has an empty home."""
+    """Give the command in a directory that no node sees; each node has an empty home."""
     need("rsync", missing_commands({"rsync": "rsync"}))
     for node in mended.nodes.values():
         for folder in (ssh_nodes.home, ssh.folder):
@@ -40,7 +40,7 @@ def apart(ssh: Any, mended: Network, ssh_nodes: SshNodes) -> Iterator[Any]:
 
 
 def left_on(network: Network, run: Path) -> dict[str, str]:
-    """Return what the nodes still have of a run, by node; each has a folder of its own for it."""
+    """Return what the nodes still have of a run, by node; each has a directory of its own for it."""
     look = f"grep -lsxzE 'ALLRANKS_RUN_DIR=.*/{run.name}' /proc/[0-9]*/environ || true"
     found = {name: node.run(look) for name, node in network.nodes.items() if node.is_alive}
     return {name: text for name, text in found.items() if text}
@@ -66,7 +66,7 @@ def test_what_the_ranks_of_a_test_tell_comes_back(apart: Any) -> None:
 
 
 def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Network, ssh_nodes: SshNodes) -> None:
-    """Its folder has a name that a shell would read; rank 0's checkpoints come back to their place in it.
+    """Its directory has a name that a shell would read; rank 0's checkpoints come back to their place in it.
 
     It takes more than 10 s: three trainings import torch on each node, which has a copy of the files.
     """

@@ -1,4 +1,4 @@
-"""A training that must leave a job which may not be requeued goes on in a second job."""
+"""A training that must leave a job which may not be requeued continues in a second job."""
 
 from __future__ import annotations
 

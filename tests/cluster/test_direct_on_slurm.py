@@ -9,7 +9,7 @@ from slurm_cluster import SlurmCluster
 
 from waiting import PATIENCE
 
-#: Rank 1 fails in a way of its own; the others would go on for long.
+#: Rank 1 fails in a way of its own; the others would continue for long.
 FAILING = """\
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
@@ -43,7 +43,7 @@ def test_its_log_may_be_elsewhere(lab: Any) -> None:
         "scheduler: {output: my logs/%x-%j.out, error: 'my logs/%j 100%%.err'}\n"
     )
     done = lab("run", "job.yaml")
-    assert (done.rc, "error: rank 1 ended with exit code 7\n" in done.stderr) == (7, True), done.stderr
+    assert (done.rc, "error: rank 1 exited with code 7\n" in done.stderr) == (7, True), done.stderr
 
 
 #: Fails only in its second attempt; both times the other rank is ended from outside.
@@ -64,7 +64,7 @@ def test_what_an_earlier_attempt_ended_with_does_not_count(lab: Any, slurm: Slur
     slurm.run("scontrol", "requeue", (lab.run() / "attempts" / "000" / "job").read_text().strip())
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 7, err.decode() + _said(lab)
-    assert "error: rank 1 on node02 ended with exit code 7\n" in err.decode()
+    assert "error: rank 1 on node02 exited with code 7\n" in err.decode()
     assert "Terminated" in _said(lab).partition("DUE TO JOB REQUEUE")[2], "there was nothing to be mistaken for it"
     assert re.search(r"^attempts +2$", lab("status").stdout, re.MULTILINE)
     assert lab("logs", "--attempt", "0", "--rank", "1").stdout.endswith("] up\n")

@@ -46,7 +46,7 @@ def text_of(path: Path, change: Callable[[str], str]) -> Iterator[None]:
 
 
 def last_lines(text: str, count: int, run: Path) -> list[str]:
-    """Return the last lines, in which the run's folder is ``RUN``."""
+    """Return the last lines, in which the run's directory is ``RUN``."""
     return text.replace(str(run), "RUN").splitlines()[-count:]
 
 
@@ -104,7 +104,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
         return {line.split()[1] for line in states.splitlines()} == {"T"}
 
     def is_caught() -> bool:
-        """Stop the ranks while they save, or let them go on."""
+        """Stop the ranks while they save, or let them continue."""
         if not [*folder.glob(".step-*.tmp-*")]:
             return False
         node.run(f"kill -STOP {ranks}")
@@ -156,7 +156,7 @@ def test_a_machine_without_the_environment(ssh: Any, mended: Network, undo: Any)
     done = ssh("run", "train.py", "--no-check", *TWO, "--venv", ssh.folder / "env")
     assert done.rc == 1
     first, why, see = last_lines(done.stderr, 9, ssh.run())
-    assert first == "error: the agent on gpu02 ended before it began"
+    assert first == "error: the agent on gpu02 ended before it started"
     assert why.startswith("  why: RUN/node.sh: line ")
     assert why.endswith(f": {ssh.folder}/env/bin/activate: No such file or directory")
     assert see == "  see: RUN/attempts/000/node-001/agent.log"
@@ -184,7 +184,7 @@ def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes,
     ssh.script(UP)
     ssh.env[contract.WAITS] = "1"  # The cable is cut for as long as a command takes to start.
     ssh_nodes.end_kept()
-    mended.cut("gpu02")  # Its agent is started when there is a folder to be filled, and it is.
+    mended.cut("gpu02")  # Its agent is started when there is a directory to be filled, and it is.
     process = ssh.popen("run", "train.py", *TWO)
     wait_until("the run", lambda: [*ssh.folder.glob("runs/*/attempts/000/node-001")])
     folder, node = ssh.run() / "attempts/000/node-001", mended.nodes["gpu02"]
@@ -194,9 +194,9 @@ def test_a_machine_that_cannot_write_the_run_down(ssh: Any, ssh_nodes: SshNodes,
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert err.decode().splitlines() == [
-        "error: gpu02 cannot write to the run's folder",
+        "error: gpu02 cannot write to the run's directory",
         "  why: date: write error: No space left on device",
-        "  fix: free some space, or see why the folder cannot be written there",
+        "  fix: free some space, or see why the directory cannot be written there",
     ]
     assert left_on(mended, ssh.run()) == {}
 

@@ -13,10 +13,10 @@ from cluster_tools import wait_until
 from nodes import Network
 from ssh_nodes import SshNodes
 
-from allranks.clusters import ssh_kept
-from allranks.clusters.commands import Answer
-from allranks.clusters.ssh_shell import run_all, ssh_command, ssh_options
+from allranks.clusters.ssh import multiplexing
+from allranks.clusters.ssh.transport import run_all, ssh_command, ssh_options
 from allranks.job.hosts import parse_hosts
+from allranks.system.commands import Answer
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def own(nodes: SshNodes, *lines: str, host: str = "*") -> None:
     """Put lines for a host into the user's configuration."""
     config = nodes.folder / "config"
     config.write_text("\n    ".join((f"Host {host}", *lines)) + "\n" + config.read_text())
-    ssh_kept._has_own.cache_clear()
+    multiplexing._has_own.cache_clear()
 
 
 def test_a_second_command_goes_over_the_same_connection(nodes: SshNodes) -> None:
@@ -154,9 +154,9 @@ def test_the_end_of_an_sshd_ends_what_was_kept(nodes: SshNodes) -> None:
 
 
 def _without_runtime(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have temporary files in a folder, wherever they may go."""
+    """Have temporary files in a directory, wherever they may go."""
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.setattr("allranks.clusters.ssh_kept._SHORT", str(folder))
+    monkeypatch.setattr("allranks.clusters.ssh.multiplexing._SHORT", str(folder))
 
 
 def _masters_in(folder: Path) -> list[bytes]:

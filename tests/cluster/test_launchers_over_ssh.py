@@ -77,7 +77,7 @@ def test_a_rank_that_fails_ends_the_other_machine(ssh: Any, network: Network, la
     name, module = ssh.run().name, "launch" if "legacy" in launch else "run"
     assert done.rc == 1
     assert done.stderr.splitlines()[-3:] == [
-        f"error: {name} FAILED: torch.distributed.{module} ended with exit code 1 on gpu02",
+        f"error: {name} FAILED: torch.distributed.{module} exited with code 1 on gpu02",
         "  why: ValueError: no data (train.py:3)",
         f"  see: runs/{name}/attempts/000/node-001/node.err",
     ]

@@ -10,13 +10,13 @@ from pbs_cluster import StandInPbs
 from trainings import OPTIONS, Training, assert_it_went_on_where_it_left
 
 from allranks import contract
-from allranks.runs.events import read_events
+from allranks.record.events import read_events
 from exact_runs import undisturbed, weights_in
 from waiting import PATIENCE
 
 
 def test_another_node_than_the_first_dies(standin_lab: Any, standin: StandInPbs) -> None:
-    """PBS lets the job stand until the node is back, so that the run goes on in another one.
+    """PBS lets the job stand until the node is back, so that the run continues in another one.
 
     It takes more than 10 s: until the death is noticed, and each attempt imports torch.
     """

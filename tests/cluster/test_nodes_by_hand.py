@@ -24,11 +24,11 @@ OPTIONS = ("--epochs", "2", "--quiet")
 
 @dataclass
 class ByHand:
-    """Nodes of a network, on each of which a person types a command, in a folder that only this node has.
+    """Nodes of a network, on each of which a person types a command, in a directory that only this node has.
 
     Attributes:
         network: the nodes.
-        folder: holds the folders of the nodes.
+        folder: holds the directories of the nodes.
         env: what each command gets.
     """
 
@@ -38,7 +38,7 @@ class ByHand:
     typed: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
 
     def at(self, node: int) -> Path:
-        """Return the folder of a node."""
+        """Return the directory of a node."""
         folder = self.folder / f"of-{node}"
         folder.mkdir(exist_ok=True)
         return folder
@@ -70,7 +70,7 @@ class ByHand:
         return self.typed[node].returncode, out, err
 
     def run(self, node: int) -> Path:
-        """Return the folder of a node's only run."""
+        """Return the directory of a node's only run."""
         (run,) = [folder for folder in (self.at(node) / "runs").iterdir() if not folder.is_symlink()]
         return run
 
@@ -82,7 +82,7 @@ class ByHand:
 
 @pytest.fixture
 def network(bare_network: Network) -> Network:
-    """Give nodes that need no sshd: all of them are started anew after each test."""
+    """Give nodes that need no sshd: all of them restart after each test."""
     return bare_network
 
 
@@ -140,12 +140,12 @@ def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
     (code, _, err), (other, _, shown) = map(by_hand.said, (0, 1))
     assert (code, other) == (1, 1)
     assert err.splitlines()[-2:] == [
-        "error: rank 1 on gpu02 ended with exit code 1",
+        "error: rank 1 on gpu02 exited with code 1",
         "  fix: allranks logs --rank 1 where that rank ran: its output is not here",
     ]
     name = by_hand.run(1).name
     assert shown.splitlines()[-4:] == [
-        "error: rank 1 on gpu02 ended with exit code 1",
+        "error: rank 1 on gpu02 exited with code 1",
         "  why: ValueError: no data (train.py:3)",
         f"  fix: allranks logs {name} --rank 1",
         f"  see: runs/{name}/attempts/000/node-001/rank-1.err",

@@ -88,7 +88,7 @@ def warn(standin: StandInPbs, training: Training) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
-    """Without an operator's rights, which users have on few sites, the run goes on in another job: so on a stand-in.
+    """Without an operator's rights, which users have on few sites, the run continues in another job: so on a stand-in.
 
     It takes more than 10 s: each attempt lasts until its time limit.
     """
@@ -142,7 +142,7 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
     if not pbs.is_real:  # That may kill the script as soon as the ranks have left.
         decision, why = deleted.decision(0), f"{LATER}, but PBS is ending the job already"
         assert (decision["again"], decision["given_up"], decision["why"]) == (False, True, why)
-    assert failed.decision(0)["why"] == "it has ended with exit code 3, which is none to try again for"
+    assert failed.decision(0)["why"] == "it exited with code 3, and is not retried"
     assert pbs.jobs() == []
     assert_nothing_lives(pbs, pbs_lab)
     (pbs_lab.folder / "fail").unlink()

@@ -40,7 +40,9 @@ def test_a_preempted_training_goes_on_when_it_has_nodes_again(lab: Any, slurm: S
         training.trains(attempt=1)
     for training in trainings:
         assert weights_in(training.end()) == undisturbed(lab, *OPTIONS)
-        assert training.attempts == 2
+        # Slurm may start one again while the other one still leaves, and preempt it once more.
+        restarts = int(slurm.job(int(training.job(0)))["Restarts"])
+        assert (restarts >= 1, training.attempts) == (True, 1 + restarts)
 
 
 def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(lab: Any, slurm: SlurmCluster) -> None:

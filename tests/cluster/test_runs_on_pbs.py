@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from pbs_cluster import PbsCluster, StandInPbs
 from ranks_told import PLACES, expected, told, who
 from ssh_nodes import SshNodes, why_no_sshd
 
+from allranks import contract
+
 BOTH = ("torchrun", "direct")
-#: A secret that no quoting of shells, schedulers or JSON must alter; what begins it stands nowhere else.
+#: A secret that no quoting of shells, schedulers or JSON must alter; what starts it stands nowhere else.
 SECRET = "s3same'\"\\$HOME`,;&\n% \té="
 #: Tells what this rank has been given, and ends when there is a file ``go``.
 GIVEN = """\
@@ -91,7 +94,7 @@ def test_a_job_that_waits_does_not_hinder_the_script_by_hand(pbs_lab: Any, pbs: 
     (host,) = hosts["packed"]
     (log,) = run_named(pbs_lab, "packed").glob("pbs-*.out")
     needed = f"PBS gave the hosts {host}, and the job needs 2 different ones: ask for -l place=scatter"
-    assert log.read_text() == f"allranks: {needed}\n"
+    assert log.read_text() == f"{contract.ATTEMPT_STARTS}\nallranks: {needed}\n"
 
 
 def _status(lab: Any, name: str) -> dict[str, str]:
@@ -157,8 +160,9 @@ def _assert_startedfiles_with(lab: Any, pbs: PbsCluster, launcher: str, setups: 
             (runs if script == "train" else failing).append(run)
     for run in runs:
         _assert_all_met(run, pbs, [2, 2])
-        assert f"with {run.name.partition('-')[2]}\n" in (run.folder / "script.pbs").read_text()
+        orders = json.loads((run.folder / "supervisor.json").read_text())
+        assert orders["start_with"] == run.name.partition("-")[2]
     for run in failing:
         assert run.end().rc == 7, run.stderr
-        assert f"error: rank 2 on {hosts_of(pbs, run.job)[1]} ended with exit code 7\n" in run.stderr
+        assert f"error: rank 2 on {hosts_of(pbs, run.job)[1]} exited with code 7\n" in run.stderr
         assert told(lab, run.folder)[1:] == ("FAILED", "7")

@@ -25,7 +25,7 @@ lab:
 
 @pytest.fixture
 def lab(ssh: Any) -> Any:
-    """Give the command in a folder that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
+    """Give the command in a directory that knows the nodes as ``lab``, at a site where pdsh uses ssh."""
     need("pdsh", missing_commands({"pdsh": "pdsh"}))
     ssh.env["PDSH_RCMD_TYPE"] = "ssh"
     ssh.script(LAB, "clusters.yaml")
@@ -45,7 +45,7 @@ def test_a_machine_on_which_the_setup_fails(lab: Any, network: Network) -> None:
     lab.job("script: train.py\nenvironment: {node_setup: ['[ $HOSTNAME = gpu01 ] || cp /nowhere/data .']}\n")
     done = lab("run", "job.yaml", "--on", "lab", "--nodes", "2")
     assert done.rc == 1
-    assert "error: the agent on gpu02 ended before it began\n  why: " in done.stderr
+    assert "error: the agent on gpu02 ended before it started\n  why: " in done.stderr
     assert "cp /nowhere/data . failed with exit code 1" in done.stderr
     assert left_on(network, lab.run()) == {}
 
@@ -56,7 +56,7 @@ def test_a_machine_without_the_folder(lab: Any, mended: Network) -> None:
     done = lab("run", "train.py", "--no-check", "--on", "lab", "--nodes", "2")
     mended.nodes["gpu02"].run(["umount", str(lab.folder)])
     assert done.rc == 1
-    assert "error: gpu02 does not see the run's folder\n" in done.stderr
+    assert "error: gpu02 does not see the run's directory\n" in done.stderr
     assert left_on(mended, lab.run()) == {}
 
 
@@ -76,7 +76,7 @@ def test_ctrl_c_while_the_machines_are_set_up(lab: Any, network: Network) -> Non
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.decode().splitlines()[-1] == f"error: {run.name} was cancelled before all its nodes had begun"
+    assert err.decode().splitlines()[-1] == f"error: {run.name} was cancelled before all its nodes had started"
     assert (left_on(network, run), file.exists()) == ({}, False)
     assert lab.record(run)["status"]["state"] == "CANCELLED"
     left = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True)
@@ -90,7 +90,8 @@ def test_a_secret_reaches_the_ranks_and_no_command_line(lab: Any, network: Netwo
     assert done.rc == 0, done.stderr
     assert done.stdout == "[0-1] 'terces' s'ti\n"
     assert (
-        "note: pdsh passes no stdin: until all nodes have begun, secrets are in secrets.sh of the run's" in done.stderr
+        "note: pdsh passes no stdin: until all nodes have started, secrets are in secrets.sh of the run's"
+        in done.stderr
     )
     found = subprocess.run(["grep", "-r", SECRET, str(lab.run())], capture_output=True, text=True)
     assert (found.stdout, (lab.run() / "secrets.sh").exists()) == ("", False)

@@ -36,7 +36,13 @@ def assert_placed(site: Site, run: Followed, counts: list[int]) -> None:
 
 
 #: One node, and as many as there are.
-SHAPES = {"slurm": [[4], [1] * 4], "pbs": [[3], [1] * 4], "torque": [[2, 2]], "pdsh": [[1, 1]]}
+SHAPES = {
+    "slurm": [[4], [1] * 4],
+    "pbs": [[3], [1] * 4],
+    "torque": [[2, 2]],
+    "grid_engine": [[3], [1] * 4],
+    "pdsh": [[1, 1]],
+}
 
 
 @pytest.mark.smoke
@@ -54,7 +60,7 @@ def test_ranks_are_where_they_were_asked_for(site: Site) -> None:
 
 
 @pytest.mark.smoke
-@on("slurm", "pbs", "ssh")
+@on("slurm", "pbs", "grid_engine", "ssh")
 def test_all_ranks_meet(site: Site) -> None:
     """It takes more than 10 s: ranks import torch on two nodes, with each launcher."""
     site.lab.script(WHO)
@@ -92,7 +98,7 @@ def test_strangers_change_nothing(site: Site) -> None:
     site.assert_nothing_left()
 
 
-#: Rank 2, the first one of the second node, fails in a way of its own; the others would go on for long.
+#: Rank 2, the first one of the second node, fails in a way of its own; the others would continue for long.
 FAILING = """\
 import os, signal, sys, time
 if os.environ["RANK"] == "2":
@@ -100,8 +106,8 @@ if os.environ["RANK"] == "2":
 time.sleep(1000)
 """
 ENDS = {
-    "raises": ('raise ValueError("no data")', 1, "ended with exit code 1", r"ValueError: no data \(raises\.py:3\)"),
-    "exits": ('print("no data here", file=sys.stderr); sys.exit(7)', 7, "ended with exit code 7", "no data here"),
+    "raises": ('raise ValueError("no data")', 1, "exited with code 1", r"ValueError: no data \(raises\.py:3\)"),
+    "exits": ('print("no data here", file=sys.stderr); sys.exit(7)', 7, "exited with code 7", "no data here"),
     "dies": (
         'print("no data here", file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGKILL)',
         *(137, "was killed by SIGKILL", r"memory may have run out.*; its last words: no data here"),
@@ -110,7 +116,14 @@ ENDS = {
 
 
 #: In every way where a scheduler may say something of its own, and so that all ways of starting ranks have one.
-ENDS_ON = {"slurm": ENDS, "pbs": ENDS, "torque": ["exits"], "ssh": ["raises", "dies"], "pdsh": ["raises"]}
+ENDS_ON = {
+    "slurm": ENDS,
+    "pbs": ENDS,
+    "torque": ["exits"],
+    "grid_engine": ["exits", "dies"],
+    "ssh": ["raises", "dies"],
+    "pdsh": ["raises"],
+}
 
 
 @on(*ENDS_ON)
@@ -141,6 +154,7 @@ CANCELS = {
     "slurm": [("cancel", "torchrun"), ("cancel", "direct"), ("ctrl-c", "torchrun"), ("outside", "torchrun")],
     "pbs": [(how, launcher) for how in ("cancel", "ctrl-c", "outside") for launcher in ("torchrun", "direct")],
     "torque": [("cancel", "torchrun"), ("ctrl-c", "direct"), ("outside", "torchrun")],
+    "grid_engine": [("cancel", "torchrun"), ("cancel", "direct"), ("ctrl-c", "direct"), ("outside", "torchrun")],
     "ssh": [("cancel", "torchrun"), ("ctrl-c", "torchrun")],
     "pdsh": [("cancel", "torchrun"), ("ctrl-c", "torchrun")],
 }
@@ -191,7 +205,7 @@ def assert_shown(site: Site, run: Followed, state: str, code: str | None) -> Non
     assert native is None or said == f"{state}  {native}"
 
 
-#: What no quoting of shells, schedulers or JSON must alter; what begins it stands nowhere else.
+#: What no quoting of shells, schedulers or JSON must alter; what starts it stands nowhere else.
 SECRET = "s3same'\"\\$HOME`,;&\n% \té="
 PLAIN = "a, 'b' $c"
 HOSTILE = 'it\'s 50%j of "a" $HOME'
@@ -205,9 +219,9 @@ while not os.path.exists("go"):
 """
 
 
-@on("slurm", "pbs", "ssh", "pdsh")
+@on("slurm", "pbs", "grid_engine", "ssh", "pdsh")
 def test_names_and_secrets_reach_the_ranks_unaltered(site: Site) -> None:
-    """In a folder of any name; the secret is in no command line, and in files only as long as the ranks start."""
+    """In a directory of any name; the secret is in no command line, and in files only as long as the ranks start."""
     folder = _moved(site.lab, HOSTILE)
     site.lab.script(GIVEN, "my train.py")
     site.lab.job(
@@ -231,7 +245,7 @@ def test_names_and_secrets_reach_the_ranks_unaltered(site: Site) -> None:
 
 
 def _moved(lab: Any, name: str) -> Path:
-    """Have the command run in a folder of this name below, with all that is there."""
+    """Have the command run in a directory of this name below, with all that is there."""
     folder = Path(lab.folder)
     lab.folder = folder / name
     lab.folder.mkdir()
@@ -239,7 +253,7 @@ def _moved(lab: Any, name: str) -> Path:
     return Path(lab.folder)
 
 
-@on("slurm", "pbs")
+@on("slurm", "pbs", "grid_engine")
 def test_a_detached_run_is_followed_while_it_runs(site: Site) -> None:
     site.lab.script(GOES)
     flags = ("--on", "lab", "--nodes", "2", site.ranks_flag, "1", "--detach")
@@ -265,7 +279,7 @@ def test_a_detached_run_is_followed_while_it_runs(site: Site) -> None:
     assert listed_of(site, runs) == ["SUCCEEDED"] * len(runs)
 
 
-@on("slurm", "pbs")
+@on("slurm", "pbs", "grid_engine")
 def test_a_script_that_plan_wrote_runs_when_a_person_submits_it(site: Site) -> None:
     site.lab.script(PLACES)
     for name in site.launchers:

@@ -11,24 +11,24 @@ from allranks import contract
 from exact_runs import SCRIPT, undisturbed, weights_in
 
 OPTIONS = ("--epochs", "2", "--quiet")
-#: Tells which folder its task has; the task in ``$FAILS`` fails.
+#: Tells which directory its task has; the task in ``$FAILS`` fails.
 TASK = """\
 import os, sys
-names = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
+names = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "SGE_TASK_ID")
 (task,) = {os.environ[name] for name in names if name in os.environ}
 print("in", os.environ["ALLRANKS_RUN_DIR"], flush=True)
 if task == os.environ.get("FAILS"):
     print("no data here", file=sys.stderr, flush=True)
     sys.exit(7)
 """
-#: The training, with a folder for the checkpoints of each task.
+#: The training, with a directory for the checkpoints of each task.
 TRAIN = f"""\
 {TASK}
 import runpy
 sys.argv += ["--folder", "checkpoints-" + task]
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
-TASKS = {"slurm": (0, 1), "pbs": (1, 2), "torque": (1, 2)}
+TASKS = {"slurm": (0, 1), "pbs": (1, 2), "torque": (1, 2), "grid_engine": (1, 2)}
 
 
 @on(*TASKS)
@@ -51,10 +51,10 @@ def test_each_task_is_a_run_of_its_own(site: Site) -> None:
         assert_tasks(site, run, {each: "7\n" if each == task else "0\n" for each in (first, last)})
         state, reason, code, ranks = _told(site, run)
         assert (state, code, ranks) == (f"FAILED  {site.native('FAILED')}", "7", "4 on 2 nodes")
-        assert re.fullmatch(rf"task {task}: rank \d .*exit code 7", reason), reason
+        assert re.fullmatch(rf"task {task}: rank \d .*code 7", reason), reason
         name = run.folder.name
         what, why, see = run.stderr.splitlines()[-3:]
-        blamed = re.fullmatch(rf"error: {name}, task {task}: rank (\d) .*exit code 7", what)
+        blamed = re.fullmatch(rf"error: {name}, task {task}: rank (\d) .*code 7", what)
         assert blamed, what
         assert why == "  why: no data here"
         assert see == f"  see: runs/{name}/task-{task}/attempts/000/node-000/rank-{blamed[1]}.err"

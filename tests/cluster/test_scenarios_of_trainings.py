@@ -18,13 +18,13 @@ pytestmark = pytest.mark.timeout(400)  # Up to four trainings at once, instead o
 
 
 def assert_undisturbed(training: Training) -> None:
-    """Let a training go on, and assert that its second attempt has ended it as if there had been but one."""
+    """Let a training continue, and assert that its second attempt has ended it as if there had been but one."""
     assert weights_in(training.end()) == undisturbed(training.lab, *OPTIONS)
     assert training.attempts == 2
     assert next(note["step"] for note in training.notes() if note["attempt"] == 1) > 0
 
 
-@on("slurm", "pbs", "ssh", "pdsh")
+@on("slurm", "pbs", "grid_engine", "ssh", "pdsh")
 def test_a_cancelled_training_is_resumed(site: Site) -> None:
     """It takes more than 10 s: three trainings import torch on each node."""
     training = Training(site.lab, site, ("--nodes", "2"))
@@ -45,7 +45,7 @@ def test_a_cancelled_training_is_resumed(site: Site) -> None:
 
 @on("slurm", "standin")
 def test_a_requeue_by_the_admin_changes_nothing(site: Site) -> None:
-    """It goes on under its id, with either launcher.
+    """It continues under its id, with either launcher.
 
     It takes more than 10 s: a requeued job waits 11 s, and each attempt imports torch.
     """

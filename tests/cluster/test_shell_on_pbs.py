@@ -48,7 +48,7 @@ class Shell(Terminal):
 
 @pytest.fixture
 def lab(pbs_lab: Any) -> Any:
-    """Give the command in a folder that knows PBS, to one who has a shell and the command in PATH."""
+    """Give the command in a directory that knows PBS, to one who has a shell and the command in PATH."""
     pbs_lab.env.update(SHELL="/bin/sh", PATH=f"{BIN}:{pbs_lab.env['PATH']}")
     return pbs_lab
 
@@ -73,7 +73,7 @@ def test_a_shell_uses_all_its_nodes(lab: Any, pbs: PbsCluster, terminals: list[T
         lab.script(FAILS)
         code, said = shell.told(f"allranks run train.py {flags}")
         assert code == 3, said
-        assert f"error: rank 1 on {shell.hosts[1]} ended with exit code 3\n" in said
+        assert f"error: rank 1 on {shell.hosts[1]} exited with code 3\n" in said
         lab.script(UP)
         shell.type(f"allranks run train.py --name {launcher} {flags}; echo ended with $?\n")
         wait_for_two(pbs, lab, f"runs/{launcher}-*/{contract.attempt_dir(0)}/*/rank-*.out")

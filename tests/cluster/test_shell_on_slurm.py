@@ -23,7 +23,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def lab(slurm: SlurmCluster, allranks: Any) -> Any:
-    """Give the command in a folder that knows the test cluster as ``lab``."""
+    """Give the command in a directory that knows the test cluster as ``lab``."""
     allranks.env.update(slurm.env, SHELL="/bin/sh", PS1="ready> ")
     allranks.script("lab: {kind: slurm, resources: {time: 5min}}\n", "clusters.yaml")
     return allranks
@@ -70,9 +70,9 @@ def test_ctrl_c_while_it_waits_leaves_no_request(lab: Any, slurm: SlurmCluster, 
     terminals.append(terminal)
     terminal.read_until("queued and waiting for resources")
     assert len(queue(slurm)) == 1
-    terminal.type("\x03")
+    # salloc misses a signal that comes before it listens for its nodes: then a person types it again.
+    slurm.wait_until("the request to be gone", lambda: terminal.type("\x03") or not queue(slurm))
     assert terminal.wait() == 1
-    slurm.wait_until("the request to be gone", lambda: not queue(slurm), 10)
 
 
 def test_a_window_that_is_closed_gives_the_nodes_back(lab: Any, slurm: SlurmCluster, terminals: list[Terminal]) -> None:

@@ -1,4 +1,4 @@
-"""Runs over SSH that lose machines and go on: with fewer of them, or with a spare one in the place of the lost."""
+"""Runs over SSH that lose machines and continue: with fewer of them, or with a spare one in the place of the lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
 
 from allranks import contract
-from allranks.runs.events import Event, read_events
+from allranks.record.events import Event, read_events
 from exact_runs import SCRIPT, undisturbed, weights_in
 from waiting import PATIENCE
 
@@ -38,7 +38,7 @@ def train(ssh: Any, *flags: str) -> tuple[subprocess.Popen[bytes], Path]:
 
 
 def finish(ssh: Any, process: subprocess.Popen[bytes], run: Path, node: int) -> tuple[str, str]:
-    """Let a training go on without waiting once a node has started ranks again; return what it says at its end."""
+    """Let a training continue without waiting once a node has started ranks again; return what it says at its end."""
     wait_until("ranks to be started again", lambda: len(events(run, node, contract.RANKS_STARTED)) > 1)
     (ssh.folder / "go").touch()
     out, err = process.communicate(timeout=PATIENCE)
@@ -96,7 +96,7 @@ def test_a_spare_that_dies_or_never_comes_ends_nothing(ssh: Any, ssh_nodes: SshN
     (ssh.folder / "go").touch()
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err.decode()
-    said = "cannot reach gpu04: root@gpu04: Permission denied (publickey).; the run goes on without it"
+    said = "cannot reach gpu04: root@gpu04: Permission denied (publickey).; the run continues without it"
     assert err.decode().count(f"allranks: {run.name}: {said}\n") == 1
     assert len(events(run, 0, contract.RANKS_STARTED)) == 1
     ssh_nodes.restart("gpu04")
@@ -114,7 +114,7 @@ def test_a_machine_that_cannot_be_reached_is_not_waited_for(ssh: Any, ssh_nodes:
     assert who(done.stdout) == [[0, 0, 2, 1, "gpu01", 2], [1, 0, 2, 1, "gpu03", 2]]
     name = ssh.run().name
     assert f"allranks: {name}: 2 to 3 ranks on 2 to 3 nodes of ssh, " in done.stderr
-    said = "cannot reach gpu02: root@gpu02: Permission denied (publickey).; the run goes on without it"
+    said = "cannot reach gpu02: root@gpu02: Permission denied (publickey).; the run continues without it"
     assert done.stderr.count(f"allranks: {name}: {said}\n") == 1
     assert re.search(r"^ranks +2 on 2 nodes$", ssh("status", name).stdout, re.MULTILINE)
     assert left_on(network, ssh.run()) == {}
@@ -157,7 +157,7 @@ def test_the_others_go_on_when_a_machine_dies(ssh: Any, mended: Network) -> None
 
 
 def test_the_first_machine_cannot_be_replaced(ssh: Any, mended: Network) -> None:
-    """It takes more than 10 s: ssh tries twice to reach the lost machine, for 10 s each time."""
+    """It takes more than 10 s: ssh tries for 10 s to reach the lost machine, once."""
     ssh.script(UP)
     process = ssh.popen("run", "train.py", "--hosts", "gpu[01-03]", "--spares", "1", "--nproc-per-node", "1")
     run = wait_for_ranks(ssh, "0:0", "1:1")
@@ -165,7 +165,7 @@ def test_the_first_machine_cannot_be_replaced(ssh: Any, mended: Network) -> None
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert re.search(r"node 0 \(gpu01\) was lost: .* \(no other node can take its place\)", err.decode())
-    assert f"  fix: allranks resume {run.name} goes on from the newest checkpoint, when the machine is back" in (
+    assert f"  fix: allranks resume {run.name} continues from the newest checkpoint, when the machine is back" in (
         err.decode()
     )
     assert left_on(mended, run) == {}

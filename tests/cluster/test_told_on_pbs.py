@@ -15,7 +15,7 @@ from ranks_told import GOES, UP, told
 from waiting import PATIENCE
 
 BOTH = ("torchrun", "direct")
-#: Rank 1 fails in a way of its own; the others would go on for long.
+#: Rank 1 fails in a way of its own; the others would continue for long.
 FAILING = """\
 import os, signal, sys, time
 if os.environ["RANK"] == "1":
@@ -24,7 +24,7 @@ if os.environ["RANK"] == "1":
 time.sleep(100)
 """
 ENDS = {
-    "exits": ("sys.exit(7)", 7, "ended with exit code 7"),
+    "exits": ("sys.exit(7)", 7, "exited with code 7"),
     "dies": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
 }
 
@@ -167,7 +167,7 @@ def test_the_end_is_known_where_pbs_keeps_no_history(standin_lab: Any, standin: 
         assert run.end().rc == code, run.stderr
         assert standin.job(run.job) == {}
         assert told(standin_lab, run.folder) == states[code]
-        assert code == 0 or re.search(r"^error: rank [01] on pbs0\d ended with exit code 7$", run.stderr, re.MULTILINE)
+        assert code == 0 or re.search(r"^error: rank [01] on pbs0\d exited with code 7$", run.stderr, re.MULTILINE)
 
 
 def test_a_job_that_was_cancelled_is_told_of_without_history(standin_lab: Any, standin: StandInPbs) -> None:

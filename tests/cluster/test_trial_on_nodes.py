@@ -70,7 +70,7 @@ def test_a_slow_link(ssh: Any, mended: Network) -> None:
     (found,) = [each for each in json.loads(done.stdout)["checks"] if each["check"] == "neighbours"]
     assert (found["grade"], found["exclude"]) == ("WARN", "gpu03")
     assert re.match("rank 2 on gpu03 to rank [13] on gpu0[24] and in 1 other way at ", found["what"])
-    assert found["fix"].startswith("look at the network of gpu03: ")
+    assert found["fix"].startswith("check the network of gpu03: ")
 
 
 @pytest.mark.parametrize("cluster", ["lab", "pbs_lab"])

@@ -22,7 +22,7 @@ class Training:
     """A training with a rank on each of its nodes, slow until it is let go.
 
     Attributes:
-        lab: the command, in a folder that knows the cluster.
+        lab: the command, in a directory that knows the cluster.
         cluster: the cluster, or the site that has it: what waits.
         flags: of the run.
         script: the training, or what runs it.
@@ -61,7 +61,7 @@ class Training:
         self.process = self.lab.popen("resume", self.run.name)
 
     def end(self) -> str:
-        """Let it go on at full speed, and return what it has printed when it has ended well; ``said``, what is told."""
+        """Let it continue at full speed; return what it printed once it has succeeded, and check ``said``."""
         (self.lab.folder / "go").touch()
         out, err = self.process.communicate(timeout=2 * PATIENCE)  # Of several attempts, it may be.
         self.said = err.decode().splitlines()
@@ -106,7 +106,7 @@ def both(lab: Any, cluster: Any, *flags: str) -> list[Training]:
 
 
 def assert_it_went_on_where_it_left(training: Training) -> None:
-    """The second attempt has begun with the checkpoint that the first one has saved as it left."""
+    """The second attempt has started with the checkpoint that the first one has saved as it left."""
     notes = training.notes()
     left = next(note["step"] for note in notes if note["leaving"])
     assert 0 < left == next(note["step"] for note in notes if note["attempt"] == 1)

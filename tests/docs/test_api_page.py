@@ -14,7 +14,7 @@ from doc_pages import ROOT
 import allranks
 from allranks.errors import AllranksError
 from allranks.runtime.context import Context
-from allranks.runtime.control import Control
+from allranks.runtime.cpu_group import CpuGroup
 from allranks.runtime.progress import Progress
 
 PAGE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_the_page_has_every_public_name():
     assert {"allranks.init" if name == "init" else name for name in allranks.__all__} - {"__version__"} <= {*HEADINGS}
 
 
-@pytest.mark.parametrize("cls", [Context, Progress, Control, AllranksError], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [Context, Progress, CpuGroup, AllranksError], ids=lambda cls: cls.__name__)
 def test_the_page_has_every_public_member(cls: type, python_api: ModuleType):
     (shown,) = (each for each in python_api.CLASSES if each.name == cls.__name__)
     section = PAGE.partition(f"\n## `{cls.__name__}`\n")[2].partition("\n## ")[0]

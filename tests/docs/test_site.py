@@ -20,7 +20,7 @@ LINK = re.compile(r"\]\((?!https://|#)([^)\s#]+)")
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site of the pages in a folder, as ``make docs`` does."""
+    """Build the site of the pages in a directory, as ``make docs`` does."""
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
 

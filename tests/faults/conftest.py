@@ -14,7 +14,7 @@ import pytest
 from fault_tools import Watch
 
 from agents_by_hand import ByHand
-from allranks.processes import marked
+from allranks.system.processes import marked
 from waiting import PATIENCE
 
 
@@ -51,7 +51,7 @@ def finish() -> Callable[..., tuple[int, str, str]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Give a folder on a file system of its own of a few megabytes."""
+    """Give a directory on a file system of its own of a few megabytes."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "allranks-test", str(folder)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allranks.processes import marked
+from allranks.system.processes import marked
 from waiting import is_alive, wait_for
 
 #: What an import of torch can wait for, as ``extra`` of :func:`count_imports`: a fifo that only a test opens.
@@ -36,14 +36,14 @@ def count_imports(allranks: Any, extra: str = "") -> tuple[Path, dict[str, str]]
 
 @dataclass
 class Watch:
-    """Looks at the only run of a folder while it goes on."""
+    """Looks at the only run of a directory while it continues."""
 
     allranks: Any
     others: list[int] = field(default_factory=list)
 
     @property
     def run(self) -> Path:
-        """The run's folder, as soon as there is one with an agent."""
+        """The run's directory, as soon as there is one with an agent."""
         folders = self.allranks.runs
         return wait_for("a run", lambda: folders() and (folders()[0] / "record.json").exists() and folders()[0])
 
@@ -63,7 +63,7 @@ class Watch:
         return wait_for(f"event {kind}", lambda: len(self.events(kind)) >= number and self.events(kind)[number - 1])
 
     def line(self, rank: int, text: str, stream: str = "out") -> str:
-        """Wait until a rank has written a line that begins with ``text``; return the rest of it."""
+        """Wait until a rank has written a line that starts with ``text``; return the rest of it."""
         path = self.node / f"rank-{rank}.{stream}"
 
         def look() -> str | None:
@@ -84,8 +84,8 @@ class Watch:
         """Return the agent's process id as soon as the record has it."""
         return int(wait_for("the agent", lambda: self.allranks.record(self.run)["handle"]["pid"]))
 
-    def starter(self) -> int:
-        """Return the process id of the starter: the parent of the ranks."""
+    def fork_server(self) -> int:
+        """Return the process id of the fork server: the parent of the ranks."""
         rank = self.event("ranks-started")["ranks"][0]["pid"]
         return int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -11,7 +11,7 @@ import sys
 
 from fault_tools import count_imports
 
-from allranks.agent import warmth
+from allranks.agent.workers import fork_policy
 from waiting import PATIENCE, wait_for
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
@@ -83,7 +83,7 @@ def test_torch_is_imported_once_for_all_ranks(allranks, watch):
 def test_what_an_optimizer_imports_is_imported_once_on_a_machine_without_a_gpu(allranks):
     allranks.script("import sys\nfrom torch import optim\nprint('torch._dynamo' in sys.modules)\n")
     done = allranks("run", "train.py", "--nproc-per-node", "2")
-    is_shared = not any(device.exists() for device in warmth._GPU_DEVICES)
+    is_shared = not any(device.exists() for device in fork_policy._GPU_DEVICES)
     assert (done.rc, done.by_rank) == (0, {0: [str(is_shared)], 1: [str(is_shared)]})
 
 

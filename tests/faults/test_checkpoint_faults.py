@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from allranks.runs.checkpoints import entries, problems, unfinished
+from allranks.record.checkpoints import entries, problems, unfinished
 from waiting import PATIENCE
 
 KILLED = """\
@@ -79,7 +79,7 @@ def test_killed_at_any_moment_of_a_save_the_newest_whole_one_loads(tmp_path, all
     done = subprocess.run(command, cwd=tmp_path, env=allranks_env, capture_output=True, text=True, timeout=patience)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split("moments")[1]) > 20
-    assert "damaged" not in done.stderr
+    assert "corrupt" not in done.stderr
     folder = tmp_path / "checkpoints"
     assert not unfinished(folder)
     found = entries(folder)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.launch import copy_node_code
-from allranks.processes import marked, told
-from allranks.runs.logindex import LogIndexReader
+from allranks.launch.submit import copy_node_code
+from allranks.record.logindex import LogIndexReader
+from allranks.system.processes import marked, variable_of
 from waiting import is_alive, wait_for
 
-#: What a step's daemon does: the task of rank 0 begins the companion and becomes the rank, the other one is a rank.
+#: What a step's daemon does: the task of rank 0 starts the companion and becomes the rank, the other one is a rank.
 STEP = """
 task() {
     export RANK=$1
@@ -66,7 +66,7 @@ class Step:
 
     def rank(self, number: int) -> int:
         """Return the process id of a rank."""
-        pids = [pid for pid in marked(contract.RUN_DIR, str(self.folder)) if told(pid, "RANK") == str(number)]
+        pids = [pid for pid in marked(contract.RUN_DIR, str(self.folder)) if variable_of(pid, "RANK") == str(number)]
         (pid,) = [pid for pid in pids if b"rank.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return pid
 

@@ -1,4 +1,4 @@
-"""A detached run goes on without its terminal and its launcher, and other commands find it again."""
+"""A detached run continues without its terminal and its launcher, and other commands find it again."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.processes import catches, marked
+from allranks.system.processes import catches, marked
 from waiting import PATIENCE, is_alive, wait_for
 
 SLEEPER = """\
@@ -134,7 +134,7 @@ def test_a_killed_agent_ends_the_run(allranks, watch, finish, text):
     code, _, err = finish(process)
     watch.nothing_left()
     status = watch.status()
-    why = "the agent is gone without a word: it was killed, or the machine went down"
+    why = "the agent died unexpectedly: it was killed, or the machine went down"
     assert (code, status["state"], status["reason"]) == (1, "FAILED", why)
     assert why in err
 
@@ -142,9 +142,9 @@ def test_a_killed_agent_ends_the_run(allranks, watch, finish, text):
 @pytest.mark.parametrize(
     "text", [SLEEPER, FAMILY, WARM_FAMILY, STUBBORN], ids=["sleeper", "family", "warm", "stubborn"]
 )
-def test_a_killed_starter_ends_the_run(allranks, watch, finish, text):
+def test_a_killed_fork_server_ends_the_run(allranks, watch, finish, text):
     process = _start(allranks, watch, text, "--stop-timeout", "1")
-    os.kill(watch.starter(), signal.SIGKILL)
+    os.kill(watch.fork_server(), signal.SIGKILL)
     code, _, _ = finish(process)
     watch.nothing_left()
     status = watch.status()
@@ -166,9 +166,9 @@ def test_launcher_and_agent_killed_at_once(allranks, watch, text):
     assert (status["state"], status["native"]) == ("FAILED", "agent gone")
 
 
-def test_cancel_ends_what_a_killed_agent_and_starter_have_left(allranks, watch):
+def test_cancel_ends_what_a_killed_agent_and_fork_server_have_left(allranks, watch):
     process = _start(allranks, watch, FAMILY, "--stop-timeout", "1")
-    victims = [process.pid, watch.agent(), watch.starter()]
+    victims = [process.pid, watch.agent(), watch.fork_server()]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     process.wait()
@@ -194,7 +194,7 @@ class Start:
         return self.record().get("handle", {}).get("pid")
 
     def torch_comes(self):
-        """Tell whether the agent has begun to import torch: its largest library is in its memory."""
+        """Return whether the agent has started to import torch: its largest library is in its memory."""
         with suppress(FileNotFoundError):
             return "libtorch" in Path(f"/proc/{self.agent()}/maps").read_text()
 
@@ -254,7 +254,7 @@ def test_signals_at_every_moment_of_the_start_end_the_run(allranks, finish, warm
             assert (status["state"], status["reason"]) == ("CANCELLED", "got SIGTERM"), (event, later)
 
 
-#: Stops an agent's Python where it begins to import a module, and tells so; ``site`` it has imported nearly, then.
+#: Stops an agent's Python where it starts to import a module, and tells so; ``site`` it has imported nearly, then.
 STOPS = """\
 import os, sys, time
 class Finder:
@@ -358,7 +358,7 @@ def test_a_reader_that_leaves_does_not_hurt_the_run(allranks, watch):
     process.stdout = None
     err = process.stderr.read().decode()
     assert process.wait(PATIENCE) == 0
-    assert "nobody reads stdout any more; the run goes on" in err
+    assert "the reader of stdout is gone; the run continues" in err
     assert (allranks.folder / "done").exists()
     assert (watch.node / "rank-1.out").read_text().count("\n") == 20000
     assert watch.status()["state"] == "SUCCEEDED"

@@ -26,7 +26,7 @@ LONG = ("--epochs", "400", "--size", "96", "--every", "5", "--quiet")
 
 @pytest.mark.timeout(900)
 def test_fifty_kills_change_nothing(allranks: Any) -> None:
-    """It takes more than 10 s: a training begins fifty times and more.
+    """It takes more than 10 s: a training starts fifty times and more.
 
     The agent is drawn less often than ranks: its end is one of the command too, and the next one imports torch again.
     """
@@ -45,7 +45,7 @@ def test_fifty_kills_change_nothing(allranks: Any) -> None:
 
 @pytest.mark.timeout(900)
 def test_many_stops_change_nothing(allranks: Any) -> None:
-    """It takes more than 10 s: the command begins again after each stop."""
+    """It takes more than 10 s: the command starts again after each stop."""
     whole = undisturbed(allranks, *LONG)
     victims = ["a rank", "all ranks", "agent", "command"]
     hurt = allranks.folder / "hurt"
@@ -128,7 +128,7 @@ def test_cancelling_saves_and_resume_says_from_where(allranks: Any, watch: Any, 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a place for the checkpoints of four ranks, from which trainings with fewer go on."""
+    """Give a place for the checkpoints of four ranks, from which trainings with fewer continue."""
     return tmp_path_factory.mktemp("of-four") / "parts"
 
 

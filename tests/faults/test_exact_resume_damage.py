@@ -1,4 +1,4 @@
-"""A training whose newest checkpoint is damaged, or whose disk is full, ends as if nothing had happened."""
+"""A training whose newest checkpoint is corrupt, or whose disk is full, ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from allranks.runs.checkpoints import entries, problems, unfinished
+from allranks.record.checkpoints import entries, problems, unfinished
 from exact_runs import command, undisturbed, weights
 
 #: Each rank writes a part of a sharded model.
@@ -37,7 +37,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken_off(allranks: Any, kept: Path) -> Callable[[str], Path]:
-    """Give a function that puts checkpoints of a ``killed`` or a ``stopped`` training into the folder ``hurt``."""
+    """Give a function that puts checkpoints of a ``killed`` or a ``stopped`` training into the directory ``hurt``."""
 
     def give(how: str) -> Path:
         folder: Path = allranks.folder / "hurt"
@@ -63,7 +63,7 @@ def test_damaged_checkpoints_cost_nothing_but_steps(
         damage(path / name)
     done = allranks(*command("hurt", *SHARDED))
     assert weights(done) == undisturbed(allranks, *SHARDED)
-    skipped = re.findall(r"hurt/(.*) is damaged and is skipped: (.*?): ", done.stderr)
+    skipped = re.findall(r"hurt/(.*) is corrupt and is skipped: (.*?): ", done.stderr)
     assert skipped == [(newest.name, name), (second.name, name)]
     assert f"continuing from hurt/{whole.name} (" in done.stderr
     newest = entries(folder)[0].path

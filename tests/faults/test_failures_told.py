@@ -47,8 +47,8 @@ def test_ctrl_c_after_a_failure_does_not_hide_the_failure(allranks, watch, finis
     code, _, err = finish(process)
     status = watch.status()
     assert (code, status["exit_code"], status["state"], status["rank"]) == (7, 7, "FAILED", 0)
-    assert status["reason"] == "rank 0 ended with exit code 7"
-    assert "\nerror: rank 0 ended with exit code 7\n" in err
+    assert status["reason"] == "rank 0 exited with code 7"
+    assert "\nerror: rank 0 exited with code 7\n" in err
     assert [(event["rank"], event["code"]) for event in watch.events("rank-exited")] == [(0, 7), (1, -2)]
     (asked,) = watch.events("stop-requested")
     assert (asked["signal"], asked["by"]) == ("SIGINT", "got SIGINT")

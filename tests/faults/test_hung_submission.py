@@ -73,7 +73,7 @@ def lab(allranks, request) -> Lab:
         recorded = ANSWERS / "openpbs-23.06"
         made = Lab(allranks, "260.pbsctl", "qsub", "qstat -u $USER lists your jobs, and qdel cancels one")
         version = 'if [ "$1" = --version ]; then echo pbs_version = 23.06.06; exit; fi\n'
-        made.command("qstat", version + told.format(recorded, "cancelled.json", recorded, "running.json"))
+        made.command("qstat", version + told.format(recorded, "cancelled.txt", recorded, "running.txt"))
         made.command("qdel", cancel)
     return made
 

@@ -293,10 +293,10 @@ def test_a_script_that_never_listens_does_not_die_of_a_warning(allranks, watch, 
 #: The last rank dies while it writes its part of a sharded model; the others have written theirs and wait for it.
 SAVING = """
 import os, signal, torch, allranks
-from allranks.runtime.checkpoint.files import Files
+from allranks.runtime.checkpoint.directory import CheckpointDirectory
 with allranks.init() as ctx:
     if ctx.rank == ctx.world_size - 1:
-        Files.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        CheckpointDirectory.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     model = ctx.prepare(torch.nn.Linear(6, 6), strategy="fsdp")
     checkpoints = ctx.checkpoints("checkpoints", model=model)
     checkpoints.save()

@@ -1,4 +1,4 @@
-"""Agents of several nodes, all on this machine: they begin, fail, restart and end together."""
+"""Agents of several nodes, all on this machine: they start, fail, restart and end together."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_first_failure_of_any_node_is_that_of_all(run: ByHand, node: int) ->
     run.orders(TELL + f"meet()\nif rank == {2 * node + 1}: sys.exit(7)\ndist.barrier()\nhang()")
     run.start()
     assert run.wait() == [7, 7]
-    reason = f"rank {2 * node + 1} on {HOST} ended with exit code 7"
+    reason = f"rank {2 * node + 1} on {HOST} exited with code 7"
     assert [run.ended(node) for node in (0, 1)] == [("FAILED", 7, 2 * node + 1, reason)] * 2
     assert not run.events(0, contract.RESTART)
 
@@ -225,12 +225,12 @@ def test_a_rank_that_waits_for_one_of_another_node_leaves_when_that_is_killed(ru
     """Nobody on its own machine can see that: node 0's agent tells it."""
     run.orders("""
 import os, signal, torch, allranks
-from allranks.runtime import peer
-from allranks.runtime.checkpoint.files import Files
-peer._machine = lambda: [os.environ["GROUP_RANK"]]  # The nodes of this test are one machine.
+from allranks.runtime import liveness
+from allranks.runtime.checkpoint.directory import CheckpointDirectory
+liveness._machine = lambda: [os.environ["GROUP_RANK"]]  # The nodes of this test are one machine.
 with allranks.init() as ctx:
     if ctx.rank == 1:
-        Files.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        CheckpointDirectory.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     model = ctx.prepare(torch.nn.Linear(4, 4), strategy="fsdp")
     checkpoints = ctx.checkpoints("checkpoints", model=model)
     checkpoints.save()
@@ -262,12 +262,12 @@ def test_who_dials_another_run_does_not_take_part_in_it(run: ByHand, tmp_path: P
 
 
 def test_an_agent_that_cannot_go_on_says_so_to_all(run: ByHand) -> None:
-    """The starter of node 1, the parent of its ranks, is killed."""
+    """The fork server of node 1, the parent of its ranks, is killed."""
     run.orders(TRAIN)
     run.start(ranks=1)
     wait_for_line(run, 1, 1, "1 0 2 1 1 2 0 1")
-    starter = int(Path(f"/proc/{run.pids(1)[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(starter, signal.SIGKILL)
+    fork_server = int(Path(f"/proc/{run.pids(1)[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(fork_server, signal.SIGKILL)
     assert run.wait() == [1, 1]
     why = "the process that starts ranks has ended"
     reason = f"node 1 ({HOST}) was lost: {why} (1 of 2 nodes left, 2 needed)"
@@ -285,7 +285,7 @@ def test_a_port_in_use_and_a_place_half_told(run: ByHand) -> None:
     run.start(1, ALLRANKS_RDZV_PORT=None, ALLRANKS_NODE_NPROC=None)
     assert run.wait(1) == [1]
     missing = "ALLRANKS_NODE_NPROC and ALLRANKS_RDZV_PORT not set"
-    assert run.log(1).startswith(f"error: the agent on {HOST} does not know its place: {missing}\n  why: 4 of 6 are\n")
+    assert run.log(1).startswith(f"error: agent on {HOST}: invalid node environment: {missing}\n  why: 4 of 6 are\n")
 
 
 def wait_for_line(run: ByHand, node: int, rank: int, line: str) -> None:

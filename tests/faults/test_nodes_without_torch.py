@@ -60,7 +60,7 @@ def run(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[ByHand]:
 
 
 def imported(imports: Path) -> Callable[[], list[str]]:
-    """Return what gives the process ids of the interpreters that have begun to import torch."""
+    """Return what gives the process ids of the interpreters that have started to import torch."""
     return lambda: imports.read_text().split() if imports.exists() else []
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from allranks.processes import marked
+from allranks.system.processes import marked
 from waiting import PATIENCE, wait_for
 
 TELL = """\
@@ -88,7 +88,7 @@ def test_a_rank_that_fails(allranks, watch, flag: str):
     module, name = "launch" if "legacy" in flag else "run", allranks.run().name
     assert done.rc == 1
     assert done.stderr.splitlines()[-3:] == [
-        f"error: {name} FAILED: torch.distributed.{module} ended with exit code 1 on {os.uname().nodename}",
+        f"error: {name} FAILED: torch.distributed.{module} exited with code 1 on {os.uname().nodename}",
         "  why: ValueError: no data (train.py:3)",
         f"  see: runs/{name}/attempts/000/node-000/node.err",
     ]
@@ -102,7 +102,7 @@ def test_a_rank_that_fails_without_a_word_is_told_by_torchrun(allranks):
     allranks.script(f"import os\nif os.environ['RANK'] == '1':\n    os._exit(7)\n{UP}")
     done = allranks("run", "train.py", *RANKS, "--no-agent")
     assert done.rc == 1
-    assert done.stderr.splitlines()[-2] == "  why: rank 1 ended with exit code 7"
+    assert done.stderr.splitlines()[-2] == "  why: rank 1 exited with code 7"
 
 
 def test_restarts_of_torchrun_itself(allranks):

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: without a handle, without a record, read-only, by any of its names."""
+"""What is known of a run while it continues: without a handle, without a record, read-only, by any of its names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from test_detach import COUNT
 from test_ending import SLEEPER
 
-from allranks.clusters import launch as launching
 from allranks.clusters.local import LocalCluster
 from allranks.errors import RunFolderError
 from allranks.job.load import load_job
-from allranks.processes import marked
+from allranks.launch import submit as launching
 from allranks.runs.status import Handle
+from allranks.system.processes import marked
 from waiting import PATIENCE, wait_for
 
 TICKER = """\
@@ -61,7 +61,7 @@ def test_a_live_run_that_lost_its_handle_is_found_and_ended(allranks, watch, sta
 
 
 def test_a_run_that_cannot_be_written_down_is_ended_again(allranks, watch):
-    """Nobody could find it, and it would go on for ever."""
+    """Nobody could find it, and it would continue for ever."""
     allranks.script(SLEEPER)
     job = load_job(None, flags={"script": "train.py"}, environ=allranks.env, cwd=allranks.folder).job
     launch = launching.Launch(job, "", allranks.folder, allranks.folder / "runs", allranks.env)
@@ -101,12 +101,12 @@ def test_a_folder_of_the_name_latest_leaves_no_second_name_behind(allranks):
 
 @pytest.fixture
 def made_read_only():
-    """Give a function that makes a folder read-only in its place; it is as before after the test."""
+    """Give a function that makes a directory read-only in its place; it is as before after the test."""
     mounted = []
 
     def mount(folder):
         if os.geteuid():
-            pytest.skip("only root can mount a folder read-only")
+            pytest.skip("only root can mount a directory read-only")
         bound = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, text=True)
         if bound.returncode:
             pytest.skip(f"cannot mount a folder: {bound.stderr.strip()}")

@@ -111,9 +111,9 @@ def test_no_more_restarts_than_allowed(allranks, watch):
     done = allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "2", "--restart-delay", "0")
     status = watch.status()
     assert (done.rc, status["state"], status["restarts"], status["rank"]) == (7, "FAILED", 2, 1)
-    assert status["reason"] == "rank 1 ended with exit code 7"
+    assert status["reason"] == "rank 1 exited with code 7"
     assert len(watch.events("ranks-started")) == 3
-    assert "rank 1 ended with exit code 7" in done.stderr
+    assert "rank 1 exited with code 7" in done.stderr
 
 
 def test_each_failure_in_a_row_waits_twice_as_long(allranks, watch):

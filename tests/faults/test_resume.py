@@ -1,4 +1,4 @@
-"""A run that has ended is resumed, in its own folder, and goes on from its newest checkpoint."""
+"""A run that has ended is resumed, in its own directory, and continues from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ def test_a_run_of_another_version_is_refused_in_words(allranks: Any) -> None:
     (allranks.run() / "plan.json").write_text("{}")
     done = allranks("resume")
     assert done.rc == 1
-    assert "plan.json is no plan of this version" in done.stderr
+    assert "plan.json is not a plan of this version" in done.stderr

@@ -1,4 +1,4 @@
-"""Another user of the machine says to all ports of a run what nobody there should believe: the run goes on as it was.
+"""Another user of the machine says to all ports of a run what nobody there should believe: the run continues as it was.
 
 That user also speaks the protocol of torch's store, which has no password: ``docs/explanation/security.md`` says what
 remains open there.

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fault_tools import Watch
 
-from allranks.processes import marked
+from allranks.system.processes import marked
 from trial_faults import hurt
 from waiting import wait_for
 
 TWO = ("--nproc-per-node", "2", "--backend", "gloo")
-ENDED = "rank 1 ended with exit code 1"
+ENDED = "rank 1 exited with code 1"
 HOST = socket.gethostname()
 COLLECTIVES = [
     *("all_reduce int64", "all_reduce float32", "broadcast from rank 0", "broadcast from rank 1", "all_gather"),
@@ -121,7 +121,7 @@ def test_what_a_backend_lacks_is_skipped_with_its_words(allranks: Any) -> None:
         (
             "no torch",
             1,
-            "rank 1 ended with exit code 1\n  why: ModuleNotFoundError: No module named 'torch'",
+            "rank 1 exited with code 1\n  why: ModuleNotFoundError: No module named 'torch'",
             "not there",
         ),
     ],
@@ -140,13 +140,13 @@ def test_a_rank_that_hangs(allranks: Any) -> None:
     done = allranks("test", *TWO, *fault, "--timeout", "6", "--stop-timeout", "2")
     assert done.rc == 1
     assert "it ended with 2 ranks in all_to_all\n" in done.stderr
-    assert "\nerror: rank 0 ended with exit code 1\n" in done.stderr
+    assert "\nerror: rank 0 exited with code 1\n" in done.stderr
 
 
 def test_ctrl_c_ends_all_ranks(allranks: Any, watch: Watch, finish: Any) -> None:
     """It takes more than 10 s on a slow machine: the agent and both ranks import torch, each for itself."""
     process = allranks.popen("test", *TWO, *hurt(allranks.folder / "site", "all_to_all_single: hangs", "rank 1"))
-    watch.line(1, 'allranks-trial Begun {"rank": 1, "name": "all_to_all"}')
+    watch.line(1, 'allranks-trial OperationStarted {"rank": 1, "name": "all_to_all"}')
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert code == 130

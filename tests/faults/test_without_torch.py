@@ -186,7 +186,7 @@ def test_a_signal_is_heard_once_the_store_answers(allranks, watch, finish):
 
 
 def _waits_for_an_answer(socket_line):
-    """Tell whether somebody has dialled at a socket that listens and was not taken (man 5 proc: rx_queue)."""
+    """Return whether somebody has dialled at a socket that listens and was not taken (man 5 proc: rx_queue)."""
     with open("/proc/net/tcp") as table:
         found = [line for line in table if socket_line in line]
     return bool(found) and not found[0].split()[4].endswith(":00000000")

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torment import Torment
 
-from allranks.runs.checkpoints import entries, unfinished
+from allranks.record.checkpoints import entries, unfinished
 from conftest import Allranks, processes_of_runs_in
 from environments import clean_environment
 from exact_runs import command, undisturbed, weights_in
@@ -40,7 +40,7 @@ FREE_MEGABYTES = 24
 
 
 class Damaging(Torment):
-    """Kills the agent, and damages the newest checkpoint before the training goes on."""
+    """Kills the agent, and damages the newest checkpoint before the training continues."""
 
     def between(self) -> None:
         found = entries(self.checkpoints)
@@ -118,7 +118,7 @@ FAULTS = (
     Fault("the command is killed", 50, Torment, ["command"]),
     Fault("a rank is asked to stop", 75, Torment, ["a rank"], signal.SIGTERM),
     Fault("the command is asked to stop", 50, Torment, ["command"], signal.SIGTERM),
-    Fault("the newest checkpoint is damaged", 75, Damaging, ["agent"]),
+    Fault("the newest checkpoint is corrupt", 75, Damaging, ["agent"]),
     Fault("the disk is full, and a rank killed", 75, Filling, ["a rank"], has_disk=True),
     Fault("the disk is read-only, and a rank killed", 50, Locking, ["a rank"], has_disk=True),
 )
@@ -137,7 +137,7 @@ class Row:
 
 @contextmanager
 def disk(folder: Path, needed: bool) -> Iterator[None]:
-    """Put a file system of its own, of a few megabytes, into a folder."""
+    """Put a file system of its own, of a few megabytes, into a directory."""
     folder.mkdir()
     if needed:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={FREE_MEGABYTES}m", "allranks-test", folder], check=True)

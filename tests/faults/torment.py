@@ -20,7 +20,7 @@ class Torment:
 
     Args:
         allranks: the command.
-        checkpoints: folder that the training saves to.
+        checkpoints: directory that the training saves to.
         number: the signal.
         times: how often.
         victims: of these: ``a rank``, ``all ranks``, ``agent``, ``command``.

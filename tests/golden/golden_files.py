@@ -1,7 +1,7 @@
 """Golden files: some are whole, the others are variants: the lines in which they differ from a whole one.
 
 ``ALLRANKS_UPDATE_GOLDEN=1 pytest tests/golden`` updates both; read the difference before you commit it. A new text
-becomes a variant of the whole file that it differs from least; create an empty file of its name first to keep it whole.
+becomes a variant of the complete file that it differs from least; create an empty file of its name to keep it whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _HEADER = re.compile(r"=== (\S+)(?: differs from (\S+))?")
+
+
+def own_lines(script: str, prefix: str = "#!") -> list[str]:
+    """Return the lines of a script but for empty ones and its scheduler's directives with their comments."""
+    lines = [line for line in script.splitlines() if line]
+    last = max((number for number, line in enumerate(lines) if line.startswith(prefix)), default=0)
+    return [*lines[:2], *lines[max(2, last + 1) :]]
 
 
 class StaleVariantError(AssertionError):
@@ -108,7 +115,7 @@ def patched(base: str, changes: list[str]) -> str:
 
 
 def _section(name: str, text: str, whole: dict[str, str]) -> list[str]:
-    """Return a variant as lines: the whole file that it differs from least, and how."""
+    """Return a variant as lines: the complete file that it differs from least, and how."""
     alike = sorted(base for base in whole if Path(base).suffix == Path(name).suffix)
     if not alike:
         return [f"=== {name}", *difference("", text)]
@@ -118,7 +125,7 @@ def _section(name: str, text: str, whole: dict[str, str]) -> list[str]:
 
 
 def golden_of(kind: str) -> Golden:
-    """Return the golden files of one folder here."""
+    """Return the golden files of one directory here."""
     return Golden(_HERE / kind)
 
 

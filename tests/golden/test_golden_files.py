@@ -1,4 +1,4 @@
-"""Variants are compared as strictly as whole files: every line counts."""
+"""Variants are compared as strictly as complete files: every line counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = [
 
 @pytest.fixture
 def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Golden:
-    """Return a folder with one whole file, ``base.sh``, and three variants."""
+    """Return a directory with one complete file, ``base.sh``, and three variants."""
     folder = tmp_path / "kind"
     folder.mkdir()
     (folder / "base.sh").write_text("")

@@ -12,8 +12,7 @@ from golden_files import assert_bash, golden_of
 from golden_plans import plan_of
 
 from allranks.job.load import load_job
-from allranks.plan.per_node import plain_line
-from allranks.plan.plain_launcher import Place
+from allranks.plan.plain import NodePlace, line_of
 
 GOLDEN = golden_of("launchers")
 EVERYTHING = """\
@@ -74,8 +73,8 @@ def _without_port(text: str, name: str) -> str:
 def test_line_for_a_node(tmp_path: Path, name: str):
     plan_of(tmp_path, JOBS[name], {}, {})
     loaded = load_job(tmp_path / "job.yaml", flags={}, environ={}, cwd=tmp_path)
-    place = Place(nodes="2", node="1", ranks="2", master_addr=shlex.quote("gw; reboot"), master_port="29400")
-    line = plain_line(loaded.job, loaded.folder, place)
+    place = NodePlace(nodes="2", node="1", ranks="2", master_addr=shlex.quote("gw; reboot"), master_port="29400")
+    line = line_of(loaded.job, loaded.folder, place)
     places = {str(tmp_path): "/project", shlex.quote(sys.executable): "PYTHON"}
     for here, there in places.items():
         line = line.replace(here, there)
@@ -96,7 +95,7 @@ def test_no_secret_is_in_a_golden_file():
 
 
 def test_a_line_leaves_the_shell_as_it_was(tmp_path: Path):
-    folder = tmp_path / "it's a folder"
+    folder = tmp_path / "it's a directory"
     folder.mkdir()
     (folder / "run").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$A" "$TOKEN" "$@"\n')
     (folder / "run").chmod(0o755)
@@ -106,7 +105,7 @@ def test_a_line_leaves_the_shell_as_it_was(tmp_path: Path):
         f"script: train.py\nlaunch: {{agent: false}}\nenvironment: {{python: ./run, {variables}}}\n"
     )
     loaded = load_job(folder / "job.yaml", flags={}, environ={}, cwd=folder)
-    line = plain_line(loaded.job, folder, Place(nodes="2", node="1", ranks="4", master_addr="gpu1", master_port="1"))
+    line = line_of(loaded.job, folder, NodePlace(nodes="2", node="1", ranks="4", master_addr="gpu1", master_port="1"))
     shell = [f"{line}\necho ${{A-none}} $PWD"]
     env = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", *shell], cwd="/", env={**env, "TOKEN": "t"}, capture_output=True, text=True)

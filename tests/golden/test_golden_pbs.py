@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden_files import assert_bash, golden_of
-from golden_plans import plan_of
+from golden_files import assert_bash, golden_of, own_lines
+from golden_plans import golden_name, plan_of
 
-from allranks.clusters.pbs_tasks import STARTERS
+from allranks.agent.pbs_job import STARTERS
 
 GOLDEN = golden_of("pbs")
-FILES = {"standalone": ["script.pbs"], "inside": ["script.sh", "node.json"]}
+BESIDE = ("node.json", "node.sh", "supervisor.json")
+FILES = {"standalone": ["script.pbs"], "inside": ["script.sh", *BESIDE]}
 FOUR_GPUS = "script: train.py\ncluster: hall\nresources: {gpus_per_node: 4, cpus_per_node: 32, time: 48:00:00}\n"
 TWO_NODES = FOUR_GPUS.replace("{", "{nodes: 2, ")
 EVERYTHING = """\
@@ -92,18 +93,26 @@ def test_files_of_a_plan(tmp_path: Path, name: str):
     runs = "my run's" if name == "spaces" else "runs"
     environ = {"PATH": "", **inside}  # Which PBS is here, if one is, does not matter.
     files = plan_of(tmp_path, JOBS[name], {}, environ, standalone=name == "standalone", runs=runs)
-    assert list(files) == (FILES["inside"] if inside else FILES.get(name, ["script.pbs", "node.json"]))
+    assert list(files) == (FILES["inside"] if inside else FILES.get(name, ["script.pbs", *BESIDE]))
     for path, text in files.items():
-        GOLDEN.compare(f"{name}{Path(path).suffix}", text)
+        GOLDEN.compare(golden_name(name, path), text)
 
 
 def test_each_golden_file_has_its_job():
-    assert {Path(name).stem for name in GOLDEN.names()} == set(JOBS)
+    assert {name.partition(".")[0] for name in GOLDEN.names()} == set(JOBS)
 
 
 @pytest.mark.parametrize("name", GOLDEN.names(".pbs", ".sh"))
 def test_golden_script_is_bash(name: str):
     assert_bash(GOLDEN.read(name))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in JOBS if "everything" not in name))
+def test_a_script_is_read_in_ten_seconds(name: str):
+    script = f"{name}.sh" if "inside" in name else f"{name}.pbs"
+    assert len(own_lines(GOLDEN.read(script), "#PBS")) <= 25
+    if name != "standalone":
+        assert len(own_lines(GOLDEN.read(f"{name}.node.sh"))) <= 25
 
 
 def test_no_secret_is_in_a_golden_file():

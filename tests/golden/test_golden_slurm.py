@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from golden_files import assert_bash, golden_of
-from golden_plans import plan_of
+from golden_files import assert_bash, golden_of, own_lines
+from golden_plans import golden_name, plan_of
 
 GOLDEN = golden_of("slurm")
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "a100:4"}
-FILES = {"standalone": ["script.sbatch"], "inside": ["script.sh", "node.json"]}
+BESIDE = ("node.json", "node.sh", "supervisor.json")
+FILES = {"standalone": ["script.sbatch"], "inside": ["script.sh", *BESIDE]}
 FOUR_GPUS = "script: train.py\ncluster: lab\nresources: {gpus_per_node: 4, cpus_per_node: 32, time: 48:00:00}\n"
 JOBS = {
     "1x4": FOUR_GPUS,
@@ -85,13 +88,13 @@ def test_files_of_a_plan(tmp_path: Path, name: str):
     (tmp_path / "logs").mkdir()
     environ = ALLOCATION if name == "inside" else {}
     files = plan_of(tmp_path, JOBS[name], {}, environ, standalone=name == "standalone")
-    assert list(files) == FILES.get(name, ["script.sbatch", "node.json"])
+    assert list(files) == FILES.get(name, ["script.sbatch", *BESIDE])
     for path, text in files.items():
-        GOLDEN.compare(f"{name}{Path(path).suffix}", text)
+        GOLDEN.compare(golden_name(name, path), text)
 
 
 def test_each_golden_file_has_its_job():
-    assert {Path(name).stem for name in GOLDEN.names()} == set(JOBS)
+    assert {name.partition(".")[0] for name in GOLDEN.names()} == set(JOBS)
 
 
 @pytest.mark.parametrize("name", GOLDEN.names(".sbatch", ".sh"))
@@ -99,11 +102,19 @@ def test_golden_script_is_bash(name: str):
     assert_bash(GOLDEN.read(name))
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck")
+@pytest.mark.parametrize("name", sorted(set(JOBS) - {"everything"}))
+def test_a_script_is_read_in_ten_seconds(name: str):
+    script = f"{name}.sh" if name == "inside" else f"{name}.sbatch"
+    assert len(own_lines(GOLDEN.read(script), "#SBATCH")) <= 25
+    if name != "standalone":
+        assert len(own_lines(GOLDEN.read(f"{name}.node.sh"))) <= 25
+
+
+@pytest.mark.skipif(not SHELLCHECK, reason="there is no shellcheck")
 @pytest.mark.parametrize("name", GOLDEN.names(".sbatch", ".sh"))
 def test_shellcheck_finds_nothing(name: str):
     done = subprocess.run(
-        ["shellcheck", "--shell=bash", "--severity=style", "--exclude=SC1090,SC1091,SC2016", "-"],
+        [str(SHELLCHECK), "--shell=bash", "--severity=style", "--exclude=SC1090,SC1091,SC2016", "-"],
         input=GOLDEN.read(name),
         env={**os.environ, "LC_ALL": "C.UTF-8"},
         capture_output=True,

@@ -8,11 +8,11 @@ import os
 import pytest
 import torch
 
-from allranks.preflight.checks.gpu_compute import judge
-from allranks.preflight.model import Grade
-from allranks.probe.gpus import gpus
-from allranks.probe.order import Order
-from allranks.trial.gpu_compute import measure
+from allranks.checks.collect.gpus import gpus
+from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.model import Grade
+from allranks.checks.topics.gpu_health import judge_computed as judge
+from allranks.selftest.gpu_compute import measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ pytestmark = [
 
 def test_nvml_tells_what_torch_sees():
     pytest.importorskip("pynvml")
-    told = gpus(Order(("gpus",)))
+    told = gpus(ProbeRequest(("gpus",)))
     count = torch.cuda.device_count()
     assert [gpu["error"] for gpu in told["gpus"]] == [""] * count
     seen = [torch.cuda.get_device_properties(number) for number in range(count)]
@@ -36,7 +36,7 @@ def test_nvml_tells_what_torch_sees():
 def test_only_visible_gpus_are_told(monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    told = gpus(Order(("gpus",)))
+    told = gpus(ProbeRequest(("gpus",)))
     assert (told["gpus"], told["installed"] > 0) == ([], True)
 
 

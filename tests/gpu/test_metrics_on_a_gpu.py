@@ -27,7 +27,7 @@ def test_nothing_waits_for_the_gpu(tmp_path, monkeypatch, log_every):
         torch.cuda.set_sync_debug_mode("error")
         try:
             for number, value in enumerate(values):
-                ctx.metrics.begin_step()
+                ctx.metrics.start_step()
                 ctx.progress.step += 1
                 ctx.metrics.log(loss=value, other=torch.ones((), device=ctx.device, dtype=torch.bfloat16))
                 ctx.metrics.log(weighted=value, weight=weights[number])

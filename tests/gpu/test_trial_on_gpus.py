@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from allranks.runs.trial import read
+from allranks.record.selftest import read
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,7 +81,7 @@ def test_the_search_measures_over_nccl(tmp_path):
         log.parent.mkdir()
         mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "ALLRANKS_BACKEND": "nccl"}
         with log.open("w") as out:
-            command = [sys.executable, "-m", "allranks.trial.search", "--timeout", "40"]
+            command = [sys.executable, "-m", "allranks.selftest.search", "--timeout", "40"]
             ranks.append(subprocess.Popen(command, env={**shared, **mine}, stdout=out))
     assert [rank.wait(170) for rank in ranks] == [0, 0]
     (told,) = read(tmp_path)

@@ -114,10 +114,10 @@ def test_idx_values_are_read_as_written(tmp_path, data):
     [
         (b"", "cannot read"),
         (b"<html>not found</html>", "is no IDX file of bytes"),
-        (idx(4, 2, high=9)[:-1], "is damaged"),
-        (idx(4, 2, high=9) + b"x", "is damaged"),
+        (idx(4, 2, high=9)[:-1], "is corrupt"),
+        (idx(4, 2, high=9) + b"x", "is corrupt"),
         (idx(4, 2, high=9)[:7], "cannot read"),
-        (struct.pack(">HBBI", 0, 8, 1, 0), "is damaged"),
+        (struct.pack(">HBBI", 0, 8, 1, 0), "is corrupt"),
         (struct.pack(">HBB", 0, 13, 1) + bytes(8), "is no IDX file of bytes"),
     ],
 )

@@ -24,7 +24,7 @@ def main():
         flush=True,
     )
     accelerator.end_training()
-    time.sleep(0.5)  # Without it torch's gloo aborts one of many at its end: see allranks.processes.let_gloo_rest.
+    time.sleep(0.5)  # Without it torch's gloo aborts one of many as it exits: see let_gloo_rest.
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def hurt(ctx: allranks.Context, resumed: Resumed | None) -> None:
-    """Kill this rank at step 10; once it goes on from a checkpoint, ask it to stop 8 steps later."""
+    """Kill this rank at step 10; once it continues from a checkpoint, ask it to stop 8 steps later."""
     if ctx.progress.step == (10 if resumed is None else resumed.step + 8):
         os.kill(os.getpid(), signal.SIGKILL if resumed is None else signal.SIGTERM)
 

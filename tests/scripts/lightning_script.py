@@ -45,7 +45,7 @@ def main():
         f"lightning: rank {trainer.global_rank} of {trainer.world_size} steps {trainer.global_step}",
         flush=True,
     )
-    time.sleep(0.5)  # Without it torch's gloo aborts one of many at its end: see allranks.processes.let_gloo_rest.
+    time.sleep(0.5)  # Without it torch's gloo aborts one of many as it exits: see let_gloo_rest.
 
 
 if __name__ == "__main__":

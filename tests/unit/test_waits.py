@@ -11,25 +11,26 @@ import sys
 import pytest
 
 from allranks import contract
-from allranks.contract import scaled_wait, whole_wait
+from allranks.contract import full_wait, scaled_wait
 
 #: Module, constant, what it really is in seconds (in milliseconds where the name says so), and a tenth of it.
 WAITS = (
-    ("agent.channel", "_SILENCE_SECONDS", 5, 2),
-    ("agent.channel", "_PATIENT_SECONDS", 30, 3),
+    ("agent.nodes.channel", "_SILENCE_SECONDS", 5, 2),
+    ("agent.nodes.channel", "_PATIENT_SECONDS", 30, 3),
     ("agent.many_nodes", "_WITHOUT_A_NODE_SECONDS", 5.0, 0.5),
-    ("agent.member", "_OTHER_KEY_SECONDS", 30.0, 3.0),
-    ("agent.starter", "_LEFT_PATIENCE", 5.0, 0.5),
-    ("agent.telling", "_HEARTBEAT_SECONDS", 5.0, 0.5),
-    ("clusters.agents", "HEARTBEAT_IS_OLD", 30.0, 3.0),
-    ("clusters.asked", "_MOST_SECONDS", 15.0, 1.5),
-    ("clusters.asking", "_AFTER_ID_SECONDS", 10.0, 1.0),
-    ("clusters.pbs_tasks", "_HEARD", 5, 1),
-    ("clusters.pbs_tasks", "_PATIENCE", 15, 5),
-    ("clusters.ssh_attach", "_BEAT_SECONDS", 5.0, 0.5),
-    ("clusters.ssh_script", "_SECONDS_OF_SILENCE", 30, 3),
-    ("clusters.ssh_shell", "_ALIVE_SECONDS", 5, 1),
-    ("plan.plain_script", "_BEAT_MS", 5000, 500),
+    ("agent.nodes.client", "_OTHER_KEY_SECONDS", 30.0, 3.0),
+    ("agent.workers.fork_server", "_LEFT_PATIENCE", 5.0, 0.5),
+    ("agent.heartbeat", "_HEARTBEAT_SECONDS", 5.0, 0.5),
+    ("runs.agents", "HEARTBEAT_IS_OLD", 30.0, 3.0),
+    ("clusters.batch.cluster", "_MOST_SECONDS", 15.0, 1.5),
+    ("clusters.batch.query", "_AFTER_ID_SECONDS", 10.0, 1.0),
+    ("agent.tasks", "_HEARD", 5, 1),
+    ("agent.tasks", "_PATIENCE", 15, 5),
+    ("clusters.ssh.liveness", "_BEAT_SECONDS", 5.0, 0.5),
+    ("clusters.ssh.liveness", "_LOST_SECONDS", 10.0, 1.0),
+    ("clusters.ssh.plan", "_SECONDS_OF_SILENCE", 30, 3),
+    ("clusters.ssh.transport", "_ALIVE_SECONDS", 5, 1),
+    ("plan.plain", "_BEAT_MS", 5000, 500),
 )
 #: Each module is loaded as a user has it, and once more with the setting.
 LOAD = f"""
@@ -80,4 +81,4 @@ def test_a_wait_is_scaled_by_the_setting(
     monkeypatch.delenv(contract.WAITS, raising=False)
     if factor:
         monkeypatch.setenv(contract.WAITS, factor)
-    assert (scaled_wait(5.0), whole_wait(5)) == (scaled, whole)
+    assert (scaled_wait(5.0), full_wait(5)) == (scaled, whole)

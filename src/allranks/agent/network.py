@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks import contract
-from allranks.probe.cgroups import usable_cpus
-from allranks.routes import LOOPBACK, interface_to
+from allranks.system.cgroups import usable_cpus
+from allranks.system.routes import LOOPBACK, interface_to
 
 _GLOO, _NCCL, _THREADS = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Setting:
+class NetworkSetting:
     """A variable that the ranks get, and why; a value of None means that it is left alone."""
 
     name: str
@@ -31,52 +31,49 @@ class Setting:
 
 def decide(
     master: str, nodes: int, ranks: int, environ: Mapping[str, str], *, sys: str = "/sys", proc: str = "/proc"
-) -> list[Setting]:
-    """Decide what this node's ranks are told of its network and its CPUs; what is set already stays.
+) -> list[NetworkSetting]:
+    """Decide the variables of this node's network and CPUs; what is set already stays.
 
     Args:
         master: the host where the nodes meet.
         nodes: how many there are.
         ranks: how many are on this node.
         environ: of this process.
-        sys: where the kernel tells of devices.
-        proc: where it tells of routes.
+        sys: where the kernel shows devices.
+        proc: where it shows routes.
     """
-    decided = [*_interfaces(master, nodes, environ, Path(sys), Path(proc)), _threads(ranks)]
+    cpus = int(environ.get(contract.NODE_CPUS) or usable_cpus())
+    threads = NetworkSetting(_THREADS, str(max(1, cpus // ranks)), f"CPUs: {cpus}, ranks: {ranks}")
+    decided = [*_interfaces(master, nodes, environ, Path(sys), Path(proc)), threads]
     return [setting for setting in decided if setting.name not in environ]
 
 
-def apply(settings: list[Setting], environ: MutableMapping[str, str]) -> None:
-    """Set what was decided, and say what that is."""
+def apply(settings: list[NetworkSetting], environ: MutableMapping[str, str]) -> None:
+    """Set what was decided, and list it in :data:`contract.DECIDED`."""
     decided = {setting.name: setting.value for setting in settings if setting.value is not None}
     environ.update({**decided, contract.DECIDED: " ".join(decided)})
 
 
-def _interfaces(master: str, nodes: int, environ: Mapping[str, str], sys: Path, proc: Path) -> Iterator[Setting]:
+def _interfaces(master: str, nodes: int, environ: Mapping[str, str], sys: Path, proc: Path) -> Iterator[NetworkSetting]:
     if nodes == 1:
-        yield Setting(_GLOO, LOOPBACK, "all ranks are on this node")
+        yield NetworkSetting(_GLOO, LOOPBACK, "all ranks are on this node")
         return
     interface, why = interface_to(master, proc)
     if interface is None:
-        yield Setting(_GLOO, None, why)
+        yield NetworkSetting(_GLOO, None, why)
         return
-    yield Setting(_GLOO, interface, why)
+    yield NetworkSetting(_GLOO, interface, why)
     if environ.get(contract.BACKEND) == "gloo":
         return
     if device := _active_device(sys):
-        yield Setting(_NCCL, None, f"left to NCCL: {device} is active")
+        yield NetworkSetting(_NCCL, None, f"left to NCCL: {device} is active")
     else:
-        # Without "=" it would also stand for all interfaces whose names begin so.
-        yield Setting(_NCCL, f"={interface}", f"{why}; no InfiniBand or RoCE device is active")
-
-
-def _threads(ranks: int) -> Setting:
-    cpus = usable_cpus()
-    return Setting(_THREADS, str(max(1, cpus // ranks)), f"CPUs: {cpus}, ranks: {ranks}")
+        # Without "=" it would also match all interfaces whose names start so.
+        yield NetworkSetting(_NCCL, f"={interface}", f"{why}; no InfiniBand or RoCE device is active")
 
 
 def _active_device(sys: Path) -> str | None:
-    """Name a device for remote direct memory access with a port that is up, InfiniBand or RoCE."""
+    """Return the name of an InfiniBand or RoCE device with a port that is up; None if there is none."""
     for state in sorted(sys.glob("class/infiniband/*/ports/*/state")):
         try:
             if "ACTIVE" in state.read_text():

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks import contract, processes
-from allranks.agent.warmth import group_advice
+from allranks import contract
+from allranks.agent.workers.fork_policy import group_advice
 from allranks.contract import NodeSpec
+from allranks.system import processes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: SUCCEEDED, FAILED, CANCELLED or PREEMPTED, and the code to leave with.
+    """How it ended.
 
     Attributes:
-        state: the word for it.
+        state: SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
         exit_code: of the agent.
         reason: in one line, if there is one.
         rank: the global rank that failed first.
-        lost: the nodes that were lost, as people read them, if that ended it.
+        lost: the names of the nodes that were lost, if that ended it.
     """
 
     state: str
@@ -28,12 +29,12 @@ class Outcome:
     lost: tuple[str, ...] = ()
 
 
-#: Of ranks that a request has ended: whoever asked starts them again.
+#: Of ranks that a request has ended: its source starts them again.
 PREEMPTED = Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
 
 
 def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
-    """Return the success of so many ranks; its reason says so if each of them has trained alone."""
+    """Return the success of so many ranks; the reason says so if each of them has trained alone."""
     reason = None
     if ranks > 1 and not have_met and (advice := group_advice(node)):
         reason = f"the {ranks} ranks formed no process group: each ran the whole script alone; {advice}"
@@ -41,5 +42,5 @@ def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
 
 
 def failed(rank: int, code: int, host: str | None = None) -> Outcome:
-    """Blame a rank, on a host if there are several; ``code`` is as Python tells it, negative for a signal."""
+    """Return the failure of a rank, on a host if there are several; ``code`` is as Python gives it."""
     return Outcome("FAILED", code if code > 0 else 128 - code, processes.rank_ended(rank, code, host), rank)

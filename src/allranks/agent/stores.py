@@ -1,6 +1,7 @@
 """The store at which the ranks of a generation meet: it listens before they start, and needs torch once one connects.
 
-Until then the kernel keeps whoever connects waiting, and ranks that never connect do not wait for an import of torch.
+So no rank connects too early, and no other process can take the port in between. Until the store is served the kernel
+keeps connections waiting, and ranks that never connect do not wait for an import of torch.
 
 torchrun lets all generations share one store: keys of the generation that died can then block or mislead the next one.
 Here every generation has a new store, in which there is no key of an earlier one.
@@ -8,37 +9,65 @@ Here every generation has a new store, in which there is no key of an earlier on
 
 from __future__ import annotations
 
+import gc
+import os
+import select
 import socket
+import sys
+import threading
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.agent.listener import has_caller, listen, listen_everywhere, port_of
-from allranks.agent.torch_import import TorchImport
+from allranks.agent.heartbeat import complain
+from allranks.errors import LaunchError
+from allranks.system import routes
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+BACKLOG = 4096
 
 
 class Stores:
     """Serves the store of one generation of ranks after the other, on this node.
 
     Args:
-        torch: the import of torch; it begins when a rank connects, unless it is over by then.
         port: of all stores; None: each has a free one.
     """
 
-    def __init__(self, torch: TorchImport, port: int | None = None) -> None:
-        self._torch = torch
+    def __init__(self, port: int | None = None) -> None:
         self._port = port
         self._address = ""
         self._listener: socket.socket | None = None
         self._store: TCPStore | None = None
         self._has_loss = False
+        self._import: threading.Thread | None = None
+        self._is_import_over = False
+        self._import_error: Exception | None = None
+
+    def import_torch(self) -> None:
+        """Import torch, unless that is over; wait for the import if a thread does it.
+
+        Raises:
+            LaunchError: torch cannot be imported.
+        """
+        if self._import:
+            self._import.join()
+        elif not self._is_import_over:
+            self._import_torch()
+        if self._import_error:
+            fix = "install torch there, or name the environment that has it: environment.venv, .conda or .python"
+            active = os.environ.get("VIRTUAL_ENV", "")
+            if active and Path(active).resolve() != Path(sys.prefix).resolve():
+                fix += f"; active is {active}"
+            what = f"{sys.executable} cannot import torch"
+            raise LaunchError(what, why=str(self._import_error), fix=fix) from self._import_error
 
     def open(self, address: str | None) -> int:
-        """Open a new store in place of the last one; return its port.
+        """Open a new store instead of the last one; return its port.
 
         Args:
             address: of this machine, at which all ranks reach it; None if they do so at several.
@@ -48,23 +77,30 @@ class Stores:
         """
         self.close()
         self._address = address or "127.0.0.1"
-        self._listener = listen(address, self._port) if address else listen_everywhere(self._port)
-        port = port_of(self._listener)
+        self._listener = listen(address, self._port)
+        port: int = self._listener.getsockname()[1]
         self.tick()
         return port
 
     def tick(self) -> None:
-        """Begin to import torch if a rank has connected, in a thread; serve the store once that is over.
+        """Start to import torch in a thread if a rank has connected; serve the store once torch is there.
 
         Raises:
             LaunchError: torch cannot be imported.
         """
         if self._listener is None:
             return
-        if self._torch.is_over:
-            self._serve(self._listener)
-        elif not self._torch.has_begun and has_caller(self._listener):
-            self._torch.begin()
+        if not self._is_import_over:
+            if self._import is None and has_caller(self._listener):
+                self._import = threading.Thread(target=self._import_torch, name="import torch", daemon=True)
+                self._import.start()
+            return
+        listener, self._listener = self._listener, None  # Before anything is raised: this is tried once.
+        with listener:
+            self.import_torch()
+            self._store = _serve(self._address, listener)
+        if self._has_loss:
+            self.report_loss()
 
     @property
     def was_used(self) -> bool:
@@ -73,8 +109,8 @@ class Stores:
             return has_caller(self._listener)
         return self._store is not None and self._store.num_keys() > 0
 
-    def tell_of_loss(self) -> None:
-        """Tell the ranks that one of them is gone, so that they do not wait for it."""
+    def report_loss(self) -> None:
+        """Report to the ranks that one of them is gone, so that they do not wait for it."""
         self._has_loss = True
         if self._store is not None:
             self._store.set(contract.RANK_GONE, "1")
@@ -86,31 +122,64 @@ class Stores:
         self._listener = self._store = None
         self._has_loss = False
 
-    def _serve(self, listener: socket.socket) -> None:
-        self._listener = None  # Before anything is raised: this is tried once.
-        with listener:
-            self._torch.finish()
-            self._store = _serve(self._address, port_of(listener), listener.detach())
-        if self._has_loss:
-            self.tell_of_loss()
+    def _import_torch(self) -> None:
+        gc.disable()  # Going over what torch has loaded takes a tenth of a second each time.
+        try:
+            import torch.distributed  # noqa: F401
+        except Exception as error:  # noqa: BLE001 - a library of torch's that is missing or broken raises anything
+            complain()
+            self._import_error = error
+        finally:
+            gc.freeze()
+            gc.enable()
+            self._is_import_over = True
 
 
-def _serve(address: str, port: int, descriptor: int) -> TCPStore:
+def _serve(address: str, listener: socket.socket) -> TCPStore:
     """Serve a store on a socket that listens."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     make = partial(
         TCPStore,
         address,
-        port,
+        listener.getsockname()[1],
         None,
         is_master=True,
         timeout=timedelta(minutes=5),
         wait_for_workers=False,
-        master_listen_fd=descriptor,
+        master_listen_fd=listener.detach(),
     )
     try:
         return make()
     except NotImplementedError:
         # The libuv server, the default since torch 2.4, takes an open socket only since a later version.
         return make(use_libuv=False)
+
+
+def listen(address: str | None, port: int | None) -> socket.socket:
+    """Listen at an address of this machine, at all of them if None; on a free port if ``port`` is None.
+
+    Raises:
+        LaunchError: the port is in use, no port is free, or the address is not of this machine.
+    """
+    where = f"{address}:{port or 0}"
+    fix = "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine"
+    if address is None:
+        where, fix = f"port {port or 0} of this machine", "end what holds so many ports of this machine"
+    elif port:
+        fix = "leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
+    try:
+        if address is None:
+            return routes.listen_everywhere(port or 0, BACKLOG)
+        family, _, _, _, target = socket.getaddrinfo(address, port or 0, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(target, family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = str(error.strerror or error).partition(" (while attempting")[0]  # Python adds the address.
+        raise LaunchError(f"cannot listen on {where}", why=why, fix=fix) from error
+
+
+def has_caller(listener: socket.socket) -> bool:
+    """Return whether a connection waits to be accepted."""
+    poll = select.poll()  # Not select(), which knows no descriptors above 1023: node 0 may hear many others.
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))

@@ -13,13 +13,13 @@ from allranks.runs.status import State
 @click.command("cancel")
 @run_arguments
 @json_option
-def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
-    """End a run, and return when nothing of it is left: the newest here, or RUN."""
-    from allranks.clusters.cancel import cancel
+def command(run: str | None, folder: str | None, as_json: bool) -> int:
+    """Cancel a run, and return when nothing of it is left: the newest here, or RUN."""
     from allranks.clusters.registry import load_kind
-    from allranks.clusters.settle import settled
+    from allranks.launch.cancel import cancel
+    from allranks.launch.refresh import settled
 
-    found = settled(find(runs_folder(runs_folder_), run))
+    found = settled(find(runs_folder(folder), run))
     record = found.record
     if record.status.state.is_final:
         render.talk(f"{record.id} had ended before: {record.status.state.value}")

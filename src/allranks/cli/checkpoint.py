@@ -1,4 +1,4 @@
-"""``allranks checkpoint``: what is in a folder of checkpoints, whether it is whole, and one file of it."""
+"""``allranks checkpoint``: lists, verifies and exports the checkpoints in a directory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from allranks.cli import render
 from allranks.cli.runs import json_option
 from allranks.errors import AllranksError, UsageError
 from allranks.job.units import format_count, format_size
-from allranks.runs import checkpoints
-from allranks.runs.checkpoints import Entry
+from allranks.record import checkpoints
+from allranks.record.checkpoints import CheckpointEntry
 
 _HEADER = ("STEP", "AGE", "SIZE", "RANKS", "METRIC", "STATE", "")
 #: Processes that verify a checkpoint, and bytes below which one is enough.
@@ -60,8 +60,8 @@ def ls(folder: Path, as_json: bool) -> int:
 @_folder
 @json_option
 def verify(folder: Path, as_json: bool) -> int:
-    """Read all bytes of the checkpoint in FOLDER, or of all in it, and compare the checksums; 1 if one is damaged."""
-    paths = [folder] if _is_checkpoint(folder) else [entry.path for entry in checkpoints.entries(_existing(folder))]
+    """Read all bytes of the checkpoint in FOLDER, or of all in it, and compare the checksums; 1 if one is corrupt."""
+    paths = _paths(folder)
     if not paths:
         raise UsageError(f"there is no checkpoint in {folder}")
     results = {path: _problems(path) for path in paths[::-1]}
@@ -69,7 +69,7 @@ def verify(folder: Path, as_json: bool) -> int:
         render.as_json([{"path": str(path), "problems": found} for path, found in results.items()])
     else:
         for path, found in results.items():
-            render.data(f"{render.path(path)}: " + ("; ".join(found) or "whole"))
+            render.data(f"{render.path(path)}: " + ("; ".join(found) or "complete"))
     return int(any(results.values()))
 
 
@@ -82,7 +82,7 @@ def verify(folder: Path, as_json: bool) -> int:
 def export(folder: Path, target: Path, part: str | None, everything: bool, force: bool) -> int:
     """Write the model of a checkpoint into one file: TARGET ends in .safetensors, or in .pt, which needs torch.
 
-    FOLDER is a checkpoint, or a folder of them, of which the newest whole one is taken.
+    FOLDER is a checkpoint, or a directory of them, of which the newest complete one is taken.
     """
     if target.suffix not in (".pt", ".safetensors"):
         raise UsageError(f"{target} ends neither in .safetensors nor in .pt")
@@ -96,7 +96,13 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
     if target.suffix == ".pt":
         _export_with_torch(path, target, name)
     else:
-        _export_safetensors(path, target, manifest, str(name))
+        from allranks.runs import safetensors
+
+        tensors = {key.partition("/"): tensor for key, tensor in checkpoints.read_tensors(path, manifest).items()}
+        chosen = {key: tensor for (part_name, _, key), tensor in tensors.items() if part_name == name}
+        if not chosen:
+            raise UsageError(f"{name} holds no tensors")
+        safetensors.write(target, path, chosen, {"format": "pt", "step": str(manifest.step)})
     size = format_size(target.stat().st_size)
     render.talk(f"wrote {render.path(target)}: {name or 'everything'} of step {manifest.step}, {size}")
     return 0
@@ -104,18 +110,21 @@ def export(folder: Path, target: Path, part: str | None, everything: bool, force
 
 def _existing(folder: Path) -> Path:
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}")
+        raise UsageError(f"there is no directory {folder}")
     return folder
 
 
-def _is_checkpoint(folder: Path) -> bool:
-    return (folder / checkpoints.MANIFEST).is_file()
+def _paths(folder: Path) -> list[Path]:
+    """Return the checkpoint that a directory is, or all that are in it, the newest first."""
+    if (folder / checkpoints.MANIFEST).is_file():
+        return [folder]
+    return [entry.path for entry in checkpoints.entries(_existing(folder))]
 
 
 def _problems(path: Path) -> list[str]:
-    """Read a checkpoint; a large one with several processes, since Python alone takes seconds for each GB."""
-    data = [file.stat().st_size for file in path.glob("rank-*.data")]
-    processes = min(os.cpu_count() or 1, _PROCESSES, sum(data) // _FOR_ONE)
+    """Read a checkpoint; a large one with several processes, since one takes seconds for each GB."""
+    size = sum(file.stat().st_size for file in path.glob("rank-*.data"))
+    processes = min(os.cpu_count() or 1, _PROCESSES, size // _FOR_ONE)
     if processes < 2:
         return list(checkpoints.problems(path))
     from concurrent.futures import ProcessPoolExecutor
@@ -129,83 +138,59 @@ def _share(path: Path, share: int, shares: int) -> list[str]:
     return list(checkpoints.problems(path, share=share, shares=shares))
 
 
-def _row(entry: Entry, latest: str) -> tuple[str, ...]:
+def _row(entry: CheckpointEntry, latest: str) -> tuple[str, ...]:
     manifest = entry.manifest
     mark = "latest" if entry.path.name == latest else ""
+    state = f"corrupt: {entry.problem}" if entry.problem else "complete"
     if manifest is None:
-        return (str(entry.step), "-", "-", "-", "-", f"damaged: {entry.problem}", mark)
+        return (str(entry.step), "-", "-", "-", "-", state, mark)
     metric = "-" if manifest.metric is None else f"{manifest.metric_name or 'metric'} {manifest.metric:.6g}"
-    state = f"damaged: {entry.problem}" if entry.problem else "whole"
     age = render.seconds(max(0.0, time.time() - manifest.time))
     return (str(entry.step), age, format_size(manifest.size), str(manifest.world_size), metric, state, mark)
 
 
-def _as_json(entry: Entry, latest: str) -> dict[str, Any]:
-    manifest = entry.manifest
-    return {
-        "path": str(entry.path),
-        "step": entry.step,
-        "latest": entry.path.name == latest,
-        "problem": entry.problem,
-        "time": manifest and manifest.time,
-        "size": manifest and manifest.size,
-        "world_size": manifest and manifest.world_size,
-        "epoch": manifest and manifest.epoch,
-        "metric": manifest and manifest.metric,
-        "metric_name": manifest and manifest.metric_name,
-        "parts": manifest and manifest.parts,
-    }
+def _as_json(entry: CheckpointEntry, latest: str) -> dict[str, Any]:
+    is_latest = entry.path.name == latest
+    shown = {"path": str(entry.path), "step": entry.step, "latest": is_latest, "problem": entry.problem}
+    for name in ("time", "size", "world_size", "epoch", "metric", "metric_name", "parts"):
+        shown[name] = getattr(entry.manifest, name, None)
+    return shown
 
 
 def _chosen(folder: Path) -> Path:
-    """Return the checkpoint to export, read and found whole."""
-    single = _is_checkpoint(folder)
-    for path in [folder] if single else [entry.path for entry in checkpoints.entries(_existing(folder))]:
+    """Return the checkpoint to export, read and found complete."""
+    for path in _paths(folder):
         found = _problems(path)
         if not found:
             return path
-        if single:
-            raise AllranksError(f"{path} is damaged", why=found[0], fix=f"allranks checkpoint ls {path.parent}")
-        render.talk(f"{path} is damaged and is skipped: {found[0]}")
-    raise UsageError(f"there is no whole checkpoint in {folder}")
+        if path == folder:
+            raise AllranksError(f"{path} is corrupt", why=found[0], fix=f"allranks checkpoint ls {path.parent}")
+        render.talk(f"{path} is corrupt and is skipped: {found[0]}")
+    raise UsageError(f"there is no complete checkpoint in {folder}")
 
 
 def _part(manifest: checkpoints.Manifest, wanted: str | None) -> str:
-    models = [name for name, kind in manifest.parts.items() if kind == "module"]
+    if wanted in manifest.parts:
+        return str(wanted)
     if wanted is not None:
-        if wanted not in manifest.parts:
-            raise UsageError(f"the checkpoint has no part {wanted}", why=f"it has {', '.join(manifest.parts)}")
-        return wanted
+        raise UsageError(f"the checkpoint has no part {wanted}", why=f"it has {', '.join(manifest.parts)}")
+    models = [name for name, kind in manifest.parts.items() if kind == "module"]
     if len(models) != 1:
-        raise UsageError(
-            f"the checkpoint has {format_count(len(models), 'model')}", fix=f"--part {models[0] if models else 'NAME'}"
-        )
+        fix = f"--part {models[0] if models else 'NAME'}"
+        raise UsageError(f"the checkpoint has {format_count(len(models), 'model')}", fix=fix)
     return models[0]
 
 
-def _export_safetensors(path: Path, target: Path, manifest: checkpoints.Manifest, part: str) -> None:
-    from allranks.runs import safetensors
-
-    prefix = f"{part}/"
-    tensors = checkpoints.read_tensors(path, manifest)
-    chosen = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if not chosen:
-        raise UsageError(f"{part} holds no tensors")
-    safetensors.write(target, path, chosen, {"format": "pt", "step": str(manifest.step)})
-
-
 def _export_with_torch(path: Path, target: Path, part: str | None) -> None:
-    """Have a Python with torch do it: this command itself runs on login nodes that have none."""
+    """Export in another process that imports torch, which this command does without on login nodes."""
     command = [sys.executable, "-m", "allranks.runtime.checkpoint.export", str(path), str(target), part or ""]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     if done.returncode == 0:
         return
-    told = done.stderr.decode(errors="replace").strip()
-    if "No module named 'torch'" in told:
-        raise AllranksError(
-            f"{target} needs torch, and {sys.executable} has none",
-            fix="run this where torch is installed, or export to a .safetensors file",
-        )
+    text = done.stderr.decode(errors="replace").strip()
+    if "No module named 'torch'" in text:
+        fix = "run this where torch is installed, or export to a .safetensors file"
+        raise AllranksError(f"{target} needs torch, and {sys.executable} has none", fix=fix)
     with contextlib.suppress(ValueError):
-        raise AllranksError(**json.loads(told))  # An error of ours, which says itself what went wrong.
-    raise AllranksError(f"cannot write {target}", why=told.splitlines()[-1] if told else f"exit code {done.returncode}")
+        raise AllranksError(**json.loads(text))  # An error of ours.
+    raise AllranksError(f"cannot write {target}", why=text.splitlines()[-1] if text else f"exit code {done.returncode}")

@@ -1,4 +1,4 @@
-"""The command ``allranks``: finds the verb, runs it, and shows whatever error comes out of it."""
+"""The command ``allranks``: finds the verb, runs it, and shows its error."""
 
 from __future__ import annotations
 
@@ -8,39 +8,45 @@ from typing import Any, NoReturn
 
 import click
 
+from allranks import __version__
 from allranks.cli import render
 from allranks.errors import AllranksError, UsageError
 
-#: Verbs in the order of the help: module in this package, and one line. Modules are imported when used.
-VERBS = {
-    "init": ("init", "Write a commented job.yaml and a train.py to start from."),
-    "plan": ("plan", "Show what would be executed, and why."),
-    "check": ("check", "Check this machine, or all that a job needs, on every node."),
-    "test": ("test", "Run a short distributed training as a self-test."),
-    "run": ("run", "Run a job and follow all its ranks."),
-    "node": ("node", "Start one node of a job, where each node is started by hand."),
-    "resume": ("resume", "Resume a run that ended early."),
-    "shell": ("shell", "Wait for nodes of a cluster, and open a shell there."),
-    "ps": ("ps", "List the runs here."),
-    "status": ("status", "Show a run's status."),
-    "top": ("top", "Show what a run uses of its nodes."),
-    "logs": ("logs", "Show or follow the output of a run's ranks."),
-    "cancel": ("cancel", "End a run."),
-    "prune": ("prune", "Remove old runs."),
-    "checkpoint": ("checkpoint", "List, check and export the checkpoints of a training."),
-    "schema": ("schema", "Print the JSON Schema of the job file."),
-    "completion": ("completion", "Print the shell completion for bash, zsh or fish."),
+#: Verbs in the order of the help, by group. Each is a module of this package, imported when it is used.
+GROUPS = {
+    "Run a job": {
+        "init": "Write a commented job.yaml and a train.py to start from.",
+        "plan": "Show what would run, and why.",
+        "run": "Run a job and follow all its ranks.",
+        "resume": "Resume a run that ended early.",
+        "cancel": "Cancel a run.",
+    },
+    "Follow runs": {
+        "ps": "List runs.",
+        "status": "Show the status of a run.",
+        "logs": "Show or follow the output of the ranks.",
+        "top": "Show the CPU, memory and GPU use of a run.",
+    },
+    "Check first": {
+        "check": "Check this machine, or all nodes of a job.",
+        "test": "Run a short distributed training as a self-test.",
+    },
+    "Use clusters": {
+        "shell": "Open a shell on nodes of a cluster.",
+        "node": "Start one node of a job by hand.",
+    },
+    "Manage files": {
+        "checkpoint": "List, check and export checkpoints.",
+        "prune": "Remove old runs.",
+        "schema": "Print the JSON Schema of the job file.",
+        "completion": "Print the shell completion for bash, zsh or fish.",
+    },
 }
+VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
+_EPILOG = "allranks COMMAND --help describes a command and its options."
 
 #: Words of other tools that mean exactly the same.
-SAME = {
-    "ls": "ps",
-    "list": "ps",
-    "stop": "cancel",
-    "kill": "cancel",
-    "help": "--help",
-    "version": "--version",
-}
+SAME = {"ls": "ps", "list": "ps", "stop": "cancel", "kill": "cancel", "help": "--help", "version": "--version"}
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -54,10 +60,10 @@ class Verbs(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of the help."""
-        return list(VERBS)
+        return VERBS
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take words of other tools for ours; ``help VERB`` is ``VERB --help``."""
+        """Replace words of other tools with ours; ``help VERB`` is ``VERB --help``."""
         if args[:1] == ["help"] and len(args) > 1:
             args = [*args[1:], "--help"]
         if args and args[0] in SAME:
@@ -68,23 +74,22 @@ class Verbs(click.Group):
         """Import and return a verb."""
         if cmd_name not in VERBS:
             return None
-        module = import_module(f"allranks.cli.{VERBS[cmd_name][0]}")
-        command: click.Command = module.command
+        command: click.Command = import_module(f"allranks.cli.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; say which one may be meant where there is none."""
+        """Find the verb; an error names the one that may be meant."""
         word = args[0]
         if not word.startswith("-") and word.replace("_", "-") not in VERBS and not ctx.resilient_parsing:
             from allranks.cli.usage import unknown_verb
 
-            raise unknown_verb(word, list(VERBS))
+            raise unknown_verb(word, VERBS)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the verb; when nobody reads its results any more, end as a shell tells of SIGPIPE."""
+        """Call the verb; if the reader of its results is gone, exit as a process that SIGPIPE ended."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -92,25 +97,16 @@ class Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:10}", what) for verb, what in verbs.items()])
 
 
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        import allranks
-
-        click.echo(f"allranks {allranks.__version__}")
-        ctx.exit()
-
-
-@click.group(cls=Verbs, context_settings=CONTEXT, invoke_without_command=True)
-@click.option(
-    "--version", "-V", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
-)
+@click.group(cls=Verbs, context_settings=CONTEXT, invoke_without_command=True, epilog=_EPILOG)
+@click.version_option(__version__, "--version", "-V", message="allranks %(version)s", help="Show the version.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Run a PyTorch training script with all its ranks: here, and wherever there are GPUs.
+    """Run a PyTorch training script on every rank: here, over SSH, on Slurm, PBS and Grid Engine.
 
     allranks run train.py --nproc-per-node 2
     """
@@ -138,9 +134,5 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - the last resort: the traceback goes to a file, not to the user
         render.error(render.unexpected(error))
         code = 1
-    _leave(code)
-
-
-def _leave(code: Any) -> NoReturn:
     render.flush()
     sys.exit(code if isinstance(code, int) else 0)

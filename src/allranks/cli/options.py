@@ -1,4 +1,4 @@
-"""Options of the command line, made from the table in ``job.options``, and what they add up to."""
+"""Options of the command line, made from the table in ``job.options``, and the job that they give."""
 
 from __future__ import annotations
 
@@ -18,41 +18,54 @@ from allranks.errors import UsageError
 from allranks.job.options import OPTIONS, Option
 
 if TYPE_CHECKING:
-    from allranks.clusters.launch import Launch
     from allranks.job.load import LoadedJob
+    from allranks.launch.submit import Launch
 
 _JOB_FILE = "job.yaml"
 _SCRIPT_ARGS = "allranks.script_args"
+_PYDANTIC_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 #: Key of ``ctx.meta`` for the words of a verb as they were typed.
 TYPED = "allranks.typed"
 
+#: Titles of the help, and prefixes of the paths of their options: the longest that matches counts.
+_GROUPS = (
+    ("Most used", ("cluster", "resources.nodes", "resources.gpus_per_node", "resources.time", "launch.nproc_per_node")),
+    ("What to run", ("name", "workdir", "module", "binary")),
+    ("Ranks", ("launch.",)),
+    ("Nodes and network", ("resources.", "launch.master", "launch.interface")),
+    ("SSH", ("resources.host", "resources.spares", "launch.attach", "sync.")),
+    ("Environment", ("environment.",)),
+    ("Schedulers", ("scheduler.", "retry.")),
+    ("This command", ("",)),
+)
+
 
 class Seconds(click.FloatRange):
-    """A number of seconds, up to a week: nobody waits for ever, or until no number."""
+    """A number of seconds, up to a week."""
 
     def __init__(self, least: float) -> None:
         super().__init__(min=least, max=7 * 24 * 3600)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it; nan is within every range."""
+        """Refuse nan too, which is within every range."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
-            self.fail(f"{value} is no number of seconds.", param, ctx)
+            self.fail(f"invalid number of seconds: {value}.", param, ctx)
         return seconds
 
 
-def quick_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--quick`` and ``--full`` to a verb that checks."""
-    text = "What takes seconds (the default), or all there is."
-    return click.option("--quick/--full", "is_quick", default=True, help=text)(function)
-
-
-def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--timeout`` to a verb that has ranks try what ranks do."""
-    text = "How long ranks wait for each other, to meet and in each operation."
-    return click.option("--timeout", metavar="SECONDS", type=Seconds(1), default=120, show_default=True, help=text)(
-        function
-    )
+#: Options of the verbs that check.
+quick_option = click.option(
+    "--quick/--full", "is_quick", default=True, help="Run the quick checks only (the default), or all."
+)
+timeout_option = click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=Seconds(1),
+    default=120,
+    show_default=True,
+    help="Timeout of the rendezvous and of each operation.",
+)
 
 
 class JobCommand(click.Command):
@@ -68,12 +81,18 @@ class JobCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups."""
-        from allranks.cli.help_groups import sections
-
-        for title, rows in sections(ctx, self.get_params(ctx)):
-            with formatter.section(title):
-                formatter.write_dl(rows)
+        """Write the options in groups, each with those that it has in their order."""
+        titles = {start: title for title, starts in _GROUPS for start in starts}
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title, _ in _GROUPS}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row and isinstance(parameter, click.Option):
+                path = (parameter.name or "").removeprefix("option_").replace("__", ".")
+                found[titles[max(filter(path.startswith, titles), key=len)]].append(row)
+        for title, rows in found.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,24 +111,16 @@ def add_options(function: Callable[..., Any], options: Sequence[Option]) -> Call
 
 
 def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    names = list(option.flags)
-    if option.off_flag:
-        names[0] = f"{names[0]}/{option.off_flag}"
+    first, *others = option.flags
+    names = [f"{first}/{option.off_flag}" if option.off_flag else first, *others, _key(option)]
     if option.is_flag:
-        return click.option(*names, _key(option), is_flag=True, default=None, help=option.help)
-    return click.option(
-        *names,
-        _key(option),
-        metavar=option.metavar,
-        multiple=option.multiple,
-        default=None,
-        help=option.help,
-        shell_complete=partial(_complete, option),
-    )
+        return click.option(*names, is_flag=True, default=None, help=option.help)
+    takes: dict[str, Any] = {"metavar": option.metavar, "multiple": option.multiple}
+    return click.option(*names, default=None, help=option.help, shell_complete=partial(_complete, option), **takes)
 
 
 def _complete(option: Option, ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the words that an option takes, where it takes some: those of its help, or the names of clusters."""
+    """Return the words of an option's metavar, or the names of clusters, to complete."""
     if option.path == "cluster":
         from allranks.job.load import cluster_names
 
@@ -130,14 +141,17 @@ def script_args(ctx: click.Context) -> tuple[str, ...]:
 
 
 def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = True) -> LoadedJob:
-    """Load the job that a verb was called with; unless ``needs_target``, it need not say what to run.
-
-    Raises:
-        JobError: something about it is wrong.
-    """
+    """Load the job that a verb was called with; unless ``needs_target``, it need not say what to run."""
+    plugins = os.environ.get(_PYDANTIC_PLUGINS)
+    os.environ[_PYDANTIC_PLUGINS] = "__all__"  # Else pydantic reads what every package has installed: 18 ms.
     from allranks.job.load import load_job
+    from allranks.job.variables import misspelt
 
-    _note_variables()
+    os.environ.pop(_PYDANTIC_PLUGINS)
+    if plugins is not None:
+        os.environ[_PYDANTIC_PLUGINS] = plugins
+    for name, near in misspelt(os.environ):
+        render.talk(f"allranks: note: nothing reads {name}; did you mean {near}?")
     flags = flag_values(values)
     _take_hosts(flags)
     target = _target(values, flags)
@@ -146,30 +160,22 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
 
 
-def _note_variables() -> None:
-    """Note variables that look like ours, which nothing reads."""
-    from allranks.job.variables import misspelt
-
-    for name, near in misspelt(os.environ):
-        render.talk(f"allranks: note: nothing reads {name}; did you mean {near}?")
-
-
 def flag_values(values: dict[str, Any]) -> dict[str, object]:
     """Return the values of the options that were typed, by their place in the job."""
     return {option.path: value for option in OPTIONS if (value := values.get(_key(option))) not in (None, ())}
 
 
 def _take_hosts(flags: dict[str, object]) -> None:
-    """Let names of machines stand where the number of nodes does: they are the nodes, all of them."""
+    """Take names of machines instead of a number of nodes: they are the hosts, and all of them take part."""
     from allranks.job.hosts import look_like_hosts, parse_hosts
 
-    asked = str(flags.get("resources.nodes", ""))
-    if look_like_hosts(asked):
+    requested = str(flags.get("resources.nodes", ""))
+    if look_like_hosts(requested):
         try:
-            flags["resources.nodes"] = len(parse_hosts([asked]))
+            flags["resources.nodes"] = len(parse_hosts([requested]))
         except ValueError as error:
             raise UsageError(f"--nodes: {error}", fix="a number, 2:4, gpu1,gpu2, gpu[1-3] or ada@gpu7:2222") from error
-        flags["resources.hosts"] = asked
+        flags["resources.hosts"] = requested
 
 
 def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
@@ -189,9 +195,9 @@ def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
 
 def launch_of(loaded: LoadedJob) -> Launch:
     """Return what is launched for a loaded job."""
-    from allranks.clusters.launch import Launch
-    from allranks.job.dump import dump_yaml
     from allranks.job.secrets import redacted
+    from allranks.job.yaml import dump_yaml
+    from allranks.launch.submit import Launch
 
     return Launch(
         loaded.job,

@@ -10,11 +10,11 @@ import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.runs import runs_folder, settled_runs
+from allranks.cli.runs import folder_option, runs_folder, settled_runs
 from allranks.errors import RunFolderError, UsageError
 from allranks.job.units import format_count, parse_duration
+from allranks.record.saves import read_saves
 from allranks.runs.record import Run, is_mine, run_ids
-from allranks.runs.saves import read_saves
 
 
 @click.command("prune")
@@ -22,7 +22,7 @@ from allranks.runs.saves import read_saves
 @click.option("--older-than", metavar="TIME", help="Remove only runs that ended longer ago: 30d, 12h.")
 @click.option("--checkpoints", "with_checkpoints", is_flag=True, help="Remove the checkpoints of these runs too.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
-@click.option("--runs-folder", "folder", metavar="DIR", help="Folder that holds a folder for each run.")
+@folder_option
 def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dry_run: bool, folder: str | None) -> int:
     """Remove the directories of your old runs that have ended, with their logs; their checkpoints stay.
 
@@ -30,12 +30,16 @@ def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dr
     """
     if keep is None and older_than is None:
         raise UsageError("which runs are old is not said", fix="allranks prune --keep 20, or --older-than 30d")
-    where, before, removed = runs_folder(folder), time.time() - _seconds(older_than), 0
+    try:
+        before = time.time() - (parse_duration(older_than) if older_than is not None else 0.0)
+    except ValueError as error:
+        raise UsageError(f"invalid --older-than: {older_than!r}", why=str(error), fix="--older-than 30d") from error
+    where, removed = runs_folder(folder), 0
     ids = [run_id for run_id in run_ids(where) if is_mine(where / run_id)]
     for run in settled_runs(where, ids[: -keep if keep else None]):
         ended = run.record.status.ended or run.record.created
         if not run.record.status.state.is_final or ended > before:
-            continue  # It goes on, or is too new.
+            continue  # It continues, or is too new.
         kept = [] if with_checkpoints else _checkpoints(run)
         if not dry_run:
             _remove(run.folder, kept)
@@ -49,18 +53,6 @@ def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dr
     return 0
 
 
-def _seconds(text: str | None) -> float:
-    """Return the seconds of ``--older-than``; 0 without it.
-
-    Raises:
-        UsageError: it is not a duration.
-    """
-    try:
-        return 0.0 if text is None else parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"invalid --older-than: {text!r}", why=str(error), fix="--older-than 30d") from error
-
-
 def _checkpoints(run: Run) -> list[Path]:
     """Return what of a run's directory holds checkpoints of ``ctx.checkpoints()``."""
     folder = run.folder.resolve()
@@ -70,7 +62,7 @@ def _checkpoints(run: Run) -> list[Path]:
 
 
 def _remove(folder: Path, kept: list[Path]) -> None:
-    """Remove a directory but for some entries; its record goes last, so that what was interrupted can go on."""
+    """Remove a directory but for some entries; its record goes last, so that what was interrupted can continue."""
     record = folder / contract.RECORD_FILE
     entries = [entry for entry in folder.iterdir() if entry not in (*kept, record)]
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option, report, runs_folder, settled_runs
+from allranks.cli.runs import folder_option, json_option, report, runs_folder, settled_runs
 from allranks.job.units import format_count
 from allranks.runs.record import Run, run_ids, unreadable
 from allranks.runs.status import State
@@ -22,7 +22,7 @@ _MOST_OTHERS = 5
 
 
 @click.command("ps")
-@click.option("--runs-folder", "folder", metavar="DIR", help="Folder that holds a folder for each run.")
+@folder_option
 @click.option("--last", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="How many to list.")
 @click.option(
     "--state",
@@ -31,7 +31,7 @@ _MOST_OTHERS = 5
     type=click.Choice([state.value for state in State], case_sensitive=False),
     help="Only runs in this state; may be given several times.",
 )
-@click.option("--watch", "-w", "is_watched", is_flag=True, help="Show them anew every 2 s, on a terminal.")
+@click.option("--watch", "-w", "is_watched", is_flag=True, help="Refresh every 2 s, on a terminal.")
 @json_option
 def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: bool, as_json: bool) -> int:
     """List the runs here, the newest last."""
@@ -51,7 +51,7 @@ def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: 
         time.sleep(_SECONDS)
         runs = _runs(where, last, states)
     if runs:
-        render.rows(_text(runs))
+        render.data(_text(runs), cut=True)
     elif states:
         render.talk(f"no runs in {render.path(where)} are {' or '.join(states)}")
     else:
@@ -74,14 +74,6 @@ def _row(run: Run) -> tuple[str, ...]:
     began = status.started or record.created
     took = render.seconds((status.ended or time.time()) - began) if status.ended or not status.state.is_final else "-"
     code = "-" if status.exit_code is None else str(status.exit_code)
-    return (
-        record.id,
-        render.state(status.state),
-        code,
-        str(record.world_size),
-        record.cluster,
-        render.age(began),
-        took,
-        run.command or "-",
-        ": ".join(filter(None, (status.reason, status.cause))),
-    )
+    reason = ": ".join(filter(None, (status.reason, status.cause)))
+    what = (record.id, render.state(status.state), code, str(record.world_size), record.cluster)
+    return (*what, render.age(began), took, run.command or "-", reason)

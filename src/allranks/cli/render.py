@@ -1,4 +1,4 @@
-"""How the command line speaks: results on stdout, talk on stderr, colour only where a person looks."""
+"""Output of the command line: results on stdout, messages on stderr, colour on terminals only."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from allranks.errors import AllranksError
+from allranks.job.problems import printable
 from allranks.job.units import format_count
 from allranks.runs.status import State
 
@@ -37,48 +38,43 @@ _OBEYED = re.compile(r"(\x1b\[[0-9;:]*m)|(\x1b\[[0-?]*[ -/]*[@-~])|[\x00-\x08\x0
 
 
 def is_lively(stream: IO[Any]) -> bool:
-    """Tell whether a terminal that can move its cursor is behind ``stream``."""
+    """Return whether ``stream`` is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def has_colour(stream: IO[Any]) -> bool:
-    """Tell whether to use colour on ``stream`` (no-color.org)."""
+    """Return whether to use colour on ``stream`` (no-color.org)."""
     return is_lively(stream) and not os.environ.get("NO_COLOR")
 
 
 def talk(text: str) -> None:
-    """Say something on stderr; a terminal that is gone is no reason to fail. Signal handlers may call it."""
+    """Write a message to stderr; a terminal that is gone is no reason to fail. Signal handlers may call it."""
     wipe = "\r\x1b[K" if is_lively(sys.stderr) else ""  # A progress bar, or the ^C that the terminal showed.
     with contextlib.suppress(OSError):
         os.write(2, f"{wipe}{harmless(text)}\n".encode(errors="replace"))
 
 
 def harmless(text: str) -> str:
-    """Make a text one that a terminal shows: of what it would obey, colours stay, and cursor moves are left out.
+    """Return a text without cursor moves, and with control characters escaped; colours stay.
 
-    Single control characters are written out. What comes from nodes and logs may hold any.
+    Text from nodes and logs may hold any.
     """
-    return _OBEYED.sub(_shown, text)
+    return _OBEYED.sub(lambda found: found[1] or ("" if found[2] else f"\\x{ord(found[0]) & 0xFF:02x}"), text)
 
 
 def one_line(text: str) -> str:
-    """Make a text harmless and one line, as the name that a host has given itself may not be."""
+    """Return a text from elsewhere, such as a host's name for itself, harmless and as one line."""
     return harmless(text).replace("\n", r"\n").replace("\r", r"\r")
 
 
-def _shown(found: re.Match[str]) -> str:
-    if found[1] or found[2]:
-        return found[1] or ""
-    return f"\\x{ord(found[0]) & 0xFF:02x}"
+def data(text: str, *, cut: bool = False) -> None:
+    """Write a result to stdout: unchanged to a file or a pipe, which may be a script, and harmless to a terminal.
 
-
-def data(text: str) -> None:
-    """Write a result to stdout: as it is into a file or a pipe, which may be a script, and harmless to a terminal.
-
-    Raises:
-        AllranksError: it cannot be written: the disk behind it is full, say.
+    With ``cut`` a terminal shows as much of each line as fits. AllranksError: it cannot be written.
     """
-    _print(harmless(text) if sys.stdout.isatty() else text)
+    if sys.stdout.isatty():
+        text = harmless("\n".join(map(_cut, text.splitlines())) if cut else text)
+    _print(text)
 
 
 def _print(text: str) -> None:
@@ -103,11 +99,6 @@ def frame_lines() -> int:
     return shutil.get_terminal_size().lines - 1
 
 
-def rows(text: str) -> None:
-    """Write lines as a result to stdout, each cut to the terminal's width where there is one."""
-    data("\n".join(map(_cut, text.splitlines())) if sys.stdout.isatty() else text)
-
-
 def _cut(line: str) -> str:
     """Cut a line at its end, where there are no colours, to the terminal's width."""
     excess = _width(line) - shutil.get_terminal_size().columns
@@ -115,66 +106,53 @@ def _cut(line: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Return the columns that a text takes: colours take none."""
-    return len(_OBEYED.sub("", text))
+    return len(_OBEYED.sub("", text))  # Colours take no columns.
 
 
 def as_json(value: Any) -> None:
     """Write a result to stdout as JSON."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    # JSON itself escapes those below.
-    text = re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:
         text = json.dumps(value, indent=2)
-    data(text)
+    # JSON itself escapes the control characters below these.
+    data(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def error(failure: AllranksError) -> None:
     """Show an error on stderr: what, why, fix, see."""
     label = f"{_BOLD}{_RED}error:{_PLAIN} " if has_colour(sys.stderr) else "error: "
-    talk(label + printable(str(failure)))
-
-
-def printable(text: str) -> str:
-    """Replace what a terminal would obey instead of show; line breaks stay."""
-    return "".join(char if char == "\n" or char.isprintable() else repr(char)[1:-1] for char in text)
+    talk(label + "\n".join(map(printable, str(failure).split("\n"))))
 
 
 def unexpected(failure: Exception) -> AllranksError:
-    """Save the traceback of a failure that nobody foresaw, and make an error that names the file."""
+    """Save the traceback of an unexpected failure, and return an error that names the file."""
     import tempfile
     import traceback
 
     text = "".join(traceback.format_exception(failure))
     what = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
-    why = "this is a mistake in allranks"
+    why = "this is a bug in allranks"
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="allranks-", suffix=".log", delete=False, errors="backslashreplace"
-        ) as stream:
+        descriptor, name = tempfile.mkstemp(".log", "allranks-")
+        with open(descriptor, "w", errors="backslashreplace") as stream:
             stream.write(text)
     except OSError as full:
         return AllranksError(what, why=f"{why}; its traceback cannot be saved: {full.strerror}", see=text.rstrip())
-    return AllranksError(what, why=why, fix="please report it with that file", see=stream.name)
+    return AllranksError(what, why=why, fix="please report it with that file", see=name)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Align rows under a header; the last column is as wide as it is."""
-    lines = [list(header), *(list(map(one_line, row)) for row in rows)]
-    widths = [max(_width(line[column]) for line in lines) for column in range(len(header))]
+    """Align rows under a header, if it is not empty."""
+    lines = [[one_line(cell) for cell in row] for row in rows]
+    if header:
+        lines.insert(0, [*header])
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
-
-
-def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Align values behind their names."""
-    found = [(name, one_line(value)) for name, value in rows]
-    width = max(len(name) for name, _ in found)
-    return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in found)
 
 
 def seconds(amount: float) -> str:
@@ -193,23 +171,15 @@ def ranks(plan: Plan) -> str:
     """Write how many ranks there will be: 4 ranks, 2 to 8 ranks, as many ranks as the nodes have GPUs."""
     if plan.ranks_unknown:
         return "as many ranks as the nodes have GPUs"
-    least = plan.min_nodes * plan.nproc_per_node if plan.min_nodes else plan.world_size
-    return _counted(least, plan.world_size, "rank")
+    least = plan.min_nodes * plan.nproc_per_node or plan.world_size
+    return ("" if least == plan.world_size else f"{least} to ") + format_count(plan.world_size, "rank")
 
 
 def nodes(plan: Plan) -> str:
     """Write how many nodes there will be: 2 nodes, 1 to 4 nodes, 2 nodes and 1 spare."""
+    least = "" if plan.min_nodes in (0, plan.nnodes) else f"{plan.min_nodes} to "
     spares = f" and {format_count(plan.spares, 'spare')}" if plan.spares else ""
-    return _counted(plan.min_nodes or plan.nnodes, plan.nnodes, "node") + spares
-
-
-def _counted(least: int, most: int, noun: str) -> str:
-    return ("" if least == most else f"{least} to ") + format_count(most, noun)
-
-
-def moment(when: float | None) -> str:
-    """Write a time of this machine's clock."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "-"
+    return least + format_count(plan.nnodes, "node") + spares
 
 
 def age(when: float) -> str:
@@ -227,30 +197,34 @@ def iso(when: float | None) -> str | None:
 
 
 def path(target: Path) -> str:
-    """Write a path the shorter way: relative to the current folder where it lies inside."""
+    """Write a path the shorter way: relative to the current directory where it lies inside."""
     try:
         return str(target.relative_to(Path.cwd()))
     except ValueError:
         return str(target)
 
 
+def _coloured(colour: str, text: str) -> str:
+    return f"{colour}{text}{_PLAIN}" if has_colour(sys.stdout) else text
+
+
 def dim(text: str) -> str:
-    """Make text recede on a terminal."""
-    return f"{_DIM}{text}{_PLAIN}" if has_colour(sys.stdout) else text
+    """Return a text, dimmed where stdout has colour."""
+    return _coloured(_DIM, text)
 
 
 def state(word: State) -> str:
-    """Write a state, in its colour."""
-    return f"{_STATES.get(word, _RED)}{word.value}{_PLAIN}" if has_colour(sys.stdout) else word.value
+    """Return a state, coloured where stdout has colour."""
+    return _coloured(_STATES.get(word, _RED), word.value)
 
 
-def graded(grade: str, stream: IO[Any]) -> str:
-    """Write a grade, in its colour."""
-    return f"{_GRADES[grade]}{grade}{_PLAIN}" if has_colour(stream) else grade
+def graded(grade: str) -> str:
+    """Return a grade, coloured where stdout has colour."""
+    return _coloured(_GRADES[grade], grade)
 
 
 def flush() -> None:
-    """Flush stdout; when nobody reads it any more, keep the interpreter from complaining at its end."""
+    """Flush stdout; if its reader is gone, keep the interpreter from reporting that at exit."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

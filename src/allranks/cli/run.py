@@ -1,4 +1,4 @@
-"""``allranks run``: start a job, show all its ranks, end with its exit code."""
+"""``allranks run``: starts a job, shows all its ranks, exits with its code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.check_first import check_first
-from allranks.cli.explain import explain
+from allranks.cli.findings import check_first
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type, report, run_json_option
@@ -31,11 +30,10 @@ if TYPE_CHECKING:
     from allranks.runs.record import Run
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Seconds by which news come later than they are known: what a rank has written before its end is shown first.
+#: Seconds by which news are held back, so that lines that a rank wrote before its end are shown first.
 _AFTER_LINES = 0.2
-#: Seconds after which a wait is a line where no spinner shows it: importing torch on a slow disk takes that long.
+#: Seconds after which a wait is reported where no spinner shows it: importing torch on a slow disk takes that long.
 _LONG_WAIT = 30.0
-
 
 _EXAMPLES = """\b
 Examples:
@@ -48,9 +46,7 @@ Examples:
 
 @click.command("run", cls=JobCommand, epilog=_EXAMPLES)
 @job_options
-@click.option(
-    "--check/--no-check", "is_checked", default=True, help="Check quickly first what cannot work (the default)."
-)
+@click.option("--check/--no-check", "is_checked", default=True, help="Run preflight checks first (the default).")
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
 @run_json_option
 @click.pass_context
@@ -66,8 +62,8 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
     Ends with the script's exit code; 2 if the job file or a flag is wrong, 3 if it cannot work here, 130
     after Ctrl-C.
     """
-    from allranks.clusters import launch as launching
     from allranks.clusters.registry import kind_for
+    from allranks.launch import submit as launching
 
     loaded = load(ctx, values)
     if detach and loaded.job.launch.attach:
@@ -77,9 +73,8 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
             fix="one of them; --no-attach against a file",
         )
     if detach and loaded.job.launch.stdin is not None:
-        raise UsageError(
-            "--detach leaves the run without stdin, and --stdin gives it to a rank", fix="one of them; --stdin alone"
-        )
+        what = "--detach leaves the run without stdin, and --stdin gives it to a rank"
+        raise UsageError(what, fix="one of them; --stdin alone")
     launch = launch_of(loaded)
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind, point_latest)
@@ -92,43 +87,51 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
 def carry_out(
     run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool, as_json: bool = False
 ) -> int:
-    """Start a run that has been prepared, show all its ranks, and return what to end with.
+    """Start a run that has been prepared, show all its ranks, and return the exit code.
 
-    Args:
-        run: the run.
-        plan: of the attempt that is started.
-        kind: the kind of cluster that made the plan.
-        environ: the calling environment, and the job's secrets.
-        detach: whether to leave it going and return.
-        as_json: whether stdout gets the run as JSON, and nothing else.
+    ``environ`` has the job's secrets too. With ``as_json`` stdout gets the run as JSON, and nothing else.
     """
-    from allranks.clusters import launch as launching
+    from allranks.launch import submit as launching
 
-    watched = not detach and render.is_lively(sys.stderr)
     keyboard = plan.stdin if sys.stdin is not None and sys.stdin.isatty() else None
     live = Live(keeps_stdout=as_json, keyboard=keyboard)
     _show_wait(plan, "starting on")
     relay = Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
+    watched = not detach and render.is_lively(sys.stderr)
     run, started = launching.start(
         run, plan, kind, environ, detach=detach, watched=watched, interrupted=relay.interrupted
     )
     introduce(plan, run)
     news = _News(started, run, live)
-    news.tell()
+    news.report()
     if detach and not relay.interrupted():
-        return _leave_it(run, as_json=as_json)
+        render.as_json(report(run)) if as_json else render.data(run.record.id)
+        render.talk(f"next: allranks logs -f {name_to_type(run)}")
+        return 0
     relay.attach(started, run)
     _follow(run, started, kind, live, news)
-    run = _settle(run, kind)
+    from allranks.launch.refresh import observed
+
+    run = observed(run, kind)
+    try:
+        run = run.with_status(run.record.status)
+    except RunFolderError as error:
+        render.error(error)  # The disk is full, say: the outcome is known anyway.
     if as_json:
         render.as_json(report(run))
     return _conclude(run)
 
 
 def introduce(plan: Plan, run: Run) -> None:
-    """Say what has been started, and what there is to know about it."""
-    why = {reason.subject: reason.why for reason in plan.reasons}
-    render.talk(f"allranks: {run.record.id}: {_where(plan)}, backend {plan.backend} ({why['backend']})")
+    """Report what was started, and the notes of its plan."""
+    reasons = {reason.subject: reason for reason in plan.reasons}
+    if plan.kind != "local":
+        where = f"{render.ranks(plan)} on {render.nodes(plan)} of {plan.cluster}"
+    else:
+        where = f"{format_count(plan.nproc_per_node, 'rank')} on this machine"
+        if plan.nnodes > 1:
+            where += f", node {plan.commands[0].node} of {plan.nnodes} that meet at {reasons['master'].value}"
+    render.talk(f"allranks: {run.record.id}: {where}, backend {plan.backend} ({reasons['backend'].why})")
     for reason in plan.debug:
         render.talk(f"allranks: debug: {reason.subject}={reason.value}")
     for note in plan.notes:
@@ -136,30 +139,26 @@ def introduce(plan: Plan, run: Run) -> None:
 
 
 def _show_wait(plan: Plan, what: str) -> None:
-    """Show on a terminal what is done with other machines, which may take long, until the next word of ours."""
+    """Show on a terminal that other machines are waited for, until the next message."""
     if plan.kind != "local":
         Live().show(f"{what} {render.nodes(plan)} of {plan.cluster}")
 
 
 class _News:
-    """Tells what has happened to a run that has been started."""
+    """Reports the events of a run that has been started."""
 
     def __init__(self, started: Started, run: Run, live: Live) -> None:
         self._started, self._run, self._live = started, run, live
         self._held: list[tuple[float, str]] = []
         self._wait_is_long_at: float | None = None
 
-    def tell(self, hold: float = 0.0) -> None:
-        """Tell what is news, and has been for so many seconds."""
+    def report(self, hold: float = 0.0) -> None:
+        """Report the news that are older than ``hold`` seconds."""
         now = time.monotonic()
         self._held += [(now, line) for line in self._started.news()]
         while self._held and self._held[0][0] + hold <= now:
             self._say(self._held.pop(0)[1])
-        self._tell_long_wait(now)
-
-    def _tell_long_wait(self, now: float) -> None:
-        """Tell once what is waited for, where that takes long and no spinner shows it."""
-        awaited = self._started.awaited
+        awaited = self._started.awaited  # Reported once, if that takes long and no spinner shows it.
         if not awaited:
             self._wait_is_long_at = None
         elif self._wait_is_long_at is None:
@@ -173,35 +172,18 @@ class _News:
         render.talk(f"allranks: {self._run.record.id}: {render.one_line(line)}")
 
 
-def _where(plan: Plan) -> str:
-    if plan.kind != "local":
-        return f"{render.ranks(plan)} on {render.nodes(plan)} of {plan.cluster}"
-    (node,) = plan.commands
-    ranks = f"{format_count(plan.nproc_per_node, 'rank')} on this machine"
-    if plan.nnodes == 1:
-        return ranks
-    met = next(reason.value for reason in plan.reasons if reason.subject == "master")
-    return f"{ranks}, node {node.node} of {plan.nnodes} that meet at {met}"
-
-
 def point_latest(run: Run) -> None:
-    """Make a run the newest here, before it starts: status and cancel mean it from now on, also if it cannot start."""
+    """Make a run the newest here before it starts, so that status and cancel find it, also if it cannot start."""
     from allranks.runs import record
 
     try:
         record.point_latest(run.folder)
     except RunFolderError as error:
-        render.talk(f"allranks: note: {error.what}: {error.why}")  # The run goes on, and has its own name.
-
-
-def _leave_it(run: Run, *, as_json: bool) -> int:
-    render.as_json(report(run)) if as_json else render.data(run.record.id)
-    render.talk(f"next: allranks logs -f {name_to_type(run)}")
-    return 0
+        render.talk(f"allranks: note: {error.what}: {error.why}")  # The run continues, and has its own name.
 
 
 class Relay:
-    """Passes the signals that this command gets on to the run, which ends and so ends this command."""
+    """Passes the signals that this command gets on to the run, whose end ends this command."""
 
     def __init__(self, patience: float) -> None:
         self._started: Started | None = None
@@ -217,11 +199,11 @@ class Relay:
                 signal.signal(number, self)
 
     def interrupted(self) -> int:
-        """Return the number of the first signal that has asked for the run's end before it was started; 0: none."""
+        """Return the number of the first signal before the run was started that stops it; 0 if there is none."""
         return next((number for number in self._early if number != signal.SIGHUP), 0)
 
     def attach(self, started: Started, run: Run) -> None:
-        """Name the run, once it has been started, and pass on what came before."""
+        """Take the run that has been started, and pass on earlier signals."""
         self._started, self._run = started, run
         for number in self._early:
             self(number, None)
@@ -232,7 +214,7 @@ class Relay:
             self._early.append(number)
             return
         if number == signal.SIGHUP and self._started.outlives and self._run:
-            render.talk(f"allranks: SIGHUP: the run goes on\nnext: allranks logs -f {name_to_type(self._run)}")
+            render.talk(f"allranks: SIGHUP: the run continues\nnext: allranks logs -f {name_to_type(self._run)}")
             raise SystemExit(128 + number)
         if self._started.handle.job_id:
             self._cancel(self._started, signal.Signals(number))
@@ -258,7 +240,7 @@ class Relay:
                 started.signal(number)
             except AllranksError as error:
                 fix = f"allranks cancel {name_to_type(self._run)}"
-                raise LaunchError(f"the job goes on: {error.what}", why=error.why, fix=fix) from error
+                raise LaunchError(f"the job continues: {error.what}", why=error.why, fix=fix) from error
             self._cancelled = True
         elif time.monotonic() - self._since > contract.ONE_REQUEST_SECONDS:
             name = name_to_type(self._run)
@@ -268,17 +250,17 @@ class Relay:
 
 
 def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: _News) -> None:
-    from allranks.runs.follow import follow
+    from allranks.logs.follow import follow
 
     def show(attempt: int) -> None:
-        merged = live.merge(run, attempt=attempt)
+        merged = live.merge(run, attempt)
 
         def step(action: Callable[[], None]) -> None:
-            news.tell(_AFTER_LINES)
+            news.report(_AFTER_LINES)
             live.step(merged, action, started.awaited)
 
         follow(merged, lambda: started.wait(0) or run.attempt > attempt, started.wait, around=step)
-        news.tell()
+        news.report()
         live.wipe()
 
     for attempt in count(run.attempt):  # A scheduler may put the run back into its queue: another attempt follows.
@@ -289,19 +271,8 @@ def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: _Ne
         kind.cancel(run)  # Its agent was killed: see to it that no rank stays behind.
 
 
-def _settle(run: Run, kind: ClusterKind) -> Run:
-    from allranks.clusters.settle import observed
-
-    run = observed(run, kind)
-    try:
-        return run.with_status(run.record.status)
-    except RunFolderError as error:
-        render.error(error)  # The disk is full, say: the outcome is known all the same.
-        return run
-
-
 def _conclude(run: Run) -> int:
-    """Report how a run ended, and return its exit code; a cancel was asked for, and is no error."""
+    """Report how a run ended, and return its exit code; a run that was cancelled is no error."""
     status = run.record.status
     if status.state is State.SUCCEEDED:
         took = f" in {render.seconds(status.ended - status.started)}" if status.ended and status.started else ""
@@ -310,17 +281,15 @@ def _conclude(run: Run) -> int:
             render.talk(f"allranks: note: {render.one_line(status.reason)}")
         return 0
     if status.state is State.CANCELLED:
+        from allranks.record.saves import read_saves
+
         why = f" ({render.one_line(status.reason)})" if status.reason else ""
-        render.talk(f"allranks: {run.record.id} was cancelled{_saved_at(run)}{why}")
+        steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]
+        saved = f" at step {steps[-1]}, with a checkpoint" if steps else ""
+        render.talk(f"allranks: {run.record.id} was cancelled{saved}{why}")
         render.talk(f"next: allranks resume {name_to_type(run)}")
     else:
+        from allranks.cli.failure import explain  # A run starts sooner without it.
+
         render.error(explain(run))
     return status.exit_code or 1
-
-
-def _saved_at(run: Run) -> str:
-    """Say at which step the ranks of this attempt saved and left; nothing if they did not."""
-    from allranks.runs.saves import read_saves
-
-    steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]
-    return f" at step {steps[-1]}, with a checkpoint" if steps else ""

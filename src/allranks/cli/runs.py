@@ -18,36 +18,44 @@ if TYPE_CHECKING:
 
 
 def runs_folder(folder: str | None) -> Path:
-    """Return the absolute folder of runs: as given, as ALLRANKS_RUNS_FOLDER says, or ``runs`` here."""
+    """Return the absolute runs directory: as given, as ALLRANKS_RUNS_FOLDER says, or ``runs`` here."""
     return Path.cwd() / Path(folder or os.environ.get("ALLRANKS_RUNS_FOLDER") or "runs").expanduser()
 
 
 def name_to_type(run: Run) -> str:
-    """Return what to call a run in a command typed here: its id, or its folder where ids are not looked for."""
+    """Return the name of a run in a command typed here: its id, or its directory if that is not in ``runs``."""
     if run.folder.parent == runs_folder(None).resolve():
         return run.record.id
     shown = render.path(run.folder)
     return shlex.quote(shown if os.sep in shown else f".{os.sep}{shown}")
 
 
+#: Options of verbs that start a run, of those that report, and of those that read all runs of a directory.
+run_json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Write the run as JSON to stdout, as status does, at its end or with --detach; all else goes to stderr.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+folder_option = click.option("--runs-folder", "folder", metavar="DIR", help="Directory of all runs.")
+
+
 def run_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the run's name and the folder of runs to a verb that reads a run."""
-    function = click.option(
-        "--runs-folder", "runs_folder_", metavar="DIR", help="Folder that holds a folder for each run."
-    )(function)
-    return click.argument("run", required=False, shell_complete=_complete_run)(function)
+    """Add the run's name and the runs directory to a verb that reads a run."""
+    return click.argument("run", required=False, shell_complete=_complete_run)(folder_option(function))
 
 
 def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     from allranks.runs.record import run_ids
 
-    ids = run_ids(runs_folder(ctx.params.get("runs_folder_")))
+    ids = run_ids(runs_folder(ctx.params.get("folder")))
     return [run_id for run_id in reversed(ids) if run_id.startswith(incomplete)]
 
 
 def settled_runs(folder: Path, ids: Iterable[str]) -> Iterator[Run]:
-    """Yield runs, with what is known of them now; one whose record is damaged is reported and left out."""
-    from allranks.clusters.settle import settled
+    """Yield runs with their status now; one whose record is corrupt is reported and left out."""
+    from allranks.launch.refresh import settled
     from allranks.runs.record import load
 
     for run_id in ids:
@@ -58,7 +66,7 @@ def settled_runs(folder: Path, ids: Iterable[str]) -> Iterator[Run]:
 
 
 def report(run: Run) -> dict[str, Any]:
-    """Return what is known of a run, as the verbs that report write it as JSON: times are those of ISO 8601."""
+    """Return a run's record as verbs write it as JSON, with times in ISO 8601."""
     found = run.record.to_json()
     times = {name: render.iso(found["status"][name]) for name in ("started", "ended")}
     return {
@@ -68,14 +76,3 @@ def report(run: Run) -> dict[str, Any]:
         "command": run.command,
         "folder": str(run.folder),
     }
-
-
-def run_json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json`` to a verb that starts a run."""
-    help_text = "Write the run as JSON to stdout, as status does, at its end or with --detach; all else goes to stderr."
-    return click.option("--json", "as_json", is_flag=True, help=help_text)(function)
-
-
-def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json`` to a verb that reports."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)

@@ -48,17 +48,12 @@ def command(ctx: click.Context, /, **values: Any) -> NoReturn:
 
     target, words = values["target"], script_args(ctx)
     if target is not None and not target.endswith((".yaml", ".yml")):
-        raise UsageError(f"{target} is no job file", fix=f"what runs there follows --: -- {shlex.quote(target)} ...")
+        raise UsageError(f"{target} is not a job file", fix=f"what runs there follows --: -- {shlex.quote(target)} ...")
     loaded = load(ctx, values, needs_target=False)
-    kind = kind_for(loaded, os.environ)
-    _become(kind.shell_command(loaded.job, words, os.environ, terminal=sys.stdin.isatty()))
-
-
-def _become(command: tuple[str, ...]) -> NoReturn:
-    """Let a command take the place of this one, with its terminal, its signals and its exit code."""
-    render.talk(f"allranks: {shlex.join(command)}")
+    asking = kind_for(loaded, os.environ).shell_command(loaded.job, words, os.environ, terminal=sys.stdin.isatty())
+    render.talk(f"allranks: {shlex.join(asking)}")
     try:
-        os.execvp(command[0], command)
+        os.execvp(asking[0], asking)  # It takes the place of this command: its terminal, signals and exit code.
     except OSError as error:
-        fix = f"run this where {command[0]} is in PATH, such as the cluster's login node"
-        raise LaunchError(f"{command[0]} cannot be started", why=error.strerror, fix=fix) from error
+        fix = f"run this where {asking[0]} is in PATH, such as the cluster's login node"
+        raise LaunchError(f"{asking[0]} cannot be started", why=error.strerror, fix=fix) from error

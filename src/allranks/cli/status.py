@@ -18,51 +18,45 @@ from allranks.runs.status import State
 @click.command("status")
 @run_arguments
 @json_option
-def command(run: str | None, runs_folder_: str | None, as_json: bool) -> int:
-    """Show a run's status: the newest here, or RUN (its id, the beginning of it, or its folder)."""
-    found = find(runs_folder(runs_folder_), run)
+def command(run: str | None, folder: str | None, as_json: bool) -> int:
+    """Show a run's status: the newest here, or RUN (its id, the beginning of it, or its directory)."""
+    found = find(runs_folder(folder), run)
     if not found.record.status.state.is_final:
-        from allranks.clusters.settle import settled
+        from allranks.launch.refresh import settled
 
         found = settled(found)
     if as_json:
         render.as_json(report(found))
         return 0
-    render.data(render.pairs(_rows(found)))
+    render.data(render.table((), _rows(found)))
     render.talk(_next(found))
     return 0
 
 
 def _rows(run: Run) -> Iterator[tuple[str, str]]:
-    record, status = run.record, run.record.status
-    yield "run", record.id
-    if command := run.command:
-        yield "command", command
+    record, status, handle = run.record, run.record.status, run.record.handle
     native = "" if status.native == "ended" else f"  {render.dim(status.native)}"
-    yield "state", render.state(status.state) + native
-    if status.reason:
-        yield "reason", status.reason
-    if status.cause:
-        yield "cause", status.cause
-    if status.exit_code is not None:
-        yield "exit code", str(status.exit_code)
-    yield "ranks", f"{record.world_size} on {format_count(record.nnodes, 'node')}"
-    yield "cluster", record.cluster if record.cluster == record.kind else f"{record.cluster} ({record.kind})"
-    if job := run.job_id:
-        yield "job", job
-    if record.handle.pid:
-        yield "agent", f"process {record.handle.pid} on {record.handle.host}"
     began = status.started or record.created
-    yield "started", f"{render.moment(began)}  {render.dim(render.age(began))}"
-    if status.ended or not status.state.is_final:
-        yield "took", render.seconds((status.ended or time.time()) - began)
-    if run.attempt:
-        yield "attempts", str(run.attempt + 1)
-    if status.restarts:
-        yield "restarts", str(status.restarts)
-    if status.peak_memory:
-        yield "memory", f"{format_size(status.peak_memory)} at most"
-    yield "folder", render.path(run.folder)
+    has_end = status.ended or not status.state.is_final
+    rows = {
+        "run": record.id,
+        "command": run.command,
+        "state": render.state(status.state) + native,
+        "reason": status.reason,
+        "cause": status.cause,
+        "exit code": None if status.exit_code is None else str(status.exit_code),
+        "ranks": f"{record.world_size} on {format_count(record.nnodes, 'node')}",
+        "cluster": record.cluster if record.cluster == record.kind else f"{record.cluster} ({record.kind})",
+        "job": run.job_id,
+        "agent": handle.pid and f"process {handle.pid} on {handle.host}",
+        "started": f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(began))}  {render.dim(render.age(began))}",
+        "took": render.seconds((status.ended or time.time()) - began) if has_end else None,
+        "attempts": run.attempt and str(run.attempt + 1),
+        "restarts": status.restarts and str(status.restarts),
+        "memory": status.peak_memory and f"{format_size(status.peak_memory)} at most",
+        "folder": render.path(run.folder),
+    }
+    return ((name, str(value)) for name, value in rows.items() if value)
 
 
 def _next(run: Run) -> str:

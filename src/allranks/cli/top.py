@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
+from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, run_arguments, runs_folder
 from allranks.job.units import format_size
 from allranks.runs.record import Run, find
-from allranks.runs.usage import NodeUsage, read_usage
 
 _HEADER = ("NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU MEMORY", "SEEN")
 _SECONDS = 2.0
@@ -22,18 +24,16 @@ _SECONDS = 2.0
 @run_arguments
 @click.option("--once", is_flag=True, help="Show it once; without a terminal it is shown once anyway.")
 @json_option
-def command(run: str | None, runs_folder_: str | None, once: bool, as_json: bool) -> int:
+def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> int:
     """Show what a run uses of its nodes, CPUs and GPUs: the newest here, or RUN. Ctrl-C ends it."""
     from allranks.clusters.registry import load_kind
-    from allranks.clusters.settle import settled
+    from allranks.launch.refresh import settled
 
-    found = find(runs_folder(runs_folder_), run)
-    kind = load_kind(found.record.kind)  # One object: it knows how often its cluster may be asked.
+    found = find(runs_folder(folder), run)
+    kind = load_kind(found.record.kind)  # One object: it limits how often its cluster is queried.
     found = settled(found, kind)
     if as_json:
-        render.as_json(
-            [{**usage.to_json(), "time": render.iso(usage.time)} for usage in read_usage(found.attempt_folder)]
-        )
+        render.as_json([{**usage, "time": render.iso(usage["time"])} for usage in _usage(found)])
         return 0
     if once or not render.is_lively(sys.stdout) or found.record.status.state.is_final:
         render.data(_text(found))
@@ -50,20 +50,28 @@ def command(run: str | None, runs_folder_: str | None, once: bool, as_json: bool
 
 
 def _text(run: Run) -> str:
-    rows = [row for usage in read_usage(run.attempt_folder) for row in _rows(usage)]
+    rows = []
+    for node in _usage(run):
+        seen = f"{render.seconds(max(0.0, time.time() - node['time']))} ago"
+        used = (f"{node['node']} {node['host']}".rstrip(), f"{node['cpus']:.1f}", format_size(node["memory"]))
+        for number, gpu in enumerate(node["gpus"]):
+            memory = f"{format_size(gpu['memory'])} of {format_size(gpu['total'])}"
+            rows.append((*(("", "", "") if number else used), str(number), f"{gpu['busy']} %", memory, seen))
+            seen = ""
+        if not node["gpus"]:
+            rows.append((*used, "-", "-", "-", seen))
     if not rows:
         return f"{run.record.id} {run.record.status.state.value}: nothing has been seen of its nodes yet"
     return render.table(_HEADER, rows)
 
 
-def _rows(usage: NodeUsage) -> Iterator[tuple[str, ...]]:
-    node = f"{usage.node} {usage.host}".rstrip()
-    seen = f"{render.seconds(max(0.0, time.time() - usage.time))} ago"
-    used = (node, f"{usage.cpus:.1f}", format_size(usage.memory))
-    gpus = [
-        (str(number), f"{gpu.busy} %", f"{format_size(gpu.memory)} of {format_size(gpu.total)}")
-        for number, gpu in enumerate(usage.gpus)
-    ]
-    first, *others = gpus or [("-", "-", "-")]
-    yield (*used, *first, seen)
-    yield from (("", "", "", *other, "") for other in others)
+def _usage(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the newest report of each node by number: CPUs that the run kept busy, bytes of memory, and its GPUs."""
+    for path in sorted(run.attempt_folder.glob(f"node-*/{contract.USAGE}")):
+        try:
+            found = json.loads(path.read_text())
+            gpus = [{key: gpu[key] for key in ("busy", "memory", "total")} for gpu in found["gpus"]]
+            named = {key: found[key] for key in ("host", "time", "cpus", "memory")}
+            yield {"node": int(path.parent.name.removeprefix("node-")), **named, "gpus": gpus}
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # Being written, or of another version.

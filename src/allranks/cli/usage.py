@@ -17,7 +17,7 @@ _TAKES_A_JOB = ("run", "plan")
 _STARTS = frozenset(["run", "resume", "node", "test", "shell"])
 
 _REMOVE = "allranks prune removes old runs: allranks prune --older-than 30d"
-#: Verbs of other tools, and what does that here.
+#: Verbs of other tools, and ours for the same.
 _VERBS_OF_OTHERS = {
     "start": "allranks run starts a job, allranks resume starts a run again",
     "launch": "allranks run starts a job",
@@ -31,7 +31,7 @@ _NOT_NEEDED = "not needed: leave it out"
 _RANKS = "--nproc-per-node N is the number of ranks on each node"
 _NODE_RANK = "allranks node starts one node of a job: allranks node train.py --nodes 2 --node-rank 0"
 _SHOWN = f"{_NOT_NEEDED}; the output of all ranks is shown and kept, allranks logs --rank N shows one rank's"
-#: Options of torchrun, accelerate, deepspeed, mpirun and srun, and what does that here.
+#: Options of torchrun, accelerate, deepspeed, mpirun and srun, and ours for the same.
 _OPTIONS_OF_OTHERS = {
     **dict.fromkeys(("--tee", "--redirects", "--local-ranks-filter"), _SHOWN),
     **dict.fromkeys(
@@ -86,7 +86,7 @@ def _fix(failure: click.ClickException) -> str:
 
 
 def _as_typed(failure: click.NoSuchOption) -> str:
-    """Return an option with the underscores that were typed: it may be the script's, and spelled so there."""
+    """Return an option with the underscores that were typed, since it may be an option of the script."""
     typed = failure.ctx.meta.get(TYPED, ()) if failure.ctx else ()
     words = (word.partition("=")[0] for word in typed)
     name = failure.option_name
@@ -96,15 +96,11 @@ def _as_typed(failure: click.NoSuchOption) -> str:
 
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
-    meant = _of_others(name) if "--nproc-per-node" in known else ""
+    others = _OPTIONS_OF_OTHERS if "--nproc-per-node" in known else {}
+    meant = others.get(name.replace("_", "-") if name.startswith("--") else name[:2], "")
     if not meant and (near := closest(name, [word for word in known if word.startswith("--")])):
         meant = f"did you mean {near}?"
     if not takes_a_job or meant.startswith(_NOT_NEEDED):
         return meant or f"{context.command_path} --help"
     moved = f"{name} is the script's, put it after --: {context.command_path} ... -- {name}"
     return f"{meant}{'' if meant.endswith('?') else '.'} If {moved}" if meant else f"if {moved}"
-
-
-def _of_others(name: str) -> str:
-    """Return what does here what an option of another launcher does there, if it is one."""
-    return _OPTIONS_OF_OTHERS.get(name.replace("_", "-") if name.startswith("--") else name[:2], "")

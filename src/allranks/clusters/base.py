@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from allranks.errors import JobError
+
 if TYPE_CHECKING:
-    from allranks.clusters.commands import Answer
-    from allranks.clusters.outlook import Outlook
+    from allranks.clusters.batch.limits import Feasibility
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
-    from allranks.runs.status import Handle, Status
+    from allranks.runs.status import Handle, LogExcerpt, Status
+    from allranks.system.commands import Answer
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,11 @@ class Request:
 
     Attributes:
         job: the job.
-        folder: absolute folder that relative paths of the job are relative to.
-        run_dir: absolute folder of the run.
+        folder: absolute directory that relative paths of the job are relative to.
+        run_dir: absolute directory of the run.
         environ: the calling environment.
-        standalone: whether the script is all there will be: nothing makes the run's folder before it starts.
-        node_rank: which node of the job this machine is, where somebody starts each node by hand.
+        standalone: whether the script is all there will be: nothing makes the run's directory before it starts.
+        node_rank: which node of the job this machine is, where the user starts each node by hand.
     """
 
     job: Job
@@ -37,36 +39,21 @@ class Request:
     node_rank: int | None = None
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a cluster's own log says of how a run ended: none of its ranks is to blame.
-
-    Attributes:
-        log: the log, if there is one.
-        causes: lines of it that may tell why, oldest first.
-        fix: what to do about it, where there is more to say than that; ``{run}`` is what to call the run in a command.
-    """
-
-    log: Path | None = None
-    causes: Sequence[str] = ()
-    fix: str = ""
-
-
 class Started(Protocol):
     """A run that was just started, held by the process that started it."""
 
     handle: Handle
-    #: Whether it goes on without that process: a terminal that is closed does not end it.
+    #: Whether it continues without that process: closing the terminal does not end it.
     outlives: bool
 
     def wait(self, seconds: float) -> bool:
-        """Wait until its end, at most so long; tell whether it has ended."""
+        """Wait until its end, at most so long; return whether it has ended."""
 
     def signal(self, number: int) -> None:
         """Pass a signal on to it."""
 
     def news(self) -> Sequence[str]:
-        """Tell what has happened since the last call that a person who waits wants to know, a line each."""
+        """Return what has happened since the last call, a line for each event that a waiting user wants to know."""
 
     @property
     def awaited(self) -> str:
@@ -74,14 +61,14 @@ class Started(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
-    """A program that looks at each node of a job before there are agents.
+class Probe:
+    """A program that probes each node of a job before there are agents.
 
     Attributes:
         script: lines of bash that set the node up and become the program, which reads ``program`` from its stdin. The
             first argument is the node's number.
         program: what the program is.
-        folder: a folder here where both may be left for nodes that see it.
+        folder: a directory here where both may be left for nodes that see it.
         seconds: after which a node counts as one that does not answer.
     """
 
@@ -92,8 +79,8 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What became of a look at one node: the answer, and where it was not reached what its user can do."""
+class ProbeResult:
+    """Result of probing one node; ``fix`` is set if it was unreachable."""
 
     host: str
     answer: Answer
@@ -101,44 +88,72 @@ class Looked:
 
 
 class ClusterKind(Protocol):
-    """A kind of cluster. ``plan``, ``shell_command`` and ``again`` only decide."""
+    """A kind of cluster. ``plan``, ``shell_command`` and ``again`` only decide.
+
+    Each kind takes the defaults that fit it.
+    """
 
     name: str
-    #: How a job goes on without a node, in words of a fix, with ``{}`` for the node's name; empty: it cannot.
+    #: How a job continues without a node, in words of a fix, with ``{}`` for the node's name; empty: it cannot.
     without: str
 
     def plan(self, request: Request) -> Plan:
-        """Decide what will be executed."""
+        """Decide what will be executed.
+
+        Raises:
+            JobError: the job asks for what cannot be had there, its script is not there, or its hosts cannot be read.
+            PreflightError: ranks, GPUs and backend do not fit each other or the machine.
+        """
 
     def shell_command(
         self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
     ) -> tuple[str, ...]:
-        """Build the command that waits for what the job asks for and gives a shell there, or runs ``words`` there."""
+        """Build the command that waits for what the job asks for and gives a shell there, or runs ``words`` there.
+
+        Raises:
+            JobError: the cluster has no scheduler, so that there is nothing to wait for.
+        """
+        raise JobError(
+            f"cluster {job.cluster} has no queue that could give a shell",
+            why="it has no scheduler: allranks run starts jobs there at once",
+            fix="--on a cluster with a scheduler, or ssh HOST for a shell on another machine",
+        )
 
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt of the run, from the plan of its first."""
 
-    def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked] | None:
-        """Look at each node of a plan, all at the same time; None where somebody has to be asked for nodes first."""
+    def probe(self, plan: Plan, probe: Probe, environ: Mapping[str, str]) -> Sequence[ProbeResult] | None:
+        """Probe each node of a plan, all at the same time; None where a scheduler has to give nodes first."""
+        return None
 
-    def outlook(self, plan: Plan, environ: Mapping[str, str]) -> Outlook | None:
-        """Ask the scheduler what it would do with a plan, and submit nothing; None where none is asked."""
+    def feasibility(self, plan: Plan, environ: Mapping[str, str]) -> Feasibility | None:
+        """Query what the scheduler would do with a plan, and submit nothing; None if there is none to query."""
+        return None
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Execute the plan. Unless ``detach``, the run ends with the process that called this.
 
         ``interrupted`` returns the number of the signal that has asked for the run's end, 0 if none has: a start that
-        may take long ends all that it has begun then, and raises :class:`~allranks.errors.StartCancelledError`.
+        may take long ends all that it has started then.
+
+        Raises:
+            LaunchError: the job cannot be started; nothing of it is left.
+            StartCancelledError: ``interrupted`` returned a signal before all of it was started.
         """
 
     def status(self, run: Run) -> Status:
-        """Find out what has become of a run."""
+        """Return the status of a run as it is now."""
 
-    def bring(self, run: Run) -> None:
-        """Bring what a run has written to its folder here, where its nodes do not see that folder."""
+    def fetch(self, run: Run) -> None:
+        """Bring what a run has written to its directory here, where its nodes do not see that directory."""
+        return
 
     def cancel(self, run: Run) -> None:
-        """End a run and wait until nothing of it is left."""
+        """End a run and wait until nothing of it is left.
 
-    def said(self, run: Run) -> Said:
-        """Find what this kind's own log, of an agent or of a scheduler, says of the newest attempt's end."""
+        Raises:
+            LaunchError: a machine cannot be reached, or something of the run does not end.
+        """
+
+    def log_excerpt(self, run: Run) -> LogExcerpt:
+        """Find what this kind's own log, of an agent or of a scheduler, reports of the newest attempt's end."""

@@ -10,18 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks import contract, processes
-from allranks.clusters import agents, process
-from allranks.clusters.base import Look, Looked, Request, Said, Started
-from allranks.clusters.child import ChildAgent
-from allranks.clusters.commands import run_one
-from allranks.errors import JobError, LaunchError
+from allranks import contract
+from allranks.clusters.base import ClusterKind, Probe, ProbeResult, Request, Started
+from allranks.clusters.local_agent import ChildAgent, await_end, end_marked, identify, is_alive, send
+from allranks.contract import NodeSpec
+from allranks.errors import LaunchError
 from allranks.job.variables import without_those_of_ranks
+from allranks.runs import agents
 from allranks.runs.record import Run
-from allranks.runs.status import Handle, State, Status
+from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.system import processes
+from allranks.system.commands import run_one
 
 if TYPE_CHECKING:
-    from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
 #: Longer than an agent takes beyond the ranks' own time to leave.
@@ -30,7 +31,7 @@ _KILL_PATIENCE = 20.0
 _STARTS_WITHIN = 60.0
 
 
-class LocalCluster:
+class LocalCluster(ClusterKind):
     """The kind ``local``."""
 
     name, without = "local", ""
@@ -40,134 +41,106 @@ class LocalCluster:
         self._cancelled: set[str] = set()
 
     def plan(self, request: Request) -> Plan:
-        """Decide what will be executed on this machine.
+        """Decide what will be executed on this machine: with how many ranks, and the script that starts them."""
+        from allranks.clusters.local_plan import LocalPlanning  # Reading a run's status needs none of it.
 
-        Raises:
-            JobError: the job cannot run on one machine, or its script is not there.
-            PreflightError: the machine lacks what the job needs.
-        """
-        from allranks.clusters.local_plan import make_plan  # Not for those who only read what became of a run.
-
-        return make_plan(request)
-
-    def shell_command(
-        self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
-    ) -> tuple[str, ...]:
-        """Refuse: this machine has a shell already, and nothing to wait for.
-
-        Raises:
-            JobError: always.
-        """
-        raise JobError(
-            f"cluster {job.cluster} has no queue that could give a shell",
-            why="it is this machine: allranks run starts jobs here at once",
-            fix="--on a cluster with a scheduler, or ssh HOST for a shell on another machine",
-        )
+        return LocalPlanning(request).plan()
 
     def again(self, plan: Plan, attempt: int) -> Plan:
-        """Return the plan for another attempt of a run: the same but for the attempt that its agent is told."""
-        from allranks.clusters.local_plan import with_attempt
+        """Return the plan for another attempt: its number is in the agent's configuration, or the script's argument."""
+        script, *configs = plan.files
+        if not configs:  # torch's own launcher starts the ranks.
+            commands = tuple(replace(node, command=(*node.command[:2], str(attempt))) for node in plan.commands)
+            return replace(plan, attempt=attempt, commands=commands)
+        (config,) = configs
+        text = replace(NodeSpec.from_json(config.text), attempt=attempt).to_json()
+        return replace(plan, attempt=attempt, files=(script, replace(config, text=text)))
 
-        return with_attempt(plan, attempt)
-
-    def look(self, plan: Plan, look: Look, environ: Mapping[str, str]) -> Sequence[Looked]:
-        """Look at this machine."""
+    def probe(self, plan: Plan, probe: Probe, environ: Mapping[str, str]) -> Sequence[ProbeResult]:
+        """Probe this machine."""
         (node,) = plan.commands
-        command = ("bash", "-c", look.script, "bash", str(node.node))
-        answer = run_one(command, without_those_of_ranks(environ), sent=look.program, seconds=look.seconds)
-        return [Looked(node.host, answer)]
-
-    def outlook(self, plan: Plan, environ: Mapping[str, str]) -> None:
-        """Return None: there is no scheduler."""
+        command = ("bash", "-c", probe.script, "bash", str(node.node))
+        answer = run_one(command, without_those_of_ranks(environ), sent=probe.program, seconds=probe.seconds)
+        return [ProbeResult(node.host, answer)]
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Start the agent of the plan's one node."""
         (node,) = plan.commands
         log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
-        mode = 0o640 if plan.group_readable else 0o600
-        # All that belongs to the run can be found by this, whatever becomes of its agent.
-        mark = {contract.RUN_DIR: plan.run_dir}
-        self._child = ChildAgent(
-            node.command,
-            {**without_those_of_ranks(environ), **mark},
-            log,
-            mode,
-            attached=not detach,
-            stdin=plan.stdin,
-        )
+        # All that belongs to the run can be found by this variable, whatever becomes of its agent.
+        marked = {**without_those_of_ranks(environ), contract.RUN_DIR: plan.run_dir}
+        self._child = ChildAgent(node.command, marked, log, plan.file_mode, attached=not detach, stdin=plan.stdin)
         return self._child
 
     def status(self, run: Run) -> Status:
-        """Find out what has become of a run, from what its agent told and whether it is alive."""
-        told = agents.told_by(_folder(run))
-        if told.state.is_final:
-            return told
-        if _host(run) != socket.gethostname():
-            return _elsewhere(run, told)
+        """Return the status of a run, from what its agent reported and whether it is alive."""
+        reported = agents.reported_by(_folder(run))
+        if reported.state.is_final:
+            return reported
+        if (host := _host(run)) != socket.gethostname():
+            age = agents.heartbeat_age(_folder(run))
+            if age is not None and age < agents.HEARTBEAT_IS_OLD:
+                return reported
+            seen = "its agent was never heard of" if age is None else f"its agent's last heartbeat is {age:.0f} s old"
+            return replace(
+                reported, state=State.UNKNOWN, native="no heartbeat", reason=f"it was started on {host}, and {seen}"
+            )
         handle = _find_agent(run)
-        if handle.pid is None and not self._was_cancelled(run) and not _is_any_alive(run):
-            return _never_started(run)
-        return told if process.is_alive(handle) else self._gone(run)
-
-    def bring(self, run: Run) -> None:
-        """Do nothing: all that a run writes is in its folder."""
+        if handle.pid is None and run.record.id not in self._cancelled and not _is_any_alive(run):
+            if time.time() - run.record.created < _STARTS_WITHIN:
+                return run.record.status
+            return Status(State.FAILED, "never started", "the launcher ended before it had started the agent", 1)
+        return reported if is_alive(handle) else self._gone(run)
 
     def cancel(self, run: Run) -> None:
-        """End a run and wait until nothing of it is left.
-
-        Raises:
-            LaunchError: it runs on another machine, or something of it would not end.
-        """
+        """End a run of this machine and wait until nothing of it is left."""
         host, handle = _host(run), _find_agent(run)
         if host != socket.gethostname():
             raise LaunchError(f"{run.record.id} runs on {host}", fix=f"ssh {host}, and cancel it there")
         patience = run.record.stop_timeout + _KILL_PATIENCE
-        if process.is_alive(handle) or (handle.pid is None and _is_any_alive(run)):
+        if is_alive(handle) or (handle.pid is None and _is_any_alive(run)):
             self._cancelled.add(run.record.id)
-        if process.is_alive(handle):
-            process.send(handle, signal.SIGTERM)
-            if not process.await_end(handle, patience):
-                process.send(handle, signal.SIGKILL)
-                process.await_end(handle, _KILL_PATIENCE)
-            if agents.told_by(_folder(run)).started is None:
-                process.kill_group(handle)  # It was being set up still.
-        if agents.told_by(_folder(run)).state.is_final:
+        if is_alive(handle):
+            send(handle, signal.SIGTERM)
+            if not await_end(handle, patience):
+                send(handle, signal.SIGKILL)
+                await_end(handle, _KILL_PATIENCE)
+            if handle.pid and agents.reported_by(_folder(run)).started is None:
+                processes.signal_group(handle.pid, signal.SIGKILL)  # It was being set up still.
+        if agents.reported_by(_folder(run)).state.is_final:
             return  # The agent has seen to its ranks.
-        if not process.end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
+        if not end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
             raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
 
-    def said(self, run: Run) -> Said:
-        """Find what the agent said at last."""
-        return agents.said(_folder(run))
-
-    def _was_cancelled(self, run: Run) -> bool:
-        return run.record.id in self._cancelled
+    def log_excerpt(self, run: Run) -> LogExcerpt:
+        """Find what the agent's log ends with."""
+        return agents.log_excerpt(_folder(run))
 
     def _gone(self, run: Run) -> Status:
-        """Make the status of a run whose agent is no more and has told of no end."""
-        # Looked at again after the process: it may have told its end between the two looks.
-        told = agents.told_by(_folder(run))
-        if told.state.is_final:
-            return told
+        """Return the status of a run whose agent is gone and has reported no end."""
+        # Read again after the process: it may have reported its end between the two.
+        reported = agents.reported_by(_folder(run))
+        if reported.state.is_final:
+            return reported
         if _is_any_alive(run):
             reason = "the agent is gone; what it had started is being ended"
-            return replace(told, state=State.RUNNING, native="agent gone", reason=reason)
-        mine = self._child is not None and self._child.handle == run.record.handle
-        if self._child is not None and mine and (understood := self._child.understand(told)):
+            return replace(reported, state=State.RUNNING, native="agent gone", reason=reason)
+        child = self._child if self._child and self._child.handle == run.record.handle else None
+        if child and (understood := child.understand(reported)):
             return understood
-        if self._was_cancelled(run):
-            return replace(told, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
-        if told.started is None:
+        if run.record.id in self._cancelled:
+            return replace(reported, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
+        if reported.started is None:
             # Of a detached run, whose exit code nobody has, the log has the code of a line that failed.
             reason, code = agents.failed_setup(_folder(run)) or ("the node's script ended before the agent started", 1)
-            ended = self._child.code if self._child is not None and mine else None
+            ended = child.code if child else None
             return Status(State.FAILED, "agent gone", reason, ended if ended and ended > 0 else code or 1)
-        reason = "the agent is gone without a word: it was killed, or the machine went down"
-        return replace(told, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
+        reason = "the agent died unexpectedly: it was killed, or the machine went down"
+        return replace(reported, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
 
 
 def _folder(run: Run) -> Path:
-    """Return the folder of the one node that is here: of a job whose nodes are started by hand it may be any."""
+    """Return the directory of the one node that is here: of a job whose nodes are started by hand it may be any."""
     return next(run.attempt_folder.glob("node-*"), run.node_folder(0))
 
 
@@ -181,24 +154,9 @@ def _find_agent(run: Run) -> Handle:
     if handle.pid is None and _host(run) == socket.gethostname():
         pid = agents.agent_pid(_folder(run))
         if pid in processes.marked(contract.RUN_DIR, str(run.folder)):
-            return process.identify(pid)
+            return identify(pid)
     return handle
 
 
 def _is_any_alive(run: Run) -> bool:
-    return process.any_marked(contract.RUN_DIR, str(run.folder))
-
-
-def _never_started(run: Run) -> Status:
-    if time.time() - run.record.created < _STARTS_WITHIN:
-        return run.record.status
-    return Status(State.FAILED, "never started", "the launcher ended before it had started the agent", 1)
-
-
-def _elsewhere(run: Run, told: Status) -> Status:
-    age = agents.heartbeat_age(_folder(run))
-    host = _host(run)
-    if age is not None and age < agents.HEARTBEAT_IS_OLD:
-        return told
-    seen = f"its agent's last heartbeat is {age:.0f} s old" if age is not None else "its agent was never heard of"
-    return replace(told, state=State.UNKNOWN, native="no heartbeat", reason=f"it was started on {host}, and {seen}")
+    return bool(processes.marked(contract.RUN_DIR, str(run.folder)))

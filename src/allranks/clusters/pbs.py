@@ -1,89 +1,499 @@
-"""PBS: a run is a job that qsub submits, or is started inside an allocation of qsub -I."""
+"""PBS: what qsub, qstat, qdel and pbsnodes of OpenPBS, PBS Pro and Torque are given, and what their answers mean.
+
+Only the plain format is read: OpenPBS' JSON escapes neither all quotes nor all backslashes of the user's variables, and
+Torque has none. Times are read as UTC, because PBS is queried in UTC.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import glob
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks import contract
-from allranks.clusters import asking, pbs_errors, pbs_jobs, pbs_log
-from allranks.clusters.base import Request, Said
-from allranks.clusters.pbs_jobs import JobInfo
-from allranks.clusters.queued import QueuedCluster
-from allranks.plan.script import exports
-from allranks.runs.files import write_whole
+from allranks.clusters import pbs_words
+from allranks.clusters.batch import query
+from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.limits import (
+    Feasibility,
+    Issue,
+    Limit,
+    NodeInfo,
+    Requested,
+    counted,
+    missing,
+    number,
+    reading,
+    time_of,
+)
+from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, given, overall, plain_name
+from allranks.clusters.pbs_words import Flavour, seconds
+from allranks.errors import JobError, LaunchError, PreflightError
+from allranks.job.units import format_count, format_duration, parse_memory
+from allranks.plan.directives import Directive, fits, lines_of
+from allranks.plan.entry import name_of
+from allranks.runs.status import State
+from allranks.system.hostlist import expand
 
 if TYPE_CHECKING:
-    from allranks.clusters.outlook import Outlook
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
-    from allranks.runs.record import Run
-    from allranks.runs.status import Status
+
+#: What PBS itself says, in the run's directory; of an array, where OpenPBS fills in the task.
+OWN_LOG, OWN_LOG_OF_TASKS = "pbs.out", "pbs.^array_index^.out"
+
+# --- Jobs: commands about them, and their answers.
+
+_PLAIN_LINE = re.compile(r"^    (\w+(?:\.\w+)?) = (.*)$", re.MULTILINE)
+#: Options of qstat that show all of a job, the best first. Without -x no job is shown after its end, and there may be
+#: no history; without -w lines are wrapped, and a line of a variable's may look like one of PBS'.
+_QUERIES: dict[Flavour, tuple[str, ...]] = {"openpbs": ("-x -f -w", "-f -w", "-x -f", "-f"), "torque": ("-f",)}
+_FLAVOURS: dict[str, Flavour] = {}
 
 
-class PbsCluster(QueuedCluster):
-    """The kind ``pbs``: OpenPBS, PBS Pro and Torque."""
+def parse_jobs(text: str) -> tuple[JobInfo, ...]:
+    """Read what ``qstat -f`` prints: one job, or an array and its subjobs. Long lines may be wrapped, or not.
 
-    name, scheduler, without = "pbs", "PBS", "have PBS leave it out: pbsnodes -o {}"
-    submit, allocate = pbs_jobs.SUBMIT, "qsub -I"
-    job_variable = "PBS_JOBID"
-    patience = "the site's kill_delay to leave (10 s, unless changed)"
+    A variable of the user's may hold lines that look like PBS' own. Those before the variables count first, and of
+    those after their start the last.
+    """
+    jobs = []
+    for part in re.split(r"^Job Id: *", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
+        job_id, _, rest = part.partition("\n")
+        before, _, after = rest.partition("\n    Variable_List = ")
+        lines = _PLAIN_LINE.findall(after) + _PLAIN_LINE.findall(before)
+        jobs.append(_info(job_id.strip(), {name.lower(): value for name, value in lines}))
+    return tuple(jobs)
 
-    def plan(self, request: Request) -> Plan:
-        """Decide what will be executed: see :func:`~allranks.clusters.pbs_plan.make_plan`."""
-        from allranks.clusters.pbs_plan import make_plan  # Not for those who only read what became of a run.
 
-        return make_plan(request)
+def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
+    letter, word = fields.get("job_state", ""), fields.get("comment", "").strip()
+    info = JobInfo(job_id, pbs_words.state_of(letter), pbs_words.native_of(letter), word)
+    if letter not in pbs_words.ENDED:
+        held, depend = fields.get("hold_types", "").replace("n", ""), fields.get("depend", "")
+        why = pbs_words.reason_of(letter, word, held, depend)
+        info = replace(info, why=why and replace(why, fix=why.fix.format(job=job_id)))
+    if info.state is State.PENDING:
+        return info
+    memory = reading(parse_memory, fields.get("resources_used.mem", "")) or None
+    started = time_of(fields.get("stime") or fields.get("start_time", ""))
+    info = replace(info, started=started, peak_memory=memory)
+    if letter not in pbs_words.ENDED:
+        return info
+    ended = next(
+        (fields[name] for name in ("obittime", "comp_time", "history_timestamp", "mtime") if name in fields), ""
+    )
+    return replace(pbs_words.ending(info, fields), ended=time_of(ended))
 
-    def shell_command(
-        self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
-    ) -> tuple[str, ...]:
-        """Build the command of a shell: see :func:`~allranks.clusters.pbs_shell.shell_command`."""
-        from allranks.clusters.pbs_shell import shell_command
 
-        return shell_command(job, words, environ)
+def flavour(environ: Mapping[str, str]) -> Flavour | None:
+    """Return which PBS is here, by the version of its qstat, queried once; None if there is no qstat."""
+    place = shutil.which("qstat", path=environ.get("PATH"))
+    if place is None:
+        return None
+    if place not in _FLAVOURS:
+        done = query.run(PBS, (place, "--version"), environ)
+        said = done.out + done.err
+        found = re.search(r"(?im)(pbs_version *=)|^version: *\d", said)
+        if not found:
+            use = "if it is of Slurm or of Grid Engine, use the kind slurm or grid_engine"
+            fix = f"put the directory of PBS' commands first in PATH; {use}"
+            raise LaunchError("this qstat is not PBS'", why=f"qstat --version said {said.strip()[:200]!r}", fix=fix)
+        _FLAVOURS[place] = "openpbs" if found[1] else "torque"
+    return _FLAVOURS[place]
 
-    def submitted(self, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> str:
-        """Submit a plan's script with qsub, and return the job's id."""
-        if plan.secrets:
-            # Not with qsub -v: every user may read that in qstat's answer, and some values it alters or refuses.
-            write_whole(Path(plan.run_dir, contract.SECRETS_FILE), exports(plan.secrets, environ), 0o600)
-        return asking.submit(plan, environ, pbs_errors.PBS, pbs_jobs.parse_submitted, interrupted)
 
-    def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
-        """Ask what would become of a plan's script: see :func:`~allranks.clusters.pbs_limits.outlook`."""
-        from allranks.clusters.pbs_limits import outlook
+def flavour_for(job: Job, environ: Mapping[str, str]) -> Flavour:
+    """Return which PBS a job is for: the one that it names, else the one that is here, else OpenPBS."""
+    return job.scheduler.flavour or flavour(environ) or "openpbs"
 
-        return outlook(plan, environ)
 
-    def look_up(self, job_id: str) -> JobInfo | None:
-        """Ask PBS what has become of a job."""
-        return pbs_jobs.look_up(job_id)
+def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
+    """Query the state of a job; of an array, that of the task which decides on the array's.
 
-    def delete(self, job_id: str) -> None:
-        """Cancel a job with qdel; one that has ended meanwhile is none to cancel."""
-        pbs_jobs.delete(job_id, os.environ)
+    Returns None if PBS does not know it: after its end that is so at once where PBS keeps no history.
+    """
+    in_utc = {**(os.environ if environ is None else environ), "TZ": "UTC0"}
+    for options in _QUERIES[flavour(in_utc) or "openpbs"]:
+        command = ("qstat", *options.split(), *(("-t",) if "[]" in job_id else ()), job_id)
+        done = query.run_patiently(PBS, command, in_utc)
+        if pbs_words.NO_HISTORY in done.out + done.err:
+            continue
+        if done.code and re.search(r"(?im)^usage:|invalid option|unrecognized option", done.err):
+            continue  # This version has no such option.
+        if done.code and re.search(pbs_words.GONE, done.err):
+            return None
+        if done.code:
+            raise PBS.refusal(command, done.code, done.err)
+        if jobs := parse_jobs(done.out):
+            # What PBS reports of the array as a whole counts only if it reports of no task.
+            return overall([job for job in jobs if "[]" not in job.job_id] or jobs)
+    raise LaunchError(
+        f"qstat printed nothing about job {job_id} that allranks can parse", fix="qstat --version shows which it is"
+    )
 
-    def over(self, folder: Path) -> None:
-        """Remove the secrets of a run that has ended: its script does that too, unless PBS has killed it."""
-        left = folder.glob(f"{contract.ATTEMPTS_DIR}/*/{contract.TASK_ENVIRONMENT}*")
-        with contextlib.suppress(OSError):
-            for file in (folder / contract.SECRETS_FILE, *left):
-                file.unlink(missing_ok=True)
 
-    def show(self, job_id: str) -> str:
-        """Return the command of qstat that shows a job."""
-        flavour = pbs_jobs.flavour(os.environ) or "openpbs"
-        return shlex.join(pbs_jobs.show_command(job_id, flavour=flavour))
+#: Says nothing of the cause of an end.
+_LOG_NOISE = re.compile(r"pbsdsh: |pbs_tmrsh: ")
 
-    def blame(self, status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
-        """Tell which rank failed first, from what the tasks of the job have left."""
-        return pbs_log.blame(status, folder, attempt)
 
-    def said(self, run: Run) -> Said:
-        """Find what the logs of the job say that may tell why it ended."""
-        return pbs_log.said(run)
+def logs(folder: str, job_id: str, _: Mapping[str, str]) -> Sequence[str]:
+    """Return where a job's script and PBS itself write; each task of an array has a log."""
+    job = glob.escape(job_id.partition(".")[0]).replace("[[]]", "[[]*]")
+    return (f"{folder}/pbs-{job}.out", f"{folder}/{OWN_LOG}")
+
+
+# --- Limits: what PBS would do with a job that is not submitted: refuse it, let it wait for ever, or take it.
+# PBS has nothing to try that with, so its queues and nodes are compared with what the script asks for.
+
+#: The commands that show all queues, all nodes, and the server.
+QUEUES, NODES, SERVER = ("qstat", "-Q", "-f"), ("pbsnodes", "-a"), ("qstat", "-B", "-f")
+_NOT_UP = ("down", "offline", "unknown", "stale", "unresolvable", "maintenance", "provisioning", "sleep")
+_OTHER = "choose another scheduler.partition; qstat -Q lists the queues"
+
+
+def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
+    """Query what PBS would do with a plan's script that is submitted in an environment."""
+    script = plan.files[0].text
+    requested, queues = read_requested(script), parse(run_command(QUEUES, environ))
+    if requested[0].partitions:
+        name = requested[0].partitions[0]
+        if "@" not in name and name not in queues:
+            return Feasibility(f"queue {name}", [Issue(f"PBS has no queue {name}", _OTHER)])
+    else:
+        servers = parse(run_command(SERVER, environ)).values()
+        name = next((server["default_queue"] for server in servers if "default_queue" in server), "")
+    queue = queues.get(name.partition("@")[0], {})
+    against = [*limits(requested, name, queue)]
+    # Other queues than those that execute jobs hand them on, to a server with other nodes.
+    if not against and queue.get("queue_type", "").startswith("E"):
+        against = lacking(requested, parse_nodes(run_command(NODES, environ)), may_share=may_share(script))
+    return Feasibility(f"queue {name}" if name else "the default queue", against)
+
+
+def lacking(requested: Sequence[Requested], nodes: Sequence[NodeInfo], *, may_share: bool) -> list[Issue]:
+    """Return why nodes are not those that a job needs; one is enough if several of its chunks may share it."""
+    parts = [replace(part, nodes=1) for part in requested] if may_share else requested
+    found = (each for part in parts for each in missing(part, "this PBS", nodes, "pbsnodes -l"))
+    return [*dict.fromkeys(found)]
+
+
+def _in_script(script: str, names: str, default: str) -> str:
+    """Return what a script asks for with -l; of two lines for the same resource PBS takes the first."""
+    found = re.search(rf"^#PBS\s+-l\s*(?:\S*,)?(?:{names})=([^\s,]+)", script, re.MULTILINE)
+    return found[1] if found else default
+
+
+def may_share(script: str) -> bool:
+    """Return whether chunks of a script may share a node."""
+    return "scatter" not in _in_script(script, "place", "scatter")
+
+
+def read_requested(script: str) -> tuple[Requested, ...]:
+    """Read what a script asks for, of each kind of nodes."""
+    queue = re.findall(r"^#PBS\s+-q\s*(\S+)", script, re.MULTILINE)
+    counts: dict[Requested, int] = {}
+    for chunk in _in_script(script, "select|nodes", "1").split("+"):
+        has = dict(re.findall(r"(\w+)=([^:]+)", chunk))
+        kind = Requested(
+            partitions=tuple(queue[-1:]),
+            time=seconds(_in_script(script, "walltime", "")),
+            cpus=number(has.get("ncpus") or has.get("ppn", "")),
+            memory=reading(parse_memory, has.get("mem", "")),
+            gpus=number(has.get("ngpus") or has.get("gpus", "")),
+        )
+        counts[kind] = counts.get(kind, 0) + (number(chunk.split(":")[0]) or 1)  # One that starts with a host is one.
+    return tuple(replace(kind, nodes=count) for kind, count in counts.items())
+
+
+def parse(text: str) -> dict[str, dict[str, str]]:
+    """Read the answer to :data:`QUEUES`, :data:`NODES` or :data:`SERVER`: the attributes of each, by its name."""
+    found: dict[str, dict[str, str]] = {}
+    for line in text.replace("\n\t", "").splitlines():
+        if head := re.match(r"(?:\w+: )?(\S+)$", line):
+            found[head[1]] = {}
+        elif found and (attribute := re.match(r"\s+(\S+) = (.*)$", line)):
+            [*found.values()][-1][attribute[1]] = attribute[2].strip()
+    return found
+
+
+def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
+    """Read the answer to :data:`NODES`; what PBS makes several virtual nodes of is one."""
+    hosts: dict[str, NodeInfo] = {}
+    for name, node in parse(text).items():
+        host, state = node.get("resources_available.host", name), node.get("state", "")
+        before = hosts.get(host, NodeInfo(host, state, is_away=True, cpus=0, memory=0, gpus=0))
+        hosts[host] = NodeInfo(
+            host,
+            state,
+            before.is_away and any(word in state for word in _NOT_UP),
+            before.cpus + number(node.get("resources_available.ncpus") or node.get("np", "")),
+            before.memory + reading(parse_memory, node.get("resources_available.mem", "")),
+            before.gpus + number(node.get("resources_available.ngpus") or node.get("gpus", "")),
+            node.get("comment", node.get("note", "")),
+        )
+    return tuple(hosts.values())
+
+
+def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) -> Iterator[Issue]:
+    """Yield what a queue with such attributes has against a job that asks for these kinds of nodes."""
+    if queue.get("enabled") == "False":
+        yield Issue(f"queue {name} takes no jobs", _OTHER)
+    if queue.get("started") == "False":
+        yield Issue(f"queue {name} starts no jobs now", f"wait, or {_OTHER}", is_final=False)
+    cpus, gpus = sum(part.nodes * part.cpus for part in requested), sum(part.nodes * part.gpus for part in requested)
+    nodes, time = sum(part.nodes for part in requested), requested[0].time
+    for name_of_limit, reads, amount, key, words in (
+        ("walltime", seconds, time, "resources.time", format_duration),
+        ("nodect", number, nodes, "resources.nodes", counted("node")),
+        ("ncpus", number, cpus, "resources.cpus_per_node or resources.nodes", counted("CPU")),
+        ("ngpus", number, gpus, "resources.gpus_per_node or resources.nodes", counted("GPU")),
+    ):
+        most, least = (reads(queue.get(f"resources_{word}.{name_of_limit}", "")) for word in ("max", "min"))
+        yield from Limit(amount, key, words, most, least).objections(f"queue {name}", _OTHER)
+
+
+# --- The plan: what qsub is asked for, what an allocation has, and what of the scripts is PBS' own.
+# Sources: qsub(1B) and pbs_resources(7B) of OpenPBS, and Torque's "Requesting resources". Of two requests for the same
+# resource (-l) PBS takes the first, of two other directives the last: there those that the user has written stand.
+
+#: The longest name of a job that all versions take.
+_LONGEST_NAME = 15
+#: A user's own request for nodes: OpenPBS' chunks, and Torque's nodes.
+_OWN_NODES = re.compile(r"-l\s*(?:\S*,)?(?:select|nodes)=(?P<value>[^\s,]+)")
+_OWN_PLACE = re.compile(r"-l\s*(?:\S*,)?(?:place|nodes)=")
+_GPUS = re.compile(r"(?:^|:)n?gpus=(\d+)(?:$|:)")
+#: What -o takes: what stands before a colon is a host, and each version has variables of its own.
+_PLAIN_PATH = re.compile(r"[^:\"'\\#,$%^]+")
+#: Options for a batch script alone; a shell sends no mail.
+_FOR_A_SCRIPT = re.compile(r"-[ejkJmMorRSt](?![A-Za-z])")
+#: PBS starts a shell in the home directory, with the PATH of a login: this goes to where the command was typed.
+_HERE = 'cd -- "$0" && export PATH="$1" && shift && exec "$@"'
+
+
+def _lines(job: Job) -> list[str]:
+    return lines_of(job.scheduler.directives, "#PBS")
+
+
+def own_nodes(job: Job) -> str | None:
+    """Return what the user's own directives ask for instead of ours: the value of select, or of nodes."""
+    found = next(filter(None, map(_OWN_NODES.match, _lines(job))), None)
+    return found["value"] if found else None
+
+
+def own(job: Job) -> tuple[int | None, int | None]:
+    """Return how many chunks, or nodes of Torque, the user's own directives ask for, and the GPUs of each.
+
+    None if they do not ask for nodes, and if nodes differ in their GPUs.
+    """
+    value = own_nodes(job)
+    chunks = [re.match(r"(\d*)(?::|$)", chunk) for chunk in (value or "").split("+")]  # One with a host first is one.
+    count = sum(int(found[1] or 1) if found else 1 for found in chunks)
+    gpus = {int(found[1]) if (found := _GPUS.search(chunk)) else 0 for chunk in (value or "").split("+")}
+    return count if value else None, gpus.pop() if len(gpus) == 1 else None
+
+
+def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> Iterator[Directive]:
+    """Yield the directives of a job with ``nproc`` ranks on each node.
+
+    What PBS itself says goes to ``output`` when the job has ended; None: as PBS names it, where the job is submitted.
+
+    Raises:
+        JobError: the job asks for what this PBS cannot do.
+    """
+    requested, resources, is_torque = job.scheduler, job.resources, flavour == "torque"
+    _refuse(job, flavour)
+    users = [Directive(line, None, "scheduler.directives") for line in _lines(job)]
+    yield from (line for line in users if line.option.startswith("-l"))
+    yield Directive("-N", plain_name(name_of(job), _LONGEST_NAME), "name")
+    yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
+    if not own_nodes(job):
+        yield from _nodes(job, nproc, is_torque)
+    if not (is_torque or any(map(_OWN_PLACE.match, _lines(job)))):
+        where, why = "scatter", "a node for each chunk"
+        if requested.exclusive:
+            where, why = "scatter:excl", "a node for each chunk, scheduler.exclusive"
+        yield Directive("-l place", where, why, "else chunks may lie on one node together")
+    requeue, note = ("y", "back into the queue when a node fails, and when it is preempted")
+    if not job.retry.requeue:
+        requeue, note = ("n", "when a node fails, the job ends")
+    yield from given(
+        ("-l walltime", resources.time and format_duration(resources.time), "resources.time"),
+        ("-q", requested.partition, "scheduler.partition"),
+        ("-l advres" if is_torque else "-q", requested.reservation, "scheduler.reservation"),
+        ("-A", requested.account, "scheduler.account"),
+        ("-P", requested.project, "scheduler.project"),
+        ("-l qos", requested.qos, "scheduler.qos"),
+        *(
+            (f"-l {name}", value or True, "scheduler.resources")
+            for name, _, value in (line.partition("=") for line in requested.resources)
+        ),
+        ("-t" if is_torque else "-J", requested.array, "scheduler.array"),
+        ("-M", requested.mail, "scheduler.mail"),
+        ("-m", requested.mail and "ae", "scheduler.mail"),
+        ("-j", "oe", "one log"),
+        ("-o", output, "in the run's directory", "what PBS itself says; it comes when the job has ended"),
+        ("-r", requeue, "retry.requeue" if job.retry.requeue else "retry.requeue is false", note),
+    )
+    yield from (line for line in users if not line.option.startswith("-l"))
+
+
+def _refuse(job: Job, flavour: Flavour) -> None:
+    requested = job.scheduler
+    if requested.exclude:
+        raise JobError(
+            "scheduler.exclude: PBS cannot leave hosts out",
+            why="it has no option for that",
+            fix="name those to use in scheduler.include, or a feature that they have in scheduler.constraint",
+        )
+    if requested.qos and flavour == "openpbs":
+        fix = "choose another scheduler.partition"
+        raise JobError("scheduler.qos: OpenPBS and PBS Pro have no quality of service", fix=fix)
+    if requested.project and flavour == "torque":
+        raise JobError("scheduler.project: Torque has no projects", fix="scheduler.account (-A) names who is charged")
+    if requested.reservation and requested.partition and flavour == "openpbs":
+        raise JobError(
+            "scheduler.reservation and scheduler.partition exclude each other",
+            why="a reservation of OpenPBS is a queue",
+            fix="leave out scheduler.partition",
+        )
+
+
+def _nodes(job: Job, nproc: int, is_torque: bool) -> Iterator[Directive]:
+    """Yield what asks for nodes: chunks that are alike, but for hosts that must be among them."""
+    requested, resources, count = job.scheduler, job.resources, job.resources.nodes[1]
+    cpus = resources.cpus_per_node or (nproc if job.launch.launcher == "direct" else int(is_torque))
+    has = [f"{'ppn' if is_torque else 'ncpus'}={cpus}"] if cpus else []
+    if resources.gpus_per_node:
+        has.append(f"{'gpus' if is_torque else 'ngpus'}={resources.gpus_per_node}")
+    if not is_torque:
+        has += [f"mem={_memory(resources.memory)}"] if resources.memory else []
+        has.append("mpiprocs=1")  # How often the node stands in the file of nodes.
+    each = ":".join([*has, requested.constraint] if requested.constraint else has)
+    try:
+        hosts = list(expand(",".join(requested.include))) if requested.include else []
+    except ValueError as error:
+        raise JobError(f"scheduler.include: {error}", fix="write them like gpu[01-03,07]") from error
+    if len(hosts) > count:
+        raise JobError(
+            f"scheduler.include names {format_count(len(hosts), 'host')}, for {format_count(count, 'node')}",
+            why="all of them would have to be among the nodes",
+            fix=f"--nodes {len(hosts)}, or fewer hosts",
+        )
+    # OpenPBS knows hosts by their short names.
+    chunks = [f"{host}:{each}" if is_torque else f"1:{each}:host={host.partition('.')[0]}" for host in hosts]
+    value = "+".join([*chunks, f"{count - len(hosts)}:{each}"] if count > len(hosts) else chunks)
+    if not is_torque:
+        yield Directive("-l select", value, "resources, for each node", "one chunk on each node")
+        return
+    yield Directive("-l nodes", value, "resources, for each node")
+    if resources.memory:
+        total = _memory(resources.memory * count)
+        yield Directive("-l mem", total, "resources.memory", "of all nodes together, as Torque counts")
+    if requested.exclusive:
+        yield Directive("-l naccesspolicy", "singlejob", "scheduler.exclusive")
+
+
+def _memory(size: int) -> str:
+    """Return a size in the largest unit that it is a whole number of, as PBS writes them."""
+    units = (("gb", 1 << 30), ("mb", 1 << 20))
+    return next((f"{size // factor}{unit}" for unit, factor in units if size % factor == 0), f"{size >> 10}kb")
+
+
+def nodes_there(environ: Mapping[str, str]) -> int:
+    """Count the hosts of the allocation that this is inside of.
+
+    Raises:
+        PreflightError: the file that names them is not here.
+    """
+    named = environ.get("PBS_NODEFILE")
+    try:
+        return len(set(Path(named or "").read_text().split()))
+    except OSError as error:
+        what = f"{named}: {error.strerror}" if named else "not set"
+        raise PreflightError(
+            "the nodes of this allocation cannot be found out",
+            why=f"PBS_NODEFILE is {what}; the first node alone has it",
+            fix="type the command on the first node of the allocation, where qsub -I gives its shell",
+        ) from error
+
+
+def _additions(draft: Draft) -> Additions:
+    if draft.inside:
+        return Additions()
+    job, requested, run_dir = draft.job, draft.job.scheduler, str(draft.request.run_dir)
+    which = flavour_for(job, draft.request.environ)
+    own_log = f"{run_dir}/{OWN_LOG_OF_TASKS if requested.array and which == 'openpbs' else OWN_LOG}"
+    names_log = fits(own_log) and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
+    log = draft.log_lines("PBS_JOBID", shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out')
+    found = directives(job, draft.layout.nproc_per_node, own_log if names_log else None, which)
+    return Additions(tuple(found), log=log, notes=_notes(draft, names_log))
+
+
+def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
+    job, resources, requested, nodes = draft.job, draft.job.resources, draft.job.scheduler, own_nodes(draft.job)
+    if not (requested.flavour or flavour(draft.request.environ)):
+        yield "no qstat here shows which PBS this is: OpenPBS is assumed (scheduler.flavour)"
+    if resources.gpu_type:
+        yield "resources.gpu_type is not used: sites have names of their own; scheduler.constraint: gpu_model=a100"
+    if not (resources.cpus_per_node or nodes):
+        yield "resources.cpus_per_node is not given: most sites then give one CPU"
+    used = [f"resources.{key}" for key in ("cpus_per_node", "memory") if getattr(resources, key)]
+    used += [f"scheduler.{key}" for key in ("constraint", "include", "exclusive") if getattr(requested, key)]
+    if nodes and used:
+        yield f"scheduler.directives asks for the nodes: {', '.join(used)} not used"
+    if not names_log:
+        name = plain_name(name_of(job), _LONGEST_NAME)
+        yield f"what PBS itself says is where qsub is typed, in {name}.o<job>, when the job has ended"
+
+
+def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
+    which = flavour_for(job, environ)
+    command = ("qsub", "-I", *shell_words(job, directives(job, nproc, None, which), _FOR_A_SCRIPT))
+    if which == "openpbs":
+        shell = words or (environ.get("SHELL") or "bash",)
+        return (*command, "--", "/bin/bash", "-c", _HERE, str(Path.cwd()), environ.get("PATH", ""), *shell)
+    if words:
+        raise JobError("Torque's qsub -I runs no command", fix="allranks shell without one, and type it there")
+    return command
+
+
+PBS = Scheduler(
+    name="pbs",
+    title="PBS",
+    module="allranks.agent.pbs_job",
+    foreign=("gpu_request", "parallel_environment"),
+    without="have PBS leave it out: pbsnodes -o {}",
+    patience="the site's kill_delay to leave (10 s, unless changed)",
+    script="script.pbs",
+    prefix="#PBS",
+    allocate="qsub -I -l select={}:... -l place=scatter",
+    own=own,
+    nodes_there=nodes_there,
+    additions=_additions,
+    shell=_shell,
+    place="the cluster's login node; some sites need module load pbs or torque",
+    submit="qsub",
+    submitted=re.compile(r"^\s*(\d+(?:\[\d*\])?\.[\w.-]+)\s*$", re.MULTILINE),
+    list_jobs="qstat -u $USER",
+    retry="see qstat -B, and try again; qstat -u $USER shows whether the job was submitted anyway",
+    cancel=lambda job_id: ("qdel", job_id),
+    gone=pbs_words.GONE,
+    show=lambda job_id: ("qstat", *(("-f",) if flavour(os.environ) == "torque" else ("-x", "-f")), job_id),
+    query_job=query_job,
+    feasibility=feasibility,
+    # The page of usage, and Torque's frame.
+    noise=((r"^usage: .*(?:\n[ \t].*)*", ""), (r"submit error \((.*)\)", r"\1")),
+    unreachable=pbs_words.UNREACHABLE,
+    refused=pbs_words.REFUSED,
+    logs=logs,
+    log_noise=_LOG_NOISE,
+)
+run_command = partial(query.run_command, PBS)
+PbsCluster = partial(BatchCluster, PBS)

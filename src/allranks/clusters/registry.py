@@ -10,6 +10,7 @@ from allranks import contract
 from allranks.clusters.base import ClusterKind
 from allranks.errors import JobError
 from allranks.job.problems import did_you_mean
+from allranks.system import plugins, schedulers
 
 if TYPE_CHECKING:
     from allranks.job.load import LoadedJob
@@ -18,17 +19,16 @@ _BUILT_IN = {
     "local": "allranks.clusters.local:LocalCluster",
     "ssh": "allranks.clusters.ssh:SshCluster",
     "pdsh": "allranks.clusters.pdsh:PdshCluster",
-    "slurm": "allranks.clusters.slurm:SlurmCluster",
-    "pbs": "allranks.clusters.pbs:PbsCluster",
+    **{kind: cluster for kind, (cluster, _) in schedulers.KINDS.items()},
 }
 _GROUP = "allranks.clusters"
-#: What tells that a process is inside an allocation of a scheduler, and the kind that can use it.
-_ALLOCATIONS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs"}
 
 
 def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
-    """Return the kind that a job runs on: the one that is named, else ssh for a job that names machines, else the
-    allocation that we are in, else this machine.
+    """Return the kind that a job runs on.
+
+    It is the one that is named, else ssh for a job that names machines, else that of the allocation that this is in,
+    else this machine.
 
     Raises:
         JobError: there is no such kind.
@@ -37,8 +37,8 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
     if is_open and (resources.hosts or resources.hostfile):
         return load_kind("ssh")
     if is_open and contract.RUN_DIR not in environ:
-        for variable, name in _ALLOCATIONS.items():
-            if environ.get(variable):
+        for name, scheduler in schedulers.environments():
+            if scheduler.job(environ):
                 return load_kind(name)
     return load_kind(loaded.cluster.kind)
 
@@ -50,21 +50,16 @@ def load_kind(name: str) -> ClusterKind:
         JobError: there is none.
     """
     if name in _BUILT_IN:
-        return _load(_BUILT_IN[name])
-    from importlib.metadata import entry_points  # Not at the top: it reads what every package has installed.
-
-    found = {point.name: point.value for point in entry_points(group=_GROUP)}
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        kind: ClusterKind = getattr(import_module(module), attribute)()
+        return kind
+    found = {point.name: point for point in plugins.points(_GROUP)}
     if name in found:
-        return _load(found[name])
+        other: ClusterKind = plugins.load(found[name], "kind of cluster")()
+        return other
     known = sorted({*_BUILT_IN, *found})
     raise JobError(
         f"there is no kind of cluster {name!r}",
         why=f"the kinds are: {', '.join(known)}",
         fix=did_you_mean(name, known),
     )
-
-
-def _load(reference: str) -> ClusterKind:
-    module, _, attribute = reference.partition(":")
-    kind: ClusterKind = getattr(import_module(module), attribute)()
-    return kind

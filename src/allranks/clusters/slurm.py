@@ -1,74 +1,615 @@
-"""Slurm: a run is a job that sbatch submits, or is started inside an allocation of salloc."""
+"""Slurm: what sbatch, scontrol, sacct, sinfo and salloc are given, and what their answers mean.
+
+Only the plain formats are read: what is needed of them is alike in all versions, where ``--json`` has had three shapes
+and reports nothing more. Times are read as UTC, because Slurm is queried in UTC.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from allranks.clusters import asking, slurm_errors, slurm_jobs, slurm_log, slurm_said
-from allranks.clusters.base import Request, Said
-from allranks.clusters.queued import QueuedCluster
-from allranks.clusters.slurm_jobs import JobInfo
+from allranks import contract
+from allranks.clusters import slurm_words
+from allranks.clusters.batch import query
+from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.limits import (
+    Feasibility,
+    Issue,
+    Limit,
+    NodeInfo,
+    Requested,
+    counted,
+    least,
+    missing,
+    number,
+    reading,
+)
+from allranks.clusters.batch.scheduler import (
+    Additions,
+    Draft,
+    Failure,
+    JobInfo,
+    JobReason,
+    Scheduler,
+    UsableGpus,
+    first_fix,
+    given,
+    overall,
+)
+from allranks.errors import LaunchError
+from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory
+from allranks.plan.directives import Directive, fits, lines_of, warning_seconds
+from allranks.plan.entry import name_of
+from allranks.runs.status import State
+from allranks.system.hostlist import expand
 
 if TYPE_CHECKING:
-    from allranks.clusters.outlook import Outlook
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
-    from allranks.runs.record import Run
-    from allranks.runs.status import Status
+
+#: With these its commands write times as we read them.
+IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
+#: For what a command may do without: accounting only adds to what the controller reports, and may be slow or away.
+_ACCOUNTING_SECONDS = 20.0
+#: Slurm's own "signals": the script could not be started, and (a number that no signal has) memory ran out.
+_NOT_STARTED, _OUT_OF_MEMORY = 53, 125
+
+# --- Jobs: commands about them, and their answers.
+
+_ACCOUNTED = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "MaxRSS", "Reason")
+#: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
+_SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
+_SHOWN_JOB = re.compile(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?")
 
 
-class SlurmCluster(QueuedCluster):
-    """The kind ``slurm``."""
+def _of(job_id: str) -> tuple[str, ...]:
+    """Return the words that name a job, which may be one of another cluster."""
+    number, _, cluster = job_id.partition(";")
+    return (f"--clusters={cluster}", number) if cluster else (number,)
 
-    name, scheduler, without = "slurm", "Slurm", "leave it out: --exclude {}"
-    submit, allocate = slurm_jobs.SUBMIT, "salloc"
-    job_variable = "SLURM_JOB_ID"
-    patience = "the site's KillWait to leave (30 s, unless changed)"
 
-    def plan(self, request: Request) -> Plan:
-        """Decide what will be executed: see :func:`~allranks.clusters.slurm_plan.make_plan`."""
-        from allranks.clusters.slurm_plan import make_plan  # Not for those who only read what became of a run.
+def show_command(job_id: str) -> tuple[str, ...]:
+    """Build the command that queries the controller about a job."""
+    *cluster, number = _of(job_id)
+    return ("scontrol", *cluster, "show", "job", number)
 
-        return make_plan(request)
 
-    def shell_command(
-        self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
-    ) -> tuple[str, ...]:
-        """Build the command of a shell: see :func:`~allranks.clusters.slurm_shell.shell_command`."""
-        from allranks.clusters.slurm_shell import shell_command
+def account_command(job_id: str) -> tuple[str, ...]:
+    """Build the command that queries accounting about a job."""
+    *cluster, number = _of(job_id)
+    return ("sacct", *cluster, "--parsable2", "--noheader", f"--format={','.join(_ACCOUNTED)}", f"--jobs={number}")
 
-        return shell_command(job, words, environ, terminal=terminal)
 
-    def submitted(self, plan: Plan, environ: Mapping[str, str], interrupted: Callable[[], int]) -> str:
-        """Submit a plan's script with sbatch, and return the job's id."""
-        return asking.submit(plan, environ, slurm_errors.SLURM, slurm_jobs.parse_submitted, interrupted)
+def parse_shown(text: str) -> tuple[JobInfo, ...]:
+    """Read the answer to :func:`show_command`: one job, or each task of an array.
 
-    def foreseen(self, plan: Plan, environ: Mapping[str, str]) -> Outlook:
-        """Ask what would become of a plan's script: see :func:`~allranks.clusters.slurm_limits.outlook`."""
-        from allranks.clusters.slurm_limits import outlook
+    Names, comments and paths of a job may hold anything, also what looks like a field, so only lines are read that
+    start with a field of Slurm's own, and of two such lines the first.
+    """
+    found = []
+    for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
+        fields: dict[str, str] = {}
+        for line in _SHOWN_LINE.findall(part):
+            fields = dict(re.findall(r"(\S+?)=(\S*)", line)) | fields
+        if (job := _SHOWN_JOB.match(part)) and "JobState" in fields:
+            info = _info(f"{job[2]}_{job[3]}" if job[2] else job[1], fields["JobState"], fields, "StartTime", "EndTime")
+            if info.state is State.NODE_FAIL and (node := fields.get("FailedNode")):
+                info = replace(info, why=JobReason(f"node {node} failed"))
+            found.append(info)
+    return tuple(found)
 
-        return outlook(plan, environ)
 
-    def look_up(self, job_id: str) -> JobInfo | None:
-        """Ask Slurm what has become of a job."""
-        return slurm_jobs.look_up(job_id)
+def parse_accounted(text: str) -> tuple[JobInfo, ...]:
+    """Read the answer to :func:`account_command`: one job, or each task of an array.
 
-    def delete(self, job_id: str) -> None:
-        """Cancel a job with scancel."""
-        slurm_jobs.ask(slurm_jobs.cancel_command(job_id), os.environ)
+    Of a job that was requeued the last record counts. A job with a step that was out of memory was so too, although
+    Slurm calls it FAILED.
+    """
+    records: dict[str, list[dict[str, str]]] = {}
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) == len(_ACCOUNTED):
+            row = dict(zip(_ACCOUNTED, values, strict=True))
+            job_id, _, step = row["JobID"].partition(".")
+            records[job_id] = [*records.get(job_id, []), row] if step else [row]
+    found = []
+    for job_id, rows in records.items():
+        native = rows[0]["State"]
+        if native == "FAILED" and any(row["State"] == "OUT_OF_MEMORY" for row in rows):
+            native = "OUT_OF_MEMORY"
+        peak = max(reading(parse_memory, f"{row['MaxRSS']}B") for row in rows)
+        found.append(replace(_info(job_id, native, rows[0], "Start", "End"), peak_memory=peak or None))
+    return tuple(found)
 
-    def show(self, job_id: str) -> str:
-        """Return the command of scontrol that shows a job."""
-        return f"scontrol show job {job_id}"
 
-    def blame(self, status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
-        """Tell what failed first, from what srun says in the job's log."""
-        return slurm_log.blame(status, folder, attempt, job_id)
+def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: str) -> JobInfo:
+    """Read what both answers hold in the same words; ``start`` and ``end`` are what they call the times."""
+    state, nodes, word = slurm_words.state_of(native), fields.get("NodeList", ""), fields.get("Reason", "")
+    exited, _, signalled = fields.get("ExitCode", "").partition(":")
+    exit_code, killed_by = number(exited), number(signalled)
+    if state is State.SUCCEEDED and (exit_code or killed_by):
+        state = State.FAILED
+    by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
+    nodes = nodes if nodes not in ("(null)", "None assigned") else ""
+    why = slurm_words.reason_of(native, word, job_id)
+    if state is State.FAILED and killed_by == _NOT_STARTED:
+        lacks = "its work directory, or that of its output, is not there on the node"
+        why = JobReason(f"Slurm could not start the script: {lacks}")
+    return JobInfo(
+        job_id,
+        state,
+        native,
+        word,
+        exit_code=exit_code if by_itself else None,
+        signal=killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None,
+        started=_time(fields.get(start, "")) if nodes and state is not State.PENDING else None,
+        ended=_time(fields.get(end, "")) if state.is_final else None,
+        nodes=nodes,
+        why=why,
+    )
 
-    def said(self, run: Run) -> Said:
-        """Find what the job's log says that may tell why it ended."""
-        log = slurm_said.log_of(run)
-        return Said(log, slurm_said.causes(log) if log else ())
+
+def _time(text: str) -> float | None:
+    """Return the time in seconds since 1970, if it is one: not ``Unknown``, ``None`` or ``N/A``."""
+    with suppress(ValueError):
+        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
+    return None
+
+
+def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
+    """Query the state of a job: from the controller, and after its end from accounting too, where there is any.
+
+    Returns None if neither knows it: without accounting that is so some minutes after the end.
+    """
+    in_utc = {**(os.environ if environ is None else environ), **IN_UTC}
+    command = show_command(job_id)
+    done = query.run(SLURM, command, in_utc)
+    if done.code and slurm_words.NO_SUCH_JOB not in done.err:
+        raise SLURM.refusal(command, done.code, done.out + done.err)
+    tasks = {task.job_id: task for task in parse_shown(done.out)}
+    if any(not task.state.is_final for task in tasks.values()):
+        return overall(tasks.values())
+    with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
+        answer = run_command(account_command(job_id), in_utc, seconds=_ACCOUNTING_SECONDS)
+        # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
+        # ended long before others are in accounting alone.
+        for task in (task for task in parse_accounted(answer) if task.state.is_final):
+            shown = tasks.get(task.job_id)
+            if shown and (shown.state, task.state) == (State.FAILED, State.OUT_OF_MEMORY):
+                shown = replace(shown, state=task.state, native=task.native, why=task.why)
+            elif shown and task.native.startswith(f"{shown.native} "):  # CANCELLED by 1000.
+                shown = replace(shown, native=task.native, why=task.why)
+            tasks[task.job_id] = replace(shown, peak_memory=task.peak_memory) if shown else task
+    return overall(tasks.values())
+
+
+# --- Logs: which rank srun says failed first, and what of a log may tell a cause.
+
+#: What srun says when tasks have ended badly, the same from Slurm 22.05 to 26.11; of a signal it gives the words of
+#: the C library.
+_ENDED = re.compile(
+    r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)"
+)
+_SIGNALS = {words: number for number in signal.valid_signals() if (words := signal.strsignal(number))}
+#: Says nothing of the cause: how srun and Slurm ended the other tasks.
+_LOG_NOISE = re.compile(
+    r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
+    r"|slurmstepd\S*: error: \*\*\* "
+)
+
+
+def first_failure(lines: Iterable[str]) -> Failure | None:
+    """Return how the rank ended that failed first, in the log of an attempt; None if none has.
+
+    The exit code of srun itself is the highest of all, and 143 where it had to end others.
+    """
+    has_left = False
+    for line in lines:
+        if not (match := _ENDED.fullmatch(line.rstrip())):
+            continue
+        hosts, rank, exited, words = match.groups()
+        is_oom = words == "Out Of Memory"
+        code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
+        if code == contract.CONTINUE_LATER:
+            has_left = True
+        elif code and not (
+            has_left and code in (-signal.SIGTERM, -signal.SIGKILL)
+        ):  # So srun ends those that are left.
+            host = None if hosts == "Unknown" or "[" in hosts or "," in hosts else hosts
+            return Failure(int(rank), host, code, is_oom)
+    return None
+
+
+def logs(folder: str, job_id: str, requested: Mapping[str, str]) -> Sequence[str]:
+    """Return where Slurm writes what a script says: errors, if the job asks for two logs, then all else."""
+    job = glob.escape(job_id.partition(";")[0])
+    is_array = "--array" in requested  # Each task has an id of its own.
+    known = {"%%": "%"} | ({} if is_array else {"%j": job, "%A": job})
+    names = [glob.escape(requested[option]) for option in ("--error", "--output") if option in requested]
+    # What sbatch replaces in a name: %j, %4t, and %% for a %.
+    patterns = [re.sub(r"%(%|\d*[A-Za-z])", lambda found: known.get(found[0], "*"), name) for name in names]
+    # Where the directory's name fits into no directive, the plan names no log.
+    return (*patterns, f"{folder}/slurm-{'*' if is_array else job}.out", f"{folder}/slurm.out")
+
+
+# --- Limits: what Slurm would do with a job that is not submitted: refuse it, let it wait for ever, or start it.
+# ``sbatch --test-only`` says whether nodes as asked for are there and up, and when. It says the same of nodes that are
+# down for a day as of those that do not exist, and nothing of a job that would wait for ever: one that asks for more
+# time than its partition gives, say. So partitions and nodes are queried too.
+
+PARTITIONS = ("scontrol", "show", "partition")
+QOS = ("sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,MaxWall,Flags")
+_DIRECTIVE = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])(?:[= ]\s*)?(.*)$", re.MULTILINE)
+_SHORT = {"-N": "nodes", "-p": "partition", "-t": "time", "-q": "qos", "-x": "exclude", "-c": "cpus-per-task"}
+#: Variables that count for sbatch above what a script asks for.
+_ABOVE = {"SBATCH_PARTITION": "partition", "SBATCH_TIMELIMIT": "time", "SBATCH_QOS": "qos"}
+#: What a QOS may have, so that its jobs may go beyond that limit of a partition.
+_LIFTS_ALL = frozenset(("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"))
+#: How the words start for a node that takes no job now.
+_NOT_UP = ("down", "drain", "fail", "error", "unknown", "inval", "maint", "reserved", "boot", "reboot", "no_respond")
+
+
+class Partition(NamedTuple):
+    """A partition. A limit of 0 is none; time is in seconds."""
+
+    name: str
+    state: str
+    nodes: int
+    max_nodes: int = 0
+    min_nodes: int = 0
+    max_time: int = 0
+    is_default: bool = False
+
+
+class Qos(NamedTuple):
+    """A QOS: its limit of time in seconds (0 if it has none) and its flags, in Slurm's words."""
+
+    max_time: int
+    flags: frozenset[str]
+
+
+def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
+    """Query what Slurm would do with a plan's script that is submitted in an environment."""
+    script, in_utc = plan.files[0].text, {**environ, **IN_UTC}
+    requested, submit = read_requested(script, environ), plan.commands[0].command
+    command = (submit[0], "--test-only", *submit[1:-1])  # It reads the script.
+    done = query.run(SLURM, command, in_utc, cwd=plan.workdir, sent=script)
+    printed = done.out + done.err
+    refusal = SLURM.refusal(command, done.code, printed)
+    if done.code and first_fix(slurm_words.UNREACHABLE, printed):
+        raise refusal
+    partitions = chosen(parse_partitions(run_command(PARTITIONS, in_utc)), requested)
+    against = limits(requested, partitions)
+    if against or requested.qos:  # Only then does a QOS count.
+        try:
+            known: dict[str, Qos] | None = parse_qos(run_command(QOS, in_utc, seconds=_ACCOUNTING_SECONDS))
+        except LaunchError as error:
+            known = {} if "not running a supported accounting_storage plugin" in (error.why or "") else None
+        against = limits(requested, partitions, known)
+    found = Feasibility(f"partition {','.join(part.name for part in partitions)}", against)
+    if not done.code:
+        start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
+        return replace(found, start=_time(start[1]) if start else None)
+    refusal = query.with_values(refusal, plan.reasons)
+    refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
+    if slurm_words.NO_SUCH_NODES not in printed:
+        return found if found.is_hopeless else replace(found, objections=[*against, refused])
+    if not against:  # Nodes may be down only now.
+        places = [part.name for part in partitions if not any(_against(requested, part, ()))]
+        command = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E")
+        nodes = {name: parse_nodes(run_command((*command, f"--partition={name}"), in_utc)) for name in places}
+        against = least(missing(requested, f"partition {name}", nodes[name], "sinfo --list-reasons") for name in places)
+    return replace(found, objections=against or [refused])
+
+
+def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
+    """Read what a script asks for; of two lines for the same the last one counts, and above all the environment."""
+    found: dict[str, str] = defaultdict(str)
+    found |= {_SHORT.get(name, name[2:]): value.strip().strip("'\"") for name, value in _DIRECTIVE.findall(script)}
+    found |= {name: environ[variable] for variable, name in _ABOVE.items() if variable in environ}
+    gpus = re.findall(r"\d+", found["gpus-per-node"] or found["gres"])
+    exclude: list[str] = []
+    with suppress(ValueError):
+        exclude = [*expand(found["exclude"])]
+    return Requested(
+        partitions=tuple(filter(None, found["partition"].split(","))),
+        nodes=number(found["nodes"].partition("-")[0]) or 1,
+        time=reading(parse_duration, found["time"]),
+        qos=found["qos"],
+        cpus=(number(found["ntasks-per-node"]) or 1) * (number(found["cpus-per-task"]) or 1),
+        memory=reading(parse_memory, found["mem"]),
+        gpus=int(gpus[-1]) if gpus else 0,
+        exclude=tuple(filter(None, exclude)),
+    )
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    """Read the answer to :data:`PARTITIONS`."""
+    found = []
+    for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
+        part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
+        nodes, most, few = (number(part[key]) for key in ("TotalNodes", "MaxNodes", "MinNodes"))
+        time, is_default = reading(parse_duration, part["MaxTime"]), part["Default"] == "YES"
+        found.append(Partition(part["PartitionName"], part["State"] or "UP", nodes, most, few, time, is_default))
+    return tuple(found)
+
+
+def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
+    """Read what sinfo prints of nodes, in the columns that :func:`outlook` wants."""
+    rows = (line.split("|", 5) for line in text.splitlines())
+    return tuple(
+        NodeInfo(
+            name,
+            state,
+            state.endswith("*") or state.startswith(_NOT_UP),  # With a * it does not answer.
+            number(cpus.rstrip("+")),
+            number(memory.rstrip("+")) << 20,
+            sum(map(int, re.findall(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)", gres))),
+            "" if reason == "none" else reason,
+        )
+        for name, state, cpus, memory, gres, reason in (row for row in rows if len(row) == 6)
+    )
+
+
+def parse_qos(text: str) -> dict[str, Qos]:
+    """Read the answer to :data:`QOS`."""
+    rows = (line.split("|") for line in text.splitlines())
+    return {row[0]: Qos(reading(parse_duration, row[1]), frozenset(row[2].split(","))) for row in rows if len(row) == 3}
+
+
+def chosen(partitions: Iterable[Partition], requested: Requested) -> tuple[Partition, ...]:
+    """Return the partitions that a job may run in: those that it names, else the default one."""
+    named = requested.partitions
+    return tuple(part for part in partitions if (part.name in named if named else part.is_default))
+
+
+def limits(requested: Requested, partitions: Sequence[Partition], known: Mapping[str, Qos] | None = {}) -> list[Issue]:
+    """Return what keeps a job waiting in all of the partitions that it may run in, or what its QOS has against it.
+
+    A limit that a QOS of the job lifts is not final. A job that names none may have any of those that are ``known`` by
+    default; None: any may be.
+    """
+    named = requested.qos.split(",")
+    lifts = {flag for name, qos in (known or {}).items() if not requested.qos or name in named for flag in qos.flags}
+    against = [[*_against(requested, part, _LIFTS_ALL if known is None else lifts)] for part in partitions]
+    if against and all(against):
+        return least(against)
+    most = known[requested.qos].max_time if known and requested.qos in known else 0
+    limit = Limit(requested.time, "resources.time", format_duration, most)
+    return [*limit.objections(f"QOS {requested.qos}", "choose another scheduler.qos")]
+
+
+def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> Iterator[Issue]:
+    place, other, nodes = f"partition {part.name}", "choose another scheduler.partition", counted("node")
+    if part.state == "DOWN":
+        yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
+    if 0 < part.nodes < requested.nodes and not 0 < part.max_nodes < requested.nodes:
+        what = f"{nodes(requested.nodes)} are asked for, and {place} has {part.nodes}"
+        yield Issue(what, f"lower resources.nodes to {part.nodes}, or {other}")
+    for flag, limit in (
+        ("PartitionTimeLimit", Limit(requested.time, "resources.time", format_duration, most=part.max_time)),
+        ("PartitionMaxNodes", Limit(requested.nodes, "resources.nodes", nodes, most=part.max_nodes)),
+        ("PartitionMinNodes", Limit(requested.nodes, "resources.nodes", nodes, least=part.min_nodes)),
+    ):
+        yield from limit.objections(place, other, is_final=flag not in lifts)
+
+
+# --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
+
+#: Directives of a user's own by which GPUs, or tasks, are asked for.
+_OWN_GPUS = re.compile(r"--gpus|-G|--gres[ =]\S*gpu|--tres-per\S*gpu")
+_OWN_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node|--gres)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(\d+)")
+_OWN_TASKS = re.compile(r"--ntasks(?!-)|-n")
+#: What an allocation has on some of its nodes, and the GPUs among that: ``gpu:2(IDX:0-1)``, ``gpu:a100:4(IDX:0-3)``.
+_ON_NODES = re.compile(r"^ +Nodes=\S+ .*\bGRES=(\S*)", re.MULTILINE)
+_GPU = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
+#: Options for a batch script alone: salloc does not know most of them, and a shell sends no mail.
+_FOR_A_SCRIPT = re.compile(
+    r"--(array|error|export|export-file|input|mail-\w+|open-mode|output|(no-)?requeue|signal|wait)(?![\w-])|-[aeioW]"
+)
+#: What Slurm itself starts for a bare salloc where LaunchParameters has use_interactive_step; elsewhere a bare salloc
+#: gives a shell where it is typed. Named here, it is the same on every site from Slurm 20.11 on: it runs on the first
+#: node, sees the GPUs there, and takes nothing from the steps that are started in it: in a plain step, a further srun
+#: without --overlap would wait for ever. Without the preserved variables that would use the first node alone.
+_STEP = ("srun", "--interactive", "--preserve-env")
+
+
+def _lines(job: Job) -> list[str]:
+    return lines_of(job.scheduler.directives, "#SBATCH")
+
+
+def own_gpus(job: Job) -> int | None:
+    """Return the GPUs of a node that the user's own directives ask for: 0 for none, None if they do not say."""
+    asking = [line for line in _lines(job) if _OWN_GPUS.match(line)]
+    reported = [int(match[1]) for line in asking if (match := _OWN_GPUS_PER_NODE.match(line))]
+    return reported[0] if reported else None if asking else 0
+
+
+def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
+    """Yield the directives of a job with ``nproc`` ranks on each node, the user's own at the end: the last one counts.
+
+    ``output`` is Slurm's own log unless the job names one; None: as Slurm names it, where the job is submitted.
+    """
+    requested, resources, is_direct, cpus = job.scheduler, job.resources, job.launch.launcher == "direct", None
+    least, most = resources.nodes
+    yield Directive("--job-name", name_of(job), "name")
+    yield Directive("--nodes", str(most) if least == most else f"{least}-{most}", "resources.nodes")
+    if least < most and not is_direct:
+        yield Directive("--no-kill", None, "resources.nodes", "continue when a node dies: at least the first must live")
+    if is_direct and not any(map(_OWN_TASKS.match, _lines(job))):
+        yield Directive("--ntasks-per-node", str(nproc), "launcher direct: a task is a rank")
+    elif least == most and not is_direct:  # With a number of tasks Slurm would never give more than the least nodes.
+        note = "one task on each node: the agent, which starts the node's ranks"
+        yield Directive("--ntasks-per-node", "1", "launcher torchrun: a task is an agent", note)
+    if resources.gpus_per_node and own_gpus(job) == 0:
+        gpus = f"{resources.gpu_type}:{resources.gpus_per_node}" if resources.gpu_type else str(resources.gpus_per_node)
+        if requested.gpu_request == "gres":
+            yield Directive("--gres", f"gpu:{gpus}", "resources.gpus_per_node, scheduler.gpu_request")
+        else:
+            yield Directive("--gpus-per-node", gpus, "resources.gpus_per_node")
+    if resources.cpus_per_node:
+        cpus = max(1, resources.cpus_per_node // nproc) if is_direct else resources.cpus_per_node
+    log_note = "what Slurm and this script say; each rank has a log of its own"
+    yield from given(
+        ("--cpus-per-task", cpus, "resources.cpus_per_node"),
+        ("--mem", resources.memory and format_memory(resources.memory), "resources.memory"),
+        ("--time", resources.time and format_duration(resources.time), "resources.time"),
+        ("--partition", requested.partition, "scheduler.partition"),
+        ("--account", requested.account, "scheduler.account"),
+        ("--qos", requested.qos, "scheduler.qos"),
+        ("--constraint", requested.constraint, "scheduler.constraint"),
+        ("--reservation", requested.reservation, "scheduler.reservation"),
+        ("--array", requested.array, "scheduler.array"),
+        ("--nodelist", ",".join(requested.include or ()), "scheduler.include"),
+        ("--exclude", ",".join(requested.exclude or ()), "scheduler.exclude"),
+        ("--exclusive", bool(requested.exclusive), "scheduler.exclusive"),
+        ("--mail-user", requested.mail, "scheduler.mail"),
+        ("--mail-type", requested.mail and "END,FAIL", "scheduler.mail"),
+        (
+            "--output",
+            requested.output or output,
+            "scheduler.output" if requested.output else "in the run's directory",
+            log_note,
+        ),
+        ("--error", requested.error, "scheduler.error"),
+        ("--open-mode", "append", "a job that is started again continues with the same log"),
+    )
+    if job.retry.requeue:
+        note = "back into the queue when a node fails, and when the job is preempted"
+        yield Directive("--requeue", None, "retry.requeue", note)
+    else:
+        yield Directive("--no-requeue", None, "retry.requeue is false", "when a node fails, the job ends")
+    if seconds := warning_seconds(job):
+        note = f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave"
+        half = f"half of resources.time; retry.warn_before is {job.retry.warn_before:g}"
+        why = half if seconds < job.retry.warn_before else "retry.warn_before"
+        yield Directive("--signal", f"B:USR1@{seconds}", why, note)
+    yield from (Directive(line, None, "scheduler.directives") for line in _lines(job))
+
+
+def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
+    """Find the GPUs of each node of an allocation: from the variables of salloc and sbatch, else from Slurm."""
+    # A step of an allocation of --gpus-per-task has one task on each node, and would get the GPUs of one.
+    by_task, problem = bool(environ.get("SLURM_GPUS_PER_TASK")), "Slurm does not report"
+    may_differ = (by_task or environ.get("SLURM_GPUS")) and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
+    reported = [environ.get(name, "") for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")[bool(may_differ) :]]
+    numbers = [int(count) for text in reported if (count := text.rpartition(":")[2]).isdecimal()]  # Of 4, or a100:4.
+    counts = set(numbers[:1])
+    if not counts:
+        scontrol, *show = show_command(environ["SLURM_JOB_ID"])
+        try:
+            counts = parse_gpus(run_command((scontrol, "--details", *show), environ, seconds=_ACCOUNTING_SECONDS))
+        except LaunchError as error:
+            problem = error.in_a_line
+    if not counts:
+        note = f"the GPUs of this allocation are not known, and not used: {problem}; --gpus-per-node N uses them"
+        return UsableGpus(0, "those of this allocation are not known", note=note)
+    least, most = min(counts), max(counts)
+    if least == most:
+        return UsableGpus(least, f"this allocation has {least or 'none'}{' on each node' if least else ''}", by_task)
+    note = (
+        f"the nodes of this allocation have {least} to {most} GPUs, of which {least} on each are used: "
+        "salloc --gpus-per-node gives all nodes the same number"
+    )
+    return UsableGpus(least, f"the nodes of this allocation have {least} to {most}", must_be_queried=True, note=note)
+
+
+def parse_gpus(text: str) -> set[int]:
+    """Read the answer to ``scontrol --details show job``: the different numbers of GPUs that its nodes have."""
+    return {sum(map(int, _GPU.findall(gres))) for gres in _ON_NODES.findall(text)}
+
+
+def _additions(draft: Draft) -> Additions:
+    job, is_alone, gpus, run_dir = draft.job, draft.request.standalone, draft.gpus, str(draft.request.run_dir)
+    # In the name of a log a % is doubled; in one with a backslash that is, and Slurm replaces nothing, not even %j.
+    doubled = run_dir.replace("%", "%%")
+    log = run_dir.replace("\\", "\\\\") + "/slurm.out" if "\\" in run_dir else f"{doubled}/slurm-%j.out"
+    names_log = fits(log) and not is_alone
+    options = [*([] if is_alone else ["--parsable"]), *(["--export=ALL"] if draft.secrets else [])]
+    if not (names_log or job.scheduler.output or is_alone):
+        options.append(f"--output={log}")
+    node, start = [], []
+    if draft.inside:
+        step = f'"$SLURM_JOB_ID.$SLURM_STEP_ID" >"${contract.RUN_DIR}/{contract.STEP}"'
+        node.append(f'[ "$SLURM_NODEID" -gt 0 ] || echo {step}')
+        if gpus and gpus.count and (gpus.must_be_queried or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
+            start.append(f"--gpus-per-node={gpus.count}")
+    if not draft.is_direct:
+        count = f" {contract.NODE_NPROC}=${{SLURM_GPUS_ON_NODE:-${contract.NODE_NPROC}}}"
+        node.append(f"export {contract.NODE_RANK}=$SLURM_NODEID{count if draft.has_rank_per_gpu else ''}")
+    requested = () if draft.inside else directives(job, draft.layout.nproc_per_node, log if names_log else None)
+    return Additions(tuple(requested), options, node=node, start=start, notes=_notes(draft, names_log))
+
+
+def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
+    job, resources, is_direct = draft.job, draft.job.resources, draft.is_direct
+    if not (draft.inside or resources.cpus_per_node):
+        what = f"a {'rank' if is_direct else 'node'} has one CPU"
+        yield f"resources.cpus_per_node is not given: where the site gives none with each GPU, {what}"
+    overriding = sorted(name for name in draft.request.environ if name.startswith("SBATCH_"))
+    if overriding and not draft.inside:
+        yield f"set in your environment, and for sbatch above what the script asks for: {', '.join(overriding)}"
+    if resources.gpu_type and not resources.gpus_per_node:
+        yield "resources.gpu_type says nothing without resources.gpus_per_node"
+    if is_direct and resources.nodes[0] < resources.nodes[1]:
+        yield "launcher direct asks for a number of ranks on each node, for which Slurm may give the least nodes"
+    if not (draft.inside or names_log or job.scheduler.output):
+        yield "a person who submits the script finds Slurm's own log, slurm-<job>.out, where sbatch is typed"
+
+
+def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
+    """Run ``words``, or the caller's shell. No login shell: its profile may set another PATH than the caller's."""
+    options = shell_words(job, directives(job, nproc, None), _FOR_A_SCRIPT)
+    pty = ("--pty",) if terminal else ()
+    return ("salloc", *options, *_STEP, *pty, *(words or (environ.get("SHELL") or "bash",)))
+
+
+SLURM = Scheduler(
+    name="slurm",
+    title="Slurm",
+    module="allranks.agent.slurm_job",
+    host="$SLURMD_NODENAME",
+    passes_environment=True,
+    warns_itself=True,
+    is_exact=False,
+    foreign=("project", "resources", "flavour", "start_with", "parallel_environment"),
+    without="leave it out: --exclude {}",
+    patience="the site's KillWait to leave (30 s, unless changed)",
+    independent=("--kill-on-bad-exit=0",),
+    script="script.sbatch",
+    prefix="#SBATCH",
+    allocate="salloc --nodes={}",
+    own=lambda job: (None, own_gpus(job)),
+    nodes_there=lambda environ: int(environ.get("SLURM_JOB_NUM_NODES") or 1),
+    gpus_there=gpus_there,
+    additions=_additions,
+    shell=_shell,
+    place="the cluster's login node; some sites need module load slurm",
+    submit="sbatch",
+    submitted=re.compile(r"^(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )(\S+))?\s*$", re.MULTILINE),
+    list_jobs="squeue --me",
+    retry="see scontrol ping, and try again; squeue --me shows whether the job was submitted anyway",
+    cancel=lambda job_id: ("scancel", *_of(job_id)),
+    gone=slurm_words.NO_SUCH_JOB,
+    show=show_command,
+    query_job=query_job,
+    feasibility=feasibility,
+    noise=((r"^((slurm_load_jobs )?(error|fatal): )?((Batch job submission failed|allocation failure): )?", ""),),
+    unreachable=slurm_words.UNREACHABLE,
+    refused=slurm_words.REFUSED,
+    logs=logs,
+    log_noise=_LOG_NOISE,
+    failure=first_failure,
+)
+run_command = partial(query.run_command, SLURM)
+SlurmCluster = partial(BatchCluster, SLURM)

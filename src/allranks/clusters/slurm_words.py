@@ -1,6 +1,6 @@
-"""Slurm's words in plain English: states of jobs, and why a job waits.
+"""What Slurm's words mean, and what to do: states of jobs, reasons why they wait, and what commands print if they fail.
 
-The words are those of Slurm's manual (squeue(1), "Job Reason Codes"), which only ever grew. Words of a kind, such as
+Words are those of Slurm's manual (squeue(1), "Job Reason Codes"), which only ever grew. Words of a kind, such as
 ``QOSMaxCpuPerUserLimit``, are taken apart by one rule. A word that is not known is handed on as it is.
 """
 
@@ -8,202 +8,206 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
-from allranks.clusters.reason import Reason
+from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobReason
 from allranks.runs.status import State
 
-_RELEASE = "let it go with scontrol release {job}"
-_SITE = "ask the site's support"
-_NODES = "sinfo --list-reasons tells why"
+_never = partial(JobReason, hopeless=True)
+_RELEASE, _SITE = "let it go with scontrol release {job}", "ask the site's support"
+_NODES, _PARTITION = "sinfo --list-reasons shows why", "choose another scheduler.partition, or wait"
+_CHANGE_ACCOUNT, _CHANGE_QOS, _GIVES = "change scheduler.account", "change scheduler.qos", "its partition gives a job"
+_LISTED = "see sinfo --Format=NodeList"
+_ASSOCIATIONS = "see yours with sacctmgr show associations user=$USER format=Account,Partition,QOS"
+_AWAY = JobReason("nodes that it needs are down, drained or reserved", _NODES)
 
-#: Slurm's word for a state: ours, and what it means where the word does not say it.
-_STATES: dict[str, tuple[State, Reason | None]] = {
+#: Slurm's word for a state: ours, and what it means if the word does not say it.
+_STATES: dict[str, tuple[State, JobReason | None]] = {
     "PENDING": (State.PENDING, None),
-    "CONFIGURING": (State.PENDING, Reason("its nodes are being made ready")),
-    "REQUEUED": (State.PENDING, Reason("it was requeued")),
-    "REQUEUE_FED": (State.PENDING, Reason("it was requeued to another cluster of the federation")),
-    "REQUEUE_HOLD": (State.PENDING, Reason("it was requeued and is held", _RELEASE)),
-    "SPECIAL_EXIT": (State.PENDING, Reason("it was requeued and is held, marked as failed", _RELEASE)),
-    "RESV_DEL_HOLD": (State.PENDING, Reason("it is held: its reservation is gone", "see scheduler.reservation")),
+    "CONFIGURING": (State.PENDING, JobReason("its nodes are being made ready")),
+    "REQUEUED": (State.PENDING, JobReason("it was requeued")),
+    "REQUEUE_FED": (State.PENDING, JobReason("it was requeued to another cluster of the federation")),
+    "REQUEUE_HOLD": (State.PENDING, JobReason("it was requeued and is held", _RELEASE)),
+    "SPECIAL_EXIT": (State.PENDING, JobReason("it was requeued and is held, marked as failed", _RELEASE)),
+    "RESV_DEL_HOLD": (State.PENDING, JobReason("it is held: its reservation is gone", "see scheduler.reservation")),
     "RUNNING": (State.RUNNING, None),
-    "COMPLETING": (State.RUNNING, Reason("it is ending")),
-    "RESIZING": (State.RUNNING, Reason("its size is being changed")),
-    "SIGNALING": (State.RUNNING, Reason("it is being sent a signal")),
-    "STAGE_OUT": (State.RUNNING, Reason("its files are being copied out of the burst buffer")),
-    "STOPPED": (State.RUNNING, Reason("it is stopped and keeps its nodes")),
-    "SUSPENDED": (State.RUNNING, Reason("it is suspended")),
+    "COMPLETING": (State.RUNNING, JobReason("it is ending")),
+    "RESIZING": (State.RUNNING, JobReason("its size is being changed")),
+    "SIGNALING": (State.RUNNING, JobReason("it is being sent a signal")),
+    "STAGE_OUT": (State.RUNNING, JobReason("its files are being copied out of the burst buffer")),
+    "STOPPED": (State.RUNNING, JobReason("it is stopped and keeps its nodes")),
+    "SUSPENDED": (State.RUNNING, JobReason("it is suspended")),
     "COMPLETED": (State.SUCCEEDED, None),
     "FAILED": (State.FAILED, None),
-    "LAUNCH_FAILED": (State.FAILED, Reason("it could not be started on its nodes", _SITE)),
+    "LAUNCH_FAILED": (State.FAILED, JobReason("it could not be started on its nodes", _SITE)),
     "CANCELLED": (State.CANCELLED, None),
-    "TIMEOUT": (State.TIMEOUT, Reason("it reached its time limit", "raise resources.time")),
-    "DEADLINE": (State.TIMEOUT, Reason("its deadline has come")),
-    "PREEMPTED": (State.PREEMPTED, Reason("its nodes were taken for a job with precedence")),
-    "NODE_FAIL": (State.NODE_FAIL, Reason("a node failed")),
-    "BOOT_FAIL": (State.NODE_FAIL, Reason("a node did not start", _NODES)),
-    "RECONFIG_FAIL": (State.NODE_FAIL, Reason("a node could not be set up as asked", _NODES)),
-    "OUT_OF_MEMORY": (State.OUT_OF_MEMORY, Reason("it used more memory than it asked for", "raise resources.memory")),
-    # Another cluster of the federation has the job, and this one does not know what becomes of it.
-    "REVOKED": (State.UNKNOWN, Reason("another cluster of the federation runs it")),
+    "TIMEOUT": (State.TIMEOUT, OUT_OF_TIME),
+    "DEADLINE": (State.TIMEOUT, JobReason("its deadline has come")),
+    "PREEMPTED": (State.PREEMPTED, JobReason("its nodes were taken for a job with precedence")),
+    "NODE_FAIL": (State.NODE_FAIL, JobReason("a node failed")),
+    "BOOT_FAIL": (State.NODE_FAIL, JobReason("a node did not start", _NODES)),
+    "RECONFIG_FAIL": (State.NODE_FAIL, JobReason("a node could not be set up as asked", _NODES)),
+    "OUT_OF_MEMORY": (
+        State.OUT_OF_MEMORY,
+        JobReason("it used more memory than it asked for", "raise resources.memory"),
+    ),
+    # Another cluster of the federation has the job, and this one does not know how it ends.
+    "REVOKED": (State.UNKNOWN, JobReason("another cluster of the federation runs it")),
 }
-
-#: What no rule below can tell. A word means the same in all versions that have it.
-_PENDING: dict[str, Reason] = {
-    "None": Reason("Slurm has not looked at it yet"),
-    "Priority": Reason("jobs with a higher priority are before it"),
-    "Resources": Reason("the nodes that it needs are in use"),
-    "Dependency": Reason("it waits for another job"),
-    "DependencyNeverSatisfied": Reason(
-        "the job that it waits for did not end as it should", "cancel it", hopeless=True
-    ),
-    "BeginTime": Reason("its time to begin has not come; after a requeue that takes up to two minutes"),
-    "Prolog": Reason("the site's prolog prepares its nodes"),
-    "Cleaning": Reason("what is left of its last start is being cleaned up"),
-    "JobHeldUser": Reason("it is held", _RELEASE),
-    "JobHeldAdmin": Reason("an administrator holds it", _SITE),
-    "JobHoldMaxRequeue": Reason("it was requeued too often and is held", _RELEASE),
-    "JobArrayTaskLimit": Reason("as many tasks of its array run as it allows at a time"),
-    "PartitionDown": Reason("its partition is down", "choose another scheduler.partition, or wait"),
-    "PartitionInactive": Reason("its partition starts no jobs", "choose another scheduler.partition, or wait"),
-    "PartitionNodeLimit": Reason(
-        "it asks for more nodes, or fewer, than its partition gives a job", "change resources.nodes", hopeless=True
-    ),
-    "PartitionTimeLimit": Reason(
-        "it asks for more time than its partition gives a job", "lower resources.time", hopeless=True
-    ),
-    "PartitionConfig": Reason(
-        "it asks for what its partition does not give", "see scontrol show partition", hopeless=True
-    ),
-    "MaxMemPerLimit": Reason(
-        "it asks for more memory than a job may have on a node", "lower resources.memory", hopeless=True
-    ),
-    "BadConstraints": Reason("no node can be what it asks for", "see sinfo --Node --long", hopeless=True),
-    "Constraints": Reason("no node is now what it asks for"),
-    "InvalidAccount": Reason("its account is not valid", "change scheduler.account", hopeless=True),
-    "AccountNotAllowed": Reason(
-        "its account may not use its partition", "change scheduler.account or scheduler.partition", hopeless=True
-    ),
-    "InvalidQOS": Reason("its QOS is not valid", "change scheduler.qos", hopeless=True),
-    "QOSNotAllowed": Reason(
-        "its account or partition may not use its QOS", "change scheduler.qos or scheduler.partition", hopeless=True
-    ),
-    "QOSUsageThreshold": Reason("its account has used more than its QOS allows for now"),
-    "AccountingPolicy": Reason("a limit of its account or QOS is reached"),
-    "ReqNodeNotAvail": Reason("nodes that it needs are down, drained or reserved", _NODES),
-    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": Reason(
-        "nodes that it needs are down, drained or reserved", _NODES
-    ),
-    "NodeDown": Reason("a node that it needs is down", _NODES),
-    "FrontEndDown": Reason("no front end node is up", _SITE),
-    "Reservation": Reason("its reservation has not begun"),
-    "ReservationDeleted": Reason("its reservation is gone", "change scheduler.reservation", hopeless=True),
-    "ReservationInvalid": Reason("its reservation is not valid", "change scheduler.reservation", hopeless=True),
-    "Licenses": Reason("the licences that it needs are in use"),
-    "DeadLine": Reason("it can no longer end before its deadline", "cancel it", hopeless=True),
-    "BurstBufferResources": Reason("there is no room in the burst buffer"),
-    "BurstBufferStageIn": Reason("its files are being copied into the burst buffer"),
-    "BurstBufferOperation": Reason("an operation of the burst buffer failed", _SITE),
-    "PowerNotAvail": Reason("there is not enough electric power"),
-    "PowerReserved": Reason("the electric power is reserved"),
-    "FedJobLock": Reason("the clusters of the federation agree on who runs it"),
-    "SchedDefer": Reason("Slurm starts no job at once"),
-    "SystemFailure": Reason("something of the site failed", _SITE),
+#: What no rule below can explain. A word means the same in all versions that have it.
+_PENDING: dict[str, JobReason] = {
+    "None": JobReason("Slurm has not considered it yet"),
+    "Priority": JobReason("jobs with a higher priority are before it"),
+    "Resources": JobReason("the nodes that it needs are in use"),
+    "Dependency": JobReason("it waits for another job"),
+    "DependencyNeverSatisfied": _never("the job that it waits for did not end as it should", "cancel it"),
+    "BeginTime": JobReason("its time to start has not come; after a requeue that takes up to two minutes"),
+    "Prolog": JobReason("the site's prolog prepares its nodes"),
+    "Cleaning": JobReason("what is left of its last start is being cleaned up"),
+    "JobHeldUser": JobReason("it is held", _RELEASE),
+    "JobHeldAdmin": JobReason("an administrator holds it", _SITE),
+    "JobHoldMaxRequeue": JobReason("it was requeued too often and is held", _RELEASE),
+    "JobArrayTaskLimit": JobReason("as many tasks of its array run as it allows at a time"),
+    "PartitionDown": JobReason("its partition is down", _PARTITION),
+    "PartitionInactive": JobReason("its partition starts no jobs", _PARTITION),
+    "PartitionNodeLimit": _never(f"it asks for more nodes, or fewer, than {_GIVES}", "change resources.nodes"),
+    "PartitionTimeLimit": _never(f"it asks for more time than {_GIVES}", "lower resources.time"),
+    "PartitionConfig": _never("it asks for what its partition does not give", "see scontrol show partition"),
+    "MaxMemPerLimit": _never("it asks for more memory than a job may have on a node", "lower resources.memory"),
+    "BadConstraints": _never("no node can be what it asks for", "see sinfo --Node --long"),
+    "Constraints": JobReason("no node is now what it asks for"),
+    "InvalidAccount": _never("its account is not valid", _CHANGE_ACCOUNT),
+    "AccountNotAllowed": _never("its account may not use its partition", f"{_CHANGE_ACCOUNT} or scheduler.partition"),
+    "InvalidQOS": _never("its QOS is not valid", _CHANGE_QOS),
+    "QOSNotAllowed": _never("its account or partition may not use its QOS", f"{_CHANGE_QOS} or scheduler.partition"),
+    "QOSUsageThreshold": JobReason("its account has used more than its QOS allows for now"),
+    "AccountingPolicy": JobReason("a limit of its account or QOS is reached"),
+    "ReqNodeNotAvail": _AWAY,
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": _AWAY,
+    "NodeDown": JobReason("a node that it needs is down", _NODES),
+    "FrontEndDown": JobReason("no front end node is up", _SITE),
+    "Reservation": JobReason("its reservation has not started"),
+    "ReservationDeleted": _never("its reservation is gone", "change scheduler.reservation"),
+    "ReservationInvalid": _never("its reservation is not valid", "change scheduler.reservation"),
+    "Licenses": JobReason("the licences that it needs are in use"),
+    "DeadLine": _never("it can no longer end before its deadline", "cancel it"),
+    "BurstBufferResources": JobReason("there is no room in the burst buffer"),
+    "BurstBufferStageIn": JobReason("its files are being copied into the burst buffer"),
+    "BurstBufferOperation": JobReason("an operation of the burst buffer failed", _SITE),
+    "PowerNotAvail": JobReason("there is not enough electric power"),
+    "PowerReserved": JobReason("the electric power is reserved"),
+    "FedJobLock": JobReason("the clusters of the federation agree on who runs it"),
+    "SchedDefer": JobReason("Slurm starts no job at once"),
+    "SystemFailure": JobReason("something of the site failed", _SITE),
 }
-
-#: Things that are limited, in small letters: how to call them, and where they are asked for.
-_THINGS: dict[str, tuple[str, str]] = {
-    "cpu": ("CPUs", "resources.cpus_per_node"),
-    "mem": ("memory", "resources.memory"),
-    "memory": ("memory", "resources.memory"),
-    "node": ("nodes", "resources.nodes"),
-    "gres": ("GPUs", "resources.gpus_per_node"),
-    "wall": ("time", "resources.time"),
-    "wallduration": ("time", "resources.time"),
-    "time": ("time", "resources.time"),
-    "job": ("jobs that run", ""),
-    "jobs": ("jobs that run", ""),
-    "submitjob": ("jobs that run or wait", ""),
-    "submitjobs": ("jobs that run or wait", ""),
-    "license": ("licences", ""),
-    "bb": ("burst buffer", ""),
-    "billing": ("billing units", ""),
-    "energy": ("energy", ""),
+#: Things that are limited, in small letters: how to call them, and the key that asks for them.
+_THINGS = {
+    thing: (words, key)
+    for things, words, key in (
+        ("cpu", "CPUs", "resources.cpus_per_node"),
+        ("mem memory", "memory", "resources.memory"),
+        ("node", "nodes", "resources.nodes"),
+        ("gres", "GPUs", "resources.gpus_per_node"),
+        ("wall wallduration time", "time", "resources.time"),
+        ("job jobs", "jobs that run", ""),
+        ("submitjob submitjobs", "jobs that run or wait", ""),
+        ("license", "licences", ""),
+        ("bb", "burst buffer", ""),
+        ("billing", "billing units", ""),
+        ("energy", "energy", ""),
+    )
+    for thing in things.split()
 }
 _LIMIT = re.compile(
     r"(?P<who>QOS|Association|Assoc|)(?P<kind>Grp|Max|Min|)(?P<thing>[A-Za-z]+?)(?P<run>Run)?(?P<minutes>Minutes|Mins)?"
     r"(?:Per(?P<each>Job|Node|User|Account))?(?:Limit|NotSatisfied)?"
 )
-_HELD = re.compile(r"requeued (?:in )?held")
 _NOT_AVAILABLE = re.compile(r"ReqNodeNotAvail.*UnavailableNodes:([^\s,)(](?:[^\s)(]*[^\s,)(])?)")
+
+#: What commands print if Slurm cannot be reached, and what to do; the first that is found counts.
+UNREACHABLE = (
+    (
+        r"Unable to contact slurm controller|controller (is )?in standby|Socket timed out|Zero Bytes were transmitted",
+        "see scontrol ping, and try again when it is up",
+    ),
+    (
+        r"Could not establish a configuration source|Unable to process configuration file",
+        "run this where sbatch works, such as the login node, or set SLURM_CONF to the path of its slurm.conf",
+    ),
+    (r"munge|authentication (error|credential|agent)", f"{_SITE}: munge must run, with the cluster's key"),
+    (r"Incompatible versions", "use the Slurm commands that belong to the cluster"),
+)
+NO_SUCH_NODES = "Requested node configuration is not available"
+#: What sbatch prints if it refuses a job. It is one of many things that it may not like; Slurm's own words say why.
+REFUSED = (
+    (r"invalid account", f"{_CHANGE_ACCOUNT}; {_ASSOCIATIONS}"),
+    (r"partition", "set scheduler.partition to one that sinfo --summarize lists and you may use"),
+    (r"invalid qos|QOS usage", f"{_CHANGE_QOS}; {_ASSOCIATIONS}"),
+    (r"accounting/QOS policy", f"ask for less time or fewer nodes, or wait for your other jobs; {_ASSOCIATIONS}"),
+    (r"generic resource|\bgres\b", f"change resources.gpu_type or resources.gpus_per_node; {_LISTED},Gres"),
+    (r"Memory (specification|required)", f"lower resources.memory; {_LISTED},Memory"),
+    (r"CPU count|More processors", f"lower resources.cpus_per_node; {_LISTED},CPUs"),
+    (NO_SUCH_NODES, f"no node has all that is asked for: lower resources; {_LISTED},CPUs,Memory,Gres"),
+    (r"Invalid node name", "change scheduler.include or scheduler.exclude; see sinfo --Node"),
+    (r"node count", "change resources.nodes"),
+    (r"feature", f"change scheduler.constraint; {_LISTED},Features"),
+    (r"reservation", "change scheduler.reservation; see scontrol show reservation"),
+    (r"job array", "change scheduler.array; see scontrol show config for MaxArraySize"),
+    (r"time limit|--time", "change resources.time"),
+    (r"licen[cs]e", "change --licenses in scheduler.directives; see scontrol show licenses"),
+    (r"Invalid --|unrecognized option|Invalid (numeric )?specification", "change scheduler.directives"),
+    (r"Unable to open file|not look like a batch script", "name a script that exists and starts with #!"),
+)
+#: Printed of a job that the controller never knew, or has forgotten: some minutes after its end.
+NO_SUCH_JOB = "Invalid job id specified"
 
 
 def state_of(native: str) -> State:
-    """Return our state for Slurm's word, which may go on: ``CANCELLED by 1000``."""
-    return _STATES.get(_first_word(native), (State.UNKNOWN, None))[0]
+    """Return our state for Slurm's word, which more may follow: ``CANCELLED by 1000``."""
+    return _STATES.get(re.split(r"[^A-Z_]", native)[0], (State.UNKNOWN, None))[0]
 
 
-def reason_of(native: str, word: str, job_id: str) -> Reason | None:
-    """Tell why a job is in its state, where there is something to say.
-
-    Args:
-        native: Slurm's word for the state.
-        word: Slurm's word for the reason, which counts while the job waits.
-        job_id: the job.
-    """
+def reason_of(native: str, word: str, job_id: str) -> JobReason | None:
+    """Explain Slurm's word for a job's state, and while it waits its ``word`` for the reason; None if that is all."""
     if native == "PENDING":
-        reason: Reason | None = why_pending(word)
+        reason: JobReason | None = why_pending(word)
     elif native.startswith("CANCELLED by "):
-        reason = Reason(f"it was cancelled by the user with id {native.rpartition(' ')[2]}")
+        reason = JobReason(f"it was cancelled by the user with id {native.rpartition(' ')[2]}")
     else:
-        reason = _STATES.get(_first_word(native), (None, _unknown(native)))[1]
+        reason = _STATES.get(re.split(r"[^A-Z_]", native)[0], (None, JobReason(f"Slurm says {native}")))[1]
     return replace(reason, fix=reason.fix.format(job=job_id)) if reason else None
 
 
-def why_pending(word: str) -> Reason:
-    """Explain Slurm's word for why a job waits; ``{job}`` in the fix stands for the job.
-
-    Args:
-        word: the word, or words, with blanks as squeue shows them or underscores as scontrol does.
-    """
-    if known := _PENDING.get(word or "None") or _PENDING.get(word.replace("_", " ")):
+def why_pending(word: str) -> JobReason:
+    """Explain why a job waits; of several words, squeue has blanks between them and scontrol underscores."""
+    words = word.replace("_", " ")
+    if known := _PENDING.get(word or "None") or _PENDING.get(words):
         return known
-    if _HELD.search(word.replace("_", " ")):
-        return Reason(f"it could not be started or was requeued, and is held ({word.replace('_', ' ')})", _RELEASE)
+    if re.search(r"requeued (?:in )?held", words):
+        return JobReason(f"it could not be started or was requeued, and is held ({words})", _RELEASE)
     if nodes := _NOT_AVAILABLE.search(word):
-        return Reason(f"nodes that it needs are down, drained or reserved ({nodes[1]})", _NODES)
+        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})")
     if word.startswith("ReqNodeNotAvail"):
-        return _PENDING["ReqNodeNotAvail"]
+        return _AWAY
     limit = _LIMIT.fullmatch(word)
     if limit and (limit["kind"] or (limit["who"] and word.endswith("Limit"))):
         return _at_limit(limit)
-    return _unknown(word)
+    return JobReason(f"Slurm says {word}")
 
 
-def _unknown(word: str) -> Reason:
-    return Reason(f"Slurm says {word}")
-
-
-def _at_limit(limit: re.Match[str]) -> Reason:
+def _at_limit(limit: re.Match[str]) -> JobReason:
     """Explain a limit of a QOS, of an account, or (with no name before it) of each account within a QOS."""
     thing, key = _THINGS.get(limit["thing"].lower(), ("resources of a kind", ""))
-    if limit["minutes"]:
-        thing = f"minutes of {thing}"
+    thing = f"minutes of {thing}" if limit["minutes"] else thing
     who = "its account" if limit["who"].startswith("Assoc") else "its QOS"
     if limit["kind"] == "Min":
-        return Reason(f"{who} demands more {thing} than it asks for", f"raise {key}" if key else "", hopeless=True)
+        return _never(f"{who} demands more {thing} than it asks for", f"raise {key}" if key else "")
     if limit["each"] in ("Job", "Node"):
         where = "a job on a node" if limit["each"] == "Node" else "a job"
-        lower = f"lower {key}, or choose another scheduler.qos" if key else "choose another scheduler.qos"
-        return Reason(f"it asks for more {thing} than {who} gives {where}", lower, hopeless=True)
+        lower = f"lower {key}, or " if key else ""
+        return _never(f"it asks for more {thing} than {who} gives {where}", f"{lower}choose another scheduler.qos")
     if limit["minutes"] and not limit["run"]:
-        return Reason(f"{who} has used up its {thing}", "use another scheduler.account, or ask the site's support")
-    if limit["each"] == "Account":
-        whose = "the jobs of your account"
-    else:
-        whose = "your jobs" if limit["kind"] == "Max" else f"the jobs of {who}"
-    return Reason(f"{whose} have reached the limit of {who} on {thing}")
-
-
-def _first_word(native: str) -> str:
-    found = re.match(r"[A-Z_]+", native)
-    return found[0] if found else native
+        return JobReason(f"{who} has used up its {thing}", "use another scheduler.account, or ask the site's support")
+    whose = "your jobs" if limit["kind"] == "Max" else f"the jobs of {who}"
+    whose = "the jobs of your account" if limit["each"] == "Account" else whose
+    return JobReason(f"{whose} have reached the limit of {who} on {thing}")

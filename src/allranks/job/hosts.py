@@ -5,24 +5,24 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
-from allranks.hostlist import MOST_HOSTS, expand, split
 from allranks.job.units import format_count
+from allranks.system.hostlist import MOST_HOSTS, expand, split
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
 
-#: No name begins like an option of ssh, and none holds what a shell would read.
+#: A name neither starts like an option of ssh nor holds what a shell would read.
 _NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
 #: An address of IPv6 without a port: the same groups as those of an item.
 _ADDRESS = re.compile(r"(?:([^@\s]+)@)?([0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.%\w]*)()()")
 _ITEM = re.compile(r"(?:([^@\s]+)@)?(?:\[([^\]]*:[^\]]*)\]|(.+?))(?::(\d{1,5}))?")
-_SLOTS = re.compile(r"slots=(\d{1,4})")
-#: What tells names of machines from a number of nodes that is written out.
+_SLOTS = re.compile(r"slots=(?!0+$)(\d{1,4})")
+#: Text that is names of machines, not an invalid number of nodes.
 _OF_A_NAME = re.compile(r"[A-Za-z].*[\d,\[@.-]|\d\.\d+\.\d|:.*:")
 
 
@@ -32,9 +32,9 @@ class Host:
 
     Attributes:
         name: as ssh knows it: a name, an alias from its configuration, or an address.
-        user: whom to be there; None: as ssh's configuration says.
-        port: where its sshd listens; None: likewise.
-        slots: how many ranks a file of hosts gives it, if it does.
+        user: the login there; None: as ssh's configuration says.
+        port: of its sshd; None: likewise.
+        slots: the number of its ranks in a file of hosts; None if there is none.
     """
 
     name: str
@@ -49,25 +49,20 @@ class Host:
 
 
 def look_like_hosts(text: str) -> bool:
-    """Tell whether ``--nodes`` was given names of machines instead of a number."""
+    """Return whether ``--nodes`` was given names of machines instead of a number."""
     return bool(_OF_A_NAME.search(text))
 
 
 def parse_hosts(items: Sequence[str]) -> tuple[Host, ...]:
     """Return the hosts in items such as ``gpu[1-3]``, ``ada@gpu7:2222``, ``10.0.0.4`` or ``[2001:db8::7]:22``.
 
-    Raises:
-        ValueError: an item is none, a host stands there twice, or there are more than :data:`MOST_HOSTS`.
+    ValueError: an item is none, a host stands there twice, or there are more than :data:`MOST_HOSTS`.
     """
     return _each_once(_hosts_in(items))
 
 
 def read_hostfile(text: str) -> tuple[Host, ...]:
-    """Return the hosts in a file of hosts, as Open MPI and DeepSpeed read it: ``gpu1 slots=8`` on each line.
-
-    Raises:
-        ValueError: a line is not written so, or a host stands there twice.
-    """
+    """Return the hosts in a file of hosts, as Open MPI and DeepSpeed read it: ``gpu1 slots=8`` on each line."""
     found = _each_once(_hosts_in_lines(text))
     if not found:
         raise ValueError("no host stands in it")
@@ -80,11 +75,16 @@ def _hosts_in_lines(text: str) -> Iterator[Host]:
         if not words:
             continue
         try:
-            slots = [_slots(word) for word in words[1:]]
-            if len(slots) > 1:
-                raise ValueError("slots stand there twice")
+            slots = None
+            for word in words[1:]:
+                match = _SLOTS.fullmatch(word)
+                if not match:
+                    raise ValueError(f"{word!r} is not understood, only slots=N is")
+                if slots:
+                    raise ValueError("slots stand there twice")
+                slots = int(match[1])
             for host in _parse(words[0]):
-                yield Host(host.name, host.user, host.port, *slots)
+                yield replace(host, slots=slots)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
 
@@ -92,20 +92,21 @@ def _hosts_in_lines(text: str) -> Iterator[Host]:
 def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
     """Return the hosts of a job: as many as it asks for of those that are listed, in their order; spares are last.
 
-    Those of ``scheduler.exclude`` are left out, and the next ones take their place.
-
-    Args:
-        job: the job.
-        folder: what the path of a file of hosts is relative to.
+    Those of ``scheduler.exclude`` are left out, and the next ones take their place. The path of a file of hosts is
+    relative to ``folder``.
 
     Raises:
         JobError: there are none, too few, or what lists them cannot be read.
     """
-    listed, spares, excluded = _listed(job, folder), job.resources.spares, _excluded(job)
-    found = tuple(host for host in listed if not _excluding(excluded, host))
+    listed, spares, excluded = _listed(job, folder), job.resources.spares, {*_excluded(job)}
+    found = tuple(host for host in listed if excluded.isdisjoint(_ways_to_name(host)))
     if listed and not found:
-        raise _none_left(job)
-    least, most = _asked(job) or (1, max(1, len(found) - spares))
+        raise JobError(
+            "scheduler.exclude leaves no host",
+            why=f"all that are listed are among {', '.join(job.scheduler.exclude)}",
+            fix="exclude fewer, or list more hosts in resources.hosts",
+        )
+    least, most = _requested(job) or (1, max(1, len(found) - spares))
     if least + spares > len(found):
         raise _too_few(job, found, len(listed) - len(found))
     return found[: most + spares]
@@ -114,62 +115,45 @@ def hosts_of(job: Job, folder: Path) -> tuple[Host, ...]:
 def taking_part(job: Job, hosts: Sequence[Host]) -> tuple[int, int]:
     """Return how few and how many of a job's hosts take part at the same time; the others are spares."""
     most = len(hosts) - job.resources.spares
-    least, _ = _asked(job) or (most, most)
+    least, _ = _requested(job) or (most, most)
     return least, most
 
 
-def _asked(job: Job) -> tuple[int, int] | None:
+def _requested(job: Job) -> tuple[int, int] | None:
     return job.resources.nodes if "nodes" in job.resources.model_fields_set else None
 
 
 def excluded_in_vain(job: Job, folder: Path) -> tuple[str, ...]:
     """Return what ``scheduler.exclude`` names that is not among the hosts that are listed."""
-    excluded = _excluded(job)
-    used = {host for listed in _listed(job, folder) for host in _excluding(excluded, listed)}
-    return tuple(str(host) for hosts in excluded.values() for host in hosts if host not in used)
+    used = {name for host in _listed(job, folder) for name in _ways_to_name(host)}
+    return tuple(str(host) for host in _excluded(job) if host not in used)
 
 
-def _excluding(excluded: dict[str, list[Host]], host: Host) -> list[Host]:
-    """Return those of the excluded hosts that mean this one: by name alone, or whom to be there and the port too."""
-    same = excluded.get(host.name, ())
-    return [each for each in same if each.user in (None, host.user) and each.port in (None, host.port)]
+def _ways_to_name(host: Host) -> set[Host]:
+    """Return the excluded hosts that mean this one: by name, and by user and port or without them."""
+    return {Host(host.name, user, port) for user in (None, host.user) for port in (None, host.port)}
 
 
-def _excluded(job: Job) -> dict[str, list[Host]]:
-    """Return the hosts of ``scheduler.exclude`` by name: each of a long list is looked up for each of another."""
-    found: dict[str, list[Host]] = {}
+def _excluded(job: Job) -> tuple[Host, ...]:
     try:
-        for host in _at_most(_hosts_in(job.scheduler.exclude)):
-            found.setdefault(host.name, []).append(host)
+        return _at_most(_hosts_in(job.scheduler.exclude))
     except ValueError as error:
         raise JobError(f"scheduler.exclude: {error}", fix="--exclude gpu2,gpu[5-7]") from error
-    return found
-
-
-def _none_left(job: Job) -> JobError:
-    return JobError(
-        "scheduler.exclude leaves no host",
-        why=f"all that are listed are among {', '.join(job.scheduler.exclude)}",
-        fix="exclude fewer, or list more hosts in resources.hosts",
-    )
 
 
 def _too_few(job: Job, found: Sequence[Host], excluded: int) -> JobError:
-    spares, asked = job.resources.spares, _asked(job)
-    least, most = asked or (0, 0)
-    wanted = [f"{'at least ' if least < most else ''}{format_count(least, 'node')}"] if asked else []
-    wanted += [format_count(spares, "spare")] if spares else []
-    left = len(found) - spares
-    there = f"{_is(len(found))} left without those of scheduler.exclude" if excluded else f"{_is(len(found))} listed"
-    return JobError(
-        f"{' and '.join(wanted)} were asked for, and {format_count(len(found), 'host')} {there}",
-        why=", ".join(map(str, found[:5])) + ", …" * (len(found) > 5),
-        fix=(f"--nodes {left}" if left > 0 else "fewer --spares") + ", or more hosts in resources.hosts",
-    )
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
+    spares, requested = job.resources.spares, _requested(job)
+    wanted = []
+    if requested:
+        wanted.append(f"{'at least ' if requested[0] < requested[1] else ''}{format_count(requested[0], 'node')}")
+    if spares:
+        wanted.append(format_count(spares, "spare"))
+    there = f"{format_count(len(found), 'host')} {'is' if len(found) == 1 else 'are'}"
+    there += " left without those of scheduler.exclude" if excluded else " listed"
+    why = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)
+    fix = f"--nodes {len(found) - spares}" if len(found) > spares else "fewer --spares"
+    what = f"{' and '.join(wanted)} were asked for, and {there}"
+    return JobError(what, why=why, fix=f"{fix}, or more hosts in resources.hosts")
 
 
 def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
@@ -187,7 +171,7 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
         raise JobError(f"{where}: {error}", fix=fix) from error
     raise JobError(
         f"cluster {job.cluster} has no hosts",
-        why="over SSH nobody else says which machines a job runs on",
+        why="over SSH the job must name its machines",
         fix="resources: {hosts: 'gpu[1-4]'} in the entry of clusters.yaml, or --hosts gpu1,gpu2",
     )
 
@@ -197,7 +181,7 @@ def _hosts_in(items: Sequence[str]) -> Iterator[Host]:
 
 
 def _at_most(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Return the hosts; each item may be short and stand for many, so they are counted while they come."""
+    """Return the hosts; a short item may stand for many, so they are counted while they come."""
     found = tuple(itertools.islice(hosts, MOST_HOSTS + 1))
     if len(found) > MOST_HOSTS:
         raise ValueError(f"these are more than {MOST_HOSTS:,} hosts, the most that a list can have")
@@ -207,26 +191,19 @@ def _at_most(hosts: Iterable[Host]) -> tuple[Host, ...]:
 def _parse(item: str) -> Iterator[Host]:
     match = _ADDRESS.fullmatch(item) or _ITEM.fullmatch(item)
     if not match:
-        raise ValueError(f"{item!r} is no host")
+        raise ValueError(f"invalid host: {item!r}")
     user, address, names, port = match.groups()
     for name in [address] if address else expand(names):
         if not _NAME.fullmatch(name) or (user and not _NAME.fullmatch(user)):
-            raise ValueError(f"{item!r} is no host")
+            raise ValueError(f"invalid host: {item!r}")
         if port and not 1 <= int(port) <= 65535:
             raise ValueError(f"{item!r}: there is no port {port}")
         yield Host(name, user, int(port) if port else None)
 
 
-def _slots(word: str) -> int:
-    match = _SLOTS.fullmatch(word)
-    if not match or not int(match[1]):
-        raise ValueError(f"{word!r} is not understood, only slots=N is")
-    return int(match[1])
-
-
 def _each_once(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    seen: set[tuple[str, int | None]] = set()
     found = _at_most(hosts)
+    seen: set[tuple[str, int | None]] = set()
     for host in found:
         if (host.name, host.port) in seen:
             raise ValueError(f"{host} stands there twice: each host runs one agent, with as many ranks as it has GPUs")

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from allranks.contract import is_secret
 from allranks.errors import AllranksError
-from allranks.job.checks import target_problems, text_problems, unknown_cluster, validated
-from allranks.job.files import (
-    Reading,
-    cluster_files,
-    kind_of,
-    read_cluster_file,
-    read_job_file,
-)
-from allranks.job.given import environment_layer, fill_secrets, flag_layer, resolved
-from allranks.job.leaks import secret_problems
-from allranks.job.problems import Problem, error_of, shown_path
-from allranks.job.secrets import scrub, secret_values
-from allranks.job.sources import CHECKS_FOLDER, Layer, Setting, Source, all_sources, merge, variables_of
+from allranks.job import sources
+from allranks.job.files import cluster_files, file_layer, read_cluster_file, read_job_file
+from allranks.job.options import TARGETS
+from allranks.job.problems import Problem, did_you_mean, error_of, listed, quoted, shown_path
+from allranks.job.secrets import fill_secrets, scrub, secret_problems, secret_values
+from allranks.job.sources import CHECKS_FOLDER, DEFAULT, GivenValue, Layer, ValueSource, texts_of, variables_of
 from allranks.job.spec import Cluster, Job
 from allranks.job.variables import variable_problems
-from allranks.job.yaml import Entry
+from allranks.job.yaml import Number, YamlMapping, kind_of
 
-__all__ = ["LoadedJob", "load_job"]
+_Model = TypeVar("_Model", bound=BaseModel)
 
 _LOCAL = "local"
+_MOST_TEXT = 200
+
+#: What pydantic's types of errors, or how these start, mean in plain words.
+_RULES = {
+    "int": "it must be a whole number",
+    "float": "it must be a number",
+    "finite": "it must be a number",
+    "bool": "it must be true or false",
+    "string_type": "it must be text",
+    "string_pattern": "it takes up to 64 letters, digits, '.', '_' and '-', a letter or digit first",
+    "tuple": "it must be a list, or a line of text",
+    "dict": "it must be a mapping of names to values",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than_equal": "it must be at most {le}",
+    "missing": "it must be given",
+}
 
 
 @dataclass(frozen=True)
@@ -40,23 +54,12 @@ class LoadedJob:
         cluster: where it runs: the kind, and the cluster's own defaults (already in ``job``).
         sources: where each leaf of the job comes from, by path: ``launch.nproc_per_node``,
             ``environment.variables.NCCL_DEBUG``.
-        folder: absolute folder that relative paths in the job start from.
-        job_file: the job file, if there is one.
+        folder: absolute directory that relative paths in the job start from.
     """
 
     job: Job
     cluster: Cluster
-    sources: dict[str, Source]
-    folder: Path
-    job_file: Path | None
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A cluster's entry, and the file that it stands in."""
-
-    shown: str
-    entry: Entry
+    sources: dict[str, ValueSource]
     folder: Path
 
 
@@ -70,118 +73,179 @@ def load_job(
 ) -> LoadedJob:
     """Return the job that the user asks for.
 
-    The first of these that gives a value counts: flag, variable, job file, cluster file, default.
-
-    Args:
-        target: the job file; None where flags give script, module or binary.
-        flags: values of flags by path (see ``options.py``); None means not given.
-        environ: the calling environment.
-        cwd: the folder that the command was typed in.
-        needs_target: whether it must say what to run.
+    The first of these that gives a value counts: flag, variable, job file, cluster file, default. ``target`` is the job
+    file, None where flags give script, module or binary; flags are given by path, with None for those that are not.
 
     Raises:
         JobError: with everything that is wrong, each with its place. It shows no secret.
     """
     problems: list[Problem] = []
     cwd = Path(os.path.abspath(cwd))  # noqa: PTH100 - resolve() would replace links that the user sees
-    job_file = _located(target, cwd) if target is not None else None
-    folder = job_file.parent if job_file else cwd
-    given = merge([flag_layer(flags, environ, cwd, problems), environment_layer(environ, cwd, problems)])
-    asked = merge([given, _file_layer(job_file, cwd, problems)])
-    cluster, defaults = _cluster(asked, folder, cwd, environ, problems)
-    merged = fill_secrets(resolved(merge([asked, defaults]), cwd, environ), environ, problems)
-    job = _checked(merged, environ, problems, needs_target, has_file=job_file is not None)
+    layers = [sources.flag_layer(flags, environ, cwd, problems), sources.environment_layer(environ, cwd, problems)]
+    folder = cwd
+    if target is not None:
+        path = cwd / target
+        path = path.parent.resolve() / path.name if path.name else path.resolve()  # A link to a file stays one.
+        folder = path.parent
+        entries = read_job_file(path, cwd)
+        layers.append(file_layer(entries, shown_path(path, cwd), "job file", problems, Job))
+    requested = sources.merge(layers)
+    cluster, defaults = _cluster(requested, folder, cwd, environ, problems)
+    merged = fill_secrets(sources.resolved(sources.merge([requested, defaults]), cwd, environ), environ, problems)
+    secrets = secret_values(variables_of(merged), environ)
+    problems += [*variable_problems(merged), *_text_problems(merged), *secret_problems(merged, environ)]
+    job = _validated(Job, merged, secrets, problems)
+    if (needs_target and not problems) or any(target in merged for target in TARGETS):
+        problems += _target_problems(merged, has_file=target is not None)
     if problems or job is None or cluster is None:
-        raise error_of(_scrubbed(problems, secret_values(variables_of(merged), environ)))
-    return LoadedJob(job, cluster, all_sources(job.model_dump(mode="json"), merged), folder, job_file)
+        raise error_of(*(_scrubbed(problem, secrets) for problem in problems))
+    return LoadedJob(job, cluster, sources.all_sources(job.model_dump(mode="json"), merged), folder)
 
 
-def _located(target: Path, cwd: Path) -> Path:
-    """Return the absolute path of the job file; a link to a file stays, so that its folder is the link's."""
-    path = cwd / target
-    return path.parent.resolve() / path.name if path.name else path.resolve()
+def _scrubbed(problem: Problem, secrets: tuple[str, ...]) -> Problem:
+    texts = {name: getattr(problem, name) for name in ("what", "why", "fix")}
+    return replace(problem, **{name: text and scrub(text, secrets) for name, text in texts.items()})
 
 
-def _file_layer(job_file: Path | None, cwd: Path, problems: list[Problem]) -> Layer:
-    if job_file is None:
-        return {}
-    reading = Reading(shown_path(job_file, cwd), "job file", problems, Job)
-    return reading.layer(read_job_file(job_file, cwd))
+def _text_problems(layer: Layer) -> Iterator[Problem]:
+    for path, setting in layer.items():
+        if any("\0" in text for text in texts_of(setting.value)):
+            why = "neither arguments nor environment variables can hold one"
+            yield Problem(setting.source.where, f"{path} holds a NUL character", why=why, fix="remove it")
 
 
-def _checked(
-    merged: Layer, environ: Mapping[str, str], problems: list[Problem], needs_target: bool, *, has_file: bool
-) -> Job | None:
-    problems += [*variable_problems(merged), *text_problems(merged), *secret_problems(merged, environ)]
-    job = validated(Job, merged, secret_values(variables_of(merged), environ), problems)
-    if (needs_target and not problems) or any(target in merged for target in ("script", "module", "binary")):
-        problems += target_problems(merged, has_file=has_file)
-    return job
-
-
-def _scrubbed(problems: list[Problem], secrets: tuple[str, ...]) -> list[Problem]:
-    """Keep secrets out of messages, wherever in the job their text stands."""
-
-    def clean(text: str | None) -> str | None:
-        return scrub(text, secrets) if text else text
-
-    return [
-        replace(item, what=scrub(item.what, secrets), why=clean(item.why), fix=clean(item.fix)) for item in problems
-    ]
+def _target_problems(layer: Layer, *, has_file: bool) -> Iterator[Problem]:
+    """Yield what is wrong with the choice of script, module or binary, of a job with a job file or without."""
+    given = [target for target in TARGETS if target in layer]
+    if len(given) > 1:
+        where = layer[given[-1]].source.where
+        what = f"{listed(given, 'and')} are given, but a job has only one of them"
+        places = [f"{target} at {layer[target].source.where}" for target in given]
+        yield Problem(where, what, why=listed(places, "and"), fix=f"remove {listed(given[1:])}")
+    elif not given:
+        why = "there is no job.yaml in this directory, and no script was given"
+        write = "allranks init writes a job.yaml"
+        if has_file:
+            why, write = "the job file names none", "write 'script: train.py' in the job file"
+        fix = f"{write}, or allranks run train.py (or -m MODULE, --binary FILE)"
+        yield Problem("", "the job has no script, module or binary", why=why, fix=fix)
 
 
 def _cluster(
-    asked: Layer, folder: Path, cwd: Path, environ: Mapping[str, str], problems: list[Problem]
+    requested: Layer, folder: Path, cwd: Path, environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[Cluster | None, Layer]:
     """Return the cluster and the defaults that it brings; ``local`` needs no entry."""
-    setting = asked.get("cluster", Setting(_LOCAL, Source("default")))
+    setting = requested.get("cluster", GivenValue(_LOCAL, DEFAULT))
     name = str(setting.value)
     entries = _entries(folder, cwd, environ)
     if name in entries:
-        return _read_entry(name, entries[name], environ, problems)
-    if name != _LOCAL:
-        shown = scrub(name, secret_values(variables_of(asked), environ))
-        problems.append(unknown_cluster(shown, setting, {_LOCAL: None, **entries}))
-        return None, {}
-    return Cluster(kind=_LOCAL), {}
+        return _read_entry(name, *entries[name], cwd, environ, problems)
+    if name == _LOCAL:
+        return Cluster(kind=_LOCAL), {}
+    shown, known = scrub(name, secret_values(variables_of(requested), environ)), {_LOCAL: None, **entries}
+    what, why = f"there is no cluster {quoted(shown)}", f"known clusters: {listed(known, 'and')}"
+    problems.append(Problem(setting.source.where, what, why=why, fix=did_you_mean(shown, known)))
+    return None, {}
 
 
 def cluster_names(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the clusters that a job in a folder may name; without those of a file that is wrong."""
+    """Return the clusters that a job in a directory may name; without those of an invalid file."""
     with suppress(AllranksError):
-        return ["local", *_entries(folder, folder, environ)]
-    return ["local"]
+        return [_LOCAL, *_entries(folder, folder, environ)]
+    return [_LOCAL]
 
 
-def _entries(folder: Path, cwd: Path, environ: Mapping[str, str]) -> dict[str, _Entry]:
-    """Return all entries by name; of those with one name, the one from the strongest file."""
-    found: dict[str, _Entry] = {}
+def _entries(folder: Path, cwd: Path, environ: Mapping[str, str]) -> dict[str, tuple[Path, YamlMapping]]:
+    """Return the strongest file that has an entry, and all of that file, by the entry's name."""
+    found: dict[str, tuple[Path, YamlMapping]] = {}
     for path in cluster_files(folder, cwd, environ):
-        shown = shown_path(path, cwd)
-        for name, entry in read_cluster_file(path, cwd).items():
-            found.setdefault(name, _Entry(shown, entry, path.parent))
+        entries = read_cluster_file(path, cwd)
+        for name in entries:
+            found.setdefault(name, (path, entries))
     return found
 
 
 def _read_entry(
-    name: str, found: _Entry, environ: Mapping[str, str], problems: list[Problem]
+    name: str, file: Path, entries: YamlMapping, cwd: Path, environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[Cluster | None, Layer]:
-    entry, where = found.entry, f"{found.shown}:{found.entry.line}"
-    if not isinstance(entry.value.data, dict):
-        what = f"the cluster {name} must be a mapping, not {kind_of(entry.value.plain)}"
-        problems.append(Problem(where, what, fix="write 'kind: local' below it, indented"))
+    entry, shown = entries[name], shown_path(file, cwd)
+    where, fix = f"{shown}:{entries.lines[name]}", "write 'kind: local' below it"
+    if not isinstance(entry, YamlMapping):
+        what = f"the cluster {name} must be a mapping, not {kind_of(entry)}"
+        problems.append(Problem(where, what, fix=f"{fix}, indented"))
         return None, {}
-    layer = Reading(found.shown, "cluster file", problems, Cluster).layer(entry.value.data)
-    defaults = _based({path: setting for path, setting in layer.items() if path != "kind"}, found.folder)
+    layer = file_layer(entry, shown, "cluster file", problems, Cluster)
+    defaults = {path: setting for path, setting in layer.items() if path != "kind"}
+    checks = defaults.get(CHECKS_FOLDER)
+    if checks and isinstance(checks.value, str) and not checks.value.startswith("~"):
+        defaults[CHECKS_FOLDER] = replace(checks, value=str(file.parent / checks.value))
     if "kind" not in layer:
-        problems.append(Problem(where, f"the cluster {name} has no kind", fix="write 'kind: local' below it"))
+        problems.append(Problem(where, f"the cluster {name} has no kind", fix=fix))
         return None, defaults
-    return validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
+    return _validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
 
 
-def _based(layer: Layer, folder: Path) -> Layer:
-    """Return the settings of a file in ``folder``, which the path in them is relative to."""
-    setting = layer.get(CHECKS_FOLDER)
-    if setting is None or not isinstance(setting.value, str) or setting.value.startswith("~"):
-        return layer
-    return {**layer, CHECKS_FOLDER: replace(setting, value=str(folder / setting.value))}
+def _validated(model: type[_Model], layer: Layer, secrets: tuple[str, ...], problems: list[Problem]) -> _Model | None:
+    """Return the settings as a typed object, or None when some are wrong; no message shows a secret."""
+    try:
+        return model.model_validate(sources.nested(layer))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+    problems += [_translated(dict(item), layer, secrets) for item in found]
+    return None
+
+
+def _translated(item: dict[str, Any], layer: Layer, secrets: tuple[str, ...]) -> Problem:
+    """Say in plain words what pydantic found."""
+    path, setting, rest = _located(item["loc"], layer)
+    value = setting.value
+    for key in rest:
+        value = value[key] if isinstance(value, list | tuple) and isinstance(key, int) else value
+    why, fix = _rule(item, value, secrets)
+    subject = "" if setting.source.kind in ("flag", "environment") else f"{path} "
+    entry = f"entry {rest[0] + 1} " if rest and isinstance(rest[0], int) else ""
+    what = f"{subject}{entry}cannot be {_shown(path, value, secrets)}"
+    return Problem(setting.source.where, what, why=why, fix=fix)
+
+
+def _located(loc: tuple[int | str, ...], layer: Layer) -> tuple[str, GivenValue, tuple[int | str, ...]]:
+    """Return the setting that an error is about, and where in its value."""
+    for end in range(len(loc), 0, -1):
+        path = ".".join(str(key) for key in loc[:end])
+        if path in layer:
+            return path, layer[path], loc[end:]
+    return ".".join(str(key) for key in loc), GivenValue(None, DEFAULT), ()
+
+
+def _rule(item: dict[str, Any], value: object, secrets: tuple[str, ...]) -> tuple[str, str | None]:
+    """Return the rule that a value breaks, and what to write instead."""
+    context = item.get("ctx", {})
+    if item["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", context["expected"])
+        return f"it must be {listed(choices)}", did_you_mean(str(value), choices)
+    if item["type"] == "value_error":
+        text = str(context["error"])
+        if isinstance(value, str) and any(secret in value for secret in secrets):
+            # The sentence quotes it; escaping may change its look.
+            text = text.replace(repr(value), "this").replace(repr(value.strip()), "this")
+    else:
+        rules = (rule for kind, rule in _RULES.items() if item["type"].startswith(kind))
+        text = next(rules, "it is of the wrong kind").format(**context)
+    if text == "it must be text" and isinstance(value, bool):
+        return text, f'put it in quotes: "{str(value).lower()}"'
+    why, _, fix = text.rpartition("; ") if "; " in text else (text, "", "")  # A sentence of ours: the rule; the fix.
+    return why[:_MOST_TEXT], fix or None
+
+
+def _shown(path: str, value: object, secrets: tuple[str, ...]) -> str:
+    """Return a value as messages show it; a secret is never shown."""
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if is_secret(path):
+        return "what it is"
+    text = scrub(str(value), secrets)
+    return text if isinstance(value, Number) else quoted(text)

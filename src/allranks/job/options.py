@@ -1,16 +1,13 @@
 """Every option of a job that has a flag, declared once.
 
-The command line is built from this table, and so are the environment variables that are read, the place that
-``allranks plan --sources`` names for a value, and the hint for a key that is spelled like its flag.
-
-Nothing heavy is imported here: ``allranks --help`` needs this module and must stay quick.
+Made from this table are the command line, the environment variables that are read, the place of a value that ``allranks
+plan --sources`` shows, and the hint for a key that is spelled like its flag. ``allranks --help`` imports it: it must
+stay quick.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-__all__ = ["LOG_LEVEL_PATH", "OPTIONS", "TARGETS", "TARGET_FLAGS", "Option"]
+from dataclasses import dataclass
 
 #: No value of the job: ``DEBUG`` turns on ``debug``, every other level says nothing.
 LOG_LEVEL_PATH = "log_level"
@@ -34,7 +31,6 @@ class Option:
         off_flag: the flag that says no, such as ``--no-warm``, for a flag without a value.
         multiple: the flag may be given several times, and its value is a tuple of texts.
         established: environment variables that people already use for this.
-        has_variable: whether ``ALLRANKS_<NAME>`` is read.
     """
 
     path: str
@@ -43,13 +39,7 @@ class Option:
     help: str
     off_flag: str | None = None
     multiple: bool = False
-    established: tuple[str, ...] = field(default=())
-    has_variable: bool = True
-
-    @property
-    def name(self) -> str:
-        """The main flag as an identifier: ``nproc_per_node``."""
-        return self.flags[0].lstrip("-").replace("-", "_")
+    established: tuple[str, ...] = ()
 
     @property
     def is_flag(self) -> bool:
@@ -59,8 +49,9 @@ class Option:
     @property
     def variables(self) -> tuple[str, ...]:
         """Environment variables that give it; the first one that is set counts."""
-        own = (f"ALLRANKS_{self.name.upper()}",) if self.has_variable else ()
-        return own + self.established
+        if self.path == "environment.variables":
+            return ()  # One variable cannot hold many; those of the calling environment are there anyway.
+        return ("ALLRANKS_" + self.flags[0].lstrip("-").replace("-", "_").upper(), *self.established)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -74,13 +65,8 @@ OPTIONS: tuple[Option, ...] = (
         established=("ALLRANKS_CLUSTER",),
     ),
     Option("workdir", ("--workdir", "--chdir", "-D"), "DIR", "Working directory of the ranks."),
-    Option("debug", ("--debug",), "", "Turn on the logs of NCCL and torch, and checks of collectives."),
-    Option(
-        LOG_LEVEL_PATH,
-        ("--log-level",),
-        "LEVEL",
-        "DEBUG is the same as --debug; other levels change nothing.",
-    ),
+    Option("debug", ("--debug",), "", "Enable debug logs of NCCL and torch, and checks of collectives."),
+    Option(LOG_LEVEL_PATH, ("--log-level",), "LEVEL", "DEBUG is the same as --debug; other levels change nothing."),
     # --- resources ---
     Option(
         "resources.nodes",
@@ -90,7 +76,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("resources.spares", ("--spares",), "N", "Standby machines, each to replace one that is lost."),
     Option("resources.hosts", ("--hosts",), "HOSTS", "Machines to run on over SSH: gpu[1-3], user@host:port."),
-    Option("resources.hostfile", ("--hostfile",), "FILE", "File with such machines, one a line."),
+    Option("resources.hostfile", ("--hostfile",), "FILE", "File with such machines, one per line."),
     Option("resources.gpus_per_node", ("--gpus-per-node",), "N", "GPUs on each node."),
     Option("resources.gpu_type", ("--gpu-type",), "TYPE", "Type of GPU as the cluster names it, such as a100."),
     Option("resources.cpus_per_node", ("--cpus-per-node",), "N", "CPUs on each node, shared by its ranks."),
@@ -119,36 +105,27 @@ OPTIONS: tuple[Option, ...] = (
         "Process-group backend. Default: nccl where there are GPUs, else gloo.",
         established=("BACKEND",),
     ),
-    Option(
-        "launch.max_restarts",
-        ("--max-restarts",),
-        "N",
-        "Maximum number of restarts after a failure.",
-    ),
+    Option("launch.max_restarts", ("--max-restarts",), "N", "Maximum number of restarts after a failure."),
     Option("launch.restart_delay", ("--restart-delay",), "SECONDS", "Wait before the second restart in a row."),
     Option("launch.stop_timeout", ("--stop-timeout",), "SECONDS", "Grace period between SIGTERM and SIGKILL."),
     Option(
         "launch.master_addr",
         ("--master-addr",),
         "ADDRESS",
-        "Address that the ranks rendezvous at. Default: found out.",
+        "Address of the rendezvous. Default: that of the first node.",
         established=("MASTER_ADDR",),
     ),
     Option(
         "launch.master_port",
         ("--master-port",),
         "PORT",
-        "Port that the ranks rendezvous at. Default: a free one.",
+        "Port of the rendezvous. Default: a free one.",
         established=("MASTER_PORT",),
     ),
     Option(
-        "launch.attach",
-        ("--attach",),
-        "",
-        "Over SSH: end the run when this command exits.",
-        off_flag="--no-attach",
+        "launch.attach", ("--attach",), "", "Over SSH: end the run when this command exits.", off_flag="--no-attach"
     ),
-    Option("launch.stdin", ("--stdin",), "RANK", "Give this rank the terminal or pipe here: pdb works in it."),
+    Option("launch.stdin", ("--stdin",), "RANK", "Connect this rank to the terminal or pipe; pdb works in it."),
     Option("launch.interface", ("--interface",), "NAME", "Network interface for gloo and NCCL."),
     Option(
         "launch.warm",
@@ -164,8 +141,6 @@ OPTIONS: tuple[Option, ...] = (
         "NAME[=VALUE]",
         "Environment variable of the ranks; without a value, the one set here.",
         multiple=True,
-        # One variable cannot hold many; those of the calling environment are there anyway.
-        has_variable=False,
     ),
     Option("environment.modules", ("--modules",), "NAMES", "Environment modules to load."),
     Option(
@@ -176,10 +151,16 @@ OPTIONS: tuple[Option, ...] = (
         established=("CONDA_ENV",),
     ),
     Option("environment.venv", ("--venv",), "PATH", "Virtual environment, by path."),
-    Option("environment.python", ("--python",), "COMMAND", "Interpreter of the ranks, with options if need be."),
+    Option("environment.python", ("--python",), "COMMAND", "Python interpreter of the ranks, with options if needed."),
     # --- scheduler ---
-    Option("scheduler.partition", ("--partition", "--queue", "-p"), "NAME", "Partition (Slurm) or queue (PBS)."),
-    Option("scheduler.account", ("--account", "-A"), "NAME", "Account that is charged."),
+    Option("scheduler.partition", ("--partition", "--queue", "-p"), "NAME", "Partition or queue."),
+    Option(
+        "scheduler.parallel_environment",
+        ("--parallel-environment", "--pe"),
+        "NAME",
+        "Parallel environment of the job, on Grid Engine.",
+    ),
+    Option("scheduler.account", ("--account", "-A"), "NAME", "Account to charge."),
     Option("scheduler.project", ("--project",), "NAME", "Project of the job, on PBS."),
     Option("scheduler.qos", ("--qos", "-q"), "NAME", "Quality of service."),
     Option("scheduler.constraint", ("--constraint", "-C"), "FEATURES", "Features that the nodes must have."),
@@ -188,19 +169,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("scheduler.reservation", ("--reservation",), "NAME", "Reservation to run in."),
     Option("scheduler.exclusive", ("--exclusive",), "", "Share the nodes with no other job."),
     Option("scheduler.array", ("--array",), "RANGES", "Job array, such as 0-7 or 0-99%4."),
-    Option("scheduler.mail", ("--mail-user",), "ADDRESS", "Address to write to when the job ends or fails."),
-    Option(
-        "scheduler.output",
-        ("--output",),
-        "PATH",
-        "The scheduler's own log. Default: in the run's folder.",
-    ),
+    Option("scheduler.mail", ("--mail-user",), "ADDRESS", "Email address to notify when the job ends or fails."),
+    Option("scheduler.output", ("--output",), "PATH", "The scheduler's own log. Default: in the run's directory."),
     Option("scheduler.error", ("--error",), "PATH", "The scheduler's own error log. Default: with output."),
     Option(
         "scheduler.directives",
         ("--directive",),
         "TEXT",
-        "Further directive for the scheduler, passed on word for word.",
+        "Further directive for the scheduler, passed on verbatim.",
         multiple=True,
     ),
     # --- another attempt ---
@@ -208,12 +184,12 @@ OPTIONS: tuple[Option, ...] = (
         "retry.requeue",
         ("--requeue",),
         "",
-        "Go back into the queue at the time limit, on preemption and when a node fails.",
+        "Requeue at the time limit, on preemption and after a node failure.",
         off_flag="--no-requeue",
     ),
-    # --- machines without a shared folder ---
+    # --- machines without a shared directory ---
     Option("sync.method", ("--sync",), "none|rsync", "Over SSH: copy the working directory to each machine first."),
     # --- the record ---
-    Option("runs.folder", ("--runs-folder",), "DIR", "Folder that holds a folder for each run."),
-    Option("runs.group_readable", ("--group-readable",), "", "Let the group read the run's folder."),
+    Option("runs.folder", ("--runs-folder",), "DIR", "Directory of all runs."),
+    Option("runs.group_readable", ("--group-readable",), "", "Let the group read the run's directory."),
 )

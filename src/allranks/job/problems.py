@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,8 @@ from allranks.errors import JobError
 
 _MOST_SHOWN = 10
 _LONGEST_VALUE = 60
-#: Fewer letters are the beginning of too much.
+#: Letters: too many words start with fewer.
 _SHORTEST_START = 3
-#: A lower one finds likenesses that no person sees.
 _LIKENESS = 0.7
 
 
@@ -32,19 +31,17 @@ class Problem:
     why: str | None = None
     fix: str | None = None
 
-    @property
-    def headline(self) -> str:
-        """Where and what, in one line."""
-        return f"{self.where}: {self.what}" if self.where else self.what
 
-
-def error_of(problems: Sequence[Problem]) -> JobError:
-    """Return one error for all problems: the first as it is when it is alone, else a line for each."""
+def error_of(*problems: Problem) -> JobError:
+    """Return one error for all problems: a single one as it is, else a line for each."""
     distinct = sorted(dict.fromkeys(problems), key=_place)
-    if len(distinct) == 1:
-        (problem,) = distinct
-        return JobError(problem.headline, why=problem.why, fix=problem.fix)
-    lines = [_one_line(problem) for problem in distinct[:_MOST_SHOWN]]
+    lines = []
+    for problem in distinct[:_MOST_SHOWN]:
+        headline = f"{problem.where}: {problem.what}" if problem.where else problem.what
+        if len(distinct) == 1:
+            return JobError(headline, why=problem.why, fix=problem.fix)
+        hints = "; ".join(hint for hint in (problem.why, problem.fix) if hint)
+        lines.append(f"{headline} ({hints})" if hints else headline)
     if len(distinct) > _MOST_SHOWN:
         lines.append(f"and {len(distinct) - _MOST_SHOWN} more")
     return JobError("\n".join(lines))
@@ -56,16 +53,6 @@ def _place(problem: Problem) -> tuple[bool, str, int]:
     return (not file, file, int(line)) if line.isdigit() else (True, "", 0)
 
 
-def _one_line(problem: Problem) -> str:
-    hints = "; ".join(hint for hint in (problem.why, problem.fix) if hint)
-    return f"{problem.headline} ({hints})" if hints else problem.headline
-
-
-def one_of(problem: Problem) -> JobError:
-    """Return the error for a single problem."""
-    return error_of([problem])
-
-
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """Return ``did you mean 'nodes'?`` for the choice that is most like ``word``, if one is."""
     close = closest(word, choices)
@@ -73,13 +60,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that begins with ``word``, or is most like it; cases and hyphens do not count."""
+    """Return the choice that starts with ``word``, or is most like it; cases and hyphens do not count."""
     from difflib import get_close_matches  # Not at the top: only mistakes need it.
 
     normal = {choice.lower().replace("-", "_"): choice for choice in choices}
     key = word.lower().replace("-", "_")
-    begun = [name for name in normal if len(key.strip("_")) >= _SHORTEST_START and name.startswith(key)]
-    found = begun or get_close_matches(key, normal, n=1, cutoff=_LIKENESS)
+    is_long = len(key.strip("_")) >= _SHORTEST_START
+    found = [name for name in normal if is_long and name.startswith(key)]
+    found = found or get_close_matches(key, normal, n=1, cutoff=_LIKENESS)
     return normal[found[0]] if found else None
 
 

@@ -1,32 +1,125 @@
-"""What a job file may say, typed.
+"""What a job file may say, typed: the types of values, then the sections.
 
-Every field has a docstring: ``allranks schema`` and the reference page are made from them. They are read
-from the source only then (see ``schema.py``): pydantic reading them here would take 28 ms of every command.
+A number in a job file comes as it was written (see ``yaml.py``): text fields get ``3.10`` and not 3.1. Every field has
+a docstring, of which ``allranks schema`` and the reference page are made. Only they read them from the source (see
+``schema.py``): pydantic reading them here would take 28 ms of every command.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import re
+import shlex
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from allranks.job.fields import (
-    Count,
-    Duration,
-    Hosts,
-    Lines,
-    Memory,
-    Name,
-    Names,
-    Nodes,
-    Port,
-    Positive,
-    Ranks,
-    Seconds,
-    Text,
-    Variables,
-    Words,
-)
+from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory, parse_nodes
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("it must be text")
+    return str(value)
+
+
+def _number(value: Any) -> Any:
+    """Refuse true and false, which are 1 and 0 in Python."""
+    if isinstance(value, bool):
+        raise ValueError("it must be a number")
+    return value
+
+
+def _split_by(split: Callable[[str], list[str]]) -> BeforeValidator:
+    """Take a list of texts, or one text to split."""
+    return BeforeValidator(lambda value: split(value) if isinstance(value, str) else value)
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:
+        raise ValueError("a quotation mark is not closed; write a list, one entry for each argument") from None
+
+
+def _hosts(text: str) -> list[str]:
+    """Split at commas, but not inside brackets."""
+    return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text) if part.strip()]
+
+
+def _ranks(value: Any) -> int | str:
+    if isinstance(value, str) and value in ("auto", "gpu", "cpu"):
+        return value
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("it must be a number, gpu, cpu or auto")
+    if value < 1:
+        raise ValueError("it must be at least 1; write gpu for a rank per GPU, or auto")
+    return int(value)
+
+
+_WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
+_TEXT = {"type": ["string", "number"]}
+_DEFAULT_LIST = {"type": "array", "items": _TEXT}
+
+Text = Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT)]
+Name = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Count = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_number)]
+Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False), BeforeValidator(_number)]
+Duration = Annotated[
+    int,
+    BeforeValidator(lambda value: parse_duration(_text(value))),
+    PlainSerializer(format_duration),
+    WithJsonSchema(_TEXT),
+]
+Memory = Annotated[
+    int,
+    BeforeValidator(lambda value: parse_memory(_text(value))),
+    PlainSerializer(format_memory),
+    WithJsonSchema(_TEXT),
+]
+Nodes = Annotated[
+    tuple[int, int],
+    BeforeValidator(lambda value: value if isinstance(value, tuple) else parse_nodes(_text(value))),
+    PlainSerializer(lambda nodes: str(nodes[1]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}"),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": r"^\s*\d+(:\d+)?\s*$", "minimum": 1}),
+]
+Ranks = Annotated[
+    int | Literal["auto", "gpu", "cpu"],
+    BeforeValidator(_ranks),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "gpu", "cpu"]}]}),
+]
+
+
+def _list_or_text(text: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [_DEFAULT_LIST, {**_TEXT, "description": text}]})
+
+
+Words = Annotated[tuple[str, ...], _split_by(_words), _list_or_text("split as a shell splits it")]
+Lines = Annotated[
+    tuple[str, ...],
+    _split_by(lambda text: [line for line in text.splitlines() if line.strip()]),
+    _list_or_text("one entry a line"),
+]
+Hosts = Annotated[tuple[str, ...], _split_by(_hosts), _list_or_text("separated by commas")]
+Names = Annotated[
+    tuple[str, ...],
+    _split_by(lambda text: text.replace(",", " ").split()),
+    _list_or_text("separated by commas or spaces"),
+]
+Variables = Annotated[
+    dict[str, str],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": {"type": ["string", "number", "null"]},
+        }
+    ),
+]
 
 
 class Section(BaseModel):
@@ -35,21 +128,27 @@ class Section(BaseModel):
     # Inputs are hidden because pydantic's own messages would show the values of secrets.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    #: The field that a plain value in place of the section stands for, where that is allowed.
+    #: The field that a plain value instead of the section stands for, where that is allowed.
     short_for: ClassVar[str | None] = None
+
+    @classmethod
+    def sections(cls) -> dict[str, type[Section]]:
+        """Return the types of the fields that are sections themselves."""
+        types = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, Section)}
 
 
 class Resources(Section):
     """What the job needs."""
 
     nodes: Nodes = (1, 1)
-    """Number of nodes, or MIN:MAX for a job that runs on as many as it gets."""
+    """Number of nodes, or MIN:MAX for a range."""
     spares: Count = 0
-    """Further machines, over SSH, that wait to take the place of one that is lost: the last of hosts."""
+    """Standby machines over SSH, each to replace one that is lost: the last of hosts."""
     hosts: Hosts = ()
     """Machines to run on over SSH, such as gpu[1-4] or ada@gpu7:2222; the first ones, if nodes says fewer."""
     hostfile: Text | None = None
-    """File with these machines instead, one a line, with slots=N behind it for the number of its ranks."""
+    """File with these machines instead, one per line, with slots=N behind it for the number of its ranks."""
     gpus_per_node: Count | None = None
     """GPUs on each node. Default: all that a local machine has; none on a scheduler."""
     gpu_type: Text | None = None
@@ -60,25 +159,28 @@ class Resources(Section):
     memory: Memory | None = None
     """Memory per node, such as 200GB; a bare number is megabytes."""
     time: Duration | None = None
-    """Longest run time: 48:00:00, 2-12:00, 30min; a bare number is minutes."""
+    """Time limit: 48:00:00, 2-12:00, 30min; a bare number is minutes."""
 
 
 class Scheduler(Section):
-    """What a batch scheduler is told besides the resources; a cluster without a scheduler ignores it."""
+    """Options of the batch scheduler; ignored on a cluster without one."""
 
     partition: Text | None = None
-    """Partition (Slurm) or queue (PBS)."""
+    """Partition (Slurm) or queue (PBS, Grid Engine)."""
+    parallel_environment: Text | None = None
+    """Parallel environment, on Grid Engine: qsub -pe, with resources.cpus_per_node slots on each node."""
     account: Text | None = None
-    """Account that is charged; on PBS also called a project at some sites: qsub -A."""
+    """Account to charge; some PBS sites call it a project: qsub -A."""
     project: Text | None = None
-    """Project of the job, on PBS: qsub -P."""
+    """Project of the job, on PBS and Grid Engine: qsub -P."""
     qos: Text | None = None
     """Quality of service."""
     constraint: Text | None = None
     """Features that the nodes must have; on PBS further resources of each chunk, such as gpu_model=a100, with Torque
     properties of the nodes."""
     resources: Lines = ()
-    """Further resources of the whole job, on PBS: filesystems=home:eagle is asked for with -l."""
+    """Further resources of the whole job, on PBS: filesystems=home:eagle is asked for with -l; on Grid Engine of each
+    slot: gpu=1."""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     """How Slurm is asked for GPUs: --gpus-per-node, or --gres=gpu:N where a site wants that."""
     include: Hosts = ()
@@ -90,19 +192,20 @@ class Scheduler(Section):
     exclusive: bool = False
     """Share the nodes with no other job."""
     array: Text | None = None
-    """Job array, such as 0-7 or 0-99%4. Each task has a folder of its own in the run's."""
+    """Job array, such as 0-7 or 0-99%4. Each task has a directory of its own in the run's."""
     mail: Text | None = None
-    """Address to write to when the job ends or fails."""
+    """Email address to notify when the job ends or fails."""
     output: Text | None = None
-    """The scheduler's own log. Default: in the run's folder."""
+    """The scheduler's own log. Default: in the run's directory."""
     error: Text | None = None
     """The scheduler's own error log. Default: joined with output."""
     flavour: Literal["openpbs", "torque"] | None = None
     """Which PBS it is: openpbs, as PBS Pro too, or torque. Default: what its qstat says of itself."""
     start_with: Literal["pbs_tmrsh", "pbsdsh", "mpiexec", "ssh"] | None = None
-    """What starts the nodes of a PBS job, from the first one. Default: the first of these that is there."""
+    """What starts the nodes of a PBS job, from the first one. Default: the first of these that is there. On
+    Grid Engine ssh is taken instead of qrsh."""
     directives: Lines = ()
-    """Further directives, passed on word for word, without the leading #SBATCH or #PBS."""
+    """Further directives, passed on verbatim, without the leading #SBATCH, #PBS or #$."""
 
 
 class Launch(Section):
@@ -112,27 +215,26 @@ class Launch(Section):
     """torchrun: one agent per node; direct: the scheduler starts each rank; legacy:
     torch.distributed.launch."""
     agent: bool = True
-    """false: with launcher torchrun, start torchrun itself on each node in place of an agent of ours. Nothing of
+    """false: with launcher torchrun, start torchrun itself on each node instead of an agent of ours. Nothing of
     allranks then runs in the ranks' environment, whose Python and PyTorch may be old."""
     launcher_args: Words = ()
     """Further arguments of the launcher, passed on word for word: those of torch.distributed.launch with
     legacy, those of torchrun without an agent, on Slurm those of srun, which starts the agents, or with direct
-    the ranks, and on PBS those of pbs_tmrsh, pbsdsh, mpiexec or ssh."""
+    the ranks, on PBS those of pbs_tmrsh, pbsdsh, mpiexec or ssh, and on Grid Engine those of qrsh -inherit."""
     nproc_per_node: Ranks = "auto"
     """Ranks on each node: a number, gpu (one per GPU), cpu (one per CPU), or auto (GPUs, else one)."""
     backend: Literal["nccl", "gloo"] | None = None
     """Process-group backend. Default: nccl where there are GPUs, else gloo."""
     max_restarts: Count = 0
-    """How often the ranks are started anew after one has failed."""
+    """Maximum number of restarts after a failure."""
     restart_delay: Seconds = 1.0
-    """Seconds before the second restart in a row; each further one waits twice as long. The
-    first waits none."""
+    """Delay in seconds before the second restart in a row, doubled for each further one. The first is immediate."""
     stop_timeout: Seconds = 30.0
-    """Seconds that ranks get to leave after SIGTERM before they are killed."""
+    """Grace period in seconds between SIGTERM and SIGKILL."""
     master_addr: Text | None = None
-    """Address that the ranks rendezvous at. Default: found out."""
+    """Address of the rendezvous. Default: that of the first node."""
     master_port: Port | None = None
-    """Port that the ranks rendezvous at. Default: a free one."""
+    """Port of the rendezvous. Default: a free one."""
     attach: bool = False
     """Over SSH: end the run when the command that started it is gone, as a run on one machine does."""
     stdin: Count | None = None
@@ -148,11 +250,10 @@ class Launch(Section):
 
 
 class Environment(Section):
-    """What is set up before the ranks start."""
+    """The environment of the ranks."""
 
     variables: Variables = {}
-    """Environment variables. Values of names that end in KEY, TOKEN, SECRET or PASSWORD are written
-    nowhere."""
+    """Environment variables. Values of names that end in KEY, TOKEN, SECRET or PASSWORD are never written to disk."""
     modules: Words = ()
     """Environment modules to load."""
     conda: Text | None = None
@@ -160,7 +261,7 @@ class Environment(Section):
     venv: Text | None = None
     """Virtual environment, by path."""
     python: Words = ()
-    """Interpreter of the ranks, with options if need be. Default: python of the conda or virtual
+    """Python interpreter of the ranks, with options if needed. Default: python of the conda or virtual
     environment, else the interpreter that runs allranks."""
     setup: Lines = ()
     """Shell lines that run once, before the nodes are started: over SSH on the first machine; on one machine, before
@@ -168,58 +269,57 @@ class Environment(Section):
     node_setup: Lines = ()
     """Shell lines that run on each node, before its ranks start."""
     container: Words = ()
-    """Command that the node's command is put behind, such as [apptainer, exec, --nv, image.sif]."""
+    """Command that prefixes the node's command, such as [apptainer, exec, --nv, image.sif]."""
 
 
 class Retry(Section):
-    """What happens when an attempt ends before the training does."""
+    """When a run is requeued."""
 
     requeue: bool = True
-    """Put the job back into the queue when its ranks have saved and left, at its time limit or for a preemption, and
-    when a node fails."""
+    """Requeue the job when its ranks saved and exited, at its time limit or for a preemption, and when a node fails."""
     max_attempts: Positive = 10
-    """Attempts after which the run is given up."""
+    """Maximum number of attempts."""
     warn_before: Seconds = 120.0
     """Seconds before its time limit, and before a preemption that the site announces, at which the ranks
     get SIGUSR1 to save and leave; half of a time limit that is shorter than twice that. 0: never."""
 
 
 class Sync(Section):
-    """Where machines that are reached over SSH have the job from."""
+    """How machines reached over SSH get the job."""
 
     short_for: ClassVar[str | None] = "method"
 
     method: Literal["none", "rsync"] = "none"
-    """none: all machines see the same folders; rsync: each gets a copy of the working directory first, and logs,
+    """none: all machines see the same directories; rsync: each gets a copy of the working directory first, and logs,
     events, metrics and checkpoints come back. `sync: rsync` is short for it."""
     folder: Text | None = None
-    """Folder of the copy on each machine, relative to the home there. Default: allranks/, with the name of the
+    """Directory of the copy on each machine, relative to the home there. Default: allranks/, with the name of the
     working directory and a number."""
     exclude: Lines = ()
-    """Patterns of rsync for what is not copied, beside what .gitignore names: /data/ or *.ckpt; one that begins with
+    """Patterns of rsync for what is not copied, beside what .gitignore names: /data/ or *.ckpt; one that starts with
     "+ " copies what others leave out."""
     max_size: Memory = 1 << 30
     """A working directory of which more than this would be copied is refused, with what is large in it."""
 
 
 class Checks(Section):
-    """What is checked before the ranks start, besides what always is."""
+    """Checks before the ranks start, in addition to the built-in ones."""
 
     skip: Names = ()
     """Checks that are left out, by name; those of the command line's --skip come to these."""
     folder: Text | None = None
-    """Folder of executables that check each node, as plugins of Nagios do; relative to the file that names it."""
+    """Directory of executables that check each node, as plugins of Nagios do; relative to the file that names it."""
     variables: Names = ()
     """Environment variables that must be set on the nodes: jobs do not work at this site without them."""
 
 
 class Runs(Section):
-    """Where and how the record of the run is kept."""
+    """Where runs are recorded."""
 
     folder: Text = "runs"
-    """Folder that holds a folder for each run; relative to where the command is typed."""
+    """Directory of all runs; relative to where the command is typed."""
     group_readable: bool = False
-    """Let the group read the run's folder; otherwise only its owner can."""
+    """Let the group read the run's directory; otherwise only its owner can."""
 
 
 class Job(Section):
@@ -240,43 +340,36 @@ class Job(Section):
     cluster: Text = "local"
     """Cluster to run on: local, or a name from clusters.yaml. Default: local; ssh for a job that names hosts."""
     debug: bool = False
-    """Turn on what helps to see what happens: logs of NCCL and torch, consistency checks of collectives."""
+    """Enable debug logs of NCCL and torch, and consistency checks of collectives."""
     resources: Resources = Resources()
     """What the job needs."""
     launch: Launch = Launch()
     """How the ranks are started."""
     environment: Environment = Environment()
-    """What is set up before the ranks start."""
+    """The environment of the ranks."""
     scheduler: Scheduler = Scheduler()
     """What a batch scheduler is told besides the resources."""
     retry: Retry = Retry()
-    """What happens when an attempt ends before the training does."""
+    """When a run is requeued."""
     sync: Sync = Sync()
-    """Where machines that are reached over SSH have the job from."""
+    """How machines reached over SSH get the job."""
     checks: Checks = Checks()
-    """What is checked before the ranks start, besides what always is."""
+    """Checks before the ranks start, in addition to the built-in ones."""
     runs: Runs = Runs()
-    """Where and how the record of the run is kept."""
+    """Where runs are recorded."""
 
 
 class Cluster(Section):
     """An entry of clusters.yaml: a kind of cluster, and defaults for the jobs that run there."""
 
     kind: Text
-    """Kind of the cluster: local, ssh, pdsh, slurm, pbs, or what an installed extension adds."""
+    """Kind of the cluster: local, ssh, pdsh, slurm, pbs, grid_engine, or what an installed extension adds."""
+    # Defaults for the sections of these names in the job file.
     resources: Resources = Resources()
-    """Defaults for the section of that name in the job file."""
     launch: Launch = Launch()
-    """Defaults for the section of that name in the job file."""
     environment: Environment = Environment()
-    """Defaults for the section of that name in the job file."""
     scheduler: Scheduler = Scheduler()
-    """Defaults for the section of that name in the job file."""
     retry: Retry = Retry()
-    """Defaults for the section of that name in the job file."""
     sync: Sync = Sync()
-    """Defaults for the section of that name in the job file."""
     checks: Checks = Checks()
-    """Defaults for the section of that name in the job file."""
     runs: Runs = Runs()
-    """Defaults for the section of that name in the job file."""

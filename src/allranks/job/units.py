@@ -2,8 +2,8 @@
 
 Times follow sbatch (``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``,
 ``days-hours:minutes``, ``days-hours:minutes:seconds``) and PBS walltime, and take suffixes besides.
-Memory is in powers of 1024 whichever way it is spelled, as Slurm and PBS count, in whole kilobytes: that is
-the smallest amount that every scheduler can be told.
+Memory is in powers of 1024 whichever way it is spelled, as Slurm and PBS count, in whole kilobytes, the smallest
+unit of all schedulers. A text that is no amount is a ValueError with a sentence on what is accepted.
 """
 
 from __future__ import annotations
@@ -27,32 +27,21 @@ _NODES = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds in ``text``; a bare number means minutes, as in ``sbatch --time``.
-
-    Raises:
-        ValueError: with a sentence on what is accepted.
-    """
+    """Return the seconds in ``text``; a bare number means minutes, as in ``sbatch --time``."""
     text = text.strip()
     if suffixed := _WITH_SUFFIX.fullmatch(text):
         seconds = round(float(suffixed[1]) * _SUFFIX_SECONDS[suffixed[2].lower()])
     elif clock := _CLOCK.fullmatch(text):
-        seconds = _clock_seconds(clock)
+        days, hours, minutes, second = (int(part or 0) for part in clock.groups())
+        if clock[1] is None and clock[4] is None:
+            hours, minutes, second = 0, hours, minutes  # Minutes come first, if there are no more than two parts.
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + second
     else:
-        raise ValueError(f"{text!r} is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h")
-    if seconds <= 0:
-        raise ValueError(f"{text!r} is no duration: it must be longer than 0")
-    if seconds > _LONGEST:
-        raise ValueError(f"{text!r} is no duration: it is longer than 100 years")
+        raise ValueError(f"invalid duration: {text!r}; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h")
+    if not 0 < seconds <= _LONGEST:
+        rule = "it is longer than 100 years" if seconds else "it must be longer than 0"
+        raise ValueError(f"invalid duration: {text!r}: {rule}")
     return seconds
-
-
-def _clock_seconds(clock: re.Match[str]) -> int:
-    days, first, second, third = (int(part) if part else None for part in clock.groups())
-    if days is not None or third is not None:
-        hours, minutes, seconds = first, second, third
-    else:
-        hours, minutes, seconds = 0, first, second
-    return (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
 
 
 def format_duration(seconds: int) -> str:
@@ -63,30 +52,21 @@ def format_duration(seconds: int) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes in ``text``; a bare number means megabytes, as in ``sbatch --mem``.
-
-    Raises:
-        ValueError: with a sentence on what is accepted.
-    """
+    """Return the bytes in ``text``; a bare number means megabytes, as in ``sbatch --mem``."""
     match = _MEMORY.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is no amount of memory; write 200GB, 512M or 1.5T")
+        raise ValueError(f"invalid amount of memory: {text!r}; write 200GB, 512M or 1.5T")
     number, unit, byte = match.groups()
-    is_bare = not unit and not byte
-    power: int = 2 if is_bare else _MEMORY_POWER[unit[:1].lower()]
-    size = float(number) * float(1024**power)
-    if size <= 0:
-        raise ValueError(f"{text!r} is no amount of memory: it must be more than 0")
-    if size > _LARGEST:
-        raise ValueError(f"{text!r} is no amount of memory: it is more than any machine has")
+    power = _MEMORY_POWER[unit[:1].lower()] if unit or byte else 2
+    size = float(number) * 1024.0**power
+    if not 0 < size <= _LARGEST:
+        rule = "it is more than any machine has" if size else "it must be more than 0"
+        raise ValueError(f"invalid amount of memory: {text!r}: {rule}")
     return math.ceil(size / 1024) * 1024
 
 
 def format_memory(size: int) -> str:
-    """Write bytes in the largest unit that divides them, rounded up to whole kilobytes: ``200G``.
-
-    There is always a unit: a bare number would be read as megabytes.
-    """
+    """Write bytes in the largest unit that divides them, rounded up to whole kilobytes, never bare: ``200G``."""
     amount = max(1, math.ceil(size / 1024))
     for unit in ("K", "M", "G"):
         if amount % 1024:
@@ -105,18 +85,14 @@ def format_size(amount: float) -> str:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Return the least and the most nodes in ``text``: ``4`` or, for elastic jobs, ``2:4``.
-
-    Raises:
-        ValueError: with a sentence on what is accepted.
-    """
+    """Return the least and the most nodes in ``text``: ``4`` or, for elastic jobs, ``2:4``."""
     match = _NODES.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is no number of nodes; write 4, or 2:4 for at least 2 and at most 4")
+        raise ValueError(f"invalid number of nodes: {text!r}; write 4, or 2:4 for at least 2 and at most 4")
     least = int(match[1])
     most = int(match[2] or least)
     if not 1 <= least <= most <= _MOST_NODES:
-        raise ValueError(f"{text!r} is no number of nodes: it must be at least 1, and MIN:MAX in that order")
+        raise ValueError(f"invalid number of nodes: {text!r}: it must be at least 1, and MIN:MAX in that order")
     return least, most
 
 

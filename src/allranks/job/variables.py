@@ -13,45 +13,16 @@ from allranks.job.sources import VARIABLES, Layer
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 #: Variables of bash's own: it refuses a value for them, or gives them another one (man 1 bash, Shell Variables).
-_SHELL_NAMES = frozenset(
-    [
-        "BASHOPTS",
-        "BASHPID",
-        "BASH_VERSINFO",
-        "COMP_WORDBREAKS",
-        "DIRSTACK",
-        "EPOCHREALTIME",
-        "EPOCHSECONDS",
-        "EUID",
-        "FUNCNAME",
-        "GROUPS",
-        "HISTCMD",
-        "LINENO",
-        "PPID",
-        "RANDOM",
-        "SECONDS",
-        "SHELLOPTS",
-        "SRANDOM",
-        "UID",
-    ]
-)
+_SHELL_NAMES = {
+    *("BASHOPTS", "BASHPID", "BASH_VERSINFO", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID"),
+    *("FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID"),
+}
 
-#: What every rank is told of its place, as torchrun does it.
-RANK_VARIABLES = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ]
-)
+#: What the agent tells each rank of its place, as torchrun does.
+_RANK_VARIABLES = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+}
 _TORCHELASTIC, _OURS = "TORCHELASTIC_", "ALLRANKS_"
 
 #: What decides the values of such variables; for those that an option reads, see its table.
@@ -67,18 +38,17 @@ _DECIDED_BY = {
 }
 
 
-def is_set_for_ranks(name: str) -> bool:
-    """Tell whether each rank gets a variable of this name from its agent."""
-    return name in RANK_VARIABLES or name.startswith(_TORCHELASTIC)
+def _is_set_for_ranks(name: str) -> bool:
+    return name in _RANK_VARIABLES or name.startswith(_TORCHELASTIC)
 
 
 def without_those_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what is told to ranks: a command that runs inside a rank must not hand it on."""
-    return {name: value for name, value in environ.items() if not is_set_for_ranks(name)}
+    """Return the variables that agents do not set for ranks: a command in a rank must not pass on its place."""
+    return {name: value for name, value in environ.items() if not _is_set_for_ranks(name)}
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield variables that are named as ours are and that nothing reads, each with the one that was probably meant."""
+    """Yield variables whose names start as ours and that nothing reads, each with the one that was probably meant."""
     read = {name.removeprefix(_OURS) for option in OPTIONS for name in option.variables if name.startswith(_OURS)}
     known = read | {value.removeprefix(_OURS) for value in vars(contract).values() if isinstance(value, str)}
     for name in sorted(environ):
@@ -97,13 +67,16 @@ def variable_problems(layer: Layer) -> Iterator[Problem]:
 
 def _problem(name: str, where: str) -> Problem | None:
     if not _NAME.fullmatch(name):
-        why = "a name is letters, digits and '_', and does not begin with a digit"
-        return Problem(where, f"{quoted(name)} is no name of an environment variable", why=why)
+        why = "a name is letters, digits and '_', and does not start with a digit"
+        return Problem(where, f"invalid name of an environment variable: {quoted(name)}", why=why)
     if name in _SHELL_NAMES:
         return Problem(where, f"{quoted(name)} cannot be set: the shell keeps that name for itself", fix="another name")
-    if not name.startswith(_OURS) and not is_set_for_ranks(name):
+    if name.startswith(_OURS):
+        why, fix = f"names that start with {_OURS} are those of allranks itself", "take another name"
+    elif _is_set_for_ranks(name):
+        why, fix = "its agent sets it for each rank", "leave it out"
+    else:
         return None
-    ours = name.startswith(_OURS)
-    why = f"names that begin with {_OURS} are those of allranks itself" if ours else "its agent sets it for each rank"
-    fix = f"write {_DECIDED_BY[name]}" if name in _DECIDED_BY else "take another name" if ours else "leave it out"
+    if name in _DECIDED_BY:
+        fix = f"write {_DECIDED_BY[name]}"
     return Problem(where, f"{quoted(name)} cannot be set", why=why, fix=fix)

@@ -23,7 +23,7 @@ class Directive:
         option: such as ``--nodes``.
         value: its value; None for an option without one.
         why: the key of the job that asks for it, or another reason.
-        note: what a reader of the script is told above the line, where it is not obvious.
+        note: a comment above the line, where it is not obvious.
     """
 
     option: str
@@ -39,12 +39,12 @@ class Directive:
 
 def warning_seconds(job: Job) -> int:
     """Return how long before its limit a job is warned; 0: it is not."""
-    asked, limit = int(job.retry.warn_before), job.resources.time
-    return asked if limit is None else min(asked, limit // 2)
+    requested, limit = int(job.retry.warn_before), job.resources.time
+    return requested if limit is None else min(requested, limit // 2)
 
 
 def lines_of(own: Iterable[str], prefix: str) -> list[str]:
-    """Return a user's own directives without what each may begin with, such as ``#SBATCH``.
+    """Return a user's own directives without what each may start with, such as ``#SBATCH``.
 
     Raises:
         JobError: one has a line break or the like in it.
@@ -52,12 +52,12 @@ def lines_of(own: Iterable[str], prefix: str) -> list[str]:
     lines = [line.strip().removeprefix(prefix).strip() for line in own]
     for line in lines:
         if not line.isprintable():
-            raise JobError(f"scheduler.directives: {line!r} is no directive", why="each is one line of text")
+            raise JobError(f"scheduler.directives: invalid directive: {line!r}", why="each is one line of text")
     return lines
 
 
 def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
-    """Yield the lines for directives: ``prefix`` is what each begins with, such as ``#SBATCH``.
+    """Yield the lines for directives: ``prefix`` is what each starts with, such as ``#SBATCH``.
 
     Raises:
         JobError: a value has a line break or the like in it.
@@ -65,26 +65,22 @@ def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
     for directive in directives:
         if directive.note:
             yield comment(directive.note)
-        yield f"{prefix} {directive.option}{_given(directive)}"
-
-
-def _given(directive: Directive) -> str:
-    """Return a value as it follows its option: an option of one letter takes it as a word of its own."""
-    if directive.value is None:
-        return ""
-    return f"{' ' if re.fullmatch('-[A-Za-z]', directive.option) else '='}{_quoted(directive)}"
+        yield f"{prefix} {directive.option}{_value(directive)}"
 
 
 def fits(value: str) -> bool:
-    """Tell whether a directive can hold a value: it is one line."""
+    """Return whether a directive can hold a value: it is one line."""
     return value.isprintable()
 
 
-def _quoted(directive: Directive) -> str:
+def _value(directive: Directive) -> str:
     """Quote a value as sbatch and qsub read it: a backslash keeps the next character, within quotes too."""
-    value = directive.value or ""
+    value = directive.value
+    if value is None:
+        return ""
     if not fits(value):
         raise JobError(f"{directive.option}={value!r} cannot be asked for", why="a directive is one line of text")
-    if re.fullmatch(r"[^\s\"'\\#]+", value):
-        return value
-    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+    if not re.fullmatch(r"[^\s\"'\\#]+", value):
+        value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+    # An option of one letter takes it as a word of its own.
+    return f"{' ' if re.fullmatch('-[A-Za-z]', directive.option) else '='}{value}"

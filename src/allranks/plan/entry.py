@@ -1,4 +1,4 @@
-"""What the ranks run: found, looked at, and refused early when it cannot work."""
+"""What the ranks run: found, checked, and refused early when it cannot work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Program:
     """What the ranks run: the kind, and the absolute path, or the name that is looked up on the node."""
 
     kind: Literal["script", "module", "binary"]
@@ -49,59 +49,48 @@ def name_of(job: Job) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-.")[:64] or "job"
 
 
-def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Entry:
-    """Find what the job runs.
-
-    Args:
-        job: the job.
-        workdir: absolute working directory of the ranks.
-        same_python: whether the ranks run on this interpreter, so that its syntax is theirs.
+def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
+    """Find what the job runs; ``same_python``: the ranks run on this interpreter, so that its syntax is theirs.
 
     Raises:
         JobError: it is not there, or it is no Python.
     """
-    if job.module:
-        _check_module(job.module)
-        return Entry("module", job.module)
+    if name := job.module:
+        if name.endswith(".py") or os.sep in name:
+            meant = name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
+            raise JobError(
+                f"{name} is a file, and -m takes the name of a module",
+                fix=f"write -m {shlex.quote(meant)}, or allranks run {shlex.quote(name)}",
+            )
+        return Program("module", name)
     if job.binary:
         return _find_binary(job.binary, workdir, job.environment)
     assert job.script is not None
     path = Path(os.path.normpath(workdir / job.script))
     _check_script(path, job.script, same_python)
-    return Entry("script", str(path))
+    return Program("script", str(path))
 
 
-def _check_module(name: str) -> None:
-    if name.endswith(".py") or os.sep in name:
-        meant = name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
-        raise JobError(
-            f"{name} is a file, and -m takes the name of a module",
-            fix=f"write -m {shlex.quote(meant)}, or allranks run {shlex.quote(name)}",
-        )
-
-
-def _find_binary(name: str, workdir: Path, environment: Environment) -> Entry:
+def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
     local = workdir / name
     found = shutil.which(str(local)) if os.sep in name else shutil.which(name) or shutil.which(str(local))
     if found:
-        return Entry("binary", str(Path(found).absolute()))
-    if os.sep not in name and not local.is_file() and (givers := _givers_of_programs(environment)):
-        return Entry("binary", name, f"what the ranks run; not on PATH here: {' or '.join(givers)} must bring it")
+        return Program("binary", str(Path(found).absolute()))
+    if os.sep not in name and not local.is_file():
+        keys = ("setup", "modules", "conda", "venv", "node_setup", "container")
+        givers = [f"environment.{key}" for key in keys if getattr(environment, key)]
+        if "PATH" in environment.variables:
+            givers.append("environment.variables.PATH")
+        if givers:
+            return Program("binary", name, f"what the ranks run; not on PATH here: {' or '.join(givers)} must bring it")
     why = "it is not executable" if local.is_file() else "there is no such program here or on PATH"
     raise JobError(f"cannot run {name}", why=why, fix=f"chmod +x {name}" if local.is_file() else None)
-
-
-def _givers_of_programs(environment: Environment) -> list[str]:
-    """Return the settings of a job that can bring programs which this command does not see."""
-    keys = ("setup", "modules", "conda", "venv", "node_setup", "container")
-    path = ["environment.variables.PATH"] if "PATH" in environment.variables else []
-    return [f"environment.{key}" for key in keys if getattr(environment, key)] + path
 
 
 def _check_script(path: Path, name: str, same_python: bool) -> None:
     if path.is_dir():
         if not (path / "__main__.py").is_file():
-            raise JobError(f"{name} is a folder without a __main__.py", fix="name the script itself")
+            raise JobError(f"{name} is a directory without a __main__.py", fix="name the script itself")
         return
     if not path.is_file():
         raise _missing(path, name)
@@ -113,25 +102,13 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
             start = stream.read(4096)
     except OSError as error:
         raise JobError(f"cannot read {name}", why=error.strerror, fix=f"ls -l {shlex.quote(name)}") from error
-    if path.suffix not in (".pyz", ".pyc", ".zip"):
-        _check_python(path, name, start, same_python)
-
-
-def _missing(path: Path, name: str) -> JobError:
-    if os.path.lexists(path):
-        why = f"it points to {path.readlink()}" if path.is_symlink() else "it is neither a file nor a folder"
-        return JobError(f"{name} is no script", why=why)
-    if not path.parent.is_dir():
-        return JobError(f"there is no script {name}", why=f"there is no folder {path.parent}")
-    return JobError(f"there is no script {name}", why=f"looked for {path}", fix=_did_you_mean(path))
-
-
-def _check_python(path: Path, name: str, start: bytes, same_python: bool) -> None:
+    if path.suffix in (".pyz", ".pyc", ".zip"):
+        return
     shebang = start.split(b"\n", 1)[0] if start.startswith(b"#!") else b""
     if start.startswith(_ELF) or (shebang and b"python" not in shebang):
         as_binary = name if os.sep in name else f"./{name}"
         raise JobError(
-            f"{name} is no Python script",
+            f"{name} is not a Python script",
             why="it is a program of its own",
             fix=f"allranks run --binary {shlex.quote(as_binary)}",
         )
@@ -139,13 +116,25 @@ def _check_python(path: Path, name: str, start: bytes, same_python: bool) -> Non
         _check_syntax(path, name)
 
 
+def _missing(path: Path, name: str) -> JobError:
+    if os.path.lexists(path):
+        why = f"it points to {path.readlink()}" if path.is_symlink() else "it is neither a file nor a directory"
+        return JobError(f"{name} is not a script", why=why)
+    if not path.parent.is_dir():
+        return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}")
+    names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
+    near = closest(path.stem, names)
+    fix = f"did you mean {names[near]}?" if near else None
+    return JobError(f"there is no script {name}", why=f"looked for {path}", fix=fix)
+
+
 def _check_syntax(path: Path, name: str) -> None:
     """Compile a script as its ranks will: what cannot be compiled would fail in all of them."""
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-    fix = "correct it" if path.suffix == ".py" else "if it is no Python script: --binary"
+    fix = "correct it" if path.suffix == ".py" else "if it is not a Python script: --binary"
     source = path.read_bytes()
     if b"\0" in source:
-        raise JobError(f"{name} is no Python script", why="it holds NUL bytes", fix=fix)
+        raise JobError(f"{name} is not a Python script", why="it holds NUL bytes", fix=fix)
     _check_encoding(source, name)
     try:
         with warnings.catch_warnings():
@@ -169,9 +158,3 @@ def _check_encoding(source: bytes, name: str) -> None:
         line = source.count(b"\n", 0, error.start) + 1
         why = f"byte 0x{source[error.start]:02x} is not {encoding}"
         raise JobError(f"{name}:{line} cannot be read as Python", why=why, fix="save it as UTF-8") from error
-
-
-def _did_you_mean(path: Path) -> str | None:
-    names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
-    near = closest(path.stem, names)
-    return f"did you mean {names[near]}?" if near else None

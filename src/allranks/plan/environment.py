@@ -32,14 +32,13 @@ _DECIDED_ON_NODES = {
 def settings(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
     """Return the variables that we set, with reasons; what the job or its user has set stays as it is.
 
-    Args:
-        job: the job.
-        layout: ranks and CPUs of this machine; None for a job whose nodes decide what depends on them.
-        environ: the calling environment.
+    ``layout`` is None for a job whose nodes decide what depends on it.
     """
     given = job.environment.variables
     decided = [reason for reason in _decide(job, layout) if reason.subject not in given]
-    return tuple(reason for reason in decided if reason.subject not in environ) + _given(job)
+    hidden = secrets(job)
+    requested = [Reason(name, value, "environment.variables") for name, value in given.items() if name not in hidden]
+    return (*(reason for reason in decided if reason.subject not in environ), *requested)
 
 
 def kept(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
@@ -50,7 +49,7 @@ def kept(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[R
 
 
 def secrets(job: Job) -> tuple[str, ...]:
-    """Return the names of the job's variables whose values are written nowhere."""
+    """Return the names of the job's variables whose values are never written to disk."""
     return secret_names(job.environment.variables)
 
 
@@ -76,12 +75,3 @@ def _decide(job: Job, layout: Layout | None) -> Iterator[Reason]:
     if job.debug:
         for name, value in _DEBUG.items():
             yield Reason(name, value, "debug is on", is_debug=True)
-
-
-def _given(job: Job) -> tuple[Reason, ...]:
-    hidden = secrets(job)
-    return tuple(
-        Reason(name, value, "environment.variables")
-        for name, value in job.environment.variables.items()
-        if name not in hidden
-    )

@@ -1,17 +1,54 @@
-"""How many ranks, and over which process-group backend."""
+"""How many ranks there are, over which process-group backend, and the configuration of their agents."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks import contract
+from allranks.contract import NodeSpec
 from allranks.errors import PreflightError
 from allranks.job.units import format_count
-from allranks.plan.machine import Machine
 from allranks.plan.plan import Reason
+from allranks.system.cgroups import usable_cpus
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
+    from allranks.plan.entry import Program
+
+#: Where the ranks of a single node meet; of several, the first node tells the others.
+_ALONE = "127.0.0.1"
+#: One of them is there where NVIDIA's driver is loaded, the second under Windows.
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """CPUs and GPUs that a process on a machine may use, and how the number of GPUs was found out."""
+
+    cpus: int
+    gpus: int
+    gpus_from: str
+
+
+def this_machine(environ: Mapping[str, str]) -> Machine:
+    """Return what this machine has, within the limits of this process (affinity, container, visible devices)."""
+    cpus, visible = usable_cpus(), environ.get("CUDA_VISIBLE_DEVICES")
+    count = 0
+    if visible is not None:
+        for device in filter(None, (part.strip() for part in visible.split(","))):
+            if device.startswith("-"):  # As in CUDA, it hides those after it.
+                break
+            count += 1
+        return Machine(cpus, count, f"CUDA_VISIBLE_DEVICES={visible}")
+    if any(driver.exists() for driver in _DRIVERS):
+        from allranks.system.gpus import Gpus  # Not for machines without any.
+
+        count = Gpus().count
+    return Machine(cpus, count, f"{count} on this machine" if count else "no GPU on this machine")
 
 
 @dataclass(frozen=True)
@@ -32,7 +69,9 @@ def lay_out(job: Job, machine: Machine) -> Layout:
     """
     gpus, gpus_why = _gpus(job, machine)
     nproc, nproc_why = _nproc(job, gpus, gpus_why, machine)
-    backend, backend_why = _backend(job, gpus, gpus_why)
+    backend, backend_why = job.launch.backend, "as asked"
+    if not backend:
+        backend, backend_why = ("nccl", f"GPUs: {gpus_why}") if gpus else ("gloo", gpus_why)
     if backend == "nccl" and nproc > gpus:
         raise PreflightError(
             f"{format_count(nproc, 'rank')} on {format_count(gpus, 'GPU')} with backend nccl",
@@ -44,34 +83,72 @@ def lay_out(job: Job, machine: Machine) -> Layout:
 
 
 def _gpus(job: Job, machine: Machine) -> tuple[int, str]:
-    asked = job.resources.gpus_per_node
-    if asked is None:
+    requested = job.resources.gpus_per_node
+    if requested is None:
         return machine.gpus, machine.gpus_from
-    if asked > machine.gpus:
+    if requested > machine.gpus:
         raise PreflightError(
-            f"{format_count(asked, 'GPU')} asked for, {machine.gpus} can be used",
+            f"{format_count(requested, 'GPU')} asked for, {machine.gpus} can be used",
             why=machine.gpus_from,
             fix=f"--gpus-per-node {machine.gpus}",
         )
-    return asked, f"gpus_per_node is {asked}"
+    return requested, f"gpus_per_node is {requested}"
 
 
 def _nproc(job: Job, gpus: int, gpus_why: str, machine: Machine) -> tuple[int, str]:
-    asked = job.launch.nproc_per_node
-    if isinstance(asked, int):
-        return asked, "as asked"
-    if asked == "cpu":
+    requested = job.launch.nproc_per_node
+    if isinstance(requested, int):
+        return requested, "as asked"
+    if requested == "cpu":
         return machine.cpus, f"one for each CPU: {machine.cpus}"
     if gpus:
         return gpus, f"one for each GPU: {gpus_why}"
-    if asked == "gpu":
+    if requested == "gpu":
         raise PreflightError(
             "one rank for each GPU was asked for", why=gpus_why, fix="--nproc-per-node 2 --backend gloo"
         )
     return 1, f"one: {gpus_why}"
 
 
-def _backend(job: Job, gpus: int, gpus_why: str) -> tuple[str, str]:
-    if job.launch.backend:
-        return job.launch.backend, "as asked"
-    return ("nccl", f"GPUs: {gpus_why}") if gpus else ("gloo", gpus_why)
+def random_port() -> int:
+    """Return a port for a run where nothing else says one; other users cannot guess it."""
+    return contract.FIRST_PORT + secrets.randbelow(contract.PORTS)
+
+
+def agent_config(
+    job: Job,
+    run_dir: Path,
+    entry: Program,
+    layout: Layout,
+    python: Sequence[str],
+    *,
+    nodes: tuple[int, int],
+    node: int = 0,
+    spares: int = 0,
+) -> NodeSpec:
+    """Return the configuration of a node's agent in the first attempt; on other nodes only the place differs.
+
+    ``nodes`` are the fewest and the most that take part, and ``spares`` more wait to take the place of a lost one.
+    """
+    launch, (least, most) = job.launch, nodes
+    return NodeSpec(
+        run_id=run_dir.name,
+        run_dir=str(run_dir),
+        attempt=0,
+        node=node,
+        nnodes=most + spares,
+        nproc_per_node=layout.nproc_per_node,
+        kind=entry.kind,
+        target=entry.target,
+        args=job.args,
+        python_options=tuple(python[1:]),
+        warm=launch.warm,
+        max_restarts=launch.max_restarts,
+        restart_delay=launch.restart_delay,
+        stop_timeout=launch.stop_timeout,
+        master_addr=launch.master_addr or _ALONE,
+        master_port=launch.master_port,
+        file_mode=0o640 if job.runs.group_readable else 0o600,
+        min_nodes=least,
+        spares=spares,
+    )

@@ -6,7 +6,7 @@ ranks through the environment of the command that is started.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A file of the run's folder: its name there, its text and its permission bits."""
+    """A file of the run's directory: its name there, its text and its permission bits."""
 
     path: str
     text: str
@@ -79,12 +79,12 @@ class Plan:
     #: Where the nodes meet, if that is known before they are; empty and 0 otherwise.
     master_addr: str = ""
     master_port: int = 0
-    #: What copies the job to nodes that do not see its folders, before all else: one stage after the other, and the
+    #: What copies the job to nodes that do not see its directories, before all else: one stage after the other, and the
     #: commands of a stage at the same time.
     copies: tuple[tuple[NodeCommand, ...], ...] = ()
-    #: What is run once, on one node, before all of them begin.
+    #: What is run once, on one node, before all of them start.
     once: NodeCommand | None = None
-    #: Where these copies are on each node, relative to the home there; empty: all nodes see the job's folders.
+    #: Where these copies are on each node, relative to the home there; empty: all nodes see the job's directories.
     copied_to: str = ""
     #: Whether the run on other machines ends when the command that started it is gone.
     is_attached: bool = False
@@ -97,8 +97,13 @@ class Plan:
         return self.ranks or self.nnodes * self.nproc_per_node
 
     @property
+    def file_mode(self) -> int:
+        """Permission bits of the files that the run writes."""
+        return 0o640 if self.group_readable else 0o600
+
+    @property
     def before(self) -> tuple[NodeCommand, ...]:
-        """All that is run before the nodes begin, in this order."""
+        """All that is run before the nodes start, in this order."""
         return (*chain.from_iterable(self.copies), *([self.once] if self.once else []))
 
     @property
@@ -117,20 +122,14 @@ class Plan:
         Raises:
             KeyError, TypeError: it is none.
         """
-        known = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}  # Else its default.
-        parts = {"files": PlanFile, "reasons": Reason}
-        made = {name: tuple(part(**one) for one in raw[name]) for name, part in parts.items()}
-        words = {name: tuple(raw[name]) for name in ("secrets", "notes")}
-        commands = {
-            "commands": _commands(raw["commands"]),
-            "copies": tuple(map(_commands, raw["copies"])),
-            "once": _command(raw["once"]) if raw["once"] else None,
-        }
-        return cls(**{**known, **made, **words, **commands})
-
-
-def _commands(raw: Iterable[Mapping[str, Any]]) -> tuple[NodeCommand, ...]:
-    return tuple(map(_command, raw))
+        values = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}  # Else its default.
+        values["files"] = tuple(PlanFile(**file) for file in raw["files"])
+        values["reasons"] = tuple(Reason(**reason) for reason in raw["reasons"])
+        values["secrets"], values["notes"] = tuple(raw["secrets"]), tuple(raw["notes"])
+        values["commands"] = tuple(map(_command, raw["commands"]))
+        values["copies"] = tuple(tuple(map(_command, stage)) for stage in raw["copies"])
+        values["once"] = _command(raw["once"]) if raw["once"] else None
+        return cls(**values)
 
 
 def _command(raw: Mapping[str, Any]) -> NodeCommand:

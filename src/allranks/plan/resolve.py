@@ -1,4 +1,4 @@
-"""What a job leaves open of its folder, interpreter and environment, settled for every kind of cluster."""
+"""What a job leaves open of its directory, interpreter and environment, decided for every kind of cluster."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 
 
 def workdir_of(job: Job, folder: Path) -> Path:
-    """Return the absolute working directory of the ranks.
-
-    Args:
-        job: the job.
-        folder: absolute folder that relative paths of the job are relative to.
+    """Return the absolute working directory of the ranks; the job's is relative to ``folder``.
 
     Raises:
-        JobError: there is no such folder.
+        JobError: there is no such directory.
     """
     workdir = Path(os.path.normpath(folder / job.workdir))
     if not workdir.is_dir():
-        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a folder")
+        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a directory")
     return workdir
 
 
@@ -41,11 +37,7 @@ def python_of(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) 
     """Return the command line of the ranks' interpreter: as asked, that of their environment, or this one.
 
     Where this one has no torch, as that of a tool installed for itself, it is that of the active environment.
-
-    Args:
-        job: the job.
-        environ: the calling environment.
-        elsewhere: whether the ranks run where this interpreter is not.
+    ``elsewhere`` is whether the ranks run where this interpreter is not.
     """
     return _python(job, environ, elsewhere)[0]
 
@@ -78,10 +70,10 @@ def _python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tuple[tupl
 
 @cache
 def _works(python: str) -> bool:
-    """Tell whether an interpreter runs, and can run agents."""
-    asks = "import sys; sys.exit(sys.version_info < (3, 10))"
+    """Return whether an interpreter runs, and can run agents."""
+    requests = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
-        return not subprocess.run([python, "-c", asks], capture_output=True, timeout=10).returncode
+        return not subprocess.run([python, "-c", requests], capture_output=True, timeout=10).returncode
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -103,8 +95,8 @@ def missing_here(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[st
     notes = []
     if chosen.venv and not Path(chosen.venv, "bin/activate").is_file():
         notes.append(f"environment.venv: there is no virtual environment {chosen.venv} here")
-    if chosen.conda:
-        notes += _missing_conda(chosen.conda, environ)
+    if chosen.conda and (missing := _missing_conda(chosen.conda, environ)):
+        notes.append(f"environment.conda: there is no {missing}")
     if chosen.python and not (chosen.conda or chosen.venv):
         program = chosen.python[0]  # A path in it is one from the ranks' working directory.
         if not shutil.which(str(folder / job.workdir / program) if os.sep in program else program):
@@ -112,10 +104,11 @@ def missing_here(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[st
     return tuple(notes)
 
 
-def _missing_conda(name: str, environ: Mapping[str, str]) -> list[str]:
+def _missing_conda(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return what is missing of a conda environment."""
     conda = shutil.which(environ.get("CONDA_EXE") or "conda", path=environ.get("PATH"))
     if not conda:
-        return ["environment.conda: there is no conda here, neither CONDA_EXE nor on PATH"]
+        return "conda here, neither CONDA_EXE nor on PATH"
     root, home = Path(conda).resolve().parents[1], Path(environ.get("HOME", "/"))
     folders = [*map(Path, filter(None, environ.get("CONDA_ENVS_PATH", "").split(os.pathsep))), root / "envs"]
     places = [Path(name)] if os.sep in name else [each / name for each in (*folders, home / ".conda/envs")]
@@ -123,24 +116,19 @@ def _missing_conda(name: str, environ: Mapping[str, str]) -> list[str]:
         lines = (home / ".conda/environments.txt").read_text(errors="replace").splitlines()
         places += [Path(line) for line in lines if Path(line).name == name]
     if name == "base" or any(place.is_dir() for place in places):
-        return []
-    return [f"environment.conda: there is no conda environment {name} in {', '.join(map(str, places))}"]
+        return None
+    return f"conda environment {name} in {', '.join(map(str, places))}"
 
 
 def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
-    """Return the note that a job asks a scheduler for something where there is none, if it does.
-
-    Args:
-        job: the job.
-        but: names of what is used without a scheduler too.
-    """
+    """Return the note that a job asks a scheduler for something where there is none, ``but`` for what is used there."""
     defaults = type(job.scheduler)()
-    asked = [name for name, value in job.scheduler if value != getattr(defaults, name)]
-    used = [f"scheduler.{name}" for name in asked if name not in but]
-    return (f"there is no scheduler here: {', '.join(used)} not used",) if used else ()
+    requested = [name for name, value in job.scheduler if value != getattr(defaults, name) and name not in but]
+    used = ", ".join(f"scheduler.{name}" for name in requested)
+    return (f"there is no scheduler here: {used} not used",) if used else ()
 
 
 def only_over_ssh(job: Job) -> tuple[str, ...]:
     """Return the notes that a job asks for what runs over SSH alone have, where it runs elsewhere."""
-    asked = {"launch.attach": job.launch.attach, "sync": job.sync.method != "none"}
-    return tuple(f"{name} is for runs over SSH, and not used here" for name, is_asked in asked.items() if is_asked)
+    requested = {"launch.attach": job.launch.attach, "sync": job.sync.method != "none"}
+    return tuple(f"{name} is for runs over SSH, and not used here" for name in requested if requested[name])

@@ -1,105 +1,37 @@
-"""The script that starts one node's agent: readable, and every word from outside quoted."""
+"""The scripts of a run: short, readable, and every word from outside quoted."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.plan.plan import Reason
+from allranks import contract
 
 if TYPE_CHECKING:
     from allranks.job.spec import Environment
+    from allranks.plan.plan import Reason
 
-
-def agent_script(head: Sequence[str], container: Sequence[str], command: Sequence[str]) -> str:
-    """Write the script that sets a node up and becomes its agent.
-
-    Args:
-        head: what :func:`node_setup` returned.
-        container: command that the agent's is put behind.
-        command: the agent's command, in words of shell.
-    """
-    why = comment("the agent takes the place of this shell: it starts the ranks and watches them")
-    return "\n".join([*head, "", why, " ".join(["exec", *map(shlex.quote, container), *command])]) + "\n"
-
-
-def node_setup(
-    *,
-    title: str,
-    workdir: str,
-    environment: Environment,
-    settings: Sequence[Reason],
-    variables: Sequence[tuple[str, str]],
-    secrets: Sequence[str],
-    code: str,
-) -> list[str]:
-    """Write the head of a script that sets a node up, and ends where a line of that fails.
-
-    Args:
-        title: one line on what this is.
-        workdir: absolute working directory of the ranks.
-        environment: modules, conda, venv, setup lines and container of the job.
-        settings: variables with the reason for each.
-        variables: further variables, of ours.
-        secrets: names of variables that must come with the environment.
-        code: a word of shell for the run's copy of the node-side code, which the ranks can import.
-    """
-    lines = ["#!/usr/bin/env bash", comment(title), *STRICT, ""]
-    python_path = code + '"${PYTHONPATH:+:$PYTHONPATH}"'
-    lines += prepared(workdir, environment, settings, variables, python_path)
-    if secrets:
-        lines += ["", *required(secrets)]
-    return lines
-
-
-def prepared(
-    workdir: str,
-    environment: Environment,
-    settings: Sequence[Reason],
-    variables: Sequence[tuple[str, str]],
-    python_path: str,
-) -> list[str]:
-    """Write the lines that set a node up.
-
-    Args:
-        workdir: absolute working directory of the ranks.
-        environment: modules, conda, venv and setup lines of the job.
-        settings: variables with the reason for each.
-        variables: further variables, of ours.
-        python_path: a word of shell for PYTHONPATH, in which ``import allranks`` of the ranks finds the run's code.
-    """
-    lines = [
-        *set_up(workdir, environment, settings),
-        comment("the backend that allranks.init() takes"),
-        *(export(name, value) for name, value in variables),
-    ]
-    why = comment("`import allranks` in the ranks finds the run's own copy")
-    return [*lines, why, f"export PYTHONPATH={python_path}"]
-
-
-def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -> list[str]:
-    """Write the lines that set up what the ranks' program may need; see :func:`prepared`."""
-    lines = [comment("the ranks' working directory"), enter(workdir), "", *_setup(environment)]
-    for setting in settings:
-        lines += [comment(setting.why), export(setting.subject, setting.value)]
-    return lines
-
-
-# A step that fails must say which one it was: the ranks' own logs do not exist yet.
-STRICT = (
-    "set -e",
-    """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR""",
+#: Where the templates are.
+HERE = Path(__file__).parent
+#: Words of shell for the node-side code in the run's directory, and for the configuration of its agents.
+CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
+SPEC = f'"${contract.RUN_DIR}/{contract.NODE_ORDERS}"'
+#: Names a line that fails, its file and its number: the ranks' own logs do not exist yet.
+NAME_FAILURES = (
+    """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR"""
 )
+STRICT = ("set -e", NAME_FAILURES)
+#: Ends node.sh and the orders in a script that is all there is of its run.
+_END = "END_OF_NODE_SCRIPT"
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
 def comment(text: str) -> str:
     """Write ``text`` as a comment of one line, whatever it holds."""
     return "# " + text.translate(_ESCAPES)
-
-
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
 def export(name: str, value: str) -> str:
@@ -113,40 +45,128 @@ def exports(names: Iterable[str], environ: Mapping[str, str]) -> str:
 
 
 def enter(folder: str) -> str:
-    """Write a line that changes into a folder."""
+    """Write a line that changes into a directory."""
     return f"cd -- {shlex.quote(folder)}"
 
 
-def indented(lines: Iterable[str]) -> list[str]:
-    """Indent lines by two; what follows a line break inside one is quoted text, and stays as it is."""
-    return ["  " + line if line else "" for line in lines]
+def umask(mode: int) -> str:
+    """Return the umask for directories of files with these permission bits."""
+    return f"{0o777 & ~(mode | 0o100 | (mode & 0o040) >> 2):03o}"
 
 
-def users_lines(lines: Sequence[str]) -> list[str]:
-    """Return a user's shell lines, as one where indenting them would change them: they go on in one another."""
-    return list(lines) if all(map(_is_whole, lines)) else ["\n".join(lines)]
-
-
-def _is_whole(line: str) -> bool:
-    try:
-        shlex.split(line, comments=True)
-    except ValueError:  # A quotation mark is open.
-        return False
-    return "<<" not in line
-
-
-def _setup(environment: Environment) -> list[str]:
+def fill(template: Path, words: Mapping[str, str], blocks: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Fill a template: ``@name@`` is a word of shell, and a line ``#: name`` stands for the lines of that block."""
     lines: list[str] = []
-    lines += _block("environment.setup", users_lines(environment.setup))
-    lines += _block("environment.modules", _modules(environment.modules))
-    lines += _block("environment.conda", [*_NO_CONDA, *conda_lines(environment.conda)] if environment.conda else ())
+    for line in template.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#: "):
+            lines += (blocks or {})[line[3:]]
+        elif not line.startswith("# shellcheck "):
+            lines.append(re.sub(r"@(\w+)@", lambda found: words[found[1]], line))
+    return "\n".join(lines) + "\n"
+
+
+def node_script(
+    *,
+    title: str,
+    workdir: str,
+    environment: Environment,
+    settings: Sequence[Reason],
+    backend: str,
+    becomes: Sequence[str],
+    traps: Sequence[str] = (NAME_FAILURES,),
+    place: Sequence[str] = (),
+    secrets: Sequence[str] = (),
+) -> str:
+    """Write the script that sets a node up, and exits where a line of that fails.
+
+    Args:
+        title: one line on what this is.
+        workdir: absolute working directory of the ranks.
+        environment: modules, conda, venv and set-up lines of the job.
+        settings: variables with the reason for each.
+        backend: the process-group backend.
+        becomes: lines that start the node's agent or its ranks; see :func:`become`.
+        traps: lines that handle failures and signals of the set-up.
+        place: lines that set what the node knows of its place in the run.
+        secrets: names of variables that must come with the environment.
+    """
+    words = {"title": comment(title).removeprefix("# "), "backend": shlex.quote(backend)}
+    blocks = {
+        "traps": traps,
+        "set_up": set_up(workdir, environment, settings),
+        "place": place,
+        "secrets": required(secrets) if secrets else (),
+        "becomes": becomes,
+    }
+    return fill(HERE / "node.sh", words, blocks)
+
+
+def become(container: Sequence[str], python: Sequence[str], *words: str) -> list[str]:
+    """Write the line with which a node's script becomes Python; ``words`` of shell say what that runs."""
+    return [" ".join(["exec", shlex.join([*container, *python]), *words])]
+
+
+def batch_script(
+    *,
+    title: str,
+    directives: Sequence[str],
+    run_dir: str,
+    pythons: Iterable[str],
+    workdir: str,
+    environment: Environment,
+    secrets: Sequence[str],
+    log: Sequence[str],
+    alone: str | None,
+) -> str:
+    """Write the script that is submitted to a scheduler; see :func:`node_script` for more of its parts.
+
+    Args:
+        directives: lines for the scheduler.
+        run_dir: absolute directory of the run.
+        pythons: interpreters that the supervisor may have, before ``python3``.
+        environment: of the job; its set-up lines run here once, what is for each node does not.
+        secrets: lines that find the job's secrets, or end the script.
+        log: lines that send what the script prints to its log, for a scheduler that does not.
+        alone: what the supervisor writes the run's files from, for a script that is all there is of its run.
+    """
+    setup: list[str] = []
+    if environment.setup:
+        setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
+        setup += [comment("environment.setup"), enter(workdir), *environment.setup]
+    words = {
+        "title": comment(title).removeprefix("# "),
+        "run_dir": shlex.quote(run_dir),
+        "pythons": shlex.join(dict.fromkeys(pythons)),
+    }
+    blocks: dict[str, Sequence[str]] = {"directives": directives, "secrets": secrets, "log": log, "setup": setup}
+    if alone is None:
+        words["supervisor"], blocks["alone"] = f'{CODE} --supervise "$1"', []
+    else:
+        installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
+        words["supervisor"] = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
+        blocks["alone"] = [*alone.splitlines(), _END]
+    return fill(HERE / "batch.sh", words, blocks)
+
+
+def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -> list[str]:
+    """Write the lines that set up what the ranks' program may need, each with the key of the job that asks for it."""
+    lines = [enter(workdir), ""]
+    lines += _block("environment.setup", environment.setup)
+    if environment.modules:
+        lines += _block("environment.modules", [*_DEFINE_MODULE, "module load " + shlex.join(environment.modules)])
+    if environment.conda:
+        lines += _block("environment.conda", [*_NO_CONDA, *conda_lines(environment.conda)])
     lines += _block("environment.venv", venv_lines(environment.venv))
-    lines += _block("environment.node_setup", users_lines(environment.node_setup))
-    return lines
+    lines += _block("environment.node_setup", environment.node_setup)
+    return lines + [f"{export(given.subject, given.value)}  {comment(given.why)}" for given in settings]
+
+
+def _block(why: str, lines: Sequence[str]) -> list[str]:
+    return [comment(why), *lines, ""] if lines else []
 
 
 def naming_exits(environment: Environment) -> Environment:
-    """Return an environment whose set-up lines name an ``exit`` among them, which no ERR trap hears of."""
+    """Return an environment whose set-up lines name an ``exit`` among them, which runs no ERR trap."""
     named = {}
     for key in ("setup", "node_setup"):
         lines = getattr(environment, key)
@@ -156,39 +176,25 @@ def naming_exits(environment: Environment) -> Environment:
     return environment.model_copy(update=named)
 
 
-def _block(why: str, lines: Iterable[str]) -> list[str]:
-    found = list(lines)
-    return [comment(why), *found, ""] if found else []
-
-
-def _modules(modules: Sequence[str]) -> list[str]:
-    if not modules:
-        return []
-    return [*_DEFINE_MODULE, "module load " + shlex.join(modules)]
-
-
 # `module` is a shell function that only login shells are sure to have. Files that define it are not written for
 # `set -e`, hence the `|| true`.
 _DEFINE_MODULE = (
-    'for file in ${LMOD_PKG:+"$LMOD_PKG/init/bash"} ${MODULESHOME:+"$MODULESHOME/init/bash"} \\',
-    "    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do",
-    "  type module >/dev/null 2>&1 && break",
-    '  [ ! -r "$file" ] || . "$file" || true',
+    'for file in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do',
+    '  type module >/dev/null 2>&1 || [ ! -r "$file" ] || . "$file" || true',
     "done",
-    "if ! type module >/dev/null 2>&1; then",
+    "type module >/dev/null 2>&1 || {",
     '  echo \'allranks: environment.modules: there is no command "module" here, and no file that defines it in'
     " $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2",
     "  exit 1",
-    "fi",
+    "}",
 )
 
-
 _NO_CONDA = (
-    'if ! command -v "${CONDA_EXE:-conda}" >/dev/null; then',
+    'command -v "${CONDA_EXE:-conda}" >/dev/null || {',
     '  echo \'allranks: environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH;'
     " environment.modules or .setup can bring it' >&2",
     "  exit 127",
-    "fi",
+    "}",
 )
 
 

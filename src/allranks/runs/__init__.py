@@ -1,1 +1,1 @@
-"""The record of a run on disk: paths, events, status and the logs of all ranks."""
+"""What the launcher knows of a run: its record on disk, its status, what its agents have reported."""

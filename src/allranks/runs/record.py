@@ -1,4 +1,4 @@
-"""A run on disk: its folder, what it is, and what is known of its end."""
+"""A run on disk: its directory and its record."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import json
 import os
 import shlex
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from allranks import contract
 from allranks.errors import RunFolderError, RunNotFoundError
 from allranks.job.problems import closest
-from allranks.runs.files import unwritable, write_json
+from allranks.record.files import unwritable, write_json
 from allranks.runs.status import Handle, State, Status
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """What ``record.json`` holds."""
+    """What ``record.json`` holds; by default that of a run that is about to start."""
 
     id: str
     name: str
@@ -28,10 +28,10 @@ class Record:
     kind: str
     world_size: int
     nnodes: int
-    created: float
+    created: float = field(default_factory=time.time)
     host: str
-    handle: Handle
-    status: Status
+    handle: Handle = field(default_factory=Handle)
+    status: Status = field(default_factory=lambda: Status(State.PENDING, "starting"))
     stop_timeout: float
     file_mode: int
 
@@ -42,35 +42,35 @@ class Record:
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Record:
         """Read what :meth:`to_json` returned."""
-        known = {field.name: raw[field.name] for field in fields(cls)}
+        known = {each.name: raw[each.name] for each in fields(cls)}
         return cls(**{**known, "handle": Handle(**raw["handle"]), "status": Status.from_json(raw["status"])})
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its folder and its record."""
+    """A run: its directory and its record."""
 
     folder: Path
     record: Record
 
     @property
     def attempt(self) -> int:
-        """Number of the newest attempt: a scheduler begins them without asking us."""
+        """Number of the newest attempt: a scheduler starts them without asking us."""
         return newest_attempt(self.folder)
 
     @property
     def attempt_folder(self) -> Path:
-        """Folder of the newest attempt."""
+        """Directory of the newest attempt."""
         return self.folder / contract.attempt_dir(self.attempt)
 
     @property
     def command(self) -> str:
-        """What each rank runs, with its arguments, as the orders of an agent say; empty where there are none."""
+        """What each rank runs, with its arguments, by the configuration of an agent; empty if there is none."""
         for path in sorted(self.folder.glob("node*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                orders = json.loads(path.read_text(encoding="utf-8"))
-                flag = ["-m"] if orders["kind"] == "module" else []
-                return shlex.join([*flag, Path(orders["target"]).name, *orders["args"]])
+                config = json.loads(path.read_text(encoding="utf-8"))
+                flag = ["-m"] if config["kind"] == "module" else []
+                return shlex.join([*flag, Path(config["target"]).name, *config["args"]])
         return ""
 
     @property
@@ -94,24 +94,22 @@ class Run:
         return [task / contract.attempt_dir(newest_attempt(task)) for task in tasks]
 
     def node_folder(self, node: int) -> Path:
-        """Folder of a node in the newest attempt."""
+        """Directory of a node in the newest attempt."""
         return self.folder / contract.node_dir(self.attempt, node)
 
     def with_status(self, status: Status) -> Run:
-        """Write down a new status and return the run with it."""
-        return self._with(replace(self.record, status=status))
+        """Record a new status, and return the run with it."""
+        return self.with_handle(self.record.handle, status)
 
     def with_handle(self, handle: Handle, status: Status) -> Run:
-        """Write down how the run can be found from now on, and return the run with it."""
-        return self._with(replace(self.record, handle=handle, status=status))
-
-    def _with(self, record: Record) -> Run:
+        """Record how the run can be found from now on, and return the run with it."""
+        record = replace(self.record, handle=handle, status=status)
         write_json(self.folder / contract.RECORD_FILE, record.to_json(), record.file_mode)
         return replace(self, record=record)
 
 
 def newest_attempt(folder: Path) -> int:
-    """Return the number of the newest attempt of the run in ``folder``, 0 where none has begun."""
+    """Return the number of the newest attempt of the run in ``folder``, 0 where none has started."""
     try:
         names = os.listdir(folder / contract.ATTEMPTS_DIR)  # noqa: PTH208 - names are all that is needed
     except OSError:
@@ -129,7 +127,7 @@ def new_run_id(folder: Path, name: str, now: float | None = None) -> str:
 
 
 def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
-    """Create the folder of a new run, which nobody else has then, and return it.
+    """Create the directory of a new run and return it; no other command gets the same.
 
     Raises:
         RunFolderError: it cannot be created.
@@ -150,7 +148,7 @@ def reserve(folder: Path, name: str, *, group_readable: bool) -> Path:
 
 
 def point_latest(run_folder: Path) -> None:
-    """Let ``latest`` beside the run's folder point to it; a user's own file of that name stays.
+    """Let ``latest`` beside the run's directory point to it; a user's own file of that name stays.
 
     Raises:
         RunFolderError: it cannot be written, or is not ours.
@@ -177,23 +175,20 @@ def load(run_folder: Path) -> Run:
     try:
         return Run(run_folder, Record.from_json(json.loads(path.read_text(encoding="utf-8"))))
     except PermissionError as error:
-        fix = f"it is a run of {_owner(run_folder)}, who can share the next one: --group-readable"
+        try:
+            owner = run_folder.owner()
+        except (OSError, KeyError):  # No name goes with its number here.
+            owner = "another user"
+        fix = f"it is a run of {owner}, who can share the next one: --group-readable"
         raise RunFolderError(f"cannot read {path}", why=error.strerror, fix=fix) from error
     except OSError as error:
         raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is no record of a run", why=str(error)) from error
-
-
-def _owner(path: Path) -> str:
-    try:
-        return path.owner()
-    except (OSError, KeyError):  # No name goes with its number here.
-        return "another user"
+        raise RunFolderError(f"{path} is not a record of a run", why=str(error)) from error
 
 
 def find(folder: Path, name: str | None) -> Run:
-    """Find a run by its id, the beginning of one that fits only one run, or its folder; newest if None.
+    """Find a run by its id, the beginning of one that fits only one run, or its directory; newest if None.
 
     Raises:
         RunNotFoundError: there is none, or more than one fits.
@@ -201,7 +196,10 @@ def find(folder: Path, name: str | None) -> Run:
     if name is None:
         return _newest(folder)
     if os.sep in name or name in (".", ".."):
-        return _by_path(Path(name))
+        path = Path(name)
+        if not _is_run(path, unreadable=True):
+            raise RunNotFoundError(f"{path} is not the directory of a run", why=f"it holds no {contract.RECORD_FILE}")
+        return load(path.resolve())
     if _is_run(folder / name, unreadable=True):
         return load((folder / name).resolve())
     ids = run_ids(folder)
@@ -210,7 +208,10 @@ def find(folder: Path, name: str | None) -> Run:
         return load(folder / fitting[0])
     if fitting:
         raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the whole id")
-    raise _not_found(folder, name, ids)
+    near = closest(name, ids)
+    why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
+    fix = f"did you mean {near}?" if near else None
+    raise RunNotFoundError(f"there is no run {name} in {folder}", why=why, fix=fix)
 
 
 def run_ids(folder: Path) -> list[str]:
@@ -249,7 +250,7 @@ def _created(run: Path) -> tuple[float, str]:
 
 
 def _newest(folder: Path) -> Run:
-    """Return the newest run of this user, or else of all; ``latest`` of a shared folder may be another user's."""
+    """Return the newest run of this user, or else of all; ``latest`` of a shared directory may be another user's."""
     latest = folder / contract.LATEST
     if _is_run(latest, unreadable=False) and is_mine(latest):
         return load(latest.resolve())
@@ -260,48 +261,5 @@ def _newest(folder: Path) -> Run:
 
 
 def is_mine(path: Path) -> bool:
-    """Tell whether this user owns a run's directory."""
+    """Return whether this user owns a run's directory."""
     return path.stat().st_uid == os.geteuid()
-
-
-def _by_path(path: Path) -> Run:
-    if not _is_run(path, unreadable=True):
-        raise RunNotFoundError(f"{path} is no folder of a run", why=f"it holds no {contract.RECORD_FILE}")
-    return load(path.resolve())
-
-
-def _not_found(folder: Path, name: str, ids: list[str]) -> RunNotFoundError:
-    near = closest(name, ids)
-    why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
-    return RunNotFoundError(
-        f"there is no run {name} in {folder}", why=why, fix=f"did you mean {near}?" if near else None
-    )
-
-
-def first_record(
-    run_id: str,
-    *,
-    name: str,
-    cluster: str,
-    kind: str,
-    world_size: int,
-    nnodes: int,
-    host: str,
-    stop_timeout: float,
-    file_mode: int,
-) -> Record:
-    """Make the record of a run that is about to start."""
-    return Record(
-        id=run_id,
-        name=name,
-        cluster=cluster,
-        kind=kind,
-        world_size=world_size,
-        nnodes=nnodes,
-        created=time.time(),
-        host=host,
-        handle=Handle(),
-        status=Status(State.PENDING, "starting"),
-        stop_timeout=stop_timeout,
-        file_mode=file_mode,
-    )

@@ -1,4 +1,4 @@
-"""Writing a checkpoint's tensors as a safetensors file, without torch: bytes are copied as they are.
+"""Writes a checkpoint's tensors as a safetensors file, without torch, by copying their bytes.
 
 The format: 8 bytes with the length of the header (little endian), the header as JSON (for each tensor ``dtype``,
 ``shape`` and ``data_offsets`` from the end of the header), then the data without gaps.
@@ -11,10 +11,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
+from typing import BinaryIO
 
 from allranks.errors import AllranksError, UsageError
-from allranks.runs.checkpoints import PART, Chunk, TensorEntry
+from allranks.record.checkpoints import PART, Chunk, TensorEntry
 
 #: torch's names of dtypes, and those of safetensors.
 DTYPES = {
@@ -25,8 +27,8 @@ DTYPES = {
 }  # fmt: skip
 
 
-def write(target: Path, folder: Path, tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
-    """Write ``tensors`` of the checkpoint in ``folder`` to ``target``, whole or not at all.
+def write(target: Path, directory: Path, tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
+    """Write ``tensors`` of the checkpoint in ``directory`` to ``target``, atomically.
 
     Raises:
         UsageError: safetensors knows no such dtype.
@@ -37,9 +39,9 @@ def write(target: Path, folder: Path, tensors: Mapping[str, TensorEntry], metada
     try:
         with temporary.open("wb") as out:
             out.write(len(header).to_bytes(8, "little") + header)
-            out.flush()
             for name, offset in places.items():
-                _copy(tensors[name], folder, out.fileno(), 8 + len(header) + offset)
+                _copy(tensors[name], directory, out, 8 + len(header) + offset)
+            out.flush()
             os.fsync(out.fileno())
         temporary.replace(target)
     except OSError as error:
@@ -49,7 +51,7 @@ def write(target: Path, folder: Path, tensors: Mapping[str, TensorEntry], metada
 
 
 def _header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Lay the tensors out, widest elements first, so that each is aligned; pad the header to 8 bytes."""
+    """Return the header, padded to 8 bytes, and the place of each tensor: widest elements first, for alignment."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     places, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
@@ -57,49 +59,35 @@ def _header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> 
             raise UsageError(f"{name} is {tensor.dtype}, which safetensors does not know", fix="export to a .pt file")
         begin, end = end, end + math.prod(tensor.shape) * tensor.itemsize
         places[name] = begin
-        entry = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        header[name] = entry
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8), places
 
 
-def _copy(tensor: TensorEntry, folder: Path, out: int, begin: int) -> None:
-    """Put the pieces of a tensor into their places."""
+def _copy(tensor: TensorEntry, directory: Path, out: BinaryIO, begin: int) -> None:
+    """Copy the pieces of a tensor to their places."""
     for chunk in tensor.chunks:
-        with (folder / chunk.file).open("rb") as stream:
+        with (directory / chunk.file).open("rb") as stream:
             stream.seek(chunk.offset)
             for element, count in _runs(tensor.shape, chunk):
-                _copy_run(
-                    stream.fileno(), stream.tell(), out, begin + element * tensor.itemsize, count * tensor.itemsize
-                )
-                stream.seek(count * tensor.itemsize, os.SEEK_CUR)
-
-
-def _copy_run(source: int, at: int, out: int, to: int, left: int) -> None:
-    while left:
-        data = os.pread(source, min(left, PART), at)
-        if not data:
-            raise OSError(0, "the checkpoint changed while it was read")
-        at, left = at + len(data), left - len(data)
-        while data:
-            count = os.pwrite(out, data, to)
-            data, to = data[count:], to + count
+                out.seek(begin + element * tensor.itemsize)
+                left = count * tensor.itemsize
+                while left:
+                    data = stream.read(min(left, PART))
+                    if not data:
+                        raise OSError(0, "the checkpoint changed while it was read")
+                    out.write(data)
+                    left -= len(data)
 
 
 def _runs(shape: tuple[int, ...], chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of a chunk that are contiguous in the whole tensor: first element and number of them."""
-    inner, run = len(shape), 1
-    while inner:
+    """Yield the contiguous runs of a chunk in the whole tensor: index of the first element, and number of elements."""
+    inner = len(shape)
+    while inner and chunk.shape[inner - 1] == shape[inner - 1]:
         inner -= 1
-        run *= chunk.shape[inner]
-        if chunk.shape[inner] != shape[inner]:
-            break
+    outer = max(inner - 1, 0)
+    run = math.prod(chunk.shape[outer:])
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     first = sum(start * stride for start, stride in zip(chunk.start, strides, strict=True))
-    outer = chunk.shape[:inner]
-    for number in range(math.prod(outer) if run else 0):
-        place = first
-        for dim in reversed(range(inner)):
-            number, index = divmod(number, outer[dim])
-            place += index * strides[dim]
-        yield place, run
+    for index in product(*map(range, chunk.shape[:outer])):
+        yield first + sum(place * stride for place, stride in zip(index, strides[:outer], strict=True)), run

@@ -1,9 +1,11 @@
-"""What became of a run: states stay distinct, with the native words beside them."""
+"""Status of a run: states stay distinct, with the scheduler's own words beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 
@@ -33,15 +35,15 @@ class Status:
 
     Attributes:
         state: the state.
-        native: the word of whoever knows: the scheduler's, or the agent's.
+        native: the scheduler's or the agent's own word for it.
         reason: a sentence on why, where there is more to say.
-        cause: what the rank that failed first says of it itself, in a line.
+        cause: the error of the rank that failed first, in a line.
         exit_code: the code that a foreground run ends with.
         rank: the first rank that failed.
-        started: when the ranks' agent began, in seconds since 1970.
+        started: when the ranks' agent started, in seconds since 1970.
         ended: when it ended.
-        restarts: how often the ranks were started anew.
-        peak_memory: the bytes that were used at most, where a scheduler tells: of a task on Slurm, of all on PBS.
+        restarts: how often the ranks were restarted.
+        peak_memory: the bytes that were used at most, if a scheduler reports it: of a task on Slurm, of all on PBS.
     """
 
     state: State
@@ -75,3 +77,18 @@ class Handle:
     #: Start time of the process in the kernel's own count: with it a process id names one process for good.
     started: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogExcerpt:
+    """Excerpt of a cluster's own log on how a run ended that no rank has ended.
+
+    Attributes:
+        log: the log, if there is one.
+        causes: lines of it that may say why, oldest first.
+        fix: what to do about it, if known; ``{run}`` stands for the run's name in a command.
+    """
+
+    log: Path | None = None
+    causes: Sequence[str] = ()
+    fix: str = ""

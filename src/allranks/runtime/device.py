@@ -1,4 +1,4 @@
-"""Which backend and which device a rank gets, and whether it can have them."""
+"""Chooses backend and device of a rank, and checks that they exist."""
 
 from __future__ import annotations
 
@@ -19,23 +19,30 @@ if TYPE_CHECKING:
 def choose(backend: str | None, device: str | None, env: RankEnvironment) -> tuple[str, torch.device]:
     """Choose the process-group backend and the device.
 
-    The backend is the argument, else ALLRANKS_BACKEND, else nccl where torch finds a GPU, else gloo. The
-    device follows the backend: ``cuda:LOCAL_RANK`` with nccl, the CPU with gloo, also where there are GPUs. A
-    ``device`` that the script names wins over that and over the variable: ``"cpu"`` takes gloo, ``"cuda"``
-    means ``cuda:LOCAL_RANK``.
-
-    Raises:
-        DeviceError: nccl without a GPU, or for a device that is no GPU; an invalid device.
-        RankError: torch knows no such backend.
+    The backend is the argument, else ALLRANKS_BACKEND, else nccl if torch finds a GPU, else gloo. The device follows
+    the backend: ``cuda:LOCAL_RANK`` with nccl, the CPU with gloo, even if there are GPUs. The argument ``device``
+    overrides that and the variable: ``"cpu"`` implies gloo, ``"cuda"`` means ``cuda:LOCAL_RANK``.
     """
     import torch
+    from torch import distributed
 
-    wanted = _parse(device) if device else None
-    if backend is None and (wanted is None or wanted.type == "cuda"):
+    try:
+        wanted = torch.device(device) if device else None
+    except RuntimeError:
+        raise DeviceError(
+            f"invalid device: {device!r}",
+            why="expected 'cpu', 'cuda' (the GPU numbered by the local rank) or a GPU by its number, such as 'cuda:1'",
+            fix="device='cuda', or leave it out: ranks then use GPUs where there are some",
+        ) from None
+    may_be_gpu = wanted is None or wanted.type == "cuda"
+    if backend is None and may_be_gpu:
         backend = os.environ.get(contract.BACKEND) or None
     if backend is None:
-        backend = "nccl" if _may_use_nccl(wanted) else "gloo"
-    _check_backend(backend)
+        backend = "nccl" if may_be_gpu and torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
+    # Also in the form cpu:gloo,cuda:nccl; a package may have added its own.
+    known = distributed.Backend.backend_list
+    if any(part.rpartition(":")[2] not in known for part in backend.lower().split(",")):
+        raise unknown("backend", backend, [name for name in known if name != distributed.Backend.UNDEFINED])
     if wanted is None:
         wanted = torch.device("cuda" if "nccl" in backend else "cpu")
     if "nccl" in backend and wanted.type != "cuda":
@@ -49,52 +56,8 @@ def choose(backend: str | None, device: str | None, env: RankEnvironment) -> tup
     return backend, wanted
 
 
-def _parse(device: str) -> torch.device:
-    """Return the device that a text names.
-
-    Raises:
-        DeviceError: torch knows no such device.
-    """
-    import torch
-
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        raise DeviceError(
-            f"invalid device: {device!r}",
-            why="expected 'cpu', 'cuda' (the GPU numbered by the local rank) or a GPU by its number, such as 'cuda:1'",
-            fix="device='cuda', or leave it out: ranks then use GPUs where there are some",
-        ) from None
-
-
-def _check_backend(backend: str) -> None:
-    """Check that torch knows a backend, also in the form ``cpu:gloo,cuda:nccl``; a package may have added its own.
-
-    Raises:
-        RankError: it does not.
-    """
-    from torch import distributed
-
-    known = distributed.Backend.backend_list
-    if any(part.rpartition(":")[2] not in known for part in backend.lower().split(",")):
-        raise unknown("backend", backend, [name for name in known if name != distributed.Backend.UNDEFINED])
-
-
-def _may_use_nccl(wanted: torch.device | None) -> bool:
-    import torch
-    from torch import distributed
-
-    if wanted is not None and wanted.type != "cuda":
-        return False
-    return torch.cuda.is_available() and distributed.is_nccl_available()
-
-
 def bind(device: torch.device, env: RankEnvironment) -> None:
-    """Make ``device`` the current one, if it is a GPU.
-
-    Raises:
-        DeviceError: there is no such GPU; it names rank, local rank, host, GPUs and CUDA_VISIBLE_DEVICES.
-    """
+    """Make ``device`` the current one, if it is a GPU."""
     import torch
 
     if device.type != "cuda":
@@ -107,7 +70,7 @@ def bind(device: torch.device, env: RankEnvironment) -> None:
 
 
 def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) -> DeviceError:
-    """Make the error for a rank whose GPU does not exist."""
+    """Return the error for a rank whose GPU does not exist."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = "is not set" if visible is None else f"is {visible!r}"
     what = (
@@ -128,7 +91,7 @@ def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) 
 
 
 def gpu_identity(device: torch.device) -> str | None:
-    """Give what tells two GPUs of a host apart whatever numbers they go by; None for a CPU."""
+    """Return what identifies a GPU of a host, however its GPUs are numbered; None for a CPU."""
     import torch
 
     if device.type != "cuda":
@@ -139,10 +102,10 @@ def gpu_identity(device: torch.device) -> str | None:
 
 
 def physical_number(index: int, variables: Mapping[str, str]) -> str:
-    """Follow a GPU's number among those that this process sees to what other processes know it by.
+    """Translate a GPU's number in this process into the number by which other processes know it.
 
-    CUDA_VISIBLE_DEVICES lists numbers or UUIDs, and the process counts along that list. AMD's variables narrow
-    the list down further, so that they stand beside the number as they are.
+    CUDA_VISIBLE_DEVICES lists numbers or UUIDs, and the process numbers that list. AMD's variables narrow the list down
+    further, so they are added as they are.
     """
     entries = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
     entry = entries[index].strip() if index < len(entries) else ""

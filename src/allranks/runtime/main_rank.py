@@ -1,53 +1,147 @@
-"""Work for rank 0 alone, while the others wait: however long it takes, no collective operation times out."""
+"""Work for rank 0 alone, while the others wait: however long it takes, no collective operation times out.
+
+The result travels through the store, signed with the run's key. Anyone who reaches the store's port can set any key
+there, since it has no password; unpickling what is found there would run a stranger's code. :func:`torch.load` with
+``weights_only`` runs none, and reads the types that :data:`SENDABLE` names.
+"""
 
 from __future__ import annotations
 
+import hmac
+import io
+import json
+import os
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from allranks import contract
 from allranks.errors import AllranksError, RankError
-from allranks.runtime.parcel import Parcels
-from allranks.runtime.peer import Peers
-from allranks.runtime.poll import poll
-from allranks.runtime.say import say
+from allranks.record import key as run_key
+from allranks.runtime.liveness import Peers, poll
+from allranks.runtime.log import log
 
 if TYPE_CHECKING:
+    import torch
     from torch._C._distributed_c10d import Store
 
     from allranks.runtime.watch_steps import StepWatch
 
 T = TypeVar("T")
 
-#: After an error, rank 0 may take the store with it: it waits so long for the others to read what happened.
+SENDABLE = "numbers, texts, bytes, tensors, or lists, tuples, sets and dicts of them; or nothing"
+_LEAVES = (type(None), bool, int, float, complex, str, bytes)
+_LISTS = (list, tuple, set)
+_MAPPINGS = (dict, OrderedDict)
+#: First bytes of a file that torch.save has written since 1.6; older code, with holes, unpickles others.
+_ZIP = b"PK"
+_SIGNATURE = 32
+_VALUE, _ERROR = b"V", b"E"
+#: After an error, rank 0 may take the store with it: it gives the others so many seconds to read what happened.
 _SECONDS_TO_READ = 5.0
 
 
-class MainRank:
-    """Runs functions on rank 0 and hands their values to all ranks through the store.
+class SignedValues:
+    """Packs and unpacks values; a value of another generation of ranks is not authentic.
 
-    Args:
-        rank: of this process.
-        world_size: number of ranks.
-        store: what the ranks share.
-        parcels: how values travel in it.
-        watch: numbers the calls, and knows when ranks disagree on the number of steps.
+    Tensors of another rank's GPU go to ``device`` on this rank.
     """
 
-    def __init__(self, rank: int, world_size: int, store: Store | None, parcels: Parcels, watch: StepWatch) -> None:
+    def __init__(self, restart: int, device: torch.device) -> None:
+        self._label = f"{os.environ.get(contract.ATTEMPT)}/{restart}"
+        self._device = device
+        # Ranks that another launcher started have no key, and all of them know that.
+        directory = os.environ.get(contract.RUN_DIR)
+        path = Path(directory, contract.KEY_FILE) if directory else None
+        self._key = run_key.read(path) if path and path.exists() else b""
+
+    def pack(self, place: str, value: object, name: str) -> bytes:
+        """Pack a value for a place in the store.
+
+        Raises:
+            RankError: its type cannot be read without running code; ``name`` is the function that returned it.
+        """
+        import torch
+
+        stream = io.BytesIO()
+        torch.save(_sendable(value, name), stream)
+        return self._signed(place, _VALUE + stream.getvalue())
+
+    def pack_error(self, place: str, parts: dict[str, str | None]) -> bytes:
+        """Pack the parts of an error that :meth:`unpack` raises."""
+        return self._signed(place, _ERROR + json.dumps(parts).encode())
+
+    def is_authentic(self, place: str, packed: bytes) -> bool:
+        """Return True if a rank of this run has packed it for that place."""
+        return hmac.compare_digest(packed, self._signed(place, packed[_SIGNATURE:]))
+
+    def is_error(self, packed: bytes) -> bool:
+        """Return True if it holds an error."""
+        return packed[_SIGNATURE:][:1] == _ERROR
+
+    def unpack(self, packed: bytes) -> Any:
+        """Return an authentic value, or raise the error that it holds."""
+        import torch
+
+        data = packed[_SIGNATURE + 1 :]
+        if self.is_error(packed):
+            raise RankError(**json.loads(data))
+        if not data.startswith(_ZIP):
+            raise RankError("what rank 0 handed to the others is not of torch.save", why="something else has set it")
+
+        def locate(storage: Any, location: str) -> Any:
+            target = "cpu" if location == "cpu" else str(self._device)
+            return torch.serialization.default_restore_location(storage, target)  # type: ignore[no-untyped-call]
+
+        return torch.load(io.BytesIO(data), map_location=locate, weights_only=True)
+
+    def _signed(self, place: str, data: bytes) -> bytes:
+        return hmac.digest(self._key, f"{self._label}/{place}\n".encode() + data, "sha256") + data
+
+
+def _sendable(value: object, name: str) -> Any:
+    """Return a value that can be read without running code; NumPy's numbers become Python's."""
+    import torch
+
+    kind = type(value)
+    if kind in _LEAVES or kind in (torch.Tensor, torch.nn.Parameter):
+        return value
+    if kind in _LISTS:
+        return kind(_sendable(part, name) for part in value)  # type: ignore[attr-defined]
+    if kind in _MAPPINGS:
+        return kind((_sendable(key, name), _sendable(part, name)) for key, part in value.items())  # type: ignore[attr-defined]
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return _sendable(value.item(), name)  # type: ignore[attr-defined]
+    stranger = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    raise RankError(
+        f"what {name} returned on rank 0 cannot be sent to the other ranks: {stranger}",
+        why="another type could only be read by running code that it brings along",
+        fix=f"return {SENDABLE}",
+    )
+
+
+class MainRank:
+    """Runs functions on rank 0 and hands their results to all ranks through the store.
+
+    ``watch`` numbers the calls, and finds ranks that disagree on the number of steps.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Store, values: SignedValues, watch: StepWatch) -> None:
         self._rank = rank
         self._world_size = world_size
         self._store = store
-        self._parcels = parcels
+        self._values = values
         self._watch = watch
         self._peers = Peers(rank, world_size, store)
         self._inside = self._has_noted = False
 
     def on_main(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run ``fn`` on rank 0 and give its value on all ranks; inside such a function, just run it.
+        """Run ``fn`` on rank 0 and return its result on all ranks; inside such a function, only run it.
 
         Raises:
-            RankError: on the other ranks: rank 0 failed in it, or is gone. On all: the value cannot be sent.
+            RankError: on the other ranks: rank 0 failed in it, or is gone. On all: the result cannot be sent.
         """
         name = getattr(fn, "__qualname__", type(fn).__name__)
         if self._inside:
@@ -56,86 +150,69 @@ class MainRank:
         return self.run(f"main/{place}", lambda: fn(*args, **kwargs), f"ctx.on_main({name})")
 
     def run(self, key: str, call: Callable[[], T], name: str) -> T:
-        """Run ``call`` on rank 0 and give its value on all ranks.
-
-        Args:
-            key: of this call in the store; the same on all ranks, and used once.
-            call: what rank 0 runs.
-            name: what it is, for messages.
-
-        Raises:
-            RankError: as :meth:`on_main`.
-        """
+        """Run ``call`` on rank 0 and return its result on all ranks, under a key in the store that is used once."""
         if self._world_size == 1:
             return call()
-        if self._store is None:
-            raise RankError(
-                "ctx.on_main() cannot reach the other ranks",
-                why="the script has started the process group itself, and its store cannot be found",
-                fix="call allranks.init() instead of torch.distributed.init_process_group()",
-            )
         if self._rank == 0:
-            return self._lead(self._store, key, call, name)
-        value: T = self._follow(self._store, key, name)
+            return self._lead(key, call, name)
+        value: T = self._follow(key, name)
         return value
 
-    def _lead(self, store: Store, key: str, call: Callable[[], T], name: str) -> T:
+    def _lead(self, key: str, call: Callable[[], T], name: str) -> T:
+        store = self._store
         self._inside = True
         try:
             value = call()
-            store.set(key, self._parcels.value(key, value, name))  # type: ignore[arg-type]
+            store.set(key, self._values.pack(key, value, name))  # type: ignore[arg-type]
         except BaseException as error:
+            if isinstance(error, AllranksError):
+                parts = {"what": f"rank 0: {error.what}", "why": error.why, "fix": error.fix}
+            else:
+                parts = {
+                    "what": f"rank 0 failed in {name}: {type(error).__name__}: {error}",
+                    "why": "the other ranks waited for what it returns",
+                    "fix": "read the traceback of rank 0: allranks logs --rank 0",
+                }
             with suppress(RuntimeError):  # The error counts, and not that the store is gone as well.
-                store.set(key, self._parcels.error(key, _told(error, name)))  # type: ignore[arg-type]
+                store.set(key, self._values.pack_error(key, parts))  # type: ignore[arg-type]
                 poll(lambda: store.add(f"{key}/read", 0) >= self._world_size - 1 or None, _SECONDS_TO_READ)
             raise
         finally:
             self._inside = False
         return value
 
-    def _follow(self, store: Store, key: str, name: str) -> Any:
-        def look() -> bytes | None:
+    def _follow(self, key: str, name: str) -> Any:
+        store = self._store
+
+        def query() -> bytes | None:
             self._watch.raise_verdict()
             gone = self._peers.is_gone(0)
             if store.check([key]):
                 found = store.get(key)
-                if self._parcels.is_ours(key, found):
+                if self._values.is_authentic(key, found):
                     return found
-                self._note_stranger(name)
+                if not self._has_noted:
+                    rank = f"rank {self._rank} waits in {name}"
+                    log(f"note: {rank}: what stands in the store was not signed with this run's key")
+                self._has_noted = True
             if gone:  # Ranks of other machines cannot see it, and read it here.
-                left_alone = self._parcels.error(key, vars(self._left_alone(name, "its process is gone")))
-                store.set(key, left_alone)  # type: ignore[arg-type]
-                return left_alone
+                death = self._values.pack_error(key, vars(self._rank_0_ended(name, "its process is gone")))
+                store.set(key, death)  # type: ignore[arg-type]
+                return death
             return None
 
         try:
-            answer = poll(look)
+            answer = poll(query)
             assert answer
-            if store.add(f"{key}/read", 1) == self._world_size - 1 and not self._parcels.is_error(answer):
+            if store.add(f"{key}/read", 1) == self._world_size - 1 and not self._values.is_error(answer):
                 store.delete_key(key)
         except RuntimeError as error:
-            raise self._left_alone(name, str(error).strip().split("\n")[0]) from error
-        return self._parcels.opened(answer)
+            raise self._rank_0_ended(name, str(error).strip().split("\n")[0]) from error
+        return self._values.unpack(answer)
 
-    def _note_stranger(self, name: str) -> None:
-        if not self._has_noted:
-            say(f"note: rank {self._rank} waits in {name}: what stands in the store was not signed with this run's key")
-        self._has_noted = True
-
-    def _left_alone(self, name: str, why: str) -> RankError:
+    def _rank_0_ended(self, name: str, why: str) -> RankError:
         return RankError(
             f"rank 0 ended while rank {self._rank} waited for it in {name}",
             why=why,
-            fix="look at the log of rank 0: allranks logs --rank 0",
+            fix="read the log of rank 0: allranks logs --rank 0",
         )
-
-
-def _told(error: BaseException, name: str) -> dict[str, str | None]:
-    """Give the parts of the error that the other ranks raise."""
-    if isinstance(error, AllranksError):
-        return {"what": f"rank 0: {error.what}", "why": error.why, "fix": error.fix}
-    return {
-        "what": f"rank 0 failed in {name}: {type(error).__name__}: {error}",
-        "why": "the other ranks waited for what it returns",
-        "fix": "look at the traceback of rank 0: allranks logs --rank 0",
-    }

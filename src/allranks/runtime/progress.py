@@ -1,4 +1,4 @@
-"""How far the training is, and what the current batch stands for: what loader, optimizer and checkpoints share."""
+"""The position in the training, which loader, optimizer, metrics and checkpoints share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allranks.runtime.model.weighing import Accumulation
+    from allranks.runtime.model.accumulation import Accumulation
 
 
 @dataclass(slots=True)
@@ -57,24 +57,24 @@ class Progress:
         """True if the current micro-batch completes an effective batch."""
         return self.micro + 1 >= self.accumulation
 
-    def begin_backward(self) -> None:
-        """Take a backward pass outside of ``accumulate`` for a batch of its own."""
+    def start_backward(self) -> None:
+        """Count a backward pass outside of ``accumulate`` as a batch of its own."""
         if not self.open:
             self.plain += 1
             self.accumulation = 1
             self.micro = 0
 
     def abandon(self) -> None:
-        """Forget effective batches that are not full: what would fill them does not come any more."""
+        """Drop incomplete effective batches: their other micro-batches will not come."""
         for group in self.groups.values():
             group.abandon()
         self.accumulation = 1
         self.micro = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Give what a checkpoint holds: the number of steps."""
+        """Return what a checkpoint holds: the number of steps."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Load the result of :meth:`state_dict`."""
         self.step = state["step"]

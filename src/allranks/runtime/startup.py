@@ -6,20 +6,18 @@ import atexit
 import itertools
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from allranks.errors import RankError, unknown
-from allranks.processes import let_gloo_rest
 from allranks.runtime import device as devices
 from allranks.runtime import environment, rendezvous, stop
-from allranks.runtime.context import Context
-from allranks.runtime.deterministic import make_deterministic
-from allranks.runtime.membership import Membership
-from allranks.runtime.peer import Peers
-from allranks.runtime.rendezvous import Arrival, Place
-from allranks.runtime.seed import seed_all
+from allranks.runtime.context import Context, Membership
+from allranks.runtime.liveness import Peers
+from allranks.runtime.rendezvous import HostPlace, RankIdentity
+from allranks.runtime.seed import make_deterministic, seed_all
+from allranks.system.processes import let_gloo_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
     from allranks.runtime.trackers import Tracker
 
 _PRECISIONS = ("fp32", "bf16", "fp16")
-#: What to call when the open context closes, by process id: a forked child has none open.
-_open: dict[int, list[Callable[[], None]]] = {}
+#: The processes that have an open context: a forked child has none.
+_open: set[int] = set()
 #: The stores of this process, which a second init() after a close() uses again, under another prefix.
 _stores: dict[tuple[int, str, int], Store] = {}
 _generation = itertools.count()
@@ -81,7 +79,16 @@ def init(
         RankError: an argument is invalid; ranks are missing after ``timeout``; an earlier context is still open; or a
             tracker cannot start, for example because its package is missing.
     """
-    _check(precision, log_every, trackers)
+    if precision not in _PRECISIONS:
+        raise unknown("precision", precision, _PRECISIONS)
+    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
+        raise RankError(
+            f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"
+        )
+    if isinstance(trackers, str):
+        raise RankError(
+            f"trackers={trackers!r} is a text", why="it is a sequence of trackers", fix=f'trackers=["{trackers}"]'
+        )
     limit = _limit(timeout)
     if os.getpid() in _open:
         raise RankError(
@@ -89,16 +96,21 @@ def init(
             why="this process has a context already",
             fix="hand the first context to the code that needs it, or close() it before",
         )
+    from torch import distributed
+
     rank = environment.detect()
-    chosen, rank_device = devices.choose(backend or _started_backend(), device, rank)
+    started = str(distributed.get_backend()) if distributed.is_initialized() else None
+    chosen, rank_device = devices.choose(backend or started, device, rank)
     devices.bind(rank_device, rank)
-    stop.note_warnings()
+    undo = ExitStack()
+    undo.callback(stop.close)
     try:
-        place, membership = _join(rank, chosen, rank_device, limit)
+        stop.note_warnings()
+        place, membership = _join(rank, chosen, rank_device, limit, undo.close)
         atexit.unregister(let_gloo_rest)  # Once is enough: after another init, and for what the agent has done.
         atexit.register(let_gloo_rest)
     except BaseException:
-        stop.close()
+        undo.close()
         raise
     context = Context(
         rank=rank.rank,
@@ -120,10 +132,11 @@ def init(
         trackers=tuple(trackers),
         _membership=membership,
     )
-    undo = [environment.export(rank, place.local_world_size)]
-    _open[os.getpid()] = undo
+    undo.callback(environment.export(rank, place.local_world_size))
+    _open.add(os.getpid())
+    undo.callback(_open.discard, os.getpid())
     if deterministic:
-        undo.append(make_deterministic(tell=rank.rank == 0, seeded=seed is not None))
+        undo.callback(make_deterministic(report=rank.rank == 0, seeded=seed is not None))
     try:
         Peers(rank.rank, rank.world_size, membership.store).announce()
         context._start_trackers()
@@ -133,30 +146,8 @@ def init(
     return context
 
 
-def _check(precision: str, log_every: int, trackers: Sequence[str | Tracker]) -> None:
-    """Check what the user asked for.
-
-    Raises:
-        RankError: an argument is invalid.
-    """
-    if precision not in _PRECISIONS:
-        raise unknown("precision", precision, _PRECISIONS)
-    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
-        raise RankError(
-            f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"
-        )
-    if isinstance(trackers, str):
-        raise RankError(
-            f"trackers={trackers!r} is a text", why="it is a sequence of trackers", fix=f'trackers=["{trackers}"]'
-        )
-
-
 def _limit(timeout: float | timedelta) -> timedelta:
-    """Return how long ranks wait for each other.
-
-    Raises:
-        RankError: that is no time, or none at all.
-    """
+    """Return how long ranks wait for each other."""
     with suppress(TypeError, ValueError, OverflowError):
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         if limit > timedelta(0):
@@ -168,15 +159,31 @@ def _limit(timeout: float | timedelta) -> timedelta:
     )
 
 
-def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: timedelta) -> tuple[Place, Membership]:
-    """Meet the other ranks and start the process group, or take the one that is there."""
+def _join(
+    rank: RankEnvironment, backend: str, device: torch.device, timeout: timedelta, on_close: Callable[[], None]
+) -> tuple[HostPlace, Membership]:
+    """Meet the other ranks and start the process group, or use the one that the script has started."""
     from torch import distributed
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     if distributed.is_initialized():
-        return _adopt(rank), Membership(_default_store(), serves=False, ours=False, on_close=_forget)
-    store = PrefixStore(f"allranks/{rank.restart}/{next(_generation)}", _store(rank, timeout))
-    arrival = Arrival(rank.rank, socket.gethostname(), devices.gpu_identity(device))
+        group = (distributed.get_rank(), distributed.get_world_size())
+        if group != (rank.rank, rank.world_size):
+            raise RankError(
+                f"the script's own process group is rank {group[0]} of {group[1]}, "
+                f"but {rank.kind} says rank {rank.rank} of {rank.world_size}",
+                why="allranks.init() uses a process group that is there already, and these two do not agree",
+                fix="call allranks.init() instead of torch.distributed.init_process_group()",
+            )
+        theirs = distributed.distributed_c10d._get_default_store()
+        store = PrefixStore(f"allranks/adopted/{next(_generation)}", theirs)
+        place = HostPlace(rank.local_world_size or rank.world_size, rank.node_rank or 0)
+        return place, Membership(store, serves=False, ours=False, on_close=on_close)
+    where = (os.getpid(), rank.master_addr, rank.master_port)
+    if where not in _stores:
+        _stores[where] = rendezvous.open_store(rank, timeout)
+    store = PrefixStore(f"allranks/{rank.restart}/{next(_generation)}", _stores[where])
+    arrival = RankIdentity(rank.rank, socket.gethostname(), devices.gpu_identity(device))
     met = rendezvous.meet(store, arrival, rank.world_size, timeout)
     # Older versions of torch take a device here with NCCL only, where it makes the communicator at once.
     bound: dict[str, Any] = {"device_id": device} if "nccl" in backend else {}
@@ -184,60 +191,9 @@ def _join(rank: RankEnvironment, backend: str, device: torch.device, timeout: ti
         backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout, **bound
     )
     serves = rank.world_size > 1 and rendezvous.hosts_store(rank)
-    return _place(rank, met), Membership(store, serves, ours=True, on_close=_forget)
-
-
-def _default_store() -> Store | None:
-    """Give the store of the group that the script has started, for keys of ours; None where torch hides it."""
-    from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
-
-    get = getattr(distributed_c10d, "_get_default_store", None)
-    return PrefixStore(f"allranks/adopted/{next(_generation)}", get()) if get is not None else None
-
-
-def _store(rank: RankEnvironment, timeout: timedelta) -> Store:
-    key = (os.getpid(), rank.master_addr, rank.master_port)
-    if key not in _stores:
-        _stores[key] = rendezvous.open_store(rank, timeout)
-    return _stores[key]
-
-
-def _place(rank: RankEnvironment, met: Place) -> Place:
-    """Take the word on hosts of what started the ranks, where it says something, else what the ranks counted."""
-    return Place(
+    # The launcher may know more about hosts than the ranks have counted.
+    place = HostPlace(
         rank.local_world_size or met.local_world_size,
         met.node_rank if rank.node_rank is None else rank.node_rank,
     )
-
-
-def _adopt(rank: RankEnvironment) -> Place:
-    """Check that the script's own process group is the one that the environment speaks of.
-
-    Raises:
-        RankError: it is not.
-    """
-    from torch import distributed
-
-    group = (distributed.get_rank(), distributed.get_world_size())
-    if group != (rank.rank, rank.world_size):
-        raise RankError(
-            f"the script's own process group is rank {group[0]} of {group[1]}, "
-            f"but {rank.kind} says rank {rank.rank} of {rank.world_size}",
-            why="allranks.init() uses a process group that is there already, and these two do not agree",
-            fix="call allranks.init() instead of torch.distributed.init_process_group()",
-        )
-    return Place(rank.local_world_size or rank.world_size, rank.node_rank or 0)
-
-
-def _started_backend() -> str | None:
-    """Give the backend of the process group that the script has started itself, if it has."""
-    from torch import distributed
-
-    return str(distributed.get_backend()) if distributed.is_initialized() else None
-
-
-def _forget() -> None:
-    stop.close()
-    closing = _open.pop(os.getpid(), [])
-    while closing:
-        closing.pop()()
+    return place, Membership(store, serves, ours=True, on_close=on_close)

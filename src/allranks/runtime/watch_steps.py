@@ -1,10 +1,9 @@
 """Ranks that disagree on the number of steps are named, instead of hanging until the timeout.
 
 A backward pass waits for all ranks. A rank that has left the training loop takes part in no more of them, so a rank
-that begins one more would wait for it in vain. Places that come after a loop, such as the end of the context,
-are numbered alike on all ranks: whoever is the first at one writes down how many backward passes it has made. A
-thread looks once a second whether somebody is at a place ahead that was reached with fewer backward passes than
-this rank has begun.
+that starts one more would wait for it in vain. Places after a loop, such as the end of the context, are numbered alike
+on all ranks: the first rank at one records its number of backward passes in the store. A thread checks once a second
+whether a rank is at a place ahead with fewer backward passes than this rank has started.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.errors import RankError
-from allranks.runtime.peer import Peers
-from allranks.runtime.poll import poll
-from allranks.runtime.say import say
+from allranks.runtime.liveness import Peers, poll
+from allranks.runtime.log import log
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
     from allranks.runtime.progress import Progress
 
 _VERDICT = "steps/verdict"
-#: Between the verdict and the end of this process, which may serve the store: time for the others to read it.
+#: Seconds for the others to read the verdict, before this process, which may serve the store, exits.
 _TIME_TO_READ = 0.5
 
 
-class Arrival(NamedTuple):
-    """The first rank at a place, what it does there, and how many backward passes it has made."""
+class FirstArrival(NamedTuple):
+    """The first rank at a place, its number of backward passes, and what it does there."""
 
     rank: int
     backwards: int
@@ -42,23 +40,13 @@ class Arrival(NamedTuple):
 
 
 class StepWatch:
-    """Looks after the number of backward passes of this rank and the others.
+    """Compares the number of backward passes of this rank with the others."""
 
-    Args:
-        rank: of this process.
-        world_size: number of ranks.
-        progress: holds how many backward passes this rank has begun.
-        store: what the ranks share; None where there is none, or one rank only: then nobody is watched.
-        seconds: between two looks.
-    """
-
-    def __init__(
-        self, rank: int, world_size: int, progress: Progress, store: Store | None, seconds: float = 1.0
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, progress: Progress, store: Store, seconds: float = 1.0) -> None:
         self._rank = rank
         self._world_size = world_size
         self._progress = progress
-        self._store = store if world_size > 1 else None
+        self._store = store
         self._peers = Peers(rank, world_size, store)
         self._seconds = seconds
         self._places = 0
@@ -66,129 +54,110 @@ class StepWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look, if nobody does yet."""
-        if self._thread is not None or self._store is None or self._over.is_set():
+        """Start the thread, unless it is running."""
+        if self._thread is not None or self._world_size == 1 or self._over.is_set():
             return
-        self._thread = threading.Thread(target=self._watch, args=(self._store,), name="allranks-steps", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="allranks-steps", daemon=True)
         self._thread.start()
         # Not inside the store while the interpreter ends.
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._over.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=2 * self._seconds)
             atexit.unregister(self.stop)
 
     def arrive(self, doing: str) -> int:
-        """Say that this rank is at the next place, and what it does there; return the place's number.
+        """Record that this rank is at the next place, and what it does there; return the place's number.
 
-        Ranks that come with different numbers of backward passes are told of, and not stopped: they have come.
+        If ranks arrive with different numbers of backward passes, a warning says so: none of them hangs.
         """
         self._places += 1
-        if self._store is None:
-            return self._places
-        mine = Arrival(self._rank, self._progress.backwards, doing)
+        mine = FirstArrival(self._rank, self._progress.backwards, doing)
         try:
-            if self._store.add(_counter(self._places), 1) == 1:
-                self._store.set(_first(self._places), json.dumps(mine))
+            if self._store.add(f"steps/place/{self._places}/ranks", 1) == 1:
+                self._store.set(f"steps/place/{self._places}/first", json.dumps(mine))
                 return self._places
         except RuntimeError:
-            return self._places  # The store is gone: whoever needs it next tells.
-        if (first := self._read(self._store, self._places)) and first.backwards != mine.backwards:
-            say(
+            return self._places  # The store is gone: its next user reports it.
+        if (first := self._first(self._places)) and first.backwards != mine.backwards:
+            log(
                 f"warning: rank {first.rank} has made {first.backwards} backward passes, "
                 f"rank {mine.rank} {mine.backwards}"
             )
         return self._places
 
     def leave(self, timeout: timedelta) -> None:
-        """Wait until all ranks have come here, however long one needs, but no longer than ``timeout``.
+        """Wait until all ranks have arrived here, but no longer than ``timeout``.
 
-        A rank that has failed, or whose store is gone, is not waited for: its own error is the one to see.
+        If a rank has failed, or the store is gone, the wait ends: that rank's own error is the one to see.
 
         Raises:
-            RankError: another rank goes on with its steps.
+            RankError: another rank continues with its steps.
         """
-        if self._store is None or self._over.is_set():
+        if self._over.is_set():
             return
         place = self.arrive("has left the training loop and closed its context")
-        store = self._store
-        poll(lambda: self._complete(store, place), timeout.total_seconds())
+        poll(lambda: self._complete(place), timeout.total_seconds())
         self.stop()
         self.raise_verdict()
 
     def raise_verdict(self) -> None:
-        """Raise what a rank has found before it ended, if one has.
-
-        Raises:
-            RankError: ranks disagree on the number of steps.
-        """
-        if self._store is not None and self._has(self._store, _VERDICT):
+        """Raise the error that another rank has published before it exited, if any."""
+        if self._has(_VERDICT):
             raise RankError(**json.loads(self._store.get(_VERDICT)))
 
-    def _complete(self, store: Store, place: int) -> bool | None:
-        """Tell whether there is nobody to wait for any more; None: go on waiting."""
+    def _complete(self, place: int) -> bool | None:
+        """Return True if all ranks have arrived, or one is gone; None to keep waiting."""
         try:
-            come = store.add(_counter(place), 0) >= self._world_size
+            complete = self._store.add(f"steps/place/{place}/ranks", 0) >= self._world_size
         except RuntimeError:
             return True
-        return come or self._has(store, _VERDICT) or self._peers.are_missing() or None
+        return complete or self._has(_VERDICT) or self._peers.are_missing() or None
 
-    def _watch(self, store: Store) -> None:
-        """Until the end: end this process when it is seen twice in the same hopeless backward pass."""
+    def _watch(self) -> None:
+        """End this process when it is seen twice in the same hopeless backward pass."""
         suspected = 0
         while not self._over.wait(self._seconds):
-            begun = self._progress.backwards
-            first = self._read(store, self._places + 1)
-            if first is None or begun <= first.backwards:
+            started = self._progress.backwards
+            first = self._first(self._places + 1)
+            if first is None or started <= first.backwards:
                 suspected = 0
-            elif begun == suspected and not self._over.is_set():
-                self._end(store, disagreement(first, self._rank, begun))
+            elif started == suspected and not self._over.is_set():
+                self._end(first, started)
             else:
-                suspected = begun
+                suspected = started
 
-    def _end(self, store: Store, error: RankError) -> None:
-        """End this process, whose main thread hangs inside torch, after telling everybody why."""
+    def _end(self, first: FirstArrival, started: int) -> None:
+        """End this process, whose main thread hangs inside torch, after reporting why to all ranks."""
+        error = RankError(
+            f"ranks disagree on the number of steps: rank {first.rank} {first.doing} after {first.backwards} backward "
+            f"passes, rank {self._rank} has started {started}",
+            why=f"a backward pass waits for all ranks, so rank {self._rank} would hang until the timeout",
+            fix="give all ranks the same number of batches, as ctx.loader() does also where the samples do not divide",
+        )
         try:
-            store.set(_VERDICT, json.dumps({"what": error.what, "why": error.why, "fix": error.fix}))
+            self._store.set(_VERDICT, json.dumps({"what": error.what, "why": error.why, "fix": error.fix}))
         except RuntimeError:
-            pass  # The store went with the rank that served it; the error is told here.
+            pass  # The store went with the rank that served it; the error is reported here.
         try:
             sys.stdout.flush()
             sys.stderr.write(f"error: {error}\n")
             sys.stderr.flush()
         except (OSError, ValueError):
-            pass  # There is no other place to tell it.
+            pass  # There is no other place to report it.
         time.sleep(_TIME_TO_READ)
         os._exit(error.exit_code)
 
-    def _read(self, store: Store, place: int) -> Arrival | None:
-        """Give who came first to a place; None if nobody has, or the store is gone."""
-        return Arrival(*json.loads(store.get(_first(place)))) if self._has(store, _first(place)) else None
+    def _first(self, place: int) -> FirstArrival | None:
+        """Return the first rank at a place; None if there is none yet, or the store is gone."""
+        key = f"steps/place/{place}/first"
+        return FirstArrival(*json.loads(self._store.get(key))) if self._has(key) else None
 
-    @staticmethod
-    def _has(store: Store, key: str) -> bool:
+    def _has(self, key: str) -> bool:
         try:
-            return store.check([key])
-        except RuntimeError:  # torch's DistError is one: the store is gone, and its server's death is told elsewhere.
+            return self._store.check([key])
+        except RuntimeError:  # torch's DistError is one: the store is gone; its server's death is reported elsewhere.
             return False
-
-
-def disagreement(first: Arrival, rank: int, begun: int) -> RankError:
-    """Make the error for a rank that has begun more backward passes than the first one at a place behind them."""
-    return RankError(
-        f"ranks disagree on the number of steps: rank {first.rank} {first.doing} after {first.backwards} backward "
-        f"passes, rank {rank} has begun {begun}",
-        why=f"a backward pass waits for all ranks, so rank {rank} would hang until the timeout",
-        fix="give all ranks the same number of batches, as ctx.loader() does also where the samples do not divide",
-    )
-
-
-def _counter(place: int) -> str:
-    return f"steps/place/{place}/ranks"
-
-
-def _first(place: int) -> str:
-    return f"steps/place/{place}/first"

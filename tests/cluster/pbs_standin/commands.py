@@ -173,7 +173,7 @@ def delete(server: Server, given: str, host: str, options: dict[str, str]) -> No
 
 
 async def qrerun(server: Server, talk: Conversation) -> int:
-    """Have running jobs run anew, if the user is an operator."""
+    """Have running jobs run again, if the user is an operator."""
     _, ids = _options(talk, "W:f")
 
     def rerun(given: str) -> Run:

@@ -183,7 +183,7 @@ def kill_session(leader: int, number: int) -> None:
 
 
 def delivered(source: str, target: str) -> bool:
-    """Copy an output to where it is wanted, as cp does: over what is there, into a folder by its own name."""
+    """Copy an output to where it is wanted, as cp does: over what is there, into a directory by its own name."""
     try:
         shutil.copyfile(source, Path(target, Path(source).name) if Path(target).is_dir() else target)
     except OSError:

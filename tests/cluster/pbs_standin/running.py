@@ -50,7 +50,7 @@ class Run:
     """One run of a job.
 
     Attributes:
-        spool, home: folders that all nodes see: of outputs, and of the user.
+        spool, home: directories that all nodes see: of outputs, and of the user.
         ended: is set when all is done.
         dead: nodes of it that died; ``back`` is set when all of them are there again.
         over: what ends it beside its shell: ``rerun``, ``walltime``, ``node`` (its first node died).

@@ -193,7 +193,7 @@ def variables(wish: Wish, queue: str, flavour: Flavour) -> dict[str, str]:
 
 
 def _workdir(named: str, folder: str) -> str:
-    """Return the folder by the name that the caller's shell has for it, if it is that folder."""
+    """Return the directory by the name that the caller's shell has for it, if it is that directory."""
     try:
         return named if Path(named).samefile(folder) and named.startswith("/") else folder
     except OSError:

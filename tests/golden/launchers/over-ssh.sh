@@ -2,20 +2,16 @@
 # allranks VERSION: run RUN: what runs on each of 2 nodes
 set -e
 trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR
-
-# the ranks' working directory
 cd -- /project
 
 # environment.modules
-for file in ${LMOD_PKG:+"$LMOD_PKG/init/bash"} ${MODULESHOME:+"$MODULESHOME/init/bash"} \
-    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do
-  type module >/dev/null 2>&1 && break
-  [ ! -r "$file" ] || . "$file" || true
+for file in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do
+  type module >/dev/null 2>&1 || [ ! -r "$file" ] || . "$file" || true
 done
-if ! type module >/dev/null 2>&1; then
+type module >/dev/null 2>&1 || {
   echo 'allranks: environment.modules: there is no command "module" here, and no file that defines it in $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2
   exit 1
-fi
+}
 module load cuda/10.2 'gcc 9'
 
 # environment.venv
@@ -25,20 +21,14 @@ module load cuda/10.2 'gcc 9'
 ulimit -n 65536 || true
 export DATA="$HOME/a b"
 
-# environment.variables
-export NASTY='it'"'"'s $(touch pwned)'
-# environment.variables
-export CUDA_VISIBLE_DEVICES=''
-# the backend that allranks.init() takes
-export ALLRANKS_BACKEND=gloo
-export ALLRANKS_RUN_ID=RUN
-# `import allranks` in the ranks finds the run's own copy
-export PYTHONPATH="$ALLRANKS_RUN_DIR/code""${PYTHONPATH:+:$PYTHONPATH}"
-
+export NASTY='it'"'"'s $(touch pwned)'  # environment.variables
+export CUDA_VISIBLE_DEVICES=''  # environment.variables
+export ALLRANKS_BACKEND=gloo PYTHONPATH="$ALLRANKS_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}"  # for `import allranks`
 # secrets: they come with the environment, their values are written nowhere
 : "${WANDB_API_KEY?set it before you start this script by hand}"
+export ALLRANKS_RUN_ID=${ALLRANKS_RUN_DIR##*/}
 
-# the node's folder; whatever goes wrong from here on is told there
+# the node's directory; whatever goes wrong from here on is recorded there
 set +eu
 IFS=$' \t\n'
 trap - ERR
@@ -76,35 +66,43 @@ decide() {
   export "$1=$2" ALLRANKS_DECIDED="${ALLRANKS_DECIDED:+$ALLRANKS_DECIDED }$1"
   echo "$1=$2: $3" >&2
 }
-address=$(getent ahosts "$ALLRANKS_RDZV_HOST" | awk '{print $1; exit}')
-if [ "$ALLRANKS_NODE_COUNT" -eq 1 ]; then
-  decide GLOO_SOCKET_IFNAME lo "all ranks are on this node"
-else
-  case "$address" in
-    127.0.0.1 | ::1) interface=lo ;;
-    127.*) interface=$(ip -o route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1) ;;  # the first node, by its own name
-    *)
-      interface=$(ip -o addr show to "$address" | awk '{print $2; exit}')  # the first node itself
-      [ -n "$interface" ] || interface=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1)
-      ;;
-  esac
-  if [ -z "$interface" ]; then
-    echo "GLOO_SOCKET_IFNAME: left alone: nothing tells the route to $ALLRANKS_RDZV_HOST" >&2
+decide_all() {
+  local address interface threads
+  address=$(getent ahosts "$ALLRANKS_RDZV_HOST" | awk '{print $1; exit}')
+  if [ "$ALLRANKS_NODE_COUNT" -eq 1 ]; then
+    decide GLOO_SOCKET_IFNAME lo "all ranks are on this node"
   else
-    decide GLOO_SOCKET_IFNAME "$interface" "it carries the route to $ALLRANKS_RDZV_HOST"
-    [ "$ALLRANKS_BACKEND" = gloo ] || grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state ||
-      decide NCCL_SOCKET_IFNAME "=$interface" "likewise; no InfiniBand or RoCE device is active"
+    case "$address" in
+      127.0.0.1 | ::1) interface=lo ;;
+      127.*) interface=$(ip -o route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1) ;;  # the first node, by its own name
+      *)
+        interface=$(ip -o addr show to "$address" | awk '{print $2; exit}')  # the first node itself
+        [ -n "$interface" ] || interface=$(ip -o route get "$address" | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1)
+        ;;
+    esac
+    if [ -z "$interface" ]; then
+      echo "GLOO_SOCKET_IFNAME: left alone: nothing tells the route to $ALLRANKS_RDZV_HOST" >&2
+    else
+      decide GLOO_SOCKET_IFNAME "$interface" "it carries the route to $ALLRANKS_RDZV_HOST"
+      [ "$ALLRANKS_BACKEND" = gloo ] || grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state ||
+        decide NCCL_SOCKET_IFNAME "=$interface" "likewise; no InfiniBand or RoCE device is active"
+    fi
   fi
-fi
-threads=$(($(nproc) / ALLRANKS_NODE_NPROC))
-decide OMP_NUM_THREADS "$((threads ? threads : 1))" "CPUs: $(nproc), ranks: $ALLRANKS_NODE_NPROC"
+  threads=$(($(nproc) / ALLRANKS_NODE_NPROC))
+  decide OMP_NUM_THREADS "$((threads ? threads : 1))" "CPUs: $(nproc), ranks: $ALLRANKS_NODE_NPROC"
+}
+decide_all
 
-# all nodes know this port: it has to be free on the first one
+# where any port will do, the next free one: the kernel gives none of these to outgoing connections
 is_taken() {
   local hex
   printf -v hex :%04X "$1"
   grep -qs "$hex [0-9A-F]*:0000 0A" /proc/net/tcp /proc/net/tcp6
 }
+finds_port=''
+while [ -n "$finds_port" ] && is_taken "$ALLRANKS_RDZV_PORT"; do
+  export ALLRANKS_RDZV_PORT=$((ALLRANKS_RDZV_PORT + 1))
+done
 if [ "$ALLRANKS_NODE_RANK" -eq 0 ] && is_taken "$ALLRANKS_RDZV_PORT"; then
   tell error "what=cannot listen on port $ALLRANKS_RDZV_PORT" "why=another process on $host does" \
     "fix=another --master-port"
@@ -222,6 +220,6 @@ elif [ "$code" -eq 0 ]; then
 elif [ "$code" -gt 128 ] && name=$(kill -l "$code" 2>/dev/null); then
   tell ended state=FAILED "exit_code:$code" "reason=torch.distributed.launch was ended by SIG$name on $host" because_of_rank:null "lost:[]"
 else
-  tell ended state=FAILED "exit_code:$code" "reason=torch.distributed.launch ended with exit code $code on $host" because_of_rank:null "lost:[]"
+  tell ended state=FAILED "exit_code:$code" "reason=torch.distributed.launch exited with code $code on $host" because_of_rank:null "lost:[]"
 fi
 exit "$code"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# allranks VERSION: run RUN; by pdsh, on each machine: bash pdsh.sh HOST SCRIPT …
+# allranks VERSION: run RUN; by pdsh, on each machine: bash pdsh.sh HOST SCRIPT HOST=WORD,WORD… WORD…
+# Runs a script of this folder with the words for this host, then those for all.
 
 run=/project/runs/RUN host=$1 script=$2 words=
 shift 2
@@ -8,7 +9,7 @@ while [[ ${1-} == *=* ]]; do
   shift
 done
 
-# secrets are there as long as nodes are started: pdsh passes no stdin on
+# secrets are in a file while nodes start: pdsh passes no stdin on
 input=/dev/null
 [ ! -e "$run/secrets.sh" ] || input=$run/secrets.sh
 if [ -n "$words" ]; then
@@ -19,5 +20,6 @@ else
   echo "pdsh says that this is $host, and no node is called so: it must put the name in for %h, as with PDSH_RCMD_TYPE=ssh" >&2
   code=71
 fi
+# pdsh's own words for the exit code depend on how it reaches machines
 echo "allranks: exit code $code"
 exit "$code"

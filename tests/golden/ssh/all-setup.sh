@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
-# allranks VERSION: run RUN: run once, on the first machine
+# allranks VERSION: run RUN; run once, on the first node, before all nodes start
 
-# what the lines say, and what ends them
+# what the lines print is in setup.log; when one fails, the end of that is printed
 export ALLRANKS_RUN_DIR=/project/runs/RUN
 log="$ALLRANKS_RUN_DIR/setup.log"
 (umask 027 && : >"$log") || exit 73
 exec 3>&2 >"$log" 2>&1 </dev/null
 trap 'code=$?; [ "$code" = 0 ] || tail -n 5 "$log" >&3; exit "$code"' EXIT
-
 set -e
 trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (line $LINENO)" >&2' ERR
-# until there are ranks that could save, a warning is for nobody, and the end is one
 trap : USR1
 trap 'exit 143' TERM
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,36 +27,32 @@ class Ended:
 
 @dataclass
 class RankRunner:
-    """Starts ranks through the real starter, without torch."""
+    """Starts ranks through the real fork server, without torch."""
 
     folder: Path
     env: dict[str, str]
 
     def __call__(self, *args: str, plain: bool = False, kind: str = "script", **options: Any) -> Ended:
         """Run one rank: script or module, and its arguments."""
-        (ended,), _ = self.many([args], plain=plain, kind=kind, **options)
+        (ended,), _ = self.many(1, *args, plain=plain, kind=kind, **options)
         return ended
 
     def many(
-        self, commands: Sequence[Sequence[str]], *, plain: bool = False, kind: str = "script", **options: Any
+        self, count: int, target: str, *args: str, plain: bool = False, kind: str = "script", **options: Any
     ) -> tuple[list[Ended], dict[str, Any]]:
-        """Run ranks side by side from one starter; return how each ended, and what the harness told."""
-        orders = [
+        """Run ranks side by side from one fork server; return how each ended, and what the harness told."""
+        starts = [
             {
-                "kind": kind,
-                "target": target,
-                "args": args,
-                "python": [sys.executable] if plain else None,
+                "local_rank": number,
                 "variables": {"RANK": str(number)},
                 "out": str(self.folder / f"rank-{number}.out"),
                 "err": str(self.folder / f"rank-{number}.err"),
-                "file_mode": 0o600,
             }
-            for number, (target, *args) in enumerate(commands)
+            for number in range(count)
         ]
-        given = {"orders": orders, "preload": [], "open_files": 0, "signal": "", "clean": True, **options}
-        told = self._harness(given)
-        return [self._ended(number, told) for number in range(len(orders))], told
+        run = {"starts": starts, "kind": kind, "target": target, "args": args, "plain": plain}
+        told = self._harness({**run, "preload": [], "open_files": 0, "signal": "", "clean": True, **options})
+        return [self._ended(number, told) for number in range(count)], told
 
     def python(self, *args: str) -> Ended:
         """Run the same as a plain interpreter."""
@@ -104,7 +99,7 @@ class RankRunner:
 
 @pytest.fixture
 def rank(tmp_path: Path, allranks_env: dict[str, str]) -> RankRunner:
-    """Give a runner of ranks in an empty folder."""
+    """Give a runner of ranks in an empty directory."""
     folder = tmp_path / "work"
     folder.mkdir()
     allranks_env.pop("PYTHONUNBUFFERED", None)

@@ -1,15 +1,16 @@
-"""Start ranks through the real starter, without torch: orders as JSON on stdin, exits as JSON on stdout."""
+"""Start ranks through the real fork server, without torch: what to run as JSON on stdin, exits as JSON on stdout."""
 
 import json
 import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 
-from allranks.agent.main import _fork_starter
-from allranks.agent.rank import RankOrder
-from allranks.agent.ranks import Ranks
+from allranks.agent.main import fork_server
+from allranks.agent.workers.fork_server import ForkClient
+from allranks.agent.workers.rank import RankStart
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
 
@@ -35,9 +36,8 @@ NODE = NodeSpec(
 
 
 def start_all(ranks, raw):
-    orders = {number: RankOrder(**order) for number, order in enumerate(raw["orders"])}
     try:
-        ranks.start(orders)
+        ranks.start([RankStart(**start) for start in raw["starts"]])
     except AllranksError as error:
         return {"error": [error.what, error.why]}
     finally:
@@ -55,7 +55,9 @@ def main():
         import_module(name)
     if raw["open_files"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raw["open_files"], raw["open_files"]))
-    ranks = Ranks(_fork_starter(NODE), lambda: None, lambda: None)
+    node = replace(NODE, kind=raw["kind"], target=raw["target"], args=tuple(raw["args"]))
+    channel = fork_server(node, (sys.executable,) if raw["plain"] else None)
+    ranks = ForkClient(channel, lambda: None, lambda: None)
     result = start_all(ranks, raw)
     began = time.monotonic()
     ranks.quit(clean=raw["clean"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from allranks.agent.backoff import Backoff
+from allranks.agent.workers.group import Backoff
 
 
 def test_three_thousand_failures_in_a_row_wait_no_longer_than_a_minute():

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.channel import Channel
-from allranks.agent.messages import parsed
+from allranks.agent.nodes.channel import Channel
+from allranks.agent.nodes.messages import parsed
 
 #: The probes that may be in vain, and the milliseconds that something sent may wait for an answer.
 OPTIONS = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
 KEY, OTHER = bytes(32), bytes(range(32))
 READY = {"kind": "ready", "sent": 1.0}
 SOCKETS = ExitStack()
-NO_MESSAGE, NO_KEY = "what it says is no message of an agent", "it does not know the run's key"
+NO_MESSAGE, NO_KEY = "it did not send a message of an agent", "it does not know the run's key"
 
 
 @pytest.mark.parametrize(("patient", "options"), [(True, [1, 1, 30, 30_000]), (False, [1, 1, 5, 5_000])])
 def test_a_machine_is_asked_each_second_and_given_up_after_the_real_wait(patient: bool, options: list[int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
-        channel = Channel(ours, KEY, is_hub=True, patient=patient)
+        channel = Channel(ours, KEY, is_coordinator=True, patient=patient)
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert [ours.getsockopt(socket.IPPROTO_TCP, option) for option in OPTIONS] == options
         channel.close()
@@ -45,94 +45,95 @@ def connection() -> tuple[socket.socket, socket.socket]:
 
 
 def pair(key: bytes = KEY, other: bytes = KEY) -> tuple[Channel, Channel]:
-    """Return the ends of a hub and of a node, which have greeted each other."""
+    """Return the ends of a coordinator and of a node, which have greeted each other."""
     ours, theirs = connection()
-    hub = Channel(ours, key, is_hub=True, patient=True)
-    node = Channel(theirs, other, is_hub=False, patient=True)
-    assert (hub.receive(), node.receive()) == ([], [])
-    return hub, node
+    coordinator = Channel(ours, key, is_coordinator=True, patient=True)
+    node = Channel(theirs, other, is_coordinator=False, patient=True)
+    assert (coordinator.receive(), node.receive()) == ([], [])
+    return coordinator, node
 
 
 def tapped() -> tuple[Channel, socket.socket, list[bytes]]:
-    """Return the hub's end, the other end as who is in between has it, and the lines that a node sends."""
+    """Return the coordinator's end, the other end as who is in between has it, and the lines that a node sends."""
     ours, theirs = connection()
-    hub = Channel(ours, KEY, is_hub=True, patient=True)
+    coordinator = Channel(ours, KEY, is_coordinator=True, patient=True)
     near, far = connection()
-    node = Channel(near, KEY, is_hub=False, patient=True)
+    node = Channel(near, KEY, is_coordinator=False, patient=True)
     far.sendall(theirs.recv(4096))
     node.receive()
     for signal in (1, 2):
         node.send("stop", signal=signal, by="us")
     lines = far.recv(4096).splitlines(keepends=True)
     theirs.sendall(lines.pop(0))
-    return hub, theirs, lines
+    return coordinator, theirs, lines
 
 
 def test_both_sides_hear_each_other_in_order() -> None:
-    hub, node = pair()
+    coordinator, node = pair()
     for number in (1, 2, 15):
         node.send("stop", signal=number, by="us")
-        hub.send("refused", why=str(number))
-    assert [message["signal"] for message in hub.receive()] == [1, 2, 15]
+        coordinator.send("refused", why=str(number))
+    assert [message["signal"] for message in coordinator.receive()] == [1, 2, 15]
     assert [message["why"] for message in node.receive()] == ["1", "2", "15"]
-    assert (hub.is_proven, node.is_proven, hub.lost, node.lost) == (True, True, None, None)
+    for end in (coordinator, node):
+        assert (end.is_authenticated, end.lost) == (True, None)
 
 
 def test_nothing_is_said_before_the_other_side_has_greeted() -> None:
     ours, theirs = connection()
-    channel = Channel(ours, KEY, is_hub=False, patient=True)
+    channel = Channel(ours, KEY, is_coordinator=False, patient=True)
     channel.send("leaving", why="secret")
     assert re.fullmatch(rb"allranks 1 [0-9a-f]{32}\n", theirs.recv(4096))
     channel.close()
 
 
 def test_another_key_is_noticed_on_both_sides() -> None:
-    hub, node = pair(KEY, OTHER)
+    coordinator, node = pair(KEY, OTHER)
     node.send("ready")
-    hub.send("end-ranks")
-    assert (hub.receive(), hub.lost, hub.is_proven) == ([], NO_KEY, False)
-    assert (node.receive(), node.lost, node.is_proven) == ([], NO_KEY, False)
+    coordinator.send("end-ranks")
+    assert (coordinator.receive(), coordinator.lost, coordinator.is_authenticated) == ([], NO_KEY, False)
+    assert (node.receive(), node.lost, node.is_authenticated) == ([], NO_KEY, False)
 
 
 def test_a_line_counts_once_and_in_its_place() -> None:
     for order, heard in (([0, 1], [1, 2]), ([1, 0], []), ([0, 0], [1]), ([1], [])):
-        hub, between, lines = tapped()
+        coordinator, between, lines = tapped()
         between.sendall(b"".join(lines[number] for number in order))
-        assert [message["signal"] for message in hub.receive()] == heard
-        assert hub.lost == (None if heard == [1, 2] else NO_MESSAGE if heard else NO_KEY)
+        assert [message["signal"] for message in coordinator.receive()] == heard
+        assert coordinator.lost == (None if heard == [1, 2] else NO_MESSAGE if heard else NO_KEY)
 
 
 def test_an_altered_line_ends_the_connection() -> None:
-    hub, between, lines = tapped()
+    coordinator, between, lines = tapped()
     between.sendall(lines[0].replace(b'"signal": 1', b'"signal": 9'))
-    assert (hub.receive(), hub.lost) == ([], NO_KEY)
+    assert (coordinator.receive(), coordinator.lost) == ([], NO_KEY)
 
 
 def test_lines_of_another_connection_or_direction_are_none_of_this_one() -> None:
     _, _, lines = tapped()
-    hub, node = pair()
-    hub.send("refused", why="")
+    coordinator, node = pair()
+    coordinator.send("refused", why="")
     said = node._connection.recv(4096)
-    node._connection.sendall(said)  # What the hub has said, sent back to it.
-    assert (hub.receive(), hub.lost) == ([], NO_KEY)
-    hub, node = pair()
+    node._connection.sendall(said)  # What the coordinator has said, sent back to it.
+    assert (coordinator.receive(), coordinator.lost) == ([], NO_KEY)
+    coordinator, node = pair()
     node._connection.sendall(lines[0])
-    assert (hub.receive(), hub.lost) == ([], NO_KEY)
+    assert (coordinator.receive(), coordinator.lost) == ([], NO_KEY)
 
 
 @pytest.mark.parametrize("first", [b"x" * 4097, b"x\n", b"allranks 1 " + b"0" * 31 + b"\n", b"allranks 2 " + b"0" * 32])
 def test_what_does_not_greet_is_no_agent(first: bytes) -> None:
     ours, theirs = connection()
-    channel = Channel(ours, KEY, is_hub=True, patient=True)
+    channel = Channel(ours, KEY, is_coordinator=True, patient=True)
     theirs.sendall(first + b"\n")
     assert (channel.receive(), channel.lost) == ([], NO_MESSAGE)
 
 
 def test_who_has_proven_nothing_is_read_no_further_than_a_few_lines() -> None:
-    hub, node = pair()
+    coordinator, node = pair()
     node._connection.setblocking(True)
     node._connection.sendall(b"x" * 4097)
-    assert (hub.receive(), hub.lost) == ([], NO_MESSAGE)
+    assert (coordinator.receive(), coordinator.lost) == ([], NO_MESSAGE)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.agent import streams
-from allranks.agent.streams import RankStream
+from allranks.agent.workers import streams
+from allranks.agent.workers.streams import RankStream
 from waiting import PATIENCE
 
 FLOOD = "".join(f"line {number}\n" for number in range(5000))

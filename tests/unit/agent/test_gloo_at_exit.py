@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.processes import let_gloo_rest
+from allranks.system.processes import let_gloo_rest
 from waiting import PATIENCE
 
 
@@ -61,7 +61,10 @@ def test_it_does_not_wait_for_ever(workers: list[Worker]) -> None:
     assert workers[0].things == math.inf
 
 
-LOOK = "import atexit, allranks.processes as processes\nprocesses._gloo_threads = lambda: print('looked') or {}\n"
+LOOK = """\
+import atexit, allranks.system.processes as processes
+processes._gloo_threads = lambda: print('looked') or {}
+"""
 
 
 def test_a_rank_is_asked_to_after_all_that_its_script_does(allranks, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from allranks import contract, routes
+from allranks import contract
 from allranks.agent import network
-from allranks.agent.network import Setting, decide
-from allranks.probe.cgroups import usable_cpus
+from allranks.agent.network import NetworkSetting, decide
+from allranks.system import routes
+from allranks.system.cgroups import usable_cpus
 
 CPUS = usable_cpus()
 ROUTES = """\
@@ -21,7 +22,7 @@ fast0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
 """
 
 
-def by_name(settings: list[Setting]) -> dict[str, str | None]:
+def by_name(settings: list[NetworkSetting]) -> dict[str, str | None]:
     return {setting.name: setting.value for setting in settings}
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from batch_orders import pbs as pbs_job
 
 from allranks import contract
-from allranks.agent import queues
-from allranks.agent.again import Decision, decide, go_on, main
-from allranks.agent.pbs_queue import PbsQueue
+from allranks.agent import batch_job
+from allranks.agent.requeue import Decision, begins, decide, go_on
 
 OPERATORS = "qrerun: Unauthorized Request  7.server"
 AGAIN = Decision(True, "it was asked to stop, and is to be continued")
@@ -30,7 +30,7 @@ class Pbs:
         self.folder, self.run, self.home = folder, folder / "run", folder / "where it was typed"
         for path in (folder / "bin", self.run / contract.attempt_dir(0), self.home):
             path.mkdir(parents=True)
-        (self.run / contract.PBS_SCRIPT).touch()
+        (self.run / "script.pbs").touch()
         path = f"{folder}/bin:{os.defpath}"
         self.environ = {"PATH": path, "PBS_JOBID": "7.server", "PBS_O_WORKDIR": str(self.home), "KEPT": "1"}
         self.environ |= {contract.RUN_DIR: str(self.run), contract.ATTEMPT: "0"}
@@ -44,7 +44,7 @@ class Pbs:
         place.chmod(0o755)
 
     def asked(self, command: str) -> list[str] | None:
-        """Return what a command was asked, without the folder that it was started in; None if it was not."""
+        """Return what a command was asked, without the directory that it was started in; None if it was not."""
         try:
             *words, where = (self.folder / f"{command}.asked").read_text().splitlines()
         except FileNotFoundError:
@@ -60,7 +60,7 @@ class Pbs:
     def go_on(self, *, lost: bool = False, **environ: str) -> Decision:
         """Go on with the run."""
         self.environ |= environ
-        return go_on(self.run, 0, replace(AGAIN, lost=lost), PbsQueue(self.environ))
+        return go_on(self.run, 0, replace(AGAIN, lost=lost), pbs_job(self.environ))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_job_that_was_submitted_counts_although_qsub_hangs(
     pbs: Pbs, monkeypatch: pytest.MonkeyPatch, said: str, job: str | None
 ) -> None:
     (pbs.folder / "bin" / "qsub").write_text(f"#!/bin/sh\nprintf 'a word of the site\\n{said}'\nexec sleep 300\n")
-    monkeypatch.setattr(queues, "_SECONDS", 5.0)
+    monkeypatch.setattr(batch_job, "_COMMAND_SECONDS", 5.0)
     decided = pbs.go_on()
     assert (decided.job, decided.how, decided.given_up) == (job, job and "dependent", job is None)
 
@@ -143,6 +143,7 @@ def test_what_cannot_be_submitted_either_is_given_up(pbs: Pbs, code: int, said: 
 def test_a_node_without_the_commands_says_so(pbs: Pbs) -> None:
     (pbs.folder / "bin" / "qsub").unlink()
     (pbs.folder / "bin" / "qrerun").unlink()
+    pbs.environ["PATH"] = f"{pbs.folder}/bin"
     decision = pbs.go_on()
     assert (decision.again, decision.given_up) == (False, True)
     assert "qrerun cannot be run: [Errno 2]" in decision.why
@@ -175,7 +176,7 @@ def test_a_job_that_was_deleted_does_not_go_on(
         (pbs.run / contract.attempt_dir(0) / contract.TERMINATED).touch()
     if end is not None:
         pbs.environ[contract.END_TIME] = str(int(time.time()) + end) if isinstance(end, int) else end
-    assert PbsQueue(pbs.environ).ending() == expected
+    assert pbs_job(pbs.environ).ending() == expected
     decision = pbs.go_on()
     assert (decision.again, pbs.asked("qrerun") is None) == (expected is None, expected is not None)
 
@@ -198,35 +199,31 @@ def test_a_job_that_pbs_ends_because_it_has_lost_a_node_goes_on(
     pbs.answers("qstat", out=answer, code=code)
     decided = decide(pbs.run, 0, 143, 10)
     assert decided == Decision(True, "PBS on pbs02 was lost", lost=True)
-    decision = go_on(pbs.run, 0, decided, PbsQueue(pbs.environ))
+    decision = go_on(pbs.run, 0, decided, pbs_job(pbs.environ))
     assert (decision.given_up, decision.job) == (given_up, None if given_up else "8.server")
     assert decide(pbs.run, 0, 3, 10).again is False  # A rank had failed before.
 
 
 def test_pbs_itself_puts_back_what_makes_room(pbs: Pbs) -> None:
-    assert PbsQueue(pbs.environ).preempted() is False
+    assert pbs_job(pbs.environ).preempted() is False
 
 
-def begin(pbs: Pbs, monkeypatch: pytest.MonkeyPatch, job: str) -> bool:
-    """Begin attempt 1 as a job; return whether a person has begun it."""
+def begin(pbs: Pbs, job: str) -> bool:
+    """Start attempt 1 as a job; return whether a person has started it."""
     attempt = pbs.run / contract.attempt_dir(1)
     attempt.mkdir()
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setenv("PBS_JOBID", job)
-    with pytest.raises(SystemExit) as ended:
-        main([str(pbs.run), "1", "begin", "10"])
-    assert ended.value.code == 0
+    assert begins(pbs.run, 1, 10, pbs_job({**pbs.environ, "PBS_JOBID": job}))
     return (attempt / contract.RESUMED).exists()
 
 
 @pytest.mark.parametrize(("job", "by_a_person"), [("7.server", False), ("8.server", False), ("9.server", True)])
-def test_who_has_begun_an_attempt(pbs: Pbs, monkeypatch: pytest.MonkeyPatch, job: str, by_a_person: bool) -> None:
+def test_who_has_begun_an_attempt(pbs: Pbs, job: str, by_a_person: bool) -> None:
     """Who puts a job back keeps its id; the job that follows is named when it is submitted."""
     (pbs.run / contract.attempt_dir(0) / contract.JOB).write_text("7.server\n")
     (pbs.run / contract.attempt_dir(0) / contract.AGAIN).write_text(json.dumps({"job": "8.server"}))
-    assert begin(pbs, monkeypatch, job) is by_a_person
+    assert begin(pbs, job) is by_a_person
 
 
-def test_without_a_word_on_another_job_the_same_id_tells(pbs: Pbs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_word_on_another_job_the_same_id_tells(pbs: Pbs) -> None:
     (pbs.run / contract.attempt_dir(0) / contract.JOB).write_text("7.server\n")
-    assert not begin(pbs, monkeypatch, "7.server")
+    assert not begin(pbs, "7.server")

@@ -71,7 +71,7 @@ print(random.random(), numpy.random.rand(), numpy.random.default_rng().random(),
 
 def test_unseeded_random_numbers_differ_between_ranks(rank):
     path = rank.script(RANDOM)
-    ended, _ = rank.many([[path]] * 3, preload=["random", "numpy.random", "uuid", "tempfile"])
+    ended, _ = rank.many(3, path, preload=["random", "numpy.random", "uuid", "tempfile"])
     assert [(one.code, one.err) for one in ended] == [(0, "")] * 3
     columns = list(zip(*(one.out.splitlines() for one in ended), strict=True))
     assert [len(set(column)) for column in columns] == [3] * 7

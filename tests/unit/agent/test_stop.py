@@ -11,7 +11,7 @@ import pytest
 
 from allranks import contract
 from allranks.agent.outcome import failed
-from allranks.agent.stop import SIGNALS, Stop, StopRequestedError
+from allranks.agent.stop import SIGNALS, StopRequest, StopRequestedError
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def early():
 @pytest.fixture
 def stop(early):
     old = {number: signal.getsignal(number) for number in SIGNALS}
-    stop = Stop(early.append)
+    stop = StopRequest(early.append)
     stop.listen()
     yield stop
     for number, handler in old.items():
@@ -71,7 +71,7 @@ def test_signals_that_were_blocked_meanwhile_are_not_lost(early):
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        stop = Stop(early.append)
+        stop = StopRequest(early.append)
         stop.listen()
         assert early == [stop]
     finally:
@@ -83,7 +83,7 @@ def test_signals_that_were_blocked_meanwhile_are_not_lost(early):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (3, "rank 2 ended with exit code 3"),
+        (3, "rank 2 exited with code 3"),
         (-9, "rank 2 was killed by SIGKILL"),
         (-34, "rank 2 was killed by SIGRTMIN"),
         (-40, "rank 2 was killed by signal 40"),

@@ -15,21 +15,14 @@ import pytest
 from torch.distributed import TCPStore
 
 from allranks import contract
-from allranks.agent.listener import has_caller, listen
-from allranks.agent.stores import Stores
-from allranks.agent.torch_import import TorchImport
+from allranks.agent.stores import Stores, has_caller, listen
 from allranks.errors import LaunchError
 from waiting import wait_for
 
 
 @pytest.fixture
-def torch():
-    return TorchImport()
-
-
-@pytest.fixture
-def stores(torch):
-    stores = Stores(torch)
+def stores():
+    stores = Stores()
     yield stores
     stores.close()
 
@@ -49,22 +42,22 @@ def connected(stores, port):
         return waiting.result()
 
 
-def test_torch_is_imported_when_somebody_connects_and_not_before(stores, torch):
+def test_torch_is_imported_when_somebody_connects_and_not_before(stores):
     port = stores.open("127.0.0.1")
     stores.tick()
-    assert (torch.has_begun, torch.is_over) == (False, False)
+    assert stores._import is None
     assert not connected(stores, port).check(["key"])
-    assert torch.is_over
+    assert not stores._import.is_alive()
 
 
-def test_who_connected_before_there_was_a_store_is_answered(stores, torch):
+def test_who_connected_before_there_was_a_store_is_answered(stores):
     port = stores.open("127.0.0.1")
     assert not has_caller(stores._listener)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client, port)
         select.select([stores._listener], [], [], 10)
         assert has_caller(stores._listener)
-        torch.finish()
+        stores.import_torch()
         stores.tick()
         assert not waiting.result(10).check(["key"])
     assert stores.open("127.0.0.1") != port
@@ -83,12 +76,12 @@ def test_a_caller_is_seen_however_many_connections_are_open():
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
-def test_a_fixed_port_is_free_for_the_next_generation(torch):
+def test_a_fixed_port_is_free_for_the_next_generation():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.finish()
-    stores = Stores(torch, port)
+    stores = Stores(port)
+    stores.import_torch()
     for _ in range(3):
         assert stores.open("127.0.0.1") == port
         store = client(port)
@@ -97,38 +90,38 @@ def test_a_fixed_port_is_free_for_the_next_generation(torch):
     stores.close()
 
 
-def test_a_port_in_use_is_named(torch):
+def test_a_port_in_use_is_named():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(LaunchError) as caught:
-            Stores(torch, port).open("127.0.0.1")
+            Stores(port).open("127.0.0.1")
     error = caught.value
     assert (error.what, error.why) == (f"cannot listen on 127.0.0.1:{port}", "Address already in use")
     assert error.fix == "leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
 
 
-def test_an_address_of_another_machine_is_named(torch):
+def test_an_address_of_another_machine_is_named():
     with pytest.raises(LaunchError) as caught:
-        Stores(torch).open("192.0.2.1")
+        Stores().open("192.0.2.1")
     fix = "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine"
     assert (caught.value.what, caught.value.fix) == ("cannot listen on 192.0.2.1:0", fix)
 
 
-def test_where_torch_is_there_a_store_is_served_at_once(stores, torch):
-    torch.finish()
+def test_where_torch_is_there_a_store_is_served_at_once(stores):
+    stores.import_torch()
     first = client(stores.open("127.0.0.1"))
     first.set("key", "old")
     assert first.check(["key"])
     assert not client(stores.open("127.0.0.1")).check(["key"])
-    assert not torch.has_begun
+    assert stores._import is None
 
 
 @pytest.mark.parametrize("has_torch", [False, True])
-def test_ranks_have_met_once_one_of_them_left_a_key(stores, torch, has_torch):
+def test_ranks_have_met_once_one_of_them_left_a_key(stores, has_torch):
     if has_torch:
-        torch.finish()
+        stores.import_torch()
     port = stores.open("127.0.0.1")
     stores.tick()
     assert not stores.was_used
@@ -148,27 +141,27 @@ def test_a_store_that_nobody_needed_leaves_its_port(stores):
 
 
 def test_a_loss_is_told_to_the_ranks_of_its_generation(stores):
-    stores.tell_of_loss()
+    stores.report_loss()
     port = stores.open("127.0.0.1")
     store = connected(stores, port)
     assert not store.check([contract.RANK_GONE])
-    stores.tell_of_loss()
+    stores.report_loss()
     wait_for("the loss in the store", lambda: store.check([contract.RANK_GONE]))
     assert not client(stores.open("127.0.0.1")).check([contract.RANK_GONE])
 
 
 def test_ranks_that_are_answered_later_hear_of_an_earlier_loss(stores):
     port = stores.open("127.0.0.1")
-    stores.tell_of_loss()
+    stores.report_loss()
     assert connected(stores, port).check([contract.RANK_GONE])
 
 
-def test_a_torch_that_cannot_be_imported_is_told_once(stores, torch, monkeypatch):
+def test_a_torch_that_cannot_be_imported_is_told_once(stores, monkeypatch):
     port = stores.open("127.0.0.1")
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with socket.create_connection(("127.0.0.1", port)):
         stores.tick()
-        torch._thread.join()
+        stores._import.join()
         with pytest.raises(LaunchError, match="cannot import torch"):
             stores.tick()
         stores.tick()

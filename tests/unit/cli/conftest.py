@@ -27,7 +27,7 @@ time.sleep(300)
 
 @pytest.fixture(scope="session")
 def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a run of two ranks that has failed; tests do not change it."""
+    """Give the directory of a run of two ranks that has failed; tests do not change it."""
     folder = tmp_path_factory.mktemp("a failed run")
     (folder / "train.py").write_text(SCRIPT)
     keep = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")

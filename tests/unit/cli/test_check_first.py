@@ -34,7 +34,7 @@ def test_what_cannot_work_is_not_started(allranks: Any) -> None:
     assert (done.rc, done.stdout) == (3, "")
     what, why, fix, see = done.stderr.splitlines()
     assert what == f"error: imports on {HOST}: not found: no_such_module (train.py:1)"
-    assert why == "  why: an import that is not there ends all ranks at their first line"
+    assert why == "  why: a missing import fails all ranks at their first line"
     assert fix == "  fix: install what has no_such_module, or environment.venv, .conda or .modules that have it"
     assert see == f"  see: runs/{run.name}/preflight.json"
     status = allranks.record()["status"]
@@ -81,7 +81,7 @@ def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert f"error: {allranks.run().name} was cancelled before it had begun" in err.decode()
+    assert f"error: {allranks.run().name} was cancelled before it had started" in err.decode()
     assert allranks.record()["status"]["state"] == "CANCELLED"
     wait_for("its end", lambda: not is_alive(int(pid)))
 
@@ -95,10 +95,10 @@ def test_a_run_that_is_cancelled_while_it_is_checked_does_not_start(allranks: An
     name = allranks.run().name
     done = allranks("cancel")
     assert (done.rc, done.stderr) == (0, f"{name} has not started, and will not\n")
-    gate.write_text("go on\n")
+    gate.write_text("continue\n")
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (143, b"")
-    assert f"error: {name} was cancelled before it had begun\n" in err.decode()
+    assert f"error: {name} was cancelled before it had started\n" in err.decode()
     status = allranks.record()["status"]
     assert (status["state"], status["native"], status["exit_code"]) == ("CANCELLED", "not started", 143)
     done = allranks("cancel")

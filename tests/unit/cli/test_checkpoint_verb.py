@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from allranks.errors import RankError
-from allranks.runs.checkpoints import read_manifest
-from allranks.runtime.checkpoint.objects import load_objects
+from allranks.record.checkpoints import read_manifest
+from allranks.runtime.checkpoint.restore import load_objects
 from environments import clean_environment
 
 SAVE = """
@@ -41,7 +41,7 @@ with allranks.init(seed=1) as ctx:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, run_python):
-    """Give a folder with two checkpoints, which tests do not change."""
+    """Give a directory with two checkpoints, which tests do not change."""
     folder = tmp_path_factory.mktemp("saved")
     done = run_python(SAVE, env={**clean_environment(folder), "OMP_NUM_THREADS": "1"}, cwd=folder)
     assert done.rc == 0, done.stderr
@@ -50,7 +50,7 @@ def saved(tmp_path_factory, run_python):
 
 @pytest.fixture
 def checkpoints(allranks, saved):
-    """Give a copy of them, in the folder where the command runs."""
+    """Give a copy of them, in the directory where the command runs."""
     import shutil
 
     shutil.copytree(saved, allranks.folder, dirs_exist_ok=True, symlinks=True)
@@ -64,7 +64,7 @@ def test_ls(allranks, checkpoints):
     assert header.split() == ["STEP", "AGE", "SIZE", "RANKS", "METRIC", "STATE"]
     assert (first.split()[0], second.split()[0]) == ("1", "2")
     assert "loss 0.25" in second
-    assert second.endswith("whole  latest")
+    assert second.endswith("complete  latest")
 
 
 def test_ls_as_json_and_with_damage(allranks, checkpoints):
@@ -83,7 +83,7 @@ def test_ls_as_json_and_with_damage(allranks, checkpoints):
 def test_ls_of_nothing(allranks):
     assert allranks("checkpoint", "ls", ".").stderr.startswith("no checkpoints in")
     done = allranks("checkpoint", "ls", "nowhere")
-    assert (done.rc, done.stderr) == (2, "error: there is no folder nowhere\n")
+    assert (done.rc, done.stderr) == (2, "error: there is no directory nowhere\n")
 
 
 def test_without_a_word_it_shows_its_help(allranks):
@@ -96,7 +96,7 @@ def test_without_a_word_it_shows_its_help(allranks):
 def test_verify(allranks, checkpoints):
     done = allranks("checkpoint", "verify", "checkpoints")
     assert done.rc == 0
-    assert done.stdout.splitlines() == [f"checkpoints/step-00000000{step}: whole" for step in (1, 2)]
+    assert done.stdout.splitlines() == [f"checkpoints/step-00000000{step}: complete" for step in (1, 2)]
     data = checkpoints / "step-000000002" / "rank-0.data"
     content = bytearray(data.read_bytes())
     content[7] ^= 4
@@ -144,11 +144,11 @@ def test_export_takes_the_newest_whole_one(allranks, checkpoints):
     (checkpoints / "step-000000002" / "objects.pt").unlink()
     done = allranks("checkpoint", "export", "checkpoints", "model.safetensors")
     assert done.rc == 0, done.stderr
-    assert "step-000000002 is damaged and is skipped: objects.pt" in done.stderr
+    assert "step-000000002 is corrupt and is skipped: objects.pt" in done.stderr
     assert "model of step 1" in done.stderr
     done = allranks("checkpoint", "export", "checkpoints/step-000000002", "other.safetensors")
     assert done.rc == 1
-    assert "is damaged" in done.stderr
+    assert "is corrupt" in done.stderr
 
 
 @pytest.mark.parametrize(

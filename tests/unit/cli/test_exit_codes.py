@@ -11,12 +11,12 @@ from waiting import PATIENCE
 
 ENDS = {
     "pass": (0, None, None),
-    "import sys; sys.exit(3)": (3, "rank 0 ended with exit code 3", None),
-    "import sys; sys.exit(2)": (2, "rank 0 ended with exit code 2", None),
-    "import sys; sys.exit(75)": (75, "rank 0 ended with exit code 75", None),  # Nobody asked it to stop.
-    "import sys; sys.exit('no data here')": (1, "rank 0 ended with exit code 1", "no data here"),
-    "import os; os._exit(250)": (250, "rank 0 ended with exit code 250", None),
-    "1 / 0": (1, "rank 0 ended with exit code 1", "ZeroDivisionError: division by zero (train.py:1)"),
+    "import sys; sys.exit(3)": (3, "rank 0 exited with code 3", None),
+    "import sys; sys.exit(2)": (2, "rank 0 exited with code 2", None),
+    "import sys; sys.exit(75)": (75, "rank 0 exited with code 75", None),  # Nobody asked it to stop.
+    "import sys; sys.exit('no data here')": (1, "rank 0 exited with code 1", "no data here"),
+    "import os; os._exit(250)": (250, "rank 0 exited with code 250", None),
+    "1 / 0": (1, "rank 0 exited with code 1", "ZeroDivisionError: division by zero (train.py:1)"),
     "import os; os.kill(os.getpid(), 9)": (
         137,
         "rank 0 was killed by SIGKILL",
@@ -69,7 +69,7 @@ def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
 
 
 def test_reader_that_goes_away_does_not_end_the_run(allranks):
-    """``allranks run ... | head -1``: the training goes on, and its logs are whole."""
+    """``allranks run ... | head -1``: the training continues, and its logs are whole."""
     text = "import time\nfor i in range(3000):\n    print(i, 'x' * 100, flush=True)\nopen('done', 'w')\n"
     allranks.script(text)
     process = allranks.popen("run", "train.py")
@@ -77,7 +77,7 @@ def test_reader_that_goes_away_does_not_end_the_run(allranks):
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(PATIENCE) == 0
-    assert b"allranks: nobody reads stdout any more; the run goes on, its logs are in its folder\n" in err
+    assert b"allranks: the reader of stdout is gone; the run continues, its logs are in its directory\n" in err
     assert (allranks.folder / "done").exists()
     assert len(allranks("logs").stdout.splitlines()) == 3000
 

@@ -50,7 +50,7 @@ def test_init_overwrites_nothing(allranks):
 
 
 def git(folder: Path, *args: str) -> str:
-    """Run git in a folder, with no settings but the folder's own."""
+    """Run git in a directory, with no settings but the folder's own."""
     env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     return subprocess.run(["git", *args], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
 
@@ -151,7 +151,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("words", "found"),
     [
         (["allranks", "st"], ["status"]),
-        (["allranks", "c"], ["check", "cancel", "checkpoint", "completion"]),
+        (["allranks", "c"], ["cancel", "check", "checkpoint", "completion"]),
         (["allranks", "run", "--max-"], ["--max-restarts"]),
         (["allranks", "completion", "z"], ["zsh"]),
         (["allranks", "status", "de"], ["demo"]),
@@ -187,7 +187,7 @@ def test_the_help_of_run_shows_what_matters_first(allranks):
         "Nodes and network:",
         "SSH:",
         "Environment:",
-        "Slurm and PBS:",
+        "Schedulers:",
         "This command:",
     ]
     assert titles == ["Most used:", *subjects]

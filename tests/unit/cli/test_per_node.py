@@ -14,7 +14,7 @@ MACHINES = ("--nodes", "gpu1,ada@gpu2", "--master-addr", "gpu1", "--master-port"
 
 @pytest.fixture
 def job(allranks: Any) -> Any:
-    """Give the command, in a folder with a script and clusters."""
+    """Give the command, in a directory with a script and clusters."""
     allranks.script("")
     allranks.script("racks: {kind: ssh, resources: {hostfile: hosts}, launch: {backend: gloo}}\n", "clusters.yaml")
     allranks.script("gpu1 slots=2\ngpu2 slots=4\n", "hosts")

@@ -84,7 +84,7 @@ def test_runs_of_others_and_checkpoints_that_are_gone_do_not_count(allranks: Any
         (
             ("--older-than", "a month"),
             "error: invalid --older-than: 'a month'\n"
-            "  why: 'a month' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h\n"
+            "  why: invalid duration: 'a month'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h\n"
             "  fix: --older-than 30d\n",
         ),
     ],

@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def at(allranks, failed_run: Path):
-    """Give a function that calls a verb in the folder of the failed run."""
+    """Give a function that calls a verb in the directory of the failed run."""
     return lambda *args, **env: allranks(*args, cwd=failed_run.parent.parent, **env)
 
 
@@ -23,7 +23,7 @@ def test_status(at, failed_run: Path):
     assert result.rc == 0
     assert rows["run"] == failed_run.name
     assert (rows["command"], rows["state"]) == ("train.py", "FAILED")
-    assert rows["reason"] == "rank 1 ended with exit code 3"
+    assert rows["reason"] == "rank 1 exited with code 3"
     assert rows["exit code"] == "3"
     assert rows["ranks"] == "2 on 1 node"
     assert rows["cluster"] == "local"
@@ -66,7 +66,7 @@ def test_ps(at, failed_run: Path):
     header, row = at("ps").stdout.splitlines()
     assert header.split() == ["RUN", "STATE", "EXIT", "RANKS", "CLUSTER", "STARTED", "TOOK", "COMMAND", "REASON"]
     assert row.split()[:5] == [failed_run.name, "FAILED", "3", "2", "local"]
-    assert re.search(r"  \d+ (s|min) ago  +\S+ s  +train\.py  rank 1 ended with exit code 3: oops$", row)
+    assert re.search(r"  \d+ (s|min) ago  +\S+ s  +train\.py  rank 1 exited with code 3: oops$", row)
     (found,) = json.loads(at("ps", "--json").stdout)
     assert found == json.loads(at("status", "--json").stdout)
 
@@ -218,10 +218,10 @@ def test_a_pattern_that_is_none(at):
         (["--rank", "2"], "--rank: the run has no rank 2\n  why: it has 2, counted from 0\n"),
         (["--rank", "0-999999999"], "--rank: the run has no rank 2\n  why: it has 2, counted from 0\n"),
         (["--node", "1"], "--node: the run has no node 1\n  why: it has 1, counted from 0\n"),
-        (["--rank", "one"], "--rank: 'one' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
-        (["--rank", "1-0"], "--rank: '1-0' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
-        (["--rank", "0-"], "--rank: '0-' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
-        (["--rank", ""], "--rank: '' is no number\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", "one"], "--rank: invalid number: 'one'\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", "1-0"], "--rank: invalid number: '1-0'\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", "0-"], "--rank: invalid number: '0-'\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
+        (["--rank", ""], "--rank: invalid number: ''\n  fix: --rank 3, --rank 0-3 or --rank 0,2\n"),
     ],
 )
 def test_ranks_that_there_are_not(at, flags: list[str], error: str):

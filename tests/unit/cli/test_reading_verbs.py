@@ -101,7 +101,7 @@ def test_the_command_works_inside_a_rank(allranks):
 
 
 def test_a_run_where_python_keeps_its_caches_elsewhere(allranks):
-    """The archive has all modules compiled all the same: a node need not have that other place."""
+    """The archive has all modules compiled anyway: a node need not have that other place."""
     caches = allranks.folder / "caches"
     allranks.script("print('hello')")
     done = allranks("run", "train.py", PYTHONPYCACHEPREFIX=str(caches))

@@ -13,11 +13,11 @@ import pytest
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.explain import explain
+from allranks.cli.failure import explain
 from allranks.plan.plan import Plan
-from allranks.processes import signal_process
-from allranks.runs.record import Run, first_record
+from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, State, Status
+from allranks.system.processes import signal_process
 from waiting import PATIENCE, wait_for
 
 
@@ -84,10 +84,10 @@ def _read_until(process: Any, end: str) -> str:
 
 
 def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
-    process = _submitted(allranks, "echo $$ >begun; exec sleep 300")
+    process = _submitted(allranks, "echo $$ >started; exec sleep 300")
     told = _read_until(process, "once more to leave at once, without waiting for it")
     assert told.startswith("allranks: SIGINT: job 16 is being cancelled; once more to leave")
-    begun = allranks.folder / "begun"
+    begun = allranks.folder / "started"
     scancel = int(wait_for("scancel", lambda: begun.exists() and begun.read_text().strip()))
     time.sleep(0.5)  # A second one at once would count as the same.
     process.send_signal(signal.SIGINT)
@@ -104,14 +104,14 @@ def test_ctrl_c_twice_before_slurm_has_heard_of_the_first(allranks) -> None:
 def test_a_job_that_cannot_be_cancelled_goes_on(allranks) -> None:
     process = _submitted(allranks, "echo 'scancel: error: no way' >&2; exit 1")
     _, err = process.communicate(timeout=PATIENCE)
-    said = f"error: the job goes on: scancel failed\n  why: no way\n  fix: allranks cancel {allranks.run().name}\n"
+    said = f"error: the job continues: scancel failed\n  why: no way\n  fix: allranks cancel {allranks.run().name}\n"
     assert (process.returncode, err.decode().endswith(said)) == (1, True), err.decode()
 
 
 def _ended(folder: Path, status: Status, handle: Handle, kind: str = "slurm") -> Run:
     (folder / "attempts" / "000").mkdir(parents=True)
-    record = first_record(
-        "x", name="x", cluster="lab", kind=kind, world_size=1, nnodes=1, host="h", stop_timeout=1, file_mode=0o600
+    record = Record(
+        id="x", name="x", cluster="lab", kind=kind, world_size=1, nnodes=1, host="h", stop_timeout=1, file_mode=0o600
     )
     return Run(folder, record).with_handle(handle, status)
 
@@ -128,7 +128,7 @@ def test_a_reason_is_told_with_the_log_that_is_there(tmp_path: Path) -> None:
     assert str(explain(run)) == said
 
 
-BACK = "\n  fix: allranks resume {} goes on from the newest checkpoint, when the machine is back"
+BACK = "\n  fix: allranks resume {} continues from the newest checkpoint, when the machine is back"
 
 
 @pytest.mark.parametrize(("kind", "fix"), [("ssh", BACK), ("pdsh", BACK), ("slurm", ""), ("local", "")])
@@ -161,7 +161,7 @@ def test_the_cause_of_an_error_of_ours_is_its_first_line(allranks) -> None:
     allranks.script("from allranks.errors import RankError\nraise RankError('no room', why='full', fix='free it')\n")
     done = allranks("run", "train.py")
     assert done.rc == 1
-    assert "error: rank 0 ended with exit code 1\n  why: no room\n  fix: allranks logs " in done.stderr
+    assert "error: rank 0 exited with code 1\n  why: no room\n  fix: allranks logs " in done.stderr
 
 
 def test_a_run_that_could_not_start_is_the_newest(allranks) -> None:

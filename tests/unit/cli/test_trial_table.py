@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from allranks.cli.trial_table import _shown
-from allranks.preflight.judged import Part
+from allranks.checks.selftest.evaluate import PartResult
+from allranks.cli.test import _listed
 
 
-def link(number: int) -> Part:
-    return Part("link", f"link {number}", figures={"bytes": 1, "bandwidth": 1e6 * number})
+def link(number: int) -> PartResult:
+    return PartResult("link", f"link {number}", figures={"bytes": 1, "bandwidth": 1e6 * number})
 
 
 def test_of_many_links_the_slowest_are_shown() -> None:
-    parts = [Part("ranks", "ranks"), Part("collective", "barrier"), *map(link, range(20, 0, -1)), Part("gpus", "GPUs")]
-    shown = [*_shown(parts)]
+    parts = [
+        PartResult("ranks", "ranks"),
+        PartResult("collective", "barrier"),
+        *map(link, range(20, 0, -1)),
+        PartResult("gpus", "GPUs"),
+    ]
+    shown = [*_listed(parts)]
     assert [part.name for part in shown] == [
         *("barrier", *(f"link {number}" for number in range(1, 17)), "4 others", "GPUs")
     ]
@@ -20,4 +25,4 @@ def test_of_many_links_the_slowest_are_shown() -> None:
 
 
 def test_few_links_stay_in_their_order() -> None:
-    assert [part.name for part in _shown([link(2), link(1)])] == ["link 2", "link 1"]
+    assert [part.name for part in _listed([link(2), link(1)])] == ["link 2", "link 1"]

@@ -18,8 +18,8 @@ from agents_by_hand import free_port
 from allranks import contract
 from allranks.cli.live import Live
 from allranks.cli.run import _News
-from allranks.clusters.happened import Happened
-from allranks.runs.merge import MergedLogs
+from allranks.logs.merge import MergedLogs
+from allranks.runs.news import Happened
 from allranks.runs.record import load
 from waiting import PATIENCE
 
@@ -39,7 +39,7 @@ OPTIONS = ("--nproc-per-node", "2", "--max-restarts", "3", "--restart-delay", "0
 def said_of_restarts(name: str) -> list[str]:
     return [
         f"allranks: {name}: rank 1 failed: KeyError: 'weights' (train.py:4); restarting, 1 of 3",
-        f"allranks: {name}: rank 0 ended with exit code 5; restarting in 0.5 s, 2 of 3",
+        f"allranks: {name}: rank 0 exited with code 5; restarting in 0.5 s, 2 of 3",
     ]
 
 
@@ -137,7 +137,7 @@ def test_a_long_wait_is_told_once_where_there_is_no_terminal(
 
     def told(seconds: float) -> str:
         now[0] += seconds
-        news.tell()
+        news.report()
         return capfd.readouterr().err
 
     line = f"allranks: {failed_run.name}: still starting ranks\n"

@@ -1,4 +1,4 @@
-"""Scripts, modules, programs and folders, unchanged from what torchrun or a shell would start."""
+"""Scripts, modules, programs and directories, unchanged from what torchrun or a shell would start."""
 
 from __future__ import annotations
 

@@ -5,11 +5,13 @@ What is here of Torque, of PBS Pro and of Grid Engine is written down from their
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allranks.clusters.pbs_jobs import JobInfo, parse_json, parse_plain
+from allranks.clusters.batch.scheduler import JobInfo
+from allranks.clusters.pbs import parse_jobs
 
 ANSWERS = Path(__file__).parents[2] / "cluster" / "answers" / "openpbs-23.06"
 
@@ -18,13 +20,26 @@ def text_of(file: str) -> str:
     return (ANSWERS / file).read_text()
 
 
-def in_json(name: str) -> JobInfo:
-    (job,) = parse_json(text_of(f"{name}.json"))
-    return job
+def as_plain(answer: str) -> str:
+    """Return what was recorded in JSON as the plain format has it."""
+    text = ""
+    for job_id, fields in json.loads(answer)["Jobs"].items():
+        text += f"Job Id: {job_id}\n"
+        for name, value in fields.items():
+            if name == "Variable_List":
+                text += f"    {name} = {','.join(f'{key}={of}' for key, of in value.items())}\n"
+            elif isinstance(value, dict):
+                text += "".join(f"    {name}.{key} = {of}\n" for key, of in value.items())
+            else:
+                text += f"    {name} = {value}\n"
+        text += "\n"
+    return text
 
 
-def in_plain(name: str) -> JobInfo:
-    (job,) = parse_plain(text_of(f"{name}.txt"))
+def recorded(name: str) -> JobInfo:
+    """Return what is read of a recorded answer."""
+    text = text_of(f"{name}.txt") if (ANSWERS / f"{name}.txt").exists() else as_plain(text_of(f"{name}.json"))
+    (job,) = parse_jobs(text)
     return job
 
 

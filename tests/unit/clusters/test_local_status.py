@@ -10,10 +10,9 @@ import time
 
 import pytest
 
-from allranks.clusters import process
-from allranks.clusters.child import ChildAgent
 from allranks.clusters.local import LocalCluster
-from allranks.runs.record import Run, first_record
+from allranks.clusters.local_agent import ChildAgent, identify
+from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, State, Status
 from waiting import PATIENCE, wait_for
 
@@ -26,7 +25,7 @@ ENDED = [*RUNNING, {"kind": "ended", "state": "FAILED", "exit_code": 7, "reason"
 def gone():
     """Give the handle of a process that has ended."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    handle = process.identify(child.pid)
+    handle = identify(child.pid)
     child.communicate()
     return handle
 
@@ -40,8 +39,8 @@ def make(tmp_path):
         (node / "agent.jsonl").write_text("".join(lines))
         if beat is not None:
             (node / "heartbeat").write_text(f"{time.time() - beat:017.6f}\n")
-        record = first_record(
-            "run",
+        record = Record(
+            id="run",
             name="n",
             cluster="local",
             kind="local",
@@ -81,7 +80,7 @@ def test_a_dead_agent_that_told_no_end_has_failed(make, gone):
 def test_a_living_agent_runs(make):
     import os
 
-    me = process.identify(os.getpid())
+    me = identify(os.getpid())
     assert _facts(LocalCluster().status(make(me, RUNNING))) == ("RUNNING", "ranks running", None)
     assert _facts(LocalCluster().status(make(me, BEGAN))) == ("PENDING", "starting ranks", None)
     restart = [*RUNNING, {"kind": "restart", "restart": 3, "delay": 1.0}]

@@ -25,7 +25,7 @@ def test_its_nodes_and_the_gpus_of_the_first_are_used(tmp_path: Path, inside: di
     assert (plan.files[0].path, plan.files[0].mode, directives(plan)) == ("script.sh", 0o700, [])
     assert plan.notes == (
         "inside an allocation, which has settled it: scheduler.partition, resources.time not used",
-        "retry.requeue: inside an allocation there is no queue to go back into",
+        "retry.requeue: nothing is requeued inside an allocation",
     )
     (ranks,) = [reason.why for reason in plan.reasons if reason.subject == "ranks"]
     assert ranks.startswith("one for each GPU: on this first node of the allocation, ")

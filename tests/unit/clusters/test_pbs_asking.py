@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pbs_recorded import GRID_ENGINE, VERSIONS, failures, in_json, in_plain, text_of, torque_ended
+from pbs_recorded import GRID_ENGINE, VERSIONS, failures, recorded, text_of, torque_ended
 
 from allranks import contract
-from allranks.clusters.pbs import PbsCluster
-from allranks.clusters.pbs_errors import PBS, has_finished, is_passing, is_unknown
-from allranks.clusters.pbs_jobs import JobInfo, ask, flavour, look_up
-from allranks.clusters.queued_job import SubmittedJob
+from allranks.clusters.batch.cluster import SubmittedJob
+from allranks.clusters.batch.scheduler import JobInfo, first_fix
+from allranks.clusters.pbs import PBS, PbsCluster, flavour, query_job, run_command
 from allranks.errors import LaunchError
 from allranks.runs.status import Handle, State
 
@@ -24,11 +24,10 @@ from allranks.runs.status import Handle, State
 Said = tuple[str, int, int]
 Qstat = Callable[..., dict[str, str]]
 OPENPBS, TORQUE = "pbs_version = 23.06.06\n", "Version: 6.1.3\nCommit: 0b3ca9e9\n"
-NO_JOBS = '{\n    "timestamp":1795317391,\n    "pbs_version":"23.06.06",\n    "pbs_server":"pbsctl"\n}'
 UNKNOWN: Said = ("qstat: Unknown Job Id 9999.pbsctl\n", 2, 153)
 AWAY: Said = ("Connection refused\nqstat: cannot connect to server pbsctl (errno=15010)\n", 2, 255)
 NO_HISTORY: Said = ("qstat: PBS is not configured to maintain job history 7.pbsctl\n", 2, 0)
-NO_SUCH_OPTION: Said = ("qstat: invalid option -- 'F'\nusage: \nqstat [-f] [-W site_specific]\n", 2, 2)
+NO_SUCH_OPTION: Said = ("qstat: invalid option -- 'w'\nusage: \nqstat [-f] [-W site_specific]\n", 2, 2)
 #: Seen at sites, or in the issues of programs that ask PBS: worth another try.
 PASSING = [
     "Connection timed out\nqstat: cannot connect to server pbs01 (errno=15010)",
@@ -109,50 +108,39 @@ def asked(tmp_path: Path) -> list[str]:
     return (tmp_path / "log").read_text().splitlines()
 
 
-JSON, WIDE, PLAIN = "-x -f -F json 7.pbsctl UTC0", "-x -f -w 7.pbsctl UTC0", "-x -f 7.pbsctl UTC0"
+WIDE, PLAIN = "-x -f -w 7.pbsctl UTC0", "-x -f 7.pbsctl UTC0"
+WITHOUT_HISTORY = "-f -w 7.pbsctl UTC0"
 
 
-@pytest.mark.parametrize("name", ["running", "failed", "timeout", "cancelled-queued", "dependent"])
-def test_json_is_asked_for_once(qstat: Qstat, tmp_path: Path, name: str) -> None:
-    assert look_up("7.pbsctl", qstat(OPENPBS, (text_of(f"{name}.json"), 1, 0))) == in_json(name)
-    assert asked(tmp_path) == [JSON]
+@pytest.mark.parametrize("name", ["running", "failed", "timeout", "cancelled-queued", "dependent", "odd-wide"])
+def test_a_job_is_asked_for_once(qstat: Qstat, tmp_path: Path, name: str) -> None:
+    assert query_job("7.pbsctl", qstat(OPENPBS, (text_of(f"{name}.txt"), 1, 0))) == recorded(name)
+    assert asked(tmp_path) == [WIDE]
 
 
-def test_json_that_cannot_be_read_is_asked_for_in_plain_words(qstat: Qstat, tmp_path: Path) -> None:
-    environ = qstat(OPENPBS, (text_of("odd.json"), 1, 0), (text_of("odd-wide.txt"), 1, 0))
-    assert look_up("7.pbsctl", environ) == in_json("odd-head")
-    assert asked(tmp_path) == [JSON, WIDE]
-
-
-def test_a_version_without_json(qstat: Qstat, tmp_path: Path) -> None:
+def test_a_version_without_wide_lines(qstat: Qstat, tmp_path: Path) -> None:
     environ = qstat(OPENPBS, NO_SUCH_OPTION, NO_SUCH_OPTION, (text_of("failed.txt"), 1, 0))
-    assert look_up("7.pbsctl", environ) == in_plain("failed")
-    assert asked(tmp_path) == [JSON, WIDE, PLAIN]
+    assert query_job("7.pbsctl", environ) == recorded("failed")
+    assert asked(tmp_path) == [WIDE, WITHOUT_HISTORY, PLAIN]
 
 
 def test_an_array_stands_as_its_tasks_do(qstat: Qstat, tmp_path: Path) -> None:
-    whole = text_of("array.json")
-    info = look_up(
-        "262[].pbsctl", qstat(OPENPBS, (whole, 1, 0), (whole.replace('"job_state":"R"', '"job_state":"F"'), 1, 0))
-    )
+    whole = text_of("array.txt")
+    info = query_job("262[].pbsctl", qstat(OPENPBS, (whole, 1, 0)))
     assert info is not None
     assert (info.job_id, info.state) == ("262[2].pbsctl", State.RUNNING)
-    assert asked(tmp_path) == ["-x -f -F json -t 262[].pbsctl UTC0"]
+    assert asked(tmp_path) == ["-x -f -w -t 262[].pbsctl UTC0"]
 
 
 def test_an_array_of_which_a_task_failed(qstat: Qstat) -> None:
-    ended = (
-        text_of("array.json")
-        .replace('"job_state":"R"', '"job_state":"X"')
-        .replace('"job_state":"B"', '"job_state":"F"')
-    )
-    info = look_up("262[].pbsctl", qstat(OPENPBS, (ended, 1, 0)))
+    ended = text_of("array.txt").replace("job_state = R", "job_state = X").replace("job_state = B", "job_state = F")
+    info = query_job("262[].pbsctl", qstat(OPENPBS, (ended, 1, 0)))
     assert info is not None
     assert (info.job_id, info.state, info.exit_code) == ("262[1].pbsctl", State.FAILED, 3)
 
 
 def test_torque_is_asked_in_its_own_way(qstat: Qstat, tmp_path: Path) -> None:
-    info = look_up("4711", qstat(TORQUE, (torque_ended(0), 1, 0)))
+    info = query_job("4711", qstat(TORQUE, (torque_ended(0), 1, 0)))
     assert info is not None
     assert (info.state, info.exit_code, info.native) == (State.SUCCEEDED, 0, "C (completed)")
     assert asked(tmp_path) == ["-f 4711 UTC0"]
@@ -161,47 +149,47 @@ def test_torque_is_asked_in_its_own_way(qstat: Qstat, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [OPENPBS, TORQUE])
 @pytest.mark.parametrize("said", [UNKNOWN, ("qstat: Unknown Job Id Error 9999.pbs.example.org\n", 2, 153)])
 def test_a_job_that_nobody_knows(qstat: Qstat, version: str, said: Said) -> None:
-    assert look_up("9999", qstat(version, said)) is None
+    assert query_job("9999", qstat(version, said)) is None
 
 
 def test_without_a_history_a_job_that_has_ended_is_forgotten(qstat: Qstat, tmp_path: Path) -> None:
-    assert look_up("7.pbsctl", qstat(OPENPBS, NO_HISTORY, UNKNOWN)) is None
-    assert asked(tmp_path) == [JSON, "-f -F json 7.pbsctl UTC0"]
+    assert query_job("7.pbsctl", qstat(OPENPBS, NO_HISTORY, UNKNOWN)) is None
+    assert asked(tmp_path) == [WIDE, WITHOUT_HISTORY]
 
 
 def test_without_a_history_a_job_that_runs_is_known(qstat: Qstat, tmp_path: Path) -> None:
-    environ = qstat(OPENPBS, NO_HISTORY, (text_of("odd.json"), 1, 0), (text_of("odd-wide.txt"), 1, 0))
-    assert look_up("7.pbsctl", environ) == in_json("odd-head")
-    assert asked(tmp_path) == [JSON, "-f -F json 7.pbsctl UTC0", "-f -w 7.pbsctl UTC0"]
+    environ = qstat(OPENPBS, NO_HISTORY, (text_of("odd-wide.txt"), 1, 0))
+    assert query_job("7.pbsctl", environ) == recorded("odd-wide")
+    assert asked(tmp_path) == [WIDE, WITHOUT_HISTORY]
 
 
 def test_pbs_that_is_away_for_a_moment(qstat: Qstat, tmp_path: Path) -> None:
-    assert look_up("7.pbsctl", qstat(OPENPBS, AWAY, AWAY, (text_of("running.json"), 1, 0))) == in_json("running")
-    assert asked(tmp_path) == [JSON, JSON, JSON]
+    assert query_job("7.pbsctl", qstat(OPENPBS, AWAY, AWAY, (text_of("running.txt"), 1, 0))) == recorded("running")
+    assert asked(tmp_path) == [WIDE, WIDE, WIDE]
 
 
 def test_pbs_that_stays_away(qstat: Qstat, tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        look_up("7.pbsctl", qstat(OPENPBS, AWAY))
+        query_job("7.pbsctl", qstat(OPENPBS, AWAY))
     assert str(caught.value) == (
         "PBS cannot be reached\n"
         "  why: Connection refused; cannot connect to server pbsctl (errno=15010)\n"
         "  fix: see qstat -B, and try again when it answers"
     )
-    assert asked(tmp_path) == [JSON, JSON, JSON]
+    assert asked(tmp_path) == [WIDE, WIDE, WIDE]
 
 
 def test_what_is_no_answer(qstat: Qstat, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"qstat told nothing of job 7\.pbsctl that can be read"):
-        look_up("7.pbsctl", qstat(OPENPBS, NO_SUCH_OPTION))
-    assert len(asked(tmp_path)) == 3
+    with pytest.raises(LaunchError, match=r"qstat printed nothing about job 7\.pbsctl that allranks can parse"):
+        query_job("7.pbsctl", qstat(OPENPBS, NO_SUCH_OPTION))
+    assert len(asked(tmp_path)) == 4
 
 
 def test_a_job_that_may_not_be_seen(qstat: Qstat, tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        look_up("7.pbsctl", qstat(OPENPBS, ("qstat: Unauthorized Request  7.pbsctl\n", 2, 159)))
+        query_job("7.pbsctl", qstat(OPENPBS, ("qstat: Unauthorized Request  7.pbsctl\n", 2, 159)))
     assert str(caught.value) == "qstat failed\n  why: Unauthorized Request  7.pbsctl"
-    assert asked(tmp_path) == [JSON]
+    assert asked(tmp_path) == [WIDE]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -215,7 +203,7 @@ def test_no_qstat(tmp_path: Path) -> None:
     environ = {"PATH": str(tmp_path)}
     assert flavour(environ) is None
     with pytest.raises(LaunchError) as caught:
-        look_up("7.pbsctl", environ)
+        query_job("7.pbsctl", environ)
     assert str(caught.value) == (
         "there is no PBS here: qstat cannot be started\n"
         "  why: No such file or directory\n"
@@ -225,7 +213,9 @@ def test_no_qstat(tmp_path: Path) -> None:
 
 
 def test_grid_engine_is_no_pbs(qstat: Qstat) -> None:
-    with pytest.raises(LaunchError, match=r"this qstat is Grid Engine's\n  fix: the kind pbs is for OpenPBS"):
+    with pytest.raises(
+        LaunchError, match=r"this qstat is not PBS'\n  why: .*\n  fix: .*, use the kind slurm or grid_engine"
+    ):
         flavour(qstat(GRID_ENGINE))
 
 
@@ -236,9 +226,9 @@ def test_some_other_qstat(qstat: Qstat) -> None:
 
 def test_asking_anything(qstat: Qstat) -> None:
     environ = qstat(OPENPBS, ("hello\n", 1, 0), AWAY)
-    assert ask(("qstat", "-B"), environ) == "hello\n"
+    assert run_command(("qstat", "-B"), environ) == "hello\n"
     with pytest.raises(LaunchError, match="PBS cannot be reached"):
-        ask(("qstat", "-B"), environ)
+        run_command(("qstat", "-B"), environ)
 
 
 @pytest.mark.parametrize(("failure", "fix"), list(zip(failures("refused.txt"), REFUSED, strict=True)))
@@ -266,26 +256,24 @@ def test_the_words_of_a_refusal() -> None:
 @pytest.mark.parametrize("failure", failures("unreachable.txt"), ids=lambda failure: " ".join(failure[0]))
 def test_an_unreachable_pbs(failure: tuple[list[str], int, str]) -> None:
     assert PBS.refusal(*failure).what == "PBS cannot be reached"
-    assert is_passing(failure[1], failure[2])
+    assert first_fix(PBS.unreachable, failure[2])
 
 
 @pytest.mark.parametrize("said", PASSING)
 def test_what_is_worth_another_try(said: str) -> None:
-    assert is_passing(1, said) and not is_passing(0, said)
     assert PBS.refusal(["qdel", "1"], 1, said).what == "PBS cannot be reached"
 
 
 def test_what_is_not_there() -> None:
-    told = [(is_unknown(code, said), has_finished(code, said), is_passing(code, said)) for _, code, said in
-            failures("not-there.txt")]  # fmt: skip
-    unknown, finished, other = (True, False, False), (False, True, False), (False, False, False)
-    assert told == [unknown, unknown, unknown, finished, finished, unknown, other, finished, other, other]
-    assert not any(is_passing(code, said) for _, code, said in failures("refused.txt"))
+    told = [bool(code and re.search(PBS.gone, said)) for _, code, said in failures("not-there.txt")]
+    assert told == [True, True, True, True, True, True, False, True, False, False]
+    others = (said for name in ("not-there.txt", "refused.txt") for _, _, said in failures(name))
+    assert not any(first_fix(PBS.unreachable, said) for said in others)
 
 
 @pytest.fixture
 def ended(tmp_path: Path) -> Path:
-    """Give the folder of a run whose agent and script have ended well, when the recorded job had begun."""
+    """Give the directory of a run whose agent and script have ended well, when the recorded job had started."""
     run = tmp_path / "run"
     node = run / contract.node_dir(0, 0)
     node.mkdir(parents=True)
@@ -296,7 +284,7 @@ def ended(tmp_path: Path) -> Path:
 
 
 def state_of(run: Path, seconds: float, info: JobInfo | None, monkeypatch: pytest.MonkeyPatch, **env: str) -> State:
-    """Return the state of a run whose script ended so long after its job began."""
+    """Return the state of a run whose script ended so long after its job started."""
     assert info is not None and info.started is not None
     os.utime(run / contract.attempt_dir(0) / contract.EXIT, (info.started + seconds,) * 2)
     for name, value in env.items():
@@ -328,7 +316,7 @@ def test_a_script_has_time_to_decide_about_another_attempt(
     (attempt / "node-000" / contract.AGENT_EVENTS).unlink()
     if decision is not None:
         (attempt / contract.AGAIN).write_text(json.dumps({"again": decision, "job": "7.pbsctl"}))
-    for name, value in qstat(OPENPBS, (text_of("running.json"), 1, 0)).items():
+    for name, value in qstat(OPENPBS, (text_of("running.txt"), 1, 0)).items():
         monkeypatch.setenv(name, value)
     assert PbsCluster().status_of(ended, Handle(job_id="7.pbsctl")).state is state
 
@@ -337,18 +325,18 @@ def test_a_script_has_time_to_decide_about_another_attempt(
 def test_a_job_that_pbs_keeps_after_its_script_has_ended_is_over(
     qstat: Qstat, ended: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, state: State
 ) -> None:
-    """PBS keeps a job that has lost a node. A job that was put back has begun after an end of its script."""
-    env = qstat(OPENPBS, (text_of("running.json"), 1, 0))
-    assert state_of(ended, seconds, in_json("running"), monkeypatch, **env) is state
+    """PBS keeps a job that has lost a node. A job that was put back has started after an end of its script."""
+    env = qstat(OPENPBS, (text_of("running.txt"), 1, 0))
+    assert state_of(ended, seconds, recorded("running"), monkeypatch, **env) is state
 
 
 def test_a_run_whose_ranks_have_all_succeeded_has_not_failed(
     qstat: Qstat, ended: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PBS kills a job that has lost a node when that is back."""
-    killed = text_of("failed.json").replace('"Exit_status":3', '"Exit_status":271')
-    assert killed != text_of("failed.json")
-    assert state_of(ended, 1, in_json("failed"), monkeypatch, **qstat(OPENPBS, (killed, 1, 0))) is State.SUCCEEDED
+    killed = text_of("failed.txt").replace("Exit_status = 3", "Exit_status = 271")
+    assert killed != text_of("failed.txt")
+    assert state_of(ended, 1, recorded("failed"), monkeypatch, **qstat(OPENPBS, (killed, 1, 0))) is State.SUCCEEDED
 
 
 @pytest.mark.parametrize(("after", "state"), [(1, State.TIMEOUT), (-1, State.CANCELLED)])
@@ -371,7 +359,7 @@ def test_without_a_history_a_time_limit_is_told_from_a_cancellation(
 def test_who_waits_is_told_what_happens_in_each_attempt(
     qstat: Qstat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in qstat(OPENPBS, (text_of("running.json"), 1, 0)).items():
+    for name, value in qstat(OPENPBS, (text_of("running.txt"), 1, 0)).items():
         monkeypatch.setenv(name, value)
     job = SubmittedJob(PbsCluster(), tmp_path, "7.pbsctl")
     assert (job.wait(0), job.news()) == (False, ["job 7.pbsctl submitted", "running"])

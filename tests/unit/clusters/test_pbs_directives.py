@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.clusters.pbs_directives import directives, own_count, own_gpus, own_nodes, short_name, walltime
-from allranks.clusters.pbs_jobs import Flavour
+from allranks.clusters.batch.scheduler import plain_name
+from allranks.clusters.pbs import directives, own, own_nodes
+from allranks.clusters.pbs_words import Flavour
 from allranks.errors import JobError
 from allranks.job.spec import Job
+from allranks.job.units import format_duration
 from allranks.plan.directives import written
 
 
@@ -138,7 +140,7 @@ def test_each_key_is_a_directive(job: dict[str, Any], openpbs: list[str] | None,
         (
             "openpbs",
             {"directives": ["-p 1\n-q evil"]},
-            "scheduler.directives: '-p 1\\n-q evil' is no directive\n  why: each is one line of text",
+            "scheduler.directives: invalid directive: '-p 1\\n-q evil'\n  why: each is one line of text",
         ),
         ("openpbs", {"partition": "a\nb"}, "-q='a\\nb' cannot be asked for\n  why: a directive is one line of text"),
     ],
@@ -195,28 +197,28 @@ def test_what_a_users_own_request_for_nodes_says(
     line: str, value: str | None, count: int | None, gpus: int | None
 ) -> None:
     job = Job.model_validate({"script": "train.py", "scheduler": {"directives": [line]}})
-    assert (own_nodes(job), own_count(job), own_gpus(job)) == (value, count, gpus)
+    assert (own_nodes(job), *own(job)) == (value, count, gpus)
 
 
 def test_of_two_requests_for_nodes_the_first_counts() -> None:
     lines = ["-l select=2:ngpus=1", "-l select=3:ngpus=4"]
     job = Job.model_validate({"script": "train.py", "scheduler": {"directives": lines}})
-    assert (own_count(job), own_gpus(job)) == (2, 1)
+    assert own(job) == (2, 1)
 
 
 @given(st.text(min_size=1))
 def test_every_pbs_takes_the_name(name: str) -> None:
-    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,14}", short_name(name))
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,14}", plain_name(name, 15))
 
 
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9_.+-]{0,14}", fullmatch=True))
 def test_a_name_that_every_pbs_takes_stays(name: str) -> None:
-    assert short_name(name) == name
+    assert plain_name(name, 15) == name
 
 
 @given(st.integers(0, 10**8))
 def test_a_time_comes_back(seconds: int) -> None:
-    text = walltime(seconds)
+    text = format_duration(seconds)
     assert re.fullmatch(r"\d{2,}:[0-5]\d:[0-5]\d", text)
     hours, minutes, rest = map(int, text.split(":"))
     assert 3600 * hours + 60 * minutes + rest == seconds

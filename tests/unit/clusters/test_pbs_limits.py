@@ -9,10 +9,8 @@ import pytest
 from pbs_recorded import ANSWERS
 
 from allranks.clusters.base import Request
-from allranks.clusters.limits import Asked, NodeInfo
-from allranks.clusters.outlook import Objection
-from allranks.clusters.pbs_limits import default_queue, lacking, limits, may_share, parse, parse_nodes, read_asked
-from allranks.clusters.pbs_plan import make_plan
+from allranks.clusters.batch.limits import Issue, NodeInfo, Requested
+from allranks.clusters.pbs import PbsCluster, lacking, limits, may_share, parse, parse_nodes, read_requested
 from allranks.job.spec import Job
 
 GB = 1 << 30
@@ -34,32 +32,32 @@ pbs02
 OTHER = "choose another scheduler.partition; qstat -Q lists the queues"
 
 
-def asked(folder: Path, flavour: str, **job: Any) -> tuple[Asked, ...]:
+def asked(folder: Path, flavour: str, **job: Any) -> tuple[Requested, ...]:
     scheduler = {"flavour": flavour, **job.pop("scheduler", {})}
     made = Job.model_validate({"binary": "true", "cluster": "lab", "scheduler": scheduler, **job})
-    return read_asked(make_plan(Request(made, folder, folder / "runs" / "x", {"PATH": ""})).files[0].text)
+    return read_requested(PbsCluster().plan(Request(made, folder, folder / "runs" / "x", {"PATH": ""})).files[0].text)
 
 
 @pytest.mark.parametrize("flavour", ["openpbs", "torque"])
 def test_what_a_script_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str) -> None:
     resources = {"nodes": 3, "gpus_per_node": 4, "cpus_per_node": 8, "time": "2:30:00"}
     found = asked(tmp_path, flavour, resources=resources, scheduler={"partition": "gpuq", "include": "pbs02"})
-    assert found == (Asked(("gpuq",), 3, 9000, "", 8, 0, 4),)
+    assert found == (Requested(("gpuq",), 3, 9000, "", 8, 0, 4),)
 
 
 def test_the_users_own_nodes_come_first() -> None:
     script = "#PBS -l select=2:ncpus=4:mem=8gb+1:ncpus=2\n#PBS -l select=9:ncpus=1\n#PBS -l walltime=90\n#PBS -q a@b\n"
-    assert read_asked(script) == (
-        Asked(("a@b",), 2, 90, "", 4, 8 * GB, 0),
-        Asked(("a@b",), 1, 90, "", 2, 0, 0),
+    assert read_requested(script) == (
+        Requested(("a@b",), 2, 90, "", 4, 8 * GB, 0),
+        Requested(("a@b",), 1, 90, "", 2, 0, 0),
     )
-    assert read_asked("") == (Asked(),)
+    assert read_requested("") == (Requested(),)
 
 
 def test_nodes_of_two_kinds_are_looked_for_each() -> None:
     """Those of one kind need not be as large as those of the other."""
     script = "#PBS -l select=1:ncpus=2+4:ncpus=64:ngpus=8\n"
-    parts = read_asked(script)
+    parts = read_requested(script)
     small, big = [NodeInfo("small", "free", False, 4, GB, 0)], NodeInfo("big", "free", False, 64, GB, 8)
     assert lacking(parts, small + [big] * 4, may_share=may_share(script)) == []
     (found,) = lacking(parts, small + [big] * 3, may_share=may_share(script))
@@ -70,39 +68,38 @@ def test_nodes_of_two_kinds_are_looked_for_each() -> None:
 
 def test_chunks_that_may_lie_on_one_node_need_no_more() -> None:
     script = "#PBS -l select=8:ncpus=8:ngpus=1\n#PBS -l place={}\n"
-    (scattered,) = lacking(read_asked(script.format("scatter:excl")), NODES, may_share=False)
+    (scattered,) = lacking(read_requested(script.format("scatter:excl")), NODES, may_share=False)
     assert (scattered.what, scattered.fix) == (
         "8 nodes are asked for, and this PBS has 4",
         "lower resources.nodes to 4, or choose another scheduler.partition",
     )
     assert not may_share(script.format("scatter:excl"))
     assert may_share(script.format("free"))
-    (away,) = lacking(read_asked(script.format("free")), NODES, may_share=True)
+    (away,) = lacking(read_requested(script.format("free")), NODES, may_share=True)
     assert not away.is_final
 
 
-def test_queues_and_the_default_one() -> None:
+def test_queues() -> None:
     assert [*QUEUES] == ["workq", "gpuq", "closedq"]
     assert QUEUES["gpuq"]["resources_max.walltime"] == "02:00:00"
     assert QUEUES["workq"]["state_count"].endswith("Begun:0")  # A line that PBS has wrapped.
-    assert default_queue((ANSWERS / "server.txt").read_text()) == "workq"
 
 
 def test_what_a_queue_does_not_give() -> None:
-    too_much = [Asked(nodes=3, time=3 * 3600, cpus=1)]
+    too_much = [Requested(nodes=3, time=3 * 3600, cpus=1)]
     assert [*limits(too_much, "gpuq", QUEUES["gpuq"])] == [
-        Objection("queue gpuq starts no jobs now", f"wait, or {OTHER}", is_final=False),
-        Objection(
+        Issue("queue gpuq starts no jobs now", f"wait, or {OTHER}", is_final=False),
+        Issue(
             "03:00:00 are asked for, and queue gpuq gives a job at most 02:00:00", f"lower resources.time, or {OTHER}"
         ),
-        Objection(
+        Issue(
             "3 nodes are asked for, and queue gpuq gives a job at most 2 nodes", f"lower resources.nodes, or {OTHER}"
         ),
     ]
-    *_, too_little = limits([Asked(cpus=1)], "gpuq", QUEUES["gpuq"])
+    *_, too_little = limits([Requested(cpus=1)], "gpuq", QUEUES["gpuq"])
     assert too_little.what == "1 CPU are asked for, and queue gpuq gives a job at least 2 CPUs"
     assert [*limits(too_much, "workq", QUEUES["workq"])] == []
-    (closed,) = limits([Asked()], "old", {"enabled": "False", "started": "True"})
+    (closed,) = limits([Requested()], "old", {"enabled": "False", "started": "True"})
     assert (closed.what, closed.is_final) == ("queue old takes no jobs", True)
 
 
@@ -125,11 +122,11 @@ def test_virtual_nodes_of_a_host_are_one() -> None:
 @pytest.mark.parametrize(
     ("wanted", "what", "is_final"),
     [
-        (Asked(nodes=5), "5 nodes are asked for, and this PBS has 4", True),
-        (Asked(cpus=99), "99 CPUs of each node are asked for, and no node of this PBS has more than 8 CPUs", True),
-        (Asked(nodes=4), "too few of its nodes are up now: pbs04 is offline (broken fan)", False),
+        (Requested(nodes=5), "5 nodes are asked for, and this PBS has 4", True),
+        (Requested(cpus=99), "99 CPUs of each node are asked for, and no node of this PBS has more than 8 CPUs", True),
+        (Requested(nodes=4), "too few of its nodes are up now: pbs04 is offline (broken fan)", False),
     ],
 )
-def test_why_nodes_are_not_available(wanted: Asked, what: str, is_final: bool) -> None:
+def test_why_nodes_are_not_available(wanted: Requested, what: str, is_final: bool) -> None:
     (found,) = lacking([wanted], NODES, may_share=False)
     assert (found.what, found.is_final) == (what, is_final)

@@ -1,4 +1,4 @@
-"""Which rank failed first, and what tells why, by what the tasks of a PBS job have left in the run's folder."""
+"""Which rank failed first, and what tells why, by what the tasks of a PBS job have left in the run's directory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.base import Said
-from allranks.clusters.pbs_log import TaskEnd, blame, first_failure, said
+from allranks import contract
+from allranks.clusters.batch.cluster import blame
+from allranks.clusters.batch.files import excerpt_of, first_failure
+from allranks.clusters.batch.scheduler import Failure
+from allranks.clusters.pbs import PBS
 from allranks.runs.record import Record, Run
-from allranks.runs.status import Handle, State, Status
+from allranks.runs.status import Handle, LogExcerpt, State, Status
 
 FAILED = Status(State.FAILED, "F (finished)", exit_code=1, started=1.0, ended=2.0)
 
@@ -24,7 +27,7 @@ def plan(run: Path, nnodes: int = 2, **logs: str) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Give the folder of a run with two nodes of two ranks."""
+    """Give the directory of a run with two nodes of two ranks."""
     for rank in range(4):
         node = tmp_path / f"attempts/000/node-00{rank // 2}"
         node.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,7 @@ def test_who_failed_first_is_to_blame(run: Path) -> None:
     path = end(run, "1/rank-3", "7 n1\n", 20.25)
     end(run, "1/rank-2", "143 n1\n", 20.5)
     end(run, "0/rank-1", "0 n0\n", 10)
-    assert first_failure(run / "attempts/000") == TaskEnd(20.25, path.parent, 3, 7, "n1")
+    assert first_failure(run / "attempts/000") == Failure(3, "n1", 7, time=20.25, folder=path.parent)
 
 
 def test_at_the_same_time_the_lowest_rank_is(run: Path) -> None:
@@ -71,7 +74,7 @@ def test_a_file_that_is_not_whole_tells_nothing(run: Path, text: str) -> None:
 def test_nobody_failed(run: Path) -> None:
     end(run, "0/rank-0", "0 n0\n", 1)
     assert first(run) is None
-    assert blame(FAILED, run, run / "attempts/000") is FAILED
+    assert blame(PBS, FAILED, run, run / "attempts/000", "") is FAILED
 
 
 def test_ranks_that_left_to_be_continued_and_those_ended_for_it_did_not_fail(run: Path) -> None:
@@ -85,11 +88,11 @@ def test_ranks_that_left_to_be_continued_and_those_ended_for_it_did_not_fail(run
 
 def test_where_none_has_left_sigterm_counts(run: Path) -> None:
     end(run, "1/rank-2", "143 n1\n", 6)
-    assert first(run) == ("node-001", 2, 143)
+    assert first(run) == ("node-001", 2, -15)
 
 
 def told(run: Path) -> tuple[str | None, int | None, int | None]:
-    status = blame(FAILED, run, run / "attempts/000")
+    status = blame(PBS, FAILED, run, run / "attempts/000", "")
     assert replace(status, reason=None, exit_code=1, rank=None) == FAILED
     return status.reason, status.exit_code, status.rank
 
@@ -97,10 +100,10 @@ def told(run: Path) -> tuple[str | None, int | None, int | None]:
 @pytest.mark.parametrize(
     ("code", "nnodes", "reason"),
     [
-        (7, 2, "rank 3 on n1 ended with exit code 7"),
+        (7, 2, "rank 3 on n1 exited with code 7"),
         (137, 2, "rank 3 on n1 was killed by SIGKILL"),
-        (7, 1, "rank 3 ended with exit code 7"),
-        (128, 1, "rank 3 ended with exit code 128"),
+        (7, 1, "rank 3 exited with code 7"),
+        (128, 1, "rank 3 exited with code 128"),
     ],
 )
 def test_the_status_names_rank_node_and_code(run: Path, code: int, nnodes: int, reason: str) -> None:
@@ -112,7 +115,7 @@ def test_the_status_names_rank_node_and_code(run: Path, code: int, nnodes: int, 
 def test_a_rank_without_a_log_is_not_pointed_to(run: Path) -> None:
     end(run, "1/rank-3", "7 n1\n", 1)
     (run / "attempts/000/node-001/rank-3.err").unlink()
-    assert told(run) == ("rank 3 on n1 ended with exit code 7", 7, None)
+    assert told(run) == ("rank 3 on n1 exited with code 7", 7, None)
 
 
 def test_while_no_rank_has_begun_the_node_gives_its_code(run: Path) -> None:
@@ -130,12 +133,24 @@ def test_a_node_that_was_not_set_up_gives_its_code(run: Path) -> None:
 def test_agents_know_more(run: Path) -> None:
     end(run, "1/agent", "42 n1\n", 1)
     (run / "attempts/000/node-000/agent.jsonl").touch()
-    assert blame(FAILED, run, run / "attempts/000") is FAILED
+    assert blame(PBS, FAILED, run, run / "attempts/000", "") is FAILED
 
 
-def saying(run: Path) -> Said:
-    record = Record("x", "x", "hall", "pbs", 4, 2, 0.0, "h", Handle(job_id="8.server"), FAILED, 30.0, 0o600)
-    return said(Run(run, record))
+def saying(run: Path) -> LogExcerpt:
+    record = Record(
+        id="x",
+        name="x",
+        cluster="hall",
+        kind="pbs",
+        world_size=4,
+        nnodes=2,
+        host="h",
+        handle=Handle(job_id="8.server"),
+        status=FAILED,
+        stop_timeout=30.0,
+        file_mode=0o600,
+    )
+    return excerpt_of(PBS, Run(run, record))
 
 
 SCRIPT = "OMP: x\nbash: line 1: module: command not found\nallranks: no other attempt: it has ended\n"
@@ -146,35 +161,36 @@ def test_what_the_script_of_the_newest_job_said_comes_first(run: Path) -> None:
     log.write_text(SCRIPT)
     (run / "pbs-8.out").write_text("old\n")
     (run / "pbs.out").write_text("=>> PBS: job killed: walltime 10 exceeded limit 4\n")
-    assert saying(run) == Said(log, ["OMP: x", "bash: line 1: module: command not found"])
+    assert saying(run) == LogExcerpt(log, ["OMP: x", "bash: line 1: module: command not found"])
 
 
 def test_of_a_log_that_attempts_share_only_what_the_newest_said_counts(run: Path) -> None:
     log = run / "pbs-9.out"
     log.write_text("allranks: n1: a task was not started, or is lost\n")
-    (run / "attempts/000/logs-before").write_text(f"{log.stat().st_size} {log}\n")
-    assert saying(run) == Said(log)
+    with log.open("a") as stream:
+        stream.write(f"cut off{contract.ATTEMPT_STARTS}\n")
+    assert saying(run) == LogExcerpt(log)
     with log.open("a") as stream:
         stream.write("allranks: n2: a task was not started, or is lost\n")
-    assert saying(run) == Said(log, ["n2: a task was not started, or is lost"])
+    assert saying(run) == LogExcerpt(log, ["n2: a task was not started, or is lost"])
 
 
 def test_what_says_nothing_of_the_cause_is_left_out(run: Path) -> None:
     log = run / "pbs-9.out"
     lines = ["pbsdsh: task 0x00000002 exit status 3", "pbs_tmrsh: x", "allranks: node 0: A=1: why", "  File x"]
     log.write_text("\n".join([*lines[:2], "allranks: the cause", *lines[2:]]))
-    assert saying(run) == Said(log, ["the cause"])
+    assert saying(run) == LogExcerpt(log, ["the cause"])
 
 
 def test_then_what_pbs_said_and_then_the_node_that_failed_first(run: Path) -> None:
     log = run / "attempts/000/node-001/agent.log"
     log.write_text("allranks: n1: false failed with exit code 1\n")
     end(run, "1/agent", "1 n1\n", 1)
-    assert saying(run) == Said(log, ["n1: false failed with exit code 1"])
+    assert saying(run) == LogExcerpt(log, ["n1: false failed with exit code 1"])
     (run / "pbs.out").write_text("=>> PBS: job killed: walltime 10 exceeded limit 4\n")
-    assert saying(run) == Said(run / "pbs.out", ["=>> PBS: job killed: walltime 10 exceeded limit 4"])
+    assert saying(run) == LogExcerpt(run / "pbs.out", ["=>> PBS: job killed: walltime 10 exceeded limit 4"])
     (run / "pbs-9.out").write_text("of the script\n")
-    assert saying(run) == Said(run / "pbs-9.out", ["of the script"])
+    assert saying(run) == LogExcerpt(run / "pbs-9.out", ["of the script"])
 
 
 def test_logs_that_the_job_asks_for_those_with_errors_first(run: Path) -> None:
@@ -182,9 +198,9 @@ def test_logs_that_the_job_asks_for_those_with_errors_first(run: Path) -> None:
     plan(run, output=str(out), error=str(err))
     out.write_text("out\n")
     err.touch()
-    assert saying(run) == Said(out, ["out"])
+    assert saying(run) == LogExcerpt(out, ["out"])
     err.write_text("err\n")
-    assert saying(run) == Said(err, ["err"])
+    assert saying(run) == LogExcerpt(err, ["err"])
 
 
 def test_of_an_array_the_task_that_spoke_last(run: Path) -> None:
@@ -193,9 +209,9 @@ def test_of_an_array_the_task_that_spoke_last(run: Path) -> None:
         log = run / f"pbs-9[{task}].out"
         log.write_text(f"task {task}\n")
         os.utime(log, (at, at))
-    assert saying(run) == Said(run / "pbs-9[11].out", ["task 11"])
+    assert saying(run) == LogExcerpt(run / "pbs-9[11].out", ["task 11"])
 
 
 def test_nothing_is_said(run: Path) -> None:
     (run / "plan.json").unlink()
-    assert saying(run) == Said()
+    assert saying(run) == LogExcerpt()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.clusters.base import Request
-from allranks.clusters.pbs_plan import make_plan
+from allranks.clusters.pbs import PbsCluster
 from allranks.errors import AllranksError, JobError, LaunchError, PreflightError
 from allranks.job.spec import Job
 from allranks.plan.plan import Plan
@@ -23,7 +23,7 @@ def plan_of(folder: Path, environ: dict[str, str] = NOWHERE, *, standalone: bool
     """Plan a job that is given as the sections of a job file."""
     (folder / "train.py").touch()
     made = Job.model_validate({"script": "train.py", "cluster": "hall", **job})
-    return make_plan(Request(made, folder, folder / "runs" / "x", environ, standalone))
+    return PbsCluster().plan(Request(made, folder, folder / "runs" / "x", environ, standalone))
 
 
 def directives(plan: Plan) -> list[str]:
@@ -37,7 +37,7 @@ def orders(plan: Plan) -> dict[str, Any]:
 
 
 def lines(plan: Plan, start: str) -> list[str]:
-    """Return the lines of the script that begin so."""
+    """Return the lines of the script that start so."""
     return [line.strip() for line in plan.files[0].text.splitlines() if line.strip().startswith(start)]
 
 
@@ -81,13 +81,13 @@ def test_which_pbs_it_is(tmp_path: Path, said: str, asked: str | None, request_f
 
 def test_without_a_qstat_it_is_taken_for_openpbs_which_is_said(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    assert plan.notes[0] == "there is no qstat here to tell which PBS this is: taken for OpenPBS (scheduler.flavour)"
+    assert plan.notes[0] == "no qstat here shows which PBS this is: OpenPBS is assumed (scheduler.flavour)"
     assert "-l select=1:mpiprocs=1" in directives(plan)
 
 
 def test_another_qstat_is_refused(tmp_path: Path) -> None:
     environ = qstat(tmp_path / "bin", "SGE 8.1.9")
-    with pytest.raises(LaunchError, match=r"^this qstat is Grid Engine's\n"):
+    with pytest.raises(LaunchError, match=r"^this qstat is not PBS'\n"):
         plan_of(tmp_path, environ)
     plan_of(tmp_path, environ, scheduler={"flavour": "openpbs"})
 
@@ -105,8 +105,7 @@ def test_another_qstat_is_refused(tmp_path: Path) -> None:
 )
 def test_ranks_of_a_node_and_their_backend(tmp_path: Path, job: dict[str, Any], expected: tuple[int, str, str]) -> None:
     plan = plan_of(tmp_path, **job)
-    (line,) = lines(plan, "export ALLRANKS_NODE_NPROC=")
-    assert (plan.nproc_per_node, plan.backend, line.partition("=")[2]) == expected
+    assert (plan.nproc_per_node, plan.backend, str(orders(plan)["nproc_per_node"])) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_a_users_own_request_for_nodes_counts(tmp_path: Path, value: str, nodes:
             {"resources": {"nodes": "3"}, "scheduler": {"directives": ["-l select=1:ncpus=2+1"]}},
             JobError,
             "3 nodes are asked for by resources.nodes, and 2 by scheduler.directives\n"
-            "  why: scheduler.directives asks for 1:ncpus=2+1\n"
+            "  why: scheduler.directives: -l select=1:ncpus=2+1\n"
             "  fix: leave one of them out",
         ),
         ({"launch": {"backend": "nccl"}}, PreflightError, "1 rank on 0 GPUs with backend nccl"),
@@ -151,7 +150,7 @@ def test_a_users_own_request_for_nodes_counts(tmp_path: Path, value: str, nodes:
         (
             {"scheduler": {"output": "logs here/a.log"}},
             JobError,
-            "scheduler.output: there is no folder {folder}/logs here\n  why: the script could not say anything\n"
+            "scheduler.output: there is no directory {folder}/logs here\n  why: the script could not say anything\n"
             "  fix: mkdir -p '{folder}/logs here'",
         ),
     ],
@@ -212,11 +211,11 @@ def test_each_line_has_its_reason(tmp_path: Path) -> None:
     [
         (
             {"name": "a-name-of-18-chars"},
-            "PBS knows the job as a-name-of-18-ch: not every version takes longer names, or other characters",
+            "PBS knows the job as a-name-of-18-ch: other names it may not take",
         ),
         (
             {"resources": {"nodes": "2:4", "cpus_per_node": 4}},
-            "resources.nodes: PBS gives the same number of nodes always, 4 are asked for",
+            "resources.nodes: PBS always gives the same number of nodes: 4",
         ),
         ({"resources": {"spares": 1, "nodes": 2}}, "resources.spares: nodes are kept ready over SSH only"),
         (
@@ -226,7 +225,7 @@ def test_each_line_has_its_reason(tmp_path: Path) -> None:
         ({"resources": {}}, "resources.cpus_per_node is not given: most sites then give one CPU"),
         (
             {"launch": {"launcher": "direct", "max_restarts": 1}},
-            "launch.max_restarts: ranks are started once; launcher torchrun starts them anew",
+            "launch.max_restarts: the ranks are started once; launcher torchrun starts them again",
         ),
         ({"resources": {"hosts": ["a"]}}, "resources.hosts is not used: PBS chooses the nodes; scheduler.include"),
     ],

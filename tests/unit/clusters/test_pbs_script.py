@@ -24,7 +24,7 @@ from allranks.plan.script import exports
 from waiting import PATIENCE
 
 SECONDS = PATIENCE
-#: What starts a task on another node, whose environment is almost empty; signals are as for whoever is started anew.
+#: What starts a task on another node, whose environment is almost empty; signals are as for whoever restarts.
 ON_NODE = """\
 exec env -i HOME=/ PATH=/usr/bin:/bin PBS_NODENUM=9 OMP_NUM_THREADS=64 NCPUS=64 \\
   env --default-signal=USR1,INT,TERM,HUP "$@"
@@ -96,8 +96,10 @@ class Site:
 
     @property
     def said(self) -> list[str]:
-        """What the script has said."""
-        return (self.folder / "runs" / "x" / "pbs-7.out").read_text().splitlines()
+        """What the script has said in its first attempt."""
+        start, *lines = (self.folder / "runs" / "x" / "pbs-7.out").read_text().splitlines()
+        assert start == contract.ATTEMPT_STARTS
+        return lines
 
     def ends(self) -> dict[str, str]:
         """Return how each task ended."""
@@ -114,7 +116,7 @@ class Site:
 SHOW = 'env -0 >"env-$RANK"\n'
 #: Lets a rank say that it is there, and wait to be ended.
 STAY = ': >"ready-$RANK"\nwhile true; do sleep 0.05; done\n'
-#: For a command that stands in: the folder of the job.
+#: For a command that stands in: the directory of the job.
 FOLDER = "folder=${0%/bin/*}\n"
 
 
@@ -171,7 +173,9 @@ def test_the_environment_reaches_each_task_and_its_file_is_gone(site: Site) -> N
     site.environ["ODD"] = ODD
     file = secrets(site)
     # A file is there until its task has read it, for nobody else.
-    site.command("pbs_tmrsh", '#!/bin/sh\nstat -c %a "$4"/environment-* >>"$0.modes"\n' + TMRSH)
+    site.command(
+        "pbs_tmrsh", '#!/bin/sh\nstat -c %a "${0%/bin/*}"/runs/x/attempts/000/environment-* >>"$0.modes"\n' + TMRSH
+    )
     assert site.run(SHOW, **SECRET) == 0
     for rank in range(2):
         seen = site.seen(rank)
@@ -249,14 +253,11 @@ def test_a_task_has_ended_when_it_says_so_not_when_its_starter_does(site: Site) 
     assert site.said == []
 
 
-def test_a_rerun_job_knows_where_its_log_begins(site: Site) -> None:
+def test_a_rerun_job_says_where_its_log_begins(site: Site) -> None:
+    assert site.run("exit 0\n") == 0
     assert site.run("exit 0\n") == 0
     log = site.folder / "runs" / "x" / "pbs-7.out"
-    log.write_text("x" * 9)
-    assert site.run("exit 0\n") == 0
-    attempts = site.folder / "runs" / "x" / contract.ATTEMPTS_DIR
-    assert (attempts / "000" / contract.LOGS_BEFORE).read_text() == f"0 {log}\n"
-    assert (attempts / "001" / contract.LOGS_BEFORE).read_text() == f"9 {log}\n"
+    assert log.read_text().splitlines() == [contract.ATTEMPT_STARTS] * 2
 
 
 def test_what_the_first_of_the_starters_is_that_is_there(site: Site) -> None:
@@ -285,6 +286,18 @@ def test_a_job_that_is_ended_tells_its_other_nodes(site: Site) -> None:
     assert site.ends() == {"rank-0": "9", "rank-1": "9"}
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_job_that_is_ended_before_its_ranks_start_records_that(site: Site, number: signal.Signals) -> None:
+    hangs = ': >"$folder/ready"\nwhile [ -d "/proc/$PPID" ]; do sleep 0.05; done\n'
+    site.command("qstat", f"#!/bin/sh\n{FOLDER}{hangs}")
+    process = site.start(SHOW)
+    await_files([site.folder / "ready"])
+    process.send_signal(number)
+    assert process.wait(SECONDS) == 128 + number
+    assert (site.attempt / contract.EXIT).read_text() == f"{128 + number}\n"
+    assert site.ends() == {}
+
+
 #: As a rank in Python, which can listen to a warning that is ignored at first.
 LISTENS = """\
 import signal, sys
@@ -299,7 +312,7 @@ while True:
 def test_ranks_are_warned_before_the_time_is_over(site: Site) -> None:
     site.command("qstat", "#!/bin/sh\necho '    Resource_List.walltime = 00:01:00'\n")  # Less than the job asks for.
     waits = 'while [ ! -e "$folder/ready-0" ] || [ ! -e "$folder/ready-1" ]; do sleep 0.02; done'
-    site.command("pbs_tmrsh", f'#!/bin/sh\n{FOLDER}[ "$3" != -c ] || {waits}\n{TMRSH}')
+    site.command("pbs_tmrsh", f'#!/bin/sh\n{FOLDER}[ "$5" != USR1 ] || {waits}\n{TMRSH}')
     (site.folder / "rank.py").write_text(LISTENS)
     resources, retry = {"nodes": 2, "time": "2min"}, {"requeue": False, "warn_before": 60}
     assert site.run(f'exec {sys.executable} rank.py "$RANK"\n', resources=resources, retry=retry) == 75

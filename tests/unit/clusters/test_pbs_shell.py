@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allranks.clusters.pbs_shell import shell_command
+from allranks.clusters.pbs import PbsCluster
 from allranks.errors import JobError, PreflightError
 from allranks.job.spec import Job
 
@@ -19,7 +19,7 @@ LEAST = ["qsub", "-I", "-l", "select=1:mpiprocs=1", "-l", "place=scatter"]
 def command(*words: str, flavour: str = "openpbs", **job: Any) -> list[str]:
     scheduler = {"flavour": flavour, **job.pop("scheduler", {})}
     made = Job.model_validate({"cluster": "hall", "scheduler": scheduler, **job})
-    return list(shell_command(made, words, ENVIRON))
+    return list(PbsCluster().shell_command(made, words, ENVIRON, terminal=True))
 
 
 def split(found: list[str]) -> tuple[list[str], list[str]]:
@@ -36,7 +36,7 @@ def test_a_shell_needs_nothing_but_a_cluster() -> None:
 
 
 def test_without_a_known_shell_or_pbs_it_is_bash_on_openpbs() -> None:
-    found = shell_command(Job(cluster="hall"), (), {"PATH": ""})
+    found = PbsCluster().shell_command(Job(cluster="hall"), (), {"PATH": ""}, terminal=True)
     assert (list(found[:6]), found[-1]) == (LEAST, "bash")
 
 
@@ -107,13 +107,13 @@ def test_ranks_that_start_by_themselves_have_a_cpu_each(job: dict[str, Any], cpu
 
 
 def test_a_directive_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(JobError, match=r"^scheduler[.]directives: .* is no directive\n  why: No closing quotation$"):
+    with pytest.raises(JobError, match=r"^scheduler[.]directives: invalid directive: .*\n  why: No closing quotation$"):
         command(scheduler={"directives": ["-W comment='a"]})
 
 
 def test_inside_an_allocation_there_is_no_second_one() -> None:
     with pytest.raises(PreflightError) as caught:
-        shell_command(Job(cluster="hall"), (), {"PBS_JOBID": "7.server"})
+        PbsCluster().shell_command(Job(cluster="hall"), (), {"PBS_JOBID": "7.server"}, terminal=True)
     assert str(caught.value) == (
         "this is inside an allocation already: PBS_JOBID is 7.server\n"
         "  fix: allranks run uses it as it is; for another one, leave this shell first"

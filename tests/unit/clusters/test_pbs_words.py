@@ -7,9 +7,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pbs_recorded import in_json
+from pbs_recorded import recorded
 
-from allranks.clusters.pbs_jobs import JobInfo
 from allranks.clusters.pbs_words import native_of, reason_of, state_of, waits_for, why_pending
 from allranks.runs.status import State
 
@@ -17,7 +16,7 @@ STATES = {State.PENDING: "QHWT", State.RUNNING: "RBESU", State.UNKNOWN: "FXCM?"}
 #: Reasons of the recorded jobs: whether waiting is in vain, and what is told.
 RECORDED = {
     "held": (False, "it is held: let it go with qrls 263.pbsctl"),
-    "begin": (False, "its time to begin has not come"),
+    "begin": (False, "its time to start has not come"),
     "dependent": (False, "it waits for job 265.pbsctl"),
     "log-folder-missing-kd": (
         False,
@@ -131,7 +130,7 @@ def test_states(state: State, letter: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_reasons(name: str) -> None:
-    job = in_json(name)
+    job = recorded(name)
     assert (bool(job.why and job.why.hopeless), job.reason) == RECORDED[name]
 
 
@@ -168,19 +167,19 @@ def test_a_hold_for_another_job_is_no_hold_of_a_person() -> None:
 
 
 def test_a_job_that_was_moved() -> None:
-    assert JobInfo("7", State.UNKNOWN, native_of("M")).reason == (
+    assert str(reason_of("M", "", "", "")) == (
         "it was moved to another server, and this one does not know what becomes of it"
     )
 
 
 def test_a_job_that_is_new() -> None:
-    assert str(why_pending("")) == "PBS has not looked at it yet"
+    assert str(why_pending("")) == "PBS has not considered it yet"
 
 
 @given(st.text("abcXYZ_:,.{}()[]% ", min_size=1).filter(str.strip))
 def test_an_unknown_comment_is_kept(comment: str) -> None:
-    reason = JobInfo("7", State.PENDING, "Q (queued)", word=comment).why
+    reason = reason_of("Q", comment, "", "")
     assert reason is not None
     assert (reason.text, reason.hopeless) == (f"PBS says {comment}", False)
     assert why_pending(f"Can Never Run: {comment}").hopeless
-    assert JobInfo("7", State.UNKNOWN, f"?{comment}").reason == "PBS says ?"
+    assert str(reason_of("?", comment, "", "")) == "PBS says ?"

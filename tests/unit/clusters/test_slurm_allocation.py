@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from test_slurm_plan import lines, plan_of
+from test_slurm_plan import plan_of
 
-from allranks.clusters.slurm_allocation import parse_gpus
+from allranks.clusters.slurm import SlurmCluster, parse_gpus
+from allranks.errors import LaunchError
+from allranks.plan.plan import Plan
 
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 #: As a real Slurm 22.05 writes it, shortened.
@@ -54,6 +57,12 @@ def _slurm(folder: Path, nodes: str, code: int = 0) -> dict[str, str]:
     return {**INSIDE, "PATH": f"{folder}/bin:{os.defpath}"}
 
 
+def step_options(plan: Plan) -> list[str]:
+    """Return the options of the step that the supervisor is told."""
+    options: list[str] = json.loads(plan.files[3].text)["options"]
+    return options
+
+
 @pytest.mark.parametrize(
     ("nodes", "ranks", "backend", "why"),
     [
@@ -67,7 +76,7 @@ def test_slurm_is_asked_where_no_variable_tells(tmp_path: Path, nodes: str, rank
     assert (plan.reasons[2].subject, plan.reasons[2].why) == ("ranks", why)
     assert plan.notes == ()
     assert (tmp_path / "asked").read_text() == "--details show job 7\n"
-    assert "--gpus-per-node" not in plan.files[0].text
+    assert step_options(plan) == []
 
 
 def test_with_different_numbers_the_least_is_used_everywhere(tmp_path: Path) -> None:
@@ -77,22 +86,22 @@ def test_with_different_numbers_the_least_is_used_everywhere(tmp_path: Path) -> 
         "the nodes of this allocation have 1 to 3 GPUs, of which 1 on each are used: "
         "salloc --gpus-per-node gives all nodes the same number",
     )
-    assert "--gpus-per-node=1" in plan.files[0].text
+    assert step_options(plan) == ["--gpus-per-node=1"]
 
 
 def test_a_step_asks_for_what_an_allocation_by_task_has(tmp_path: Path) -> None:
     environ = {**_slurm(tmp_path, EVEN), "SLURM_GPUS_PER_TASK": "1"}
     plan = plan_of(tmp_path, environ, launch={"launcher_args": ["--mpi=none"]})
     assert plan.world_size == 4
-    assert any("--gpus-per-node=2 --mpi=none" in line for line in lines(plan, "--"))
-    assert "--gpus-per-node=1" in plan_of(tmp_path, environ, resources={"gpus_per_node": 1}).files[0].text
+    assert step_options(plan) == ["--gpus-per-node=2", "--mpi=none"]
+    assert step_options(plan_of(tmp_path, environ, resources={"gpus_per_node": 1})) == ["--gpus-per-node=1"]
 
 
 @pytest.mark.parametrize(
     ("nodes", "code", "problem"),
     [
         (EVEN, 1, "scontrol failed: "),
-        (UNTOLD, 0, "Slurm does not tell; "),
+        (UNTOLD, 0, "Slurm does not report; "),
     ],
 )
 def test_what_slurm_does_not_tell_is_said(tmp_path: Path, nodes: str, code: int, problem: str) -> None:
@@ -115,3 +124,10 @@ def test_slurm_is_not_asked_where_variables_tell(tmp_path: Path, told: dict[str,
     assert plan_of(tmp_path, {**INSIDE, "PATH": str(tmp_path), **told}).nproc_per_node == 2
     asked = plan_of(tmp_path, {**INSIDE, "PATH": str(tmp_path)}, resources={"gpus_per_node": 3})
     assert (asked.nproc_per_node, asked.notes) == (3, ())
+
+
+def test_a_run_of_an_allocation_resumes_in_one_of_as_many_nodes(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {**INSIDE, "PATH": str(tmp_path)}, resources={"gpus_per_node": 0})
+    with pytest.raises(LaunchError) as caught:
+        SlurmCluster().again(plan, 1)
+    assert caught.value.fix == "salloc --nodes=2, and allranks resume there; or allranks run --on a cluster"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from slurm_recorded import accounted, accounting, failures, shown, text_of
 
-from allranks.clusters.slurm_errors import SLURM
-from allranks.clusters.slurm_jobs import ask, look_up
+from allranks.clusters.batch import query
+from allranks.clusters.slurm import SLURM, query_job, run_command
 from allranks.errors import LaunchError
 from allranks.runs.status import State
 
@@ -33,12 +33,12 @@ REFUSED = [
     "change scheduler.include or scheduler.exclude; see sinfo --Node",
     "change scheduler.constraint; see sinfo --Format=NodeList,Features",
     "change scheduler.reservation; see scontrol show reservation",
-    "name a script that exists and begins with #!",
+    "name a script that exists and starts with #!",
 ]
 #: Said by a real Slurm 22.05 (the first six), or texts of Slurm's list of errors (slurm_errno.h), not recorded.
 MORE_REFUSED = {
     "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information": "change scheduler.directives",
-    "Invalid time specification (pos=4): now+1h\nsbatch: error: Invalid --begin specification": (
+    "Invalid time specification (pos=4): now+1h\nsbatch: error: Invalid --start specification": (
         "change scheduler.directives"
     ),
     "sbatch: error: Batch job submission failed: Invalid license specification": (
@@ -48,7 +48,7 @@ MORE_REFUSED = {
     "sbatch: error: Batch job submission failed: Invalid job array specification": (
         "change scheduler.array; see scontrol show config for MaxArraySize"
     ),
-    "sbatch: error: This does not look like a batch script.  The first": "name a script that exists and begins with #!",
+    "sbatch: error: This does not look like a batch script.  The first": "name a script that exists and starts with #!",
     "sbatch: error: Batch job submission failed: User's group not permitted to use this partition": (
         "set scheduler.partition to one that sinfo --summarize lists and you may use"
     ),
@@ -84,7 +84,7 @@ def slurm(tmp_path: Path) -> Answer:
 
 def test_accounting_is_not_asked_about_a_job_that_runs(slurm: Answer, tmp_path: Path) -> None:
     environ = slurm(scontrol=(text_of("running", "scontrol.txt"), 0), sacct=("", 0))
-    assert look_up("16", environ) == shown("running")
+    assert query_job("16", environ) == shown("running")
     assert (tmp_path / "scontrol.log").read_text() == "show job 16 UTC0 standard\n"
     assert not (tmp_path / "sacct.log").exists()
 
@@ -92,19 +92,19 @@ def test_accounting_is_not_asked_about_a_job_that_runs(slurm: Answer, tmp_path: 
 @pytest.mark.parametrize("name", ["completed", "failed", "timeout", "preempted", "node-fail"])
 def test_accounting_adds_the_peak_of_memory(slurm: Answer, name: str) -> None:
     environ = slurm(scontrol=(text_of(name, "scontrol.txt"), 0), sacct=(accounting(name), 0))
-    assert look_up("1", environ) == replace(shown(name), peak_memory=accounted(name).peak_memory)
+    assert query_job("1", environ) == replace(shown(name), peak_memory=accounted(name).peak_memory)
 
 
 def test_accounting_knows_which_step_was_out_of_memory(slurm: Answer) -> None:
     name = "out-of-memory-in-step"
-    job = look_up("14", slurm(scontrol=(text_of(name, "scontrol.txt"), 0), sacct=(accounting(name), 0)))
+    job = query_job("14", slurm(scontrol=(text_of(name, "scontrol.txt"), 0), sacct=(accounting(name), 0)))
     assert job is not None
     assert (job.state, job.native, job.exit_code) == (State.OUT_OF_MEMORY, "OUT_OF_MEMORY", 1)
 
 
 def test_accounting_knows_who_cancelled(slurm: Answer) -> None:
     environ = slurm(scontrol=(text_of("cancelled", "scontrol.txt"), 0), sacct=(accounting("cancelled"), 0))
-    job = look_up("16", environ)
+    job = query_job("16", environ)
     assert job is not None
     assert (job.native, job.signal) == ("CANCELLED by 0", 15)
 
@@ -112,22 +112,22 @@ def test_accounting_knows_who_cancelled(slurm: Answer) -> None:
 @pytest.mark.parametrize("said", [NO_ACCOUNTING, "sacct: error: Problem talking to the database: Connection refused\n"])
 def test_without_accounting(slurm: Answer, said: str) -> None:
     environ = slurm(scontrol=(text_of("failed", "scontrol.txt"), 0), sacct=(said, 1))
-    assert look_up("9", environ) == shown("failed")
-    assert look_up("9", slurm(scontrol=(UNKNOWN, 1))) is None
+    assert query_job("9", environ) == shown("failed")
+    assert query_job("9", slurm(scontrol=(UNKNOWN, 1))) is None
 
 
 def test_without_the_command_of_accounting(slurm: Answer) -> None:
-    assert look_up("9", slurm(scontrol=(text_of("failed", "scontrol.txt"), 0))) == shown("failed")
+    assert query_job("9", slurm(scontrol=(text_of("failed", "scontrol.txt"), 0))) == shown("failed")
 
 
 def test_long_after_the_end_accounting_knows(slurm: Answer) -> None:
     environ = slurm(scontrol=(UNKNOWN, 1), sacct=(accounting("timeout"), 0))
-    assert look_up("15", environ) == accounted("timeout")
+    assert query_job("15", environ) == accounted("timeout")
 
 
 @pytest.mark.parametrize("name", ["running", "requeued"])
 def test_what_the_controller_does_not_know_does_not_run(slurm: Answer, name: str) -> None:
-    assert look_up("16", slurm(scontrol=(UNKNOWN, 1), sacct=(accounting(name), 0))) is None
+    assert query_job("16", slurm(scontrol=(UNKNOWN, 1), sacct=(accounting(name), 0))) is None
 
 
 def test_an_array_stands_as_the_task_that_decides(slurm: Answer) -> None:
@@ -135,23 +135,23 @@ def test_an_array_stands_as_the_task_that_decides(slurm: Answer) -> None:
         texts = [text_of(name, "scontrol.txt") for name in names]
         return slurm(scontrol=("".join(texts), 0), sacct=(NO_ACCOUNTING, 1))
 
-    assert look_up("1", array("completed", "pending-held", "running", "failed")) == shown("running")
-    assert look_up("1", array("completed", "pending-held", "failed")) == shown("pending-held")
-    assert look_up("1", array("completed", "timeout")) == shown("timeout")
-    assert look_up("1", array("completed", "completed")) == shown("completed")
+    assert query_job("1", array("completed", "pending-held", "running", "failed")) == shown("running")
+    assert query_job("1", array("completed", "pending-held", "failed")) == shown("pending-held")
+    assert query_job("1", array("completed", "timeout")) == shown("timeout")
+    assert query_job("1", array("completed", "completed")) == shown("completed")
 
 
 def test_a_task_of_an_array_that_the_controller_has_forgotten_decides(slurm: Answer) -> None:
     """It forgets each task some minutes after the end of that task, not of the array."""
     told = accounting("completed") + accounting("failed")
-    found = look_up("1", slurm(scontrol=(text_of("completed", "scontrol.txt"), 0), sacct=(told, 0)))
+    found = query_job("1", slurm(scontrol=(text_of("completed", "scontrol.txt"), 0), sacct=(told, 0)))
     assert found is not None
     assert (found.job_id, found.state) == (shown("failed").job_id, State.FAILED)
 
 
 def test_without_a_controller(slurm: Answer) -> None:
     with pytest.raises(LaunchError) as caught:
-        look_up("9", slurm(scontrol=(NO_CONTROLLER, 1)))
+        query_job("9", slurm(scontrol=(NO_CONTROLLER, 1)))
     assert str(caught.value) == (
         "Slurm cannot be reached\n"
         "  why: Unable to contact slurm controller (connect failure)\n"
@@ -161,7 +161,7 @@ def test_without_a_controller(slurm: Answer) -> None:
 
 def test_without_slurm(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        look_up("9", {"PATH": str(tmp_path)})
+        query_job("9", {"PATH": str(tmp_path)})
     assert str(caught.value) == (
         "there is no Slurm here: scontrol cannot be started\n"
         "  why: No such file or directory\n"
@@ -173,7 +173,7 @@ def test_without_slurm(tmp_path: Path) -> None:
 def test_an_answer_that_does_not_come(slurm: Answer) -> None:
     environ = slurm(sbatch=("", 0))
     with pytest.raises(LaunchError) as caught:
-        ask(["sleep", "60"], environ, seconds=0.1)
+        run_command(["sleep", "60"], environ, seconds=0.1)
     assert caught.value.what == "Slurm cannot be reached: sleep gave no answer for 0.1 s"
 
 
@@ -181,9 +181,9 @@ def test_a_command_runs_as_it_is_given(slurm: Answer, tmp_path: Path) -> None:
     folder = tmp_path / "my work"
     folder.mkdir()
     environ = slurm(sbatch=("7\n", 0))
-    assert ask(["sbatch", "a b"], environ, cwd=folder) == "7\n"
+    assert query.run(SLURM, ["sbatch", "a b"], environ, cwd=folder).out == "7\n"
     assert (tmp_path / "sbatch.log").read_text() == "a b Asia/Tokyo relative\n"
-    assert ask(["pwd"], environ, cwd=folder) == f"{folder}\n"
+    assert query.run(SLURM, ["pwd"], environ, cwd=folder).out == f"{folder}\n"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_command_runs_as_it_is_given(slurm: Answer, tmp_path: Path) -> None:
 def test_refused_jobs(slurm: Answer, failure: tuple[list[str], int, str], fix: str) -> None:
     command, code, said = failure
     with pytest.raises(LaunchError) as caught:
-        ask(command, slurm(sbatch=(said, code)))
+        run_command(command, slurm(sbatch=(said, code)))
     last = said.splitlines()[-1].removeprefix("sbatch: error: ").removeprefix("Batch job submission failed: ")
     assert (caught.value.what, caught.value.fix) == ("Slurm refuses the job", fix)
     assert caught.value.why is not None and caught.value.why.split("; ")[-1] == last

@@ -12,22 +12,17 @@ import pytest
 from slurm_recorded import ANSWERS
 from test_slurm_plan import plan_of
 
-from allranks.clusters.limits import Asked, NodeInfo, missing
-from allranks.clusters.outlook import Objection, Outlook
-from allranks.clusters.slurm_errors import SLURM
-from allranks.clusters.slurm_limits import (
+from allranks.clusters.batch.limits import Feasibility, Issue, NodeInfo, Requested, missing
+from allranks.clusters.slurm import (
+    SLURM,
     Partition,
     chosen,
-    dry_command,
-    lifted,
+    feasibility,
     limits,
-    outlook,
     parse_nodes,
     parse_partitions,
     parse_qos,
-    parse_start,
-    qos_limit,
-    read_asked,
+    read_requested,
 )
 
 TESTED = {
@@ -54,28 +49,23 @@ def test_what_a_script_asks_for(tmp_path: Path) -> None:
         resources={"nodes": "2:4", "gpus_per_node": 4, "cpus_per_node": 8, "memory": "64GB", "time": "2-12:00"},
         scheduler={"partition": "a,b", "qos": "urgent", "include": "n[1-2]", "exclude": "n9"},
     )
-    asked = Asked(("a", "b"), 2, 60 * 3600, "urgent", 8, 64 * GB, 4, ("n9",))
-    assert read_asked(plan.files[0].text, {}) == asked
+    asked = Requested(("a", "b"), 2, 60 * 3600, "urgent", 8, 64 * GB, 4, ("n9",))
+    assert read_requested(plan.files[0].text, {}) == asked
     environ = {"SBATCH_PARTITION": "c", "SBATCH_TIMELIMIT": "5"}
-    assert read_asked(plan.files[0].text, environ).partitions == ("c",)
-    assert read_asked(plan.files[0].text, environ).time == 300
+    assert read_requested(plan.files[0].text, environ).partitions == ("c",)
+    assert read_requested(plan.files[0].text, environ).time == 300
 
 
 def test_the_users_own_directives_count() -> None:
     script = "#SBATCH --nodes=2\n#SBATCH -N 3\n#SBATCH -pshort\n#SBATCH --time '1:00:00'\n#SBATCH --gres=gpu:a100:2\n"
-    asked = read_asked(script, {})
+    asked = read_requested(script, {})
     assert (asked.nodes, asked.partitions, asked.time, asked.gpus) == (3, ("short",), 3600, 2)
 
 
-def test_the_script_comes_by_stdin() -> None:
-    command = ("sbatch", "--parsable", "--export=ALL", "/runs/x/script.sbatch")
-    assert dry_command(command) == ("sbatch", "--test-only", "--parsable", "--export=ALL")
-
-
-def test_when_it_would_start() -> None:
-    _, said = TESTED[""]
-    assert parse_start(said) == datetime(2026, 11, 22, 6, 43, 44, tzinfo=timezone.utc).timestamp()
-    assert parse_start("allocation failure: Invalid partition name specified") is None
+def test_the_script_comes_by_stdin_and_slurm_tells_when_it_would_start(tmp_path: Path) -> None:
+    asked = f'[ "$*" = "--test-only --parsable" ] && grep -q "^#SBATCH --nodes=1" && {STARTS}'
+    found = predicted(tmp_path, {}, sbatch=asked)
+    assert found.start == datetime(2026, 11, 22, 6, 43, 44, tzinfo=timezone.utc).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -100,31 +90,31 @@ def test_partitions() -> None:
     assert PARTITIONS[0] == Partition("main", "UP", 4, max_time=3600, is_default=True)
     assert PARTITIONS[4].max_nodes == 2
     assert PARTITIONS[5].state == "DOWN"
-    assert chosen(PARTITIONS, Asked()) == PARTITIONS[:1]
-    assert chosen(PARTITIONS, Asked(("two", "short"))) == (PARTITIONS[1], PARTITIONS[4])
+    assert chosen(PARTITIONS, Requested()) == PARTITIONS[:1]
+    assert chosen(PARTITIONS, Requested(("two", "short"))) == (PARTITIONS[1], PARTITIONS[4])
 
 
 def test_what_waits_for_ever_although_slurm_takes_it() -> None:
     # A test says of these that they could start.
     assert TESTED["--time=2:00:00"][0] == TESTED["--partition=closed"][0] == 0
-    (time,) = limits(Asked(time=7200), PARTITIONS[:1])
-    assert time == Objection(
+    (time,) = limits(Requested(time=7200), PARTITIONS[:1])
+    assert time == Issue(
         "02:00:00 are asked for, and partition main gives a job at most 01:00:00",
-        "lower resources.time to 01:00:00, or choose another scheduler.partition",
+        "lower resources.time, or choose another scheduler.partition",
     )
-    (two,) = limits(Asked(nodes=3), PARTITIONS[4:5])
-    assert two.what == "3 nodes are asked for, and partition two gives a job at most 2"
-    (closed,) = limits(Asked(), PARTITIONS[5:])
+    (two,) = limits(Requested(nodes=3), PARTITIONS[4:5])
+    assert two.what == "3 nodes are asked for, and partition two gives a job at most 2 nodes"
+    (closed,) = limits(Requested(), PARTITIONS[5:])
     assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
 
 
 def test_one_partition_of_several_is_enough() -> None:
-    assert limits(Asked(("short", "main"), time=1800), PARTITIONS[:2]) == []
-    assert len(limits(Asked(("short", "main"), time=7200), PARTITIONS[:2])) == 1
+    assert limits(Requested(("short", "main"), time=1800), PARTITIONS[:2]) == []
+    assert len(limits(Requested(("short", "main"), time=7200), PARTITIONS[:2])) == 1
 
 
 def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> None:
-    (closed,) = limits(Asked(("main", "closed"), time=7200), (PARTITIONS[0], Partition("closed", "DOWN", 4)))
+    (closed,) = limits(Requested(("main", "closed"), time=7200), (PARTITIONS[0], Partition("closed", "DOWN", 4)))
     assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
 
 
@@ -140,17 +130,16 @@ def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> 
 def test_a_qos_may_lift_the_limits_of_a_partition(qos: str, finals: list[bool]) -> None:
     known = parse_qos("normal||\nlong||DenyOnLimit,PartitionTimeLimit\nwide|1-00:00:00|PartitionMaxNodes\n")
     partition = Partition("small", "UP", 4, max_nodes=2, min_nodes=2, max_time=3600)
-    wide, few = Asked(time=7200, nodes=3, qos=qos), Asked(nodes=1, qos=qos)
-    lifts = lifted(wide, known)
-    assert [found.is_final for asked in (wide, few) for found in limits(asked, [partition], lifts)] == finals
+    wide, few = Requested(time=7200, nodes=3, qos=qos), Requested(nodes=1, qos=qos)
+    assert [found.is_final for asked in (wide, few) for found in limits(asked, [partition], known)] == finals
 
 
 def test_the_limit_of_a_qos() -> None:
     known = parse_qos("normal||\nbrief|00:01:00|\n")
-    assert qos_limit(Asked(time=60, qos="brief"), known) == []
-    (found,) = qos_limit(Asked(time=1800, qos="brief"), known)
+    assert limits(Requested(time=60, qos="brief"), PARTITIONS[:1], known) == []
+    (found,) = limits(Requested(time=1800, qos="brief"), PARTITIONS[:1], known)
     assert found.what == "00:30:00 are asked for, and QOS brief gives a job at most 00:01:00"
-    assert qos_limit(Asked(time=1800, qos="normal"), known) == []
+    assert limits(Requested(time=1800, qos="normal"), PARTITIONS[:1], known) == []
 
 
 def test_nodes_and_why_they_are_away() -> None:
@@ -163,24 +152,32 @@ def test_nodes_and_why_they_are_away() -> None:
 @pytest.mark.parametrize(
     ("asked", "what", "is_final"),
     [
-        (Asked(gpus=5), "5 GPUs of each node are asked for, and no node of partition main has more than 4 GPUs", True),
-        (Asked(cpus=9), "9 CPUs of each node are asked for, and no node of partition main has more than 8 CPUs", True),
         (
-            Asked(memory=1024 * GB),
+            Requested(gpus=5),
+            "5 GPUs of each node are asked for, and no node of partition main has more than 4 GPUs",
+            True,
+        ),
+        (
+            Requested(cpus=9),
+            "9 CPUs of each node are asked for, and no node of partition main has more than 8 CPUs",
+            True,
+        ),
+        (
+            Requested(memory=1024 * GB),
             "1T of each node are asked for, and no node of partition main has more than 32000M",
             True,
         ),
-        (Asked(nodes=3), "too few of its nodes are up now: node[03-04] are down* (Not responding)", False),
+        (Requested(nodes=3), "too few of its nodes are up now: node[03-04] are down* (Not responding)", False),
     ],
 )
-def test_why_nodes_are_not_available(asked: Asked, what: str, is_final: bool) -> None:
+def test_why_nodes_are_not_available(asked: Requested, what: str, is_final: bool) -> None:
     (found,) = missing(asked, "partition main", parse_nodes(NODES), "sinfo --list-reasons")
     assert (found.what, found.is_final) == (what, is_final)
 
 
 def test_what_cannot_be_seen_is_left_to_slurms_words() -> None:
-    assert missing(Asked(), "partition main", parse_nodes(NODES)[:2], "sinfo") == []
-    assert missing(Asked(), "partition main", (), "sinfo") == []
+    assert missing(Requested(), "partition main", parse_nodes(NODES)[:2], "sinfo") == []
+    assert missing(Requested(), "partition main", (), "sinfo") == []
 
 
 STARTS = f"printf %s {shlex.quote(TESTED[''][1])} >&2"
@@ -194,14 +191,14 @@ exit 1
 """
 
 
-def predicted(folder: Path, job: dict[str, object], **programs: str) -> Outlook:
+def predicted(folder: Path, job: dict[str, object], **programs: str) -> Feasibility:
     """Return the outlook of a job where these programs, in shell, are the commands of Slurm."""
     (folder / "bin").mkdir()
     shown = f"cat {shlex.quote(str(ANSWERS / 'partitions.txt'))}"
     for name, program in {"scontrol": shown, **programs}.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{program}\n")
         (folder / "bin" / name).chmod(0o755)
-    return outlook(plan_of(folder, **job), {"PATH": f"{folder}/bin:{os.defpath}"})
+    return feasibility(plan_of(folder, **job), {"PATH": f"{folder}/bin:{os.defpath}"})
 
 
 @pytest.mark.parametrize(

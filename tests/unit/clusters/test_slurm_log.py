@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.slurm_log import Failure, blame, first_failure
+from allranks import contract
+from allranks.clusters.batch.cluster import blame
+from allranks.clusters.batch.files import lines_of
+from allranks.clusters.batch.scheduler import Failure
+from allranks.clusters.slurm import SLURM, first_failure
 from allranks.runs.status import State, Status
 
 SETTINGS = "allranks: node 0: OMP_NUM_THREADS=1: CPUs: 2, ranks: 2\n"
@@ -20,7 +24,7 @@ srun: error: node02: tasks 2-3: Terminated
 srun: Force Terminated StepId=1.0
 """
 OOM = ": it ran out of memory"
-LAST = "allranks: no other attempt: it has ended with exit code 143, which is none to try again for\n"
+LAST = "allranks: no other attempt: it exited with code 143, and is not retried\n"
 FOLLOWS = "allranks: another attempt follows: it was asked to stop, and is to be continued\n"
 #: As seen when an admin requeues a job: what its ranks end with comes after the line that tells of it.
 REQUEUED = """\
@@ -39,8 +43,8 @@ def _first(text: str) -> Failure | None:
 @pytest.mark.parametrize(
     ("line", "failure", "said"),
     [
-        ("node02: task 5: Exited with exit code 7", Failure(5, "node02", 7), "rank 5 on node02 ended with exit code 7"),
-        ("n1: tasks 0-1: Exited with exit code 1", Failure(0, "n1", 1), "rank 0 on n1 ended with exit code 1"),
+        ("node02: task 5: Exited with exit code 7", Failure(5, "node02", 7), "rank 5 on node02 exited with code 7"),
+        ("n1: tasks 0-1: Exited with exit code 1", Failure(0, "n1", 1), "rank 0 on n1 exited with code 1"),
         ("n1: task 3: Killed", Failure(3, "n1", -9), "rank 3 on n1 was killed by SIGKILL"),
         ("n1: task 3: Terminated", Failure(3, "n1", -15), "rank 3 on n1 was killed by SIGTERM"),
         ("n1: tasks 3,5-6: Aborted (core dumped)", Failure(3, "n1", -6), "rank 3 on n1 was killed by SIGABRT"),
@@ -54,7 +58,7 @@ def _first(text: str) -> Failure | None:
 )  # fmt: skip
 def test_how_a_rank_ends(line: str, failure: Failure, said: str) -> None:
     assert _first(f"{SETTINGS}srun: error: {line}\n{ENDED}{LAST}") == failure
-    assert failure.told(with_host=True) == said
+    assert failure.in_words(with_host=True) == said
 
 
 @pytest.mark.parametrize(
@@ -92,9 +96,12 @@ THIRD = "srun: error: node01: task 3: Exited with exit code 3\n"
         (SETTINGS + THIRD + ENDED, LAST),
     ],
 )
-def test_only_the_newest_attempt_counts(before: str, end: str) -> None:
-    assert _first(before + end + SETTINGS + SEVENTH + ENDED + LAST) == Failure(7, "node02", 7)
-    assert _first(before + end + SETTINGS + "bash: line 1: module: command not found\n" + LAST) is None
+def test_only_the_newest_attempt_counts(tmp_path: Path, before: str, end: str) -> None:
+    log, start = tmp_path / "log", f"{contract.ATTEMPT_STARTS}\n"
+    log.write_text(start + before + end + start + SETTINGS + SEVENTH + ENDED + LAST)
+    assert first_failure(lines_of(log)) == Failure(7, "node02", 7)
+    log.write_text(start + before + end + start + SETTINGS + "bash: line 1: module: command not found\n" + LAST)
+    assert first_failure(lines_of(log)) is None
 
 
 def test_what_slurm_says_after_the_end_changes_nothing() -> None:
@@ -112,7 +119,7 @@ def _plan(run: Path, asked: dict[str, str], nnodes: int = 2) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Give the folder of a run with two nodes of two ranks, and a log of its job 9."""
+    """Give the directory of a run with two nodes of two ranks, and a log of its job 9."""
     for rank in range(4):
         node = tmp_path / f"attempts/000/node-00{rank // 2}"
         node.mkdir(parents=True, exist_ok=True)
@@ -123,19 +130,19 @@ def run(tmp_path: Path) -> Path:
 
 
 def _told(run: Path) -> tuple[str | None, int | None, int | None]:
-    status = blame(FAILED, run, run / "attempts/000", "9;lab")
+    status = blame(SLURM, FAILED, run, run / "attempts/000", "9;lab")
     return status.reason, status.exit_code, status.rank
 
 
 def test_the_status_names_rank_node_and_code(run: Path) -> None:
-    assert _told(run) == ("rank 3 on node01 ended with exit code 3", 3, 3)
+    assert _told(run) == ("rank 3 on node01 exited with code 3", 3, 3)
     (run / "slurm-9.out").write_text("srun: error: n1: task 3: Killed\n")
     assert _told(run) == ("rank 3 on n1 was killed by SIGKILL", 137, 3)
 
 
 def test_on_a_single_node_no_node_is_named(run: Path) -> None:
     _plan(run, {}, nnodes=1)
-    assert _told(run) == ("rank 3 ended with exit code 3", 3, 3)
+    assert _told(run) == ("rank 3 exited with code 3", 3, 3)
 
 
 @pytest.mark.parametrize("text", [None, "{"])
@@ -143,13 +150,13 @@ def test_without_a_plan_the_log_is_in_the_run_folder(run: Path, text: str | None
     (run / "plan.json").unlink()
     if text:
         (run / "plan.json").write_text(text)
-    assert _told(run) == ("rank 3 ended with exit code 3", 3, 3)
+    assert _told(run) == ("rank 3 exited with code 3", 3, 3)
 
 
 def test_a_rank_that_never_began_has_no_log_to_point_to(run: Path) -> None:
     for rank in (2, 3):
         (run / f"attempts/000/node-001/rank-{rank}.err").unlink()
-    assert _told(run) == ("rank 3 on node01 ended with exit code 3", 3, None)
+    assert _told(run) == ("rank 3 on node01 exited with code 3", 3, None)
 
 
 def test_of_nodes_that_were_being_set_up_the_first_one_gives_the_code(run: Path) -> None:

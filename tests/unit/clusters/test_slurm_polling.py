@@ -12,11 +12,11 @@ import pytest
 from slurm_recorded import text_of
 
 from allranks.cli import logs, render, top
-from allranks.clusters.queued_job import SubmittedJob
-from allranks.clusters.settle import observed
+from allranks.clusters.batch.cluster import SubmittedJob
 from allranks.clusters.slurm import SlurmCluster
-from allranks.runs.logindex import LogIndexWriter
-from allranks.runs.record import Run, first_record, load
+from allranks.launch.refresh import observed
+from allranks.record.logindex import LogIndexWriter
+from allranks.runs.record import Record, Run, load
 from allranks.runs.status import Handle, State, Status
 
 
@@ -57,11 +57,11 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Give a run that is job 16, whose script has not begun."""
+    """Give a run that is job 16, whose script has not started."""
     folder = tmp_path / "runs" / "run"
     (folder / "attempts/000/node-000").mkdir(parents=True)
-    record = first_record(
-        "run",
+    record = Record(
+        id="run",
         name="n",
         cluster="lab",
         kind="slurm",
@@ -119,7 +119,7 @@ def test_it_is_asked_at_once_when_the_job_begins_or_ends(look: Callable[[], int]
         (run.folder / "attempts" / path).parent.mkdir(exist_ok=True)
         (run.folder / "attempts" / path).write_text("16\n")
         assert look() == number
-    clock.now += 0.5  # The intervals begin anew.
+    clock.now += 0.5  # The intervals start again.
     assert look() == 5
 
 

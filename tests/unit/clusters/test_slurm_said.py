@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.slurm_said import causes, find_log
+from allranks.clusters.batch.files import excerpt_of, logs_of
+from allranks.clusters.slurm import SLURM
+from allranks.runs.record import Record, Run
+from allranks.runs.status import Handle, LogExcerpt, State, Status
 
 NOISE = """\
 allranks: node 0: OMP_NUM_THREADS=1: CPUs: 2, ranks: 2
@@ -18,6 +21,23 @@ srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
 srun: error: node02: tasks 0-1: Exited with exit code 1
 srun: Force Terminated StepId=1.0
 """
+
+
+def said(folder: Path) -> LogExcerpt:
+    record = Record(
+        id="x",
+        name="x",
+        cluster="lab",
+        kind="slurm",
+        world_size=2,
+        nnodes=2,
+        host="h",
+        handle=Handle("9"),
+        status=Status(State.FAILED, "FAILED"),
+        stop_timeout=30.0,
+        file_mode=0o600,
+    )
+    return excerpt_of(SLURM, Run(folder, record))
 
 
 @pytest.mark.parametrize(
@@ -30,17 +50,17 @@ srun: Force Terminated StepId=1.0
     ],
 )
 def test_lines_that_tell_a_cause(tmp_path: Path, text: str, told: int) -> None:
-    log = tmp_path / "log"
+    log = tmp_path / "slurm-9.out"
     log.write_text(text)
     wanted = [line for line in dict.fromkeys(text.splitlines()) if line not in NOISE and line[0] != " "][-told:]
-    assert causes(log) == [line.removeprefix("allranks: ") for line in wanted]
+    assert said(tmp_path).causes == [line.removeprefix("allranks: ") for line in wanted]
     assert len(wanted) == told
 
 
 def test_where_nothing_tells_a_cause_the_last_line_is_told(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(NOISE + "\n")
-    assert causes(tmp_path / "log") == ["srun: Force Terminated StepId=1.0"]
-    assert causes(tmp_path / "nowhere") == []
+    assert said(tmp_path) == LogExcerpt()
+    (tmp_path / "slurm-9.out").write_text(NOISE + "\n")
+    assert said(tmp_path) == LogExcerpt(tmp_path / "slurm-9.out", ["srun: Force Terminated StepId=1.0"])
 
 
 @pytest.mark.parametrize(
@@ -62,9 +82,9 @@ def test_where_the_log_is(tmp_path: Path, asked: dict[str, str], name: str) -> N
         for option, value in asked.items()
     ]
     (tmp_path / "plan.json").write_text(json.dumps({"reasons": reasons}))
-    assert find_log(tmp_path, "9;lab") is None
+    assert logs_of(SLURM, tmp_path, "9;lab") == []
     (tmp_path / "empty").touch()
     for file in ("slurm-8.out", name, "50x-9"):
         (tmp_path / file).write_text("text\n")
     os.utime(tmp_path / "slurm-8.out", (1, 1))
-    assert find_log(tmp_path, "9;lab") == tmp_path / name
+    assert logs_of(SLURM, tmp_path, "9;lab")[0] == tmp_path / name

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from allranks.clusters.slurm_shell import shell_command
+from allranks.clusters.slurm import SlurmCluster
 from allranks.errors import JobError, PreflightError
 from allranks.job.spec import Job
 
+shell_command = SlurmCluster().shell_command
 STEP = ["srun", "--interactive", "--preserve-env", "--pty"]
 LEAST = ["salloc", "--nodes=1", "--ntasks-per-node=1"]
 
@@ -67,7 +68,7 @@ def test_all_that_a_job_asks_for_and_nothing_that_only_a_batch_script_has(launch
 
 
 def test_a_directive_that_cannot_be_read_is_refused():
-    with pytest.raises(JobError, match=r"^scheduler[.]directives: .* is no directive"):
+    with pytest.raises(JobError, match=r"^scheduler[.]directives: invalid directive: .*"):
         command(scheduler={"directives": ["--comment='a"]})
 
 
@@ -81,7 +82,7 @@ def test_a_cluster_without_a_queue_says_what_to_do_instead(allranks):
     assert (result.rc, result.stdout) == (2, "")
     assert result.stderr == (
         "error: cluster local has no queue that could give a shell\n"
-        "  why: it is this machine: allranks run starts jobs here at once\n"
+        "  why: it has no scheduler: allranks run starts jobs there at once\n"
         "  fix: --on a cluster with a scheduler, or ssh HOST for a shell on another machine\n"
     )
 
@@ -89,7 +90,7 @@ def test_a_cluster_without_a_queue_says_what_to_do_instead(allranks):
 def test_what_is_neither_a_job_file_nor_after_two_hyphens_is_refused(allranks):
     result = allranks("shell", "nvidia-smi")
     assert (result.rc, result.stdout) == (2, "")
-    error = "error: nvidia-smi is no job file\n  fix: what runs there follows --: -- nvidia-smi ...\n"
+    error = "error: nvidia-smi is not a job file\n  fix: what runs there follows --: -- nvidia-smi ...\n"
     assert result.stderr == error
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_recorded import shown
 
-from allranks.clusters.slurm_jobs import JobInfo
-from allranks.clusters.slurm_words import state_of, why_pending
+from allranks.clusters.slurm_words import reason_of, state_of, why_pending
 from allranks.runs.status import State
 
 STATES = {
@@ -27,12 +26,12 @@ STATES = {
 }
 #: Reasons of the recorded jobs: whether waiting is in vain, and what is told.
 RECORDED = {
-    "pending-begin-time": (False, "its time to begin has not come; after a requeue that takes up to two minutes"),
+    "pending-begin-time": (False, "its time to start has not come; after a requeue that takes up to two minutes"),
     "pending-dependency": (False, "it waits for another job"),
     "pending-held": (False, "it is held: let it go with scontrol release 1"),
     "pending-node-down": (
         False,
-        "nodes that it needs are down, drained or reserved (node04): sinfo --list-reasons tells why",
+        "nodes that it needs are down, drained or reserved (node04): sinfo --list-reasons shows why",
     ),
     "pending-partition-down": (False, "its partition is down: choose another scheduler.partition, or wait"),
     "pending-partition-limit": (
@@ -52,7 +51,7 @@ RECORDED = {
     "pending-resources": (False, "the nodes that it needs are in use"),
     "failed-no-output-folder": (
         False,
-        "Slurm could not start the script: its work folder, or that of its output, is not there on the node",
+        "Slurm could not start the script: its work directory, or that of its output, is not there on the node",
     ),
     "node-fail": (False, "a node failed"),
     "out-of-memory": (False, "it used more memory than it asked for: raise resources.memory"),
@@ -95,13 +94,13 @@ LIMITS = {
 #: Reasons with blanks in them, as squeue shows them; some were seen on a real cluster.
 WITH_BLANKS = {
     "ReqNodeNotAvail, UnavailableNodes:gpu_[1,3-5],big1": (
-        "nodes that it needs are down, drained or reserved (gpu_[1,3-5],big1): sinfo --list-reasons tells why"
+        "nodes that it needs are down, drained or reserved (gpu_[1,3-5],big1): sinfo --list-reasons shows why"
     ),
     "ReqNodeNotAvail, May be reserved for other job": (
-        "nodes that it needs are down, drained or reserved: sinfo --list-reasons tells why"
+        "nodes that it needs are down, drained or reserved: sinfo --list-reasons shows why"
     ),
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (
-        "nodes that it needs are down, drained or reserved: sinfo --list-reasons tells why"
+        "nodes that it needs are down, drained or reserved: sinfo --list-reasons shows why"
     ),
     "launch failed requeued held": (
         "it could not be started or was requeued, and is held (launch failed requeued held): "
@@ -134,8 +133,7 @@ def test_limits(word: str) -> None:
 @pytest.mark.parametrize("word", WITH_BLANKS)
 @pytest.mark.parametrize("blank", [" ", "_"])
 def test_reasons_of_several_words(word: str, blank: str) -> None:
-    job = JobInfo("7", State.PENDING, "PENDING", word=word.replace(" ", blank))
-    assert job.reason == WITH_BLANKS[word]
+    assert str(reason_of("PENDING", word.replace(" ", blank), "7")) == WITH_BLANKS[word]
 
 
 def test_no_limit_that_slurm_can_name_is_unknown() -> None:
@@ -151,19 +149,18 @@ def test_no_limit_that_slurm_can_name_is_unknown() -> None:
 
 
 def test_a_state_that_says_why_itself() -> None:
-    assert JobInfo("7", State.PENDING, "REQUEUE_HOLD", word="None").reason == (
+    assert str(reason_of("REQUEUE_HOLD", "None", "7")) == (
         "it was requeued and is held: let it go with scontrol release 7"
     )
 
 
 def test_who_cancelled_a_job() -> None:
-    job = JobInfo("7", State.CANCELLED, "CANCELLED by 1000")
-    assert job.reason == "it was cancelled by the user with id 1000"
+    assert str(reason_of("CANCELLED by 1000", "None", "7")) == "it was cancelled by the user with id 1000"
 
 
 @given(st.text("abcXYZ_:,.{}()[]% ", min_size=1))
 def test_an_unknown_word_is_kept(word: str) -> None:
-    reason = JobInfo("7", State.PENDING, "PENDING", word=word).why
+    reason = reason_of("PENDING", word, "7")
     assert reason is not None
     assert (reason.text, reason.hopeless) == (f"Slurm says {word}", False)
-    assert JobInfo("7", State.UNKNOWN, f"NEWER_{word}").reason == f"Slurm says NEWER_{word}"
+    assert str(reason_of(f"NEWER_{word}", "", "7")) == f"Slurm says NEWER_{word}"

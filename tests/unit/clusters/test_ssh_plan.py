@@ -1,4 +1,4 @@
-"""What comes before the nodes begin, in the plan of machines that are reached over SSH."""
+"""What comes before the nodes start, in the plan of machines that are reached over SSH."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.launch import Launch, dry_run
 from allranks.clusters.registry import load_kind
 from allranks.job.load import load_job
+from allranks.launch.submit import Launch, dry_run
 from allranks.plan.plan import Plan
 
 

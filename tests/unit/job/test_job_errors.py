@@ -146,7 +146,7 @@ SEE = "compare with the job file that allranks init writes"
         (
             "script: t\nresources:\n  time: soon",
             "job.yaml:3: resources.time cannot be 'soon'",
-            "'soon' is no duration",
+            "invalid duration: 'soon'",
             "write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h",
         ),
         (
@@ -157,8 +157,8 @@ SEE = "compare with the job file that allranks init writes"
         ),
         (
             "script: t\nenvironment: {variables: {1A: x}}",
-            "job.yaml:2: '1A' is no name of an environment variable",
-            "a name is letters, digits and '_', and does not begin with a digit",
+            "job.yaml:2: invalid name of an environment variable: '1A'",
+            "a name is letters, digits and '_', and does not start with a digit",
             None,
         ),
         ("script: t\nargs: [a, null]", "job.yaml:2: args entry 2 cannot be null", "it must be text", None),
@@ -239,7 +239,9 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     assert error(tmp_path, target="jbo.yaml") == (
         "jbo.yaml: there is no such job file\n  fix: did you mean 'job.yaml'?"
     )
-    assert error(tmp_path, target=".") == (".: this is a folder, not a job file\n  fix: name the file in it: job.yaml")
+    assert error(tmp_path, target=".") == (
+        ".: this is a directory, not a job file\n  fix: name the file in it: job.yaml"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.job.dump import dump_yaml
+from allranks.cli.init import SCRIPT_TEMPLATE
+from allranks.cli.schema import job_schema
 from allranks.job.load import load_job
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
-from allranks.job.schema import job_schema
-from allranks.job.sources import Layer, Setting, Source, merge, nested
+from allranks.job.sources import GivenValue, Layer, ValueSource, merge, nested
 from allranks.job.spec import Job
-from allranks.job.template import SCRIPT_TEMPLATE
+from allranks.job.yaml import dump_yaml
 
 
 def test_every_option_is_a_field_and_every_spelling_is_its_own() -> None:
@@ -51,12 +51,12 @@ def test_an_established_variable_gives_its_value(name: str, tmp_path: Path) -> N
     (expected[section] if section else expected)[key] = value
     assert loaded.job.model_dump() == expected
     sources = {where: source for where, source in loaded.sources.items() if source.kind == "environment"}
-    assert sources == {path: Source("environment", name)}
+    assert sources == {path: ValueSource("environment", name)}
 
 
 def test_an_option_knows_its_variable() -> None:
     option = next(option for option in OPTIONS if option.path == "launch.nproc_per_node")
-    assert (option.name, option.is_flag) == ("nproc_per_node", False)
+    assert not option.is_flag
     assert option.variables == ("ALLRANKS_NPROC_PER_NODE", "NPROC_PER_NODE")
 
 
@@ -76,7 +76,7 @@ VALUES = {
 LAYER = st.fixed_dictionaries({}, optional=VALUES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(flags=LAYER, environ=LAYER, file=LAYER, cluster=LAYER)
 def test_the_strongest_layer_counts(
     flags: dict[str, object], environ: dict[str, object], file: dict[str, object], cluster: dict[str, object]
@@ -102,12 +102,14 @@ def test_the_strongest_layer_counts(
 
 
 def _tree(values: dict[str, object]) -> dict[str, object]:
-    return nested({path: Setting(value, Source("flag", "")) for path, value in values.items()})
+    return nested({path: GivenValue(value, ValueSource("flag", "")) for path, value in values.items()})
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers()), max_size=4))
 def test_merging(values: list[dict[str, int]]) -> None:
-    layers: list[Layer] = [{key: Setting(n, Source("flag", key)) for key, n in layer.items()} for layer in values]
+    layers: list[Layer] = [
+        {key: GivenValue(n, ValueSource("flag", key)) for key, n in layer.items()} for layer in values
+    ]
     merged = merge(layers)
     assert set(merged) == {key for layer in layers for key in layer}
     for key, setting in merged.items():

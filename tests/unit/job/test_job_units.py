@@ -36,11 +36,11 @@ def test_durations_as_sbatch_and_people_write_them(text: str, seconds: int) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("soon", "'soon' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
-        ("-5", "'-5' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
-        ("٣", "'٣' is no duration; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
-        ("0", "'0' is no duration: it must be longer than 0"),
-        ("9999999d", "'9999999d' is no duration: it is longer than 100 years"),
+        ("soon", "invalid duration: 'soon'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
+        ("-5", "invalid duration: '-5'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
+        ("٣", "invalid duration: '٣'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
+        ("0", "invalid duration: '0': it must be longer than 0"),
+        ("9999999d", "invalid duration: '9999999d': it is longer than 100 years"),
     ],
 )
 def test_what_is_no_duration(text: str, message: str) -> None:
@@ -67,10 +67,10 @@ def test_amounts_of_memory(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lots", "'lots' is no amount of memory; write 200GB, 512M or 1.5T"),
-        ("5i", "'5i' is no amount of memory; write 200GB, 512M or 1.5T"),
-        ("0G", "'0G' is no amount of memory: it must be more than 0"),
-        ("9999999P", "'9999999P' is no amount of memory: it is more than any machine has"),
+        ("lots", "invalid amount of memory: 'lots'; write 200GB, 512M or 1.5T"),
+        ("5i", "invalid amount of memory: '5i'; write 200GB, 512M or 1.5T"),
+        ("0G", "invalid amount of memory: '0G': it must be more than 0"),
+        ("9999999P", "invalid amount of memory: '9999999P': it is more than any machine has"),
     ],
 )
 def test_what_is_no_amount_of_memory(text: str, message: str) -> None:
@@ -88,12 +88,12 @@ def test_numbers_of_nodes(text: str, nodes: tuple[int, int]) -> None:
 def test_numbers_of_nodes_out_of_range(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_nodes(text)
-    assert str(caught.value) == f"'{text}' is no number of nodes: it must be at least 1, and MIN:MAX in that order"
+    assert str(caught.value) == f"invalid number of nodes: '{text}': it must be at least 1, and MIN:MAX in that order"
 
 
 @pytest.mark.parametrize("text", ["-1", "eight", "", "1:", "2:3:4"])
 def test_what_is_no_number_of_nodes(text: str) -> None:
-    with pytest.raises(ValueError, match="is no number of nodes; write 4, or 2:4 for at least 2 and at most 4"):
+    with pytest.raises(ValueError, match=r"invalid number of nodes: .*; write 4, or 2:4 for at least 2 and at most 4"):
         parse_nodes(text)
 
 
@@ -113,4 +113,4 @@ def test_any_other_text_gives_a_value_error_and_nothing_else(text: str) -> None:
         try:
             assert parse(text)
         except ValueError as error:
-            assert " is no " in str(error)
+            assert str(error).startswith("invalid ")

@@ -9,7 +9,7 @@ import pytest
 from allranks.errors import JobError
 from allranks.job.load import load_job
 
-OURS = "names that begin with ALLRANKS_ are those of allranks itself"
+OURS = "names that start with ALLRANKS_ are those of allranks itself"
 AGENTS = "its agent sets it for each rank"
 
 

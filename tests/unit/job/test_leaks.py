@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import JobError
-from allranks.job.leaks import literal_secret
 from allranks.job.load import load_job
 from allranks.job.options import OPTIONS
+from allranks.job.secrets import literal_secret
 from allranks.job.spec import Job
 
 SECRET = "s3cret-value"
@@ -62,13 +62,13 @@ def test_the_value_of_a_jobs_secret_is_refused_everywhere(tmp_path: Path, line: 
 @pytest.mark.parametrize(("line", "place"), PLACES)
 def test_the_value_of_a_callers_secret_is_refused_everywhere(tmp_path: Path, line: str, place: str) -> None:
     said = error(tmp_path, f"script: t\n{line}\n", WANDB_API_KEY=SECRET)
-    more = "; if it is no secret: env -u WANDB_API_KEY allranks ..."
+    more = "; if it is not a secret: env -u WANDB_API_KEY allranks ..."
     assert said == refused("job.yaml:2", "WANDB_API_KEY", place, more)
 
 
 def test_a_secret_behind_the_command_is_refused(tmp_path: Path) -> None:
     flags: dict[str, object] = {"args": ("--key", SECRET)}
-    more = "; if it is no secret: env -u WANDB_API_KEY allranks ..."
+    more = "; if it is not a secret: env -u WANDB_API_KEY allranks ..."
     said = error(tmp_path, "script: t\n", flags, WANDB_API_KEY=SECRET)
     assert said == refused("command line", "WANDB_API_KEY", "args", more)
     said = error(tmp_path, "name: x\n", {"script": f"{SECRET}.py"}, WANDB_API_KEY=SECRET)
@@ -100,7 +100,7 @@ def test_a_variable_with_a_secret_of_the_caller_needs_that_one_beside_it(tmp_pat
         "job.yaml:4: the value of HF_TOKEN stands in environment.variables.URL\n"
         f"  why: {WHY}\n"
         "  fix: write 'HF_TOKEN: <secret>' beside it, or --env HF_TOKEN: then both are kept secret; "
-        "if it is no secret: env -u HF_TOKEN allranks ..."
+        "if it is not a secret: env -u HF_TOKEN allranks ..."
     )
     job = load(tmp_path, f"{text}    HF_TOKEN: <secret>\n", HF_TOKEN=SECRET)
     assert job.environment.variables == {"URL": f"https://u:{SECRET}@h", "HF_TOKEN": SECRET}
@@ -123,7 +123,7 @@ def test_what_is_no_secret_text(tmp_path: Path) -> None:
 def test_a_path_at_home_is_no_secret_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     text = "script: t\nargs: [--key, ~/.ssh/id_of_mine]\n"
-    more = "; if it is no secret: env -u SSH_KEY allranks ..."
+    more = "; if it is not a secret: env -u SSH_KEY allranks ..."
     assert error(tmp_path, text, SSH_KEY="~/.ssh/id_of_mine") == refused("job.yaml:2", "SSH_KEY", "args", more)
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_of_mine").touch()

@@ -19,7 +19,7 @@ SHOW = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ), os.getc
 
 @pytest.fixture
 def executed(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str], str]]:
-    """Give a function that runs a node script with bash: words of the agent, its environment and its folder."""
+    """Give a function that runs a node script with bash: words of the agent, its environment and its directory."""
 
     def run(
         make: Callable[[tuple[str, ...]], str], environ: Mapping[str, str] | None = None

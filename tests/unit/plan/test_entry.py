@@ -10,10 +10,10 @@ import pytest
 
 from allranks.errors import JobError
 from allranks.job.spec import Environment, Job
-from allranks.plan.entry import Entry, find_entry
+from allranks.plan.entry import Program, find_entry
 
 
-def entry(folder: Path, binary: str, **environment: object) -> Entry:
+def entry(folder: Path, binary: str, **environment: object) -> Program:
     job = Job(binary=binary, environment=Environment.model_validate(environment))
     return find_entry(job, folder, same_python=True)
 
@@ -35,7 +35,7 @@ def test_a_program_of_the_jobs_environment_is_left_to_the_node(
     tmp_path: Path, environment: dict[str, object], giver: str
 ):
     why = f"what the ranks run; not on PATH here: {giver} must bring it"
-    assert entry(tmp_path, "no-such-program-here", **environment) == Entry("binary", "no-such-program-here", why)
+    assert entry(tmp_path, "no-such-program-here", **environment) == Program("binary", "no-such-program-here", why)
 
 
 def test_a_program_that_nothing_can_bring_is_refused(tmp_path: Path):
@@ -62,8 +62,8 @@ def test_a_program_that_is_here_is_named_in_full(tmp_path: Path, monkeypatch: py
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}/usr/bin")
     here = tmp_path / "here"
-    assert entry(here, "of-bin", conda="x") == Entry("binary", f"{tmp_path}/bin/of-bin", "what the ranks run")
-    assert entry(here, "of-here", conda="x") == Entry("binary", f"{here}/of-here", "what the ranks run")
+    assert entry(here, "of-bin", conda="x") == Program("binary", f"{tmp_path}/bin/of-bin", "what the ranks run")
+    assert entry(here, "of-here", conda="x") == Program("binary", f"{here}/of-here", "what the ranks run")
 
 
 def test_a_program_of_a_virtual_environment_runs(allranks):

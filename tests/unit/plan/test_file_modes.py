@@ -1,4 +1,4 @@
-"""Who may read a run's folder: its owner, and the group if asked; the ranks' own files follow the user's umask."""
+"""Who may read a run's directory: its owner, and the group if asked; the ranks' own files follow the user's umask."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def modes(run: Path) -> dict[str, int]:
-    """Return the permission bits of all that is in a run's folder, and of the folder."""
+    """Return the permission bits of all that is in a run's directory, and of the directory."""
     found = {".": run.stat().st_mode & 0o777}
     for path in run.rglob("*"):
         if not path.is_symlink():

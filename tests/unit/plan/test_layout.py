@@ -6,8 +6,7 @@ import pytest
 
 from allranks.errors import PreflightError
 from allranks.job.spec import Job, Launch, Resources
-from allranks.plan.layout import Layout, lay_out
-from allranks.plan.machine import Machine, this_machine
+from allranks.plan.layout import Layout, Machine, lay_out, this_machine
 
 CPU_ONLY = Machine(cpus=8, gpus=0, gpus_from="no GPU on this machine")
 FOUR_GPUS = Machine(cpus=16, gpus=4, gpus_from="4 on this machine")

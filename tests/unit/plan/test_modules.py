@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks.job.spec import Environment
-from allranks.plan.script import agent_script, node_setup
+from allranks.plan.script import node_script
 
 SITE = [path for path in ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh") if Path(path).exists()]
 #: As real ones are: it minds neither unset variables nor commands that fail.
@@ -17,16 +17,17 @@ INIT = "false\ncase $- in *i*) : ;; esac\nmodule() { echo $0: module of '{}' \"$
 
 def run(folder: Path, environment: Environment, **environ: str) -> subprocess.CompletedProcess[str]:
     path = folder / "node.sh"
-    head = node_setup(
-        title="a test",
-        workdir=str(folder),
-        environment=environment,
-        settings=[],
-        variables=[],
-        secrets=[],
-        code="/code",
+    becomes = ["exec echo the agent"]
+    path.write_text(
+        node_script(
+            title="a test",
+            workdir=str(folder),
+            environment=environment,
+            settings=[],
+            backend="gloo",
+            becomes=becomes,
+        )
     )
-    path.write_text(agent_script(head, (), ["echo", "the agent"]))
     env = {"PATH": "/usr/bin:/bin", **environ}
     return subprocess.run(["bash", path.name], cwd=folder, env=env, capture_output=True, text=True, check=False)
 

@@ -18,7 +18,7 @@ WHO = "import importlib.util, sys\nprint(sys.executable, importlib.util.find_spe
 
 
 def venv(folder: Path) -> Path:
-    """Make a virtual environment without anything in it, and return its folder of packages."""
+    """Make a virtual environment without anything in it, and return its directory of packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     return site

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from allranks.job.spec import Environment
 from allranks.plan.plan import Reason
-from allranks.plan.script import agent_script, comment, node_setup
+from allranks.plan.script import become, comment, export, node_script
 
 HOSTILE = [
     "$(touch pwned)",
@@ -40,22 +39,22 @@ def script(
     values: list[str] | None = None,
     command: tuple[str, ...] = (),
     workdir: str = "/",
-    code: str = "/code",
+    run: str = "/run",
     title: str = "a test",
     why: str = "a reason",
     environment: Environment | None = None,
     secrets: tuple[str, ...] = (),
 ) -> str:
-    head = node_setup(
+    return node_script(
         title=title,
         workdir=workdir,
         environment=environment or Environment(),
         settings=[Reason(f"V{number}", value, why) for number, value in enumerate(values or [])],
-        variables=[("ALLRANKS_BACKEND", "gloo")],
+        backend="gloo",
+        place=[export("ALLRANKS_RUN_DIR", run)],
         secrets=secrets,
-        code=shlex.quote(code),
+        becomes=become(container, command),
     )
-    return agent_script(head, container, [shlex.quote(word) for word in command])
 
 
 def test_hostile_values_in_variables_and_words(executed, tmp_path: Path):
@@ -65,7 +64,7 @@ def test_hostile_values_in_variables_and_words(executed, tmp_path: Path):
     assert not list(tmp_path.rglob("*pwned*"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(values=st.lists(TEXT, max_size=8), command=st.lists(TEXT, max_size=8), why=TEXT, title=TEXT)
 def test_any_text_arrives_as_it_is(executed, values: list[str], command: list[str], why: str, title: str):
     words, env, _ = executed(
@@ -93,16 +92,13 @@ def test_hostile_folders(executed, tmp_path: Path):
             continue
         folder = tmp_path / str(number) / name
         folder.mkdir(parents=True)
-        code = str(folder / "code")
-        _, env, cwd = executed(
-            lambda container, f=folder: script(container=container, workdir=str(f), code=str(f / "code"))
-        )
-        assert (cwd, env["PYTHONPATH"]) == (str(folder), code)
+        _, env, cwd = executed(lambda container, f=folder: script(container=container, workdir=str(f), run=str(f)))
+        assert (cwd, env["PYTHONPATH"]) == (str(folder), f"{folder}/code")
         _, env, _ = executed(
-            lambda container, f=folder: script(container=container, workdir=str(f), code=str(f / "code")),
+            lambda container, f=folder: script(container=container, workdir=str(f), run=str(f)),
             {"PYTHONPATH": "/theirs with $(touch pwned)"},
         )
-        assert env["PYTHONPATH"] == f"{code}:/theirs with $(touch pwned)"
+        assert env["PYTHONPATH"] == f"{folder}/code:/theirs with $(touch pwned)"
     assert not list(tmp_path.rglob("pwned"))
 
 

@@ -52,7 +52,7 @@ def test_secrets_reach_the_ranks_and_nothing_else(allranks, tmp_path: Path):
     allranks.script(SCRIPT)
     allranks.job(JOB)
     caller = {"FROM_CALLER_TOKEN": CALLER}
-    # URL is no secret by its name, but holds the value of one.
+    # URL is not a secret by its name, but holds the value of one.
     result = allranks("run", *FLAGS, **caller)
     assert result.rc == 0, result.stderr
     assert result.stdout.splitlines() == [*hashes(), f"[0] url {len('https://me:@example.org') + 22}"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.launch import Launch, dry_run
 from allranks.clusters.registry import load_kind
 from allranks.job.load import load_job
+from allranks.launch.submit import Launch, dry_run
 from allranks.plan.plan import Plan
 
 

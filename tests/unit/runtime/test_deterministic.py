@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from allranks.runtime.deterministic import make_deterministic
+from allranks.runtime.seed import make_deterministic
 
 SCRIPT = """
 import os, torch, allranks
@@ -54,7 +54,7 @@ def test_the_settings_are_put_back(monkeypatch, capsys, given):
     if given:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
     before = settings()
-    put_back = make_deterministic(tell=True, seeded=False)
+    put_back = make_deterministic(report=True, seeded=False)
     assert settings() == (True, False, True, False, True, given or ":4096:8")
     put_back()
     assert settings() == before
@@ -64,7 +64,7 @@ def test_the_settings_are_put_back(monkeypatch, capsys, given):
 
 
 def test_an_operation_that_torch_cannot_make_deterministic_is_an_error():
-    put_back = make_deterministic(tell=False, seeded=True)
+    put_back = make_deterministic(report=False, seeded=True)
     try:
         with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
             torch.empty(10).put_(torch.tensor([0]), torch.ones(1), accumulate=False)

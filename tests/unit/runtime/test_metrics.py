@@ -43,7 +43,7 @@ def lines_of(folder):
 
 def step(ctx, **values):
     """Do what a training loop does in one step."""
-    ctx.metrics.begin_step()
+    ctx.metrics.start_step()
     ctx.progress.step += 1
     ctx.metrics.log(**values)
 
@@ -170,7 +170,7 @@ def test_what_is_asked_for_is_in_the_file_before(folder, no_second_passes):
             step(ctx, loss=1.0)
         ask()
         lines.append(len(lines_of(folder)))
-    # The record of a step is made when the next one begins; a state holds no step that has no record.
+    # The record of a step is made when the next one starts; a state holds no step that has no record.
     assert lines == [1, 3, 6, 7]
 
 
@@ -186,7 +186,7 @@ with allranks.init(log_every=1) as ctx:
         ctx.progress.step = state["step"]
         ctx.metrics.load_state_dict(state)
     while ctx.progress.step < 9:
-        ctx.metrics.begin_step()
+        ctx.metrics.start_step()
         ctx.progress.step += 1
         ctx.metrics.log(loss=ctx.progress.step)
         if ctx.progress.step == 5 and not os.path.exists(path):
@@ -254,7 +254,7 @@ import json, torch, allranks
 with allranks.init(log_every=4) as ctx:
     progress, metrics = ctx.progress, ctx.metrics
     for number in range(1, 11):
-        metrics.begin_step()
+        metrics.start_step()
         progress.step += 1
         if ctx.rank == 2:
             progress.samples = 0  # a rank that has only fillers, and says NaN
@@ -308,7 +308,7 @@ with allranks.init(log_every=4) as ctx:
         progress.load_state_dict(state["progress"])
         metrics.load_state_dict(state["metrics"])
     for number in range(progress.step + 1, int(os.environ["STOP_AT"]) + 1):
-        metrics.begin_step()
+        metrics.start_step()
         progress.step += 1
         progress.samples = 6 // ctx.world_size
         metrics.log(loss=torch.tensor(float(number + ctx.rank)) - (ctx.world_size - 1) / 2)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from allranks.contract import FIRST_PORT, PORTS
 from allranks.errors import RankEnvironmentError
 from allranks.runtime.environment import RankEnvironment, detect
-from allranks.runtime.environment.base import FIRST_PORT, PORTS
 
 TORCHRUN = {
     "RANK": "3",
@@ -143,7 +143,7 @@ def test_several_hosts_under_mpi_need_a_master_address():
         detect({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "4"})
     assert str(caught.value) == (
         "MASTER_ADDR is not set, and Open MPI started ranks on several hosts\n"
-        "  why: Open MPI does not tell a rank which host rank 0 is on\n"
+        "  why: Open MPI does not report which host rank 0 is on\n"
         "  fix: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
     )
     found = detect({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "n1"})
@@ -155,7 +155,7 @@ def test_half_set_says_what_is_there_what_is_missing_and_what_to_do():
         detect({"RANK": "0"})
     assert str(caught.value) == (
         "RANK is set, but WORLD_SIZE is not\n"
-        "  why: the variables by which torchrun tells a rank who it is are half set\n"
+        "  why: the variables by which torchrun identifies a rank are only partly set\n"
         "  fix: set WORLD_SIZE too, or start the script with allranks run or torchrun, which set all of them; "
         "for a single process unset RANK"
     )
@@ -195,7 +195,7 @@ def test_half_set_says_what_is_there_what_is_missing_and_what_to_do():
             "SLURM_STEP_TASKS_PER_NODE=1(x999999999) is not written like 2(x3),1",
         ),
         ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID=4 is not among the nodes"),
-        ({**SRUN, "SLURM_STEP_NODELIST": "gpu[07"}, "SLURM_STEP_NODELIST=gpu[07 is no list of hosts"),
+        ({**SRUN, "SLURM_STEP_NODELIST": "gpu[07"}, "invalid list of hosts: SLURM_STEP_NODELIST=gpu[07"),
         (
             without(MPIRUN, "OMPI_COMM_WORLD_SIZE"),
             "OMPI_COMM_WORLD_RANK is set, but OMPI_COMM_WORLD_SIZE is not",

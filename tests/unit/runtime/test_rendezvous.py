@@ -10,13 +10,18 @@ import pytest
 import torch.distributed as dist
 
 from allranks.errors import DeviceError, RankError
-from allranks.runtime.rendezvous import Arrival, Place, find_shared_gpu, meet, places
+from allranks.runtime.rendezvous import HostPlace, RankIdentity, find_shared_gpu, meet, places
 
 LIMIT = timedelta(seconds=20)
 
 
 def test_shared_gpus_are_found():
-    same = [Arrival(0, "n1", "GPU-a"), Arrival(1, "n2", "GPU-a"), Arrival(2, "n1", "GPU-a"), Arrival(3, "n1", "GPU-b")]
+    same = [
+        RankIdentity(0, "n1", "GPU-a"),
+        RankIdentity(1, "n2", "GPU-a"),
+        RankIdentity(2, "n1", "GPU-a"),
+        RankIdentity(3, "n1", "GPU-b"),
+    ]
     error = find_shared_gpu(same)
     assert isinstance(error, DeviceError)
     assert str(error) == (
@@ -28,20 +33,20 @@ def test_shared_gpus_are_found():
 
 
 def test_many_ranks_on_one_gpu_stay_readable():
-    error = find_shared_gpu(Arrival(rank, "n1", "GPU-a") for rank in range(40))
+    error = find_shared_gpu(RankIdentity(rank, "n1", "GPU-a") for rank in range(40))
     assert error is not None
     assert "ranks 0, 1, 2" in error.what
     assert "14, 15 and 24 more on n1" in error.what
 
 
 def test_ranks_on_the_cpu_and_the_same_gpu_number_of_two_hosts_share_nothing():
-    assert find_shared_gpu([Arrival(0, "n1"), Arrival(1, "n1")]) is None
-    assert find_shared_gpu([Arrival(0, "n1", "GPU-a"), Arrival(1, "n2", "GPU-a")]) is None
+    assert find_shared_gpu([RankIdentity(0, "n1"), RankIdentity(1, "n1")]) is None
+    assert find_shared_gpu([RankIdentity(0, "n1", "GPU-a"), RankIdentity(1, "n2", "GPU-a")]) is None
 
 
 def test_places_count_hosts_by_their_lowest_rank():
-    arrivals = [Arrival(2, "a"), Arrival(0, "b"), Arrival(1, "b")]
-    assert places(arrivals) == {"b": Place(2, 0), "a": Place(1, 1)}
+    arrivals = [RankIdentity(2, "a"), RankIdentity(0, "b"), RankIdentity(1, "b")]
+    assert places(arrivals) == {"b": HostPlace(2, 0), "a": HostPlace(1, 1)}
 
 
 def meet_all(arrivals, world_size, limit=LIMIT):
@@ -60,23 +65,23 @@ def meet_all(arrivals, world_size, limit=LIMIT):
 
 
 def test_all_ranks_learn_where_they_are():
-    met = meet_all([Arrival(0, "a", "GPU-0"), Arrival(1, "a", "GPU-1"), Arrival(2, "b", "GPU-0")], 3)
-    assert met == [Place(2, 0), Place(2, 0), Place(1, 1)]
+    met = meet_all([RankIdentity(0, "a", "GPU-0"), RankIdentity(1, "a", "GPU-1"), RankIdentity(2, "b", "GPU-0")], 3)
+    assert met == [HostPlace(2, 0), HostPlace(2, 0), HostPlace(1, 1)]
 
 
 def test_all_ranks_get_the_same_device_error():
-    met = meet_all([Arrival(0, "a", "GPU-0"), Arrival(1, "a", "GPU-0"), Arrival(2, "b", "GPU-0")], 3)
+    met = meet_all([RankIdentity(0, "a", "GPU-0"), RankIdentity(1, "a", "GPU-0"), RankIdentity(2, "b", "GPU-0")], 3)
     assert [type(error) for error in met] == [DeviceError] * 3
     assert {error.what for error in met} == {"ranks 0 and 1 on a are bound to the same GPU, GPU-0"}
     assert all(error.fix for error in met)
 
 
 def test_all_ranks_hear_who_is_missing():
-    met = meet_all([Arrival(0, "a"), Arrival(2, "a")], 3, timedelta(seconds=1))
+    met = meet_all([RankIdentity(0, "a"), RankIdentity(2, "a")], 3, timedelta(seconds=1))
     assert [error.what for error in met] == ["rank 1 did not reach allranks.init() within 1 s"] * 2
 
 
 def test_a_silent_rank_0_is_named(monkeypatch):
     monkeypatch.setattr("allranks.runtime.rendezvous._PATIENCE", timedelta(0))
     with pytest.raises(RankError, match=re.escape("rank 1 heard nothing from rank 0 for 0.5 s")):
-        meet(dist.HashStore(), Arrival(1, "a"), 2, timedelta(seconds=0.5))
+        meet(dist.HashStore(), RankIdentity(1, "a"), 2, timedelta(seconds=0.5))

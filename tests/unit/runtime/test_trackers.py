@@ -14,8 +14,7 @@ import pytest
 
 import allranks
 from allranks import RankError
-from allranks.runtime.trackers import JsonLines, Place, open_trackers
-from allranks.runtime.trackers.background import Background
+from allranks.runtime.trackers import Background, JsonLines, RunInfo, open_trackers
 
 
 class Memory:
@@ -50,7 +49,7 @@ def needs(package):
 def test_calls_come_in_order_and_nobody_waits_for_them(tmp_path):
     memory = Memory()
     memory.may_go_on.clear()
-    group = open_trackers([memory], Place("x", folder=tmp_path))
+    group = open_trackers([memory], RunInfo("x", folder=tmp_path))
     group.config({"lr": 0.1})
     group.write(1, {"loss": 2.0}, 5.0)
     group.resume(1)
@@ -66,14 +65,14 @@ def test_calls_come_in_order_and_nobody_waits_for_them(tmp_path):
 
 def test_a_tracker_that_fails_is_told_of_once_and_the_others_go_on(tmp_path, capsys):
     bad, good = Memory(fails_at=2), Memory()
-    group = open_trackers([bad, good], Place("x", folder=tmp_path))
+    group = open_trackers([bad, good], RunInfo("x", folder=tmp_path))
     for step in range(1, 5):
         group.write(step, {"loss": 0.0}, 0.0)
     group.close()
     assert [call[0] for call in bad.calls] == [1]
     assert [call[0] for call in good.calls[:-1]] == [1, 2, 3, 4]
     assert capsys.readouterr().err == (
-        "allranks: warning: tracker Memory failed and gets no more metrics, the training goes on: "
+        "allranks: warning: tracker Memory failed and gets no more metrics, the training continues: "
         "ConnectionError: the network is gone\n"
     )
 
@@ -82,7 +81,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_end(capsys):
     memory = Memory()
     memory.may_go_on.clear()
     tracker = Background(memory, seconds=0.05)
-    tracker.write(1, {})
+    tracker.call("write", 1, {})
     tracker.close()
     memory.may_go_on.set()
     assert "warning: tracker Memory did not end within 0.05 s" in capsys.readouterr().err
@@ -99,9 +98,9 @@ def test_methods_that_a_tracker_lacks_are_not_called():
             steps.append("close")
 
     tracker = Background(Short())
-    tracker.config({"lr": 1})
-    tracker.resume(4)
-    tracker.write(5, {})
+    tracker.call("config", {"lr": 1})
+    tracker.call("resume", 4)
+    tracker.call("write", 5, {})
     tracker.close()
     assert steps == [5, "close"]
 
@@ -110,13 +109,13 @@ def test_methods_that_a_tracker_lacks_are_not_called():
     ("tracker", "what"),
     [
         ("tensorbord", "there is no tracker 'tensorbord'"),
-        (5, "a int is no tracker"),
-        (Path("x"), "is no tracker"),
+        (5, "a int is not a tracker"),
+        (Path("x"), "is not a tracker"),
     ],
 )
 def test_what_is_no_tracker_is_an_error(tracker, what, tmp_path):
     with pytest.raises(RankError, match=what):
-        open_trackers([tracker], Place("x", folder=tmp_path))
+        open_trackers([tracker], RunInfo("x", folder=tmp_path))
 
 
 def test_a_text_instead_of_a_sequence_is_an_error():
@@ -146,7 +145,7 @@ def test_a_file_of_an_earlier_start_is_moved_aside(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     for number in range(3):
         lines = JsonLines(path)
-        lines.write(number, {})
+        lines.write(number, {}, 1.0)
         lines.close()
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
@@ -160,7 +159,7 @@ def test_resume_keeps_whole_lines_up_to_the_step(tmp_path):
     path.chmod(0o640)
     lines = JsonLines(path)
     lines.resume(3)
-    lines.write_at(4, {"loss": math.inf}, 1.0)
+    lines.write(4, {"loss": math.inf}, 1.0)
     lines.close()
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n{"step": 4, "time": 1.0, "loss": null}\n'
     assert path.stat().st_mode & 0o777 == 0o640
@@ -175,13 +174,13 @@ def test_the_file_is_written_once_a_second_at_most(tmp_path):
     lines = JsonLines(path)
     written = []
     for step, when in enumerate([10.0, 10.5, 10.999, 11.0, 11.9, 11.1, 9.0]):
-        lines.write_at(step, {"loss": 1.0}, when)
+        lines.write(step, {"loss": 1.0}, when)
         written.append(len(steps_of(path)))
     assert written == [1, 1, 1, 4, 4, 4, 7]  # at the end the clock was set back
-    lines.write_at(7, {}, 9.5)
+    lines.write(7, {}, 9.5)
     lines.flush()
     assert steps_of(path) == [*range(8)]
-    lines.write_at(8, {}, 9.6)
+    lines.write(8, {}, 9.6)
     lines.close()
     assert steps_of(path) == [*range(9)]
 
@@ -190,7 +189,7 @@ def test_what_waits_is_written_before_a_resume(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
     for step in range(5):
-        lines.write_at(step, {}, 1.0)
+        lines.write(step, {}, 1.0)
     lines.resume(2)
     assert steps_of(path) == [0, 1, 2]
     lines.close()
@@ -203,7 +202,7 @@ from pathlib import Path
 from allranks.runtime.trackers import JsonLines
 lines = JsonLines(Path("FILE"))
 for step in range(3):
-    lines.write_at(step, {}, 1.0)
+    lines.write(step, {}, 1.0)
 raise ValueError
 """
     path = tmp_path / "metrics.jsonl"
@@ -218,7 +217,7 @@ def test_a_tracker_that_changes_a_record_has_a_copy_of_it(tmp_path):
             super().write(step, values.popitem())
 
     tracker = Greedy()
-    group = open_trackers([tracker], Place("x", folder=tmp_path))
+    group = open_trackers([tracker], RunInfo("x", folder=tmp_path))
     for step in range(2):
         group.write(step, {"loss": 1.0}, 5.0)
     group._others[0].close()
@@ -231,35 +230,35 @@ def test_a_tracker_that_changes_a_record_has_a_copy_of_it(tmp_path):
 def test_a_folder_that_comes_later_gets_all_lines(tmp_path, capsys):
     path = tmp_path / "folder" / "metrics.jsonl"
     lines = JsonLines(path)
-    lines.write_at(1, {}, 0.0)
-    lines.write_at(2, {}, 0.0)
+    lines.write(1, {}, 0.0)
+    lines.write(2, {}, 0.0)
     path.parent.mkdir()
-    lines.write_at(3, {}, 0.0)
+    lines.write(3, {}, 0.0)
     lines.close()
     assert steps_of(path) == [1, 2, 3]
     err = capsys.readouterr().err
     assert err.count("cannot write") == 1
-    assert "No such file or directory; the training goes on" in err
+    assert "No such file or directory; the training continues" in err
 
 
 def test_a_full_disk_stops_nobody():
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
     lines = JsonLines(Path("/dev/full"))
-    lines._goes_on = True
+    lines._continues = True
     for step in range(3):
-        lines.write(step, {"loss": 1.0})
+        lines.write(step, {"loss": 1.0}, 1.0)
     lines.close()
 
 
 def test_a_run_gives_name_and_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("ALLRANKS_RUN_ID", "mnist-big-1120-0931-2")
     monkeypatch.setenv("ALLRANKS_RUN_DIR", str(tmp_path))
-    assert Place.here() == Place("mnist-big", "mnist-big-1120-0931-2", tmp_path)
+    assert RunInfo.here() == RunInfo("mnist-big", "mnist-big-1120-0931-2", tmp_path)
     monkeypatch.delenv("ALLRANKS_RUN_ID")
     monkeypatch.delenv("ALLRANKS_RUN_DIR")
     monkeypatch.setattr("sys.argv", ["some/train.py"])
-    assert Place.here() == Place("train")
+    assert RunInfo.here() == RunInfo("train")
 
 
 SCRIPT = """
@@ -267,7 +266,7 @@ import allranks
 with allranks.init(trackers=[NAME], log_every=2) as ctx:
     ctx.metrics.config({"lr": 0.1, "layers": [1, 2]})
     for number in range(1, 6):
-        ctx.metrics.begin_step()
+        ctx.metrics.start_step()
         ctx.progress.step += 1
         ctx.metrics.log(loss=float(number))
 """

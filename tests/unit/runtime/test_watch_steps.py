@@ -31,7 +31,7 @@ def test_a_rank_that_has_left_is_named(run_ranks, steps):
     early, late = (0, 1) if steps[0] < steps[1] else (1, 0)
     what = (
         f"ranks disagree on the number of steps: rank {early} has left the training loop and closed its context "
-        f"after 3 backward passes, rank {late} has begun 4"
+        f"after 3 backward passes, rank {late} has started 4"
     )
     assert [code for code, _, _ in results] == [1, 1]
     assert results[late][2].startswith(f"error: {what}\n  why: a backward pass waits for all ranks")
@@ -46,7 +46,7 @@ def test_plain_backward_passes_are_counted_too(run_ranks, strategy):
     results = run_ranks(f"{script}    train((3, 4)[ctx.rank])\n")
     assert [code for code, _, _ in results] == [1, 1]
     assert (
-        "rank 0 has left the training loop and closed its context after 3 backward passes, rank 1 has begun 4"
+        "rank 0 has left the training loop and closed its context after 3 backward passes, rank 1 has started 4"
         in (results[1][2])
     )
 
@@ -56,7 +56,7 @@ def test_a_rank_that_is_in_on_main_is_named(run_ranks, early):
     lines = f"    train(3 if ctx.rank == {early} else 5)\n    ctx.on_main(lambda: None)\n"
     results = run_ranks(TRAINING + lines)
     doing = "waits" if early else "runs"
-    text = f"rank {early} {doing} in ctx.on_main(<lambda>) after 3 backward passes, rank {1 - early} has begun 4"
+    text = f"rank {early} {doing} in ctx.on_main(<lambda>) after 3 backward passes, rank {1 - early} has started 4"
     assert results[1 - early][0] == 1
     assert text.replace("runs in", "runs") in results[1 - early][2]
 

@@ -1,8 +1,9 @@
-"""``ctx.checkpoints()``: when the state of a training is saved, and what is continued from."""
+"""``ctx.checkpoints()``: saves the state of a training and resumes from it."""
 
 from __future__ import annotations
 
-import shutil
+import json
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -11,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allranks.errors import RankError
-from allranks.runs.checkpoints import name_of
+from allranks.record.checkpoints import name_of
 from allranks.runtime import stop
-from allranks.runtime.checkpoint import folder as folders
-from allranks.runtime.checkpoint import parts as kinds
-from allranks.runtime.checkpoint.capture import Capture
-from allranks.runtime.checkpoint.files import Files
-from allranks.runtime.checkpoint.layout import is_sharded
-from allranks.runtime.checkpoint.restore import Resumed, resume
-from allranks.runtime.checkpoint.saving import Outcome, Saver
-from allranks.runtime.checkpoint.schedule import Every, Looks
-from allranks.runtime.say import say
+from allranks.runtime.checkpoint.directory import CheckpointDirectory
+from allranks.runtime.checkpoint.restore import Resumed, load_newest
+from allranks.runtime.checkpoint.saving import Save, Saver
+from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
+from allranks.runtime.checkpoint.state import StatePart
+from allranks.runtime.log import log
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Seconds between two looks at each other: so long may a rank's request to stop stay unseen.
-_LOOK = 0.5
-#: The same, while several ranks write: the sooner all know that it is written, the sooner it counts.
-_LOOK_WHILE_WRITING = 0.1
+#: Seconds between two agreements of the ranks: a request to stop waits up to so long.
+_AGREE_SECONDS = 0.5
+#: The same while several ranks write: the sooner all know that it is written, the sooner it counts.
+_AGREE_SECONDS_WRITING = 0.1
+_NAMES = {1: ("s", "sec", "second"), 60: ("m", "min", "minute"), 3600: ("h", "hour"), 86400: ("d", "day")}
+_UNITS = {name: seconds for seconds, names in _NAMES.items() for name in names}
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]+?)s?", re.ASCII | re.IGNORECASE)
+#: Most steps between two agreements: if the steps become slow suddenly, a request must not wait for long.
+_MOST = 256
 
 
 class Checkpointer:
@@ -43,66 +46,74 @@ class Checkpointer:
         resumed: the checkpoint that the training resumed from; None if it starts from the beginning.
         last: path of the last durable checkpoint that this process saved; None before the first.
         last_error: why the last save failed; None if it succeeded.
+        closed: True after :meth:`close`.
     """
 
     def __init__(
         self,
         ctx: Context,
-        folder: Path,
+        folder: str | Path,
+        parts: dict[str, Any],
         *,
         keep: int,
-        best: tuple[str, str] | None,
-        every: Every,
-        config: dict[str, Any],
+        best: str | None,
+        every: int | str | None,
+        resume: bool,
+        config: dict[str, Any] | None,
         background: bool,
-        leave_before: float,
+        leave_before: str,
         save_at_end: bool,
-        own: list[kinds.Part],
     ) -> None:
-        self.folder = folder
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
+        _refuse_second(ctx)
+        compared = _parse_best(best)
+        self._every_steps, self._every_seconds = parse_every(every)
+        plain = _plain(config or {})
+        margin = parse_time("leave_before", leave_before)
+        if not parts:
+            raise RankError(
+                "ctx.checkpoints() without anything to save", fix="name the parts: model=model, optimizer=..."
+            )
+        self._own = [StatePart(name, given) for name, given in parts.items()]
+        internal = [StatePart("ctx.progress", ctx.progress), StatePart("ctx.metrics", ctx.metrics)]
+        if ctx.precision == "fp16":
+            internal.append(StatePart("ctx.scaler", ctx.scaler))
+        self._parts = [*self._own, *internal]
+        self.folder = Path(folder)
         self.resumed: Resumed | None = None
         self.last: Path | None = None
         self.last_error: RankError | None = None
         self._ctx = ctx
         self._progress = ctx.progress
-        self._every = every
         self._background = background
         self._save_at_end = save_at_end
-        self._own = own
-        self._around = kinds.of_context(ctx)
-        self._counts = not any(hasattr(part.held, "_around") for part in own)
-        self._closed = False
+        self._counts_steps = not any(hasattr(part.held, "_around") for part in self._own)
+        self.closed = False
         self._warned = False
-        stop.listen(margin=leave_before)
-        self._files = Files(ctx, folder, keep=keep, best=best, config=config, parts=[*own, *self._around])
-        self._seen = folders.prepare(ctx, self._files.probe, self._files.tidy)
-        self._refuse_unseen()
-        self._saver = Saver(ctx.control, ctx.rank, ctx.world_size, ctx._store)
-        self._capture = Capture(ctx, [*own, *self._around], config, seen=self._seen)
-        self._ready()
-
-    def _ready(self) -> None:
-        """Start to count from where the training stands."""
-        self._looks = Looks(self._progress.step)
-        self._saved_step = self._progress.step
+        stop.listen(margin=margin)
+        self._directory = CheckpointDirectory(ctx, self.folder, keep=keep, best=compared)
+        shared_disk = self._directory.prepare()
+        if not shared_disk and any(is_sharded(parameter) for part in self._own for parameter in part.parameters()):
+            raise RankError(
+                f"not all ranks see the same {self.folder}, or can write to it",
+                why="of a sharded model, each rank writes its own part",
+                fix="give ctx.checkpoints() a directory on a file system that all nodes share",
+            )
+        self._saver = Saver(ctx)
+        self._snapshots = Snapshots(ctx, self._parts, plain, shared_disk=shared_disk)
+        if resume:
+            self.resumed, self._directory.corrupt = load_newest(
+                ctx, self.folder, self._own, internal, shared_disk=shared_disk
+            )
+            if ctx.is_main:
+                self._directory.note(None, ctx.progress.step)
+        else:
+            self._directory.leave_alone()
+        self._schedule = AgreementSchedule(ctx.progress.step)
+        self._saved_step = ctx.progress.step
         self._saved_at = time.monotonic()
-        self._reserved = False
-
-    def resume(self) -> None:
-        """Continue from the newest whole checkpoint, if there is one."""
-        self.resumed, self._files.damaged = resume(self._ctx, self.folder, self._own, self._around, seen=self._seen)
-        self._ready()
-        if self._ctx.is_main:
-            self._files.note(None, self._progress.step)
-
-    def begin_anew(self) -> None:
-        """Leave alone what is there: it is neither loaded nor removed nor replaced."""
-        self._files.begin_anew()
-
-    @property
-    def closed(self) -> bool:
-        """True after :meth:`close`."""
-        return self._closed
+        ctx.closing.append(self.close)
 
     def step(self, metric: float | torch.Tensor | None = None) -> bool:
         """Save if a save is due, and return True if the job is to stop. Call it at the end of each step of the loop.
@@ -121,9 +132,9 @@ class Checkpointer:
         progress = self._progress
         if progress.stopping or progress.micro + 1 < progress.accumulation:
             return progress.stopping
-        if self._counts and not progress.stepped:
+        if self._counts_steps and not progress.stepped:
             progress.step += 1
-        return progress.step >= self._looks.next and self._look(metric)
+        return progress.step >= self._schedule.next and self._agree(metric)
 
     def save(self, metric: float | torch.Tensor | None = None) -> None:
         """Save now, in the background unless ``background=False``; it first waits for a save that is being written.
@@ -139,159 +150,6 @@ class Checkpointer:
             RankError: a part's state holds a value that cannot be saved (the error names its key), or it is called
                 within an effective batch.
         """
-        self._refuse_within_batch()
-        self._save(metric)
-        if self._progress.stopping:
-            return
-        reason = stop.requested()
-        if self._ctx.control.agree(int(reason is not None))[0]:
-            self._leave(reason)
-
-    def _save(self, metric: float | torch.Tensor | None) -> None:
-        self._finish()
-        self._start(metric)
-        if not self._background:
-            self._finish()
-
-    def wait(self) -> bool:
-        """Wait for the last save; return True if it is durable, and False if it failed."""
-        self._finish()
-        return self.last_error is None
-
-    def close(self) -> None:
-        """Save the last step, unless it is already saved, and stop writing. Closing the context calls it."""
-        if self._closed:
-            return
-        self._closed = True
-        self._finish()
-        progress = self._progress
-        if self._save_at_end and progress.is_boundary and not progress.stopping and progress.step > self._saved_step:
-            self._start(None)
-            self._finish()
-        self._saver.close()
-
-    def _look(self, metric: float | torch.Tensor | None) -> bool:
-        """Agree with the other ranks on what is to be done now, and do it."""
-        step, saver = self._progress.step, self._saver
-        reason = stop.requested()
-        if self._ctx.world_size == 1 and self._is_quiet(step, reason):
-            self._looks.next = step + 1
-            return False
-        told = (
-            reason is not None,
-            self._is_time(),
-            saver.pending,
-            saver.failed,
-            self._looks.microseconds_per_step(step),
-        )
-        stopping, due, pending, failed, microseconds = self._ctx.control.agree(*map(int, told))
-        if saver.busy and not pending:
-            self._tell(saver.settle(failed=bool(failed)))
-        if stopping:
-            self._stop(reason, metric)
-            return True
-        if (due or self._is_due(step)) and not saver.busy:
-            self._save(metric)
-        elif not self._reserved and not saver.busy:
-            self._capture.reserved = saver.run(self._capture.reserve().touch)
-        self._reserved = True
-        self._plan(step, microseconds)
-        return False
-
-    def _is_quiet(self, step: int, reason: str | None) -> bool:
-        """Whether there is nothing to do and nobody to ask."""
-        return self._reserved and not (reason or self._saver.busy or self._is_time() or self._is_due(step))
-
-    def _plan(self, step: int, microseconds: int) -> None:
-        if self._ctx.world_size == 1:
-            self._looks.next = step + 1
-            return
-        self._looks.plan(step, microseconds, _LOOK_WHILE_WRITING if self._saver.shared else _LOOK)
-        if self._every.steps and not self._is_due(step):
-            self._looks.next = min(self._looks.next, (self._saved_step // self._every.steps + 1) * self._every.steps)
-
-    def _is_time(self) -> bool:
-        return self._every.seconds is not None and time.monotonic() - self._saved_at >= self._every.seconds
-
-    def _is_due(self, step: int) -> bool:
-        """Whether a multiple of ``every`` was passed since the last save."""
-        every = self._every.steps
-        return every is not None and step // every > self._saved_step // every
-
-    def _stop(self, reason: str | None, metric: float | torch.Tensor | None) -> None:
-        self._finish()
-        self._start(metric)
-        self._leave(reason)
-
-    def _leave(self, reason: str | None) -> None:
-        """Wait until the last save is durable, and have the loops end."""
-        reasons = self._ctx.control.gather(reason)
-        rank = next(rank for rank, some in enumerate(reasons) if some)
-        self._finish()
-        self._progress.stopping = True
-        saved = f"saved {self.last}" if self.last_error is None else "nothing was saved"
-        if self._ctx.is_main:
-            where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
-            say(f"stopping at step {self._progress.step}: {reasons[rank]}{where}; {saved}")
-            self._files.note(self.last, self._progress.step, leaving=self.last_error is None)
-
-    def _start(self, metric: float | torch.Tensor | None) -> None:
-        """Copy the state and begin to write it."""
-        self._warn_of_missing()
-        step = self._progress.step
-        moment = self._capture.take()
-        temporary = self._files.temporary(step, several=moment.several)
-        manifest = self._files.manifest(step, None if metric is None else float(metric))
-        writes = self._ctx.is_main or (moment.several and moment.layout.size)
-        assert self._capture.buffer is not None
-        self._saver.start(
-            step,
-            temporary,
-            partial(self._files.write, temporary, moment, self._capture.buffer) if writes else None,
-            partial(self._files.commit, temporary, manifest),
-            several=moment.several,
-        )
-        self._saved_step, self._saved_at = step, time.monotonic()
-
-    def _finish(self) -> None:
-        self._tell(self._saver.finish())
-
-    def _tell(self, outcome: Outcome | None) -> None:
-        """Take note of how a save ended; rank 0 tells of a failure and removes what is left of it."""
-        if outcome is None:
-            return
-        if outcome.failure is None:
-            self.last, self.last_error = self.folder / name_of(outcome.step), None
-            return
-        there = f"{self.last} stays the newest checkpoint" if self.last else "checkpoints that were there stay"
-        self.last_error = RankError(
-            f"the checkpoint of step {outcome.step} could not be saved to {self.folder}",
-            why=outcome.failure,
-            fix=f"free some space, or see why the folder is not there; training goes on, and {there}",
-        )
-        if self._ctx.is_main:
-            say(f"error: {self.last_error}")
-            self._saver.run(partial(shutil.rmtree, outcome.temporary, ignore_errors=True))
-
-    def _warn_of_missing(self) -> None:
-        """Tell once of a loader or an optimizer of the context that is at work and not saved."""
-        progress = self._progress
-        missing = []
-        if progress.samples is not None and not any(hasattr(part.held, "epochs") for part in self._own):
-            missing.append("the loader is not among the parts: its epochs begin anew after a resume")
-        if progress.stepped and self._counts:
-            missing.append("the optimizer is not among the parts: its state is lost on a resume")
-        if missing and not self._warned:
-            self._warned = True
-            if self._ctx.is_main:
-                say(f"warning: ctx.checkpoints(): {'; '.join(missing)}")
-
-    def _refuse_within_batch(self) -> None:
-        """Check that no gradients are being added up, which are not saved.
-
-        Raises:
-            RankError: the last micro-batch was not the last of its effective batch.
-        """
         progress = self._progress
         if not progress.is_boundary:
             raise RankError(
@@ -300,17 +158,204 @@ class Checkpointer:
                 why="the gradients added up so far are not saved, so a resume would leave their samples out",
                 fix="save after the optimizer.step() of the last micro-batch, or use checkpoints.step(), which waits",
             )
+        self._finish()
+        self._start(metric)
+        if not self._background:
+            self._finish()
+        if progress.stopping:
+            return
+        reason = stop.requested()
+        if self._ctx.control.agree(int(reason is not None))[0]:
+            self._leave(reason)
 
-    def _refuse_unseen(self) -> None:
-        """Check that ranks which have to write can.
+    def wait(self) -> bool:
+        """Wait for the last save; return True if it is durable, and False if it failed."""
+        self._finish()
+        return self.last_error is None
 
-        Raises:
-            RankError: a sharded model, and a folder that is not the same on all ranks.
-        """
-        sharded = any(is_sharded(parameter) for part in self._own for parameter in part.parameters())
-        if sharded and not self._seen:
+    def close(self) -> None:
+        """Save the last step, unless it is already saved, and stop writing. Closing the context calls it."""
+        if self.closed:
+            return
+        self.closed = True
+        self._finish()
+        progress = self._progress
+        if self._save_at_end and progress.is_boundary and not progress.stopping and progress.step > self._saved_step:
+            self._start(None)
+            self._finish()
+        self._saver.close()
+
+    def _agree(self, metric: float | torch.Tensor | None) -> bool:
+        """Agree with the other ranks on what to do now, and do it; return True if the job is to stop."""
+        step, saver = self._progress.step, self._saver
+        reason = stop.requested()
+        due = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
+        mine = (reason is not None, due, saver.pending, saver.failed, self._schedule.microseconds_per_step(step))
+        stopping, any_due, pending, failed, microseconds = self._ctx.control.agree(*map(int, mine))
+        if saver.busy and not pending:
+            self._record(saver.settle(failed=bool(failed)))
+        if stopping:
+            self._finish()
+            self._start(metric)
+            self._leave(reason)
+            return True
+        if (any_due or self._is_due(step)) and not saver.busy:
+            self._start(metric)
+            if not self._background:
+                self._finish()
+        elif self._snapshots.reserved is None and not saver.busy:
+            self._snapshots.reserved = saver.run(self._snapshots.reserve().touch)
+        if self._ctx.world_size == 1:
+            return False
+        self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if saver.shared else _AGREE_SECONDS)
+        if (every := self._every_steps) and not self._is_due(step):
+            self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
+        return False
+
+    def _is_due(self, step: int) -> bool:
+        """Return True if a multiple of ``every`` was passed since the last save."""
+        every = self._every_steps
+        return every is not None and step // every > self._saved_step // every
+
+    def _leave(self, reason: str | None) -> None:
+        """Wait until the last save is durable, and end the loops."""
+        reasons = self._ctx.control.gather(reason)
+        rank = next(rank for rank, some in enumerate(reasons) if some)
+        self._finish()
+        self._progress.stopping = True
+        saved = f"saved {self.last}" if self.last_error is None else "nothing was saved"
+        if self._ctx.is_main:
+            where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
+            log(f"stopping at step {self._progress.step}: {reasons[rank]}{where}; {saved}")
+            self._directory.note(self.last, self._progress.step, leaving=self.last_error is None)
+
+    def _start(self, metric: float | torch.Tensor | None) -> None:
+        """Copy the state and start to write it."""
+        self._warn_of_missing()
+        step = self._progress.step
+        snapshot = self._snapshots.take()
+        temporary = self._directory.temporary(step, several=snapshot.several)
+        manifest = self._directory.manifest(step, None if metric is None else float(metric), self._parts)
+        save = Save(step, temporary, snapshot.several, partial(self._directory.commit, temporary, manifest))
+        writes = self._ctx.is_main or (snapshot.several and snapshot.layout.size)
+        self._saver.start(save, partial(self._directory.write, temporary, snapshot) if writes else None)
+        self._saved_step, self._saved_at = step, time.monotonic()
+
+    def _finish(self) -> None:
+        self._record(self._saver.finish())
+
+    def _record(self, ended: Save | None) -> None:
+        """Record how a save ended; rank 0 reports a failure."""
+        if ended is None:
+            return
+        if ended.failure is None:
+            self.last, self.last_error = self.folder / name_of(ended.step), None
+            return
+        there = f"{self.last} stays the newest checkpoint" if self.last else "checkpoints that were there stay"
+        self.last_error = RankError(
+            f"the checkpoint of step {ended.step} could not be saved to {self.folder}",
+            why=ended.failure,
+            fix=f"free some space, or see why the directory is not there; training continues, and {there}",
+        )
+        if self._ctx.is_main:
+            log(f"error: {self.last_error}")
+
+    def _warn_of_missing(self) -> None:
+        """Warn once if a loader or an optimizer of the context is in use and not saved."""
+        progress = self._progress
+        missing = []
+        if progress.samples is not None and not any(hasattr(part.held, "epochs") for part in self._own):
+            missing.append("the loader is not among the parts: its epochs start again after a resume")
+        if progress.stepped and self._counts_steps:
+            missing.append("the optimizer is not among the parts: its state is lost on a resume")
+        if missing and not self._warned:
+            self._warned = True
+            if self._ctx.is_main:
+                log(f"warning: ctx.checkpoints(): {'; '.join(missing)}")
+
+
+def parse_every(every: int | str | None) -> tuple[int | None, float | None]:
+    """Return the steps, or the seconds, of ``500``, ``"500 steps"``, ``"10min"``, ``"1.5 h"`` or ``"30 s"``."""
+    if every is None:
+        return None, None
+    if isinstance(every, int) and not isinstance(every, bool):
+        if every > 0:
+            return every, None
+    elif isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
+        number, unit = float(match[1]), match[2].lower()
+        if unit == "step" and number >= 1 and number == int(number):
+            return int(number), None
+        if unit in _UNITS and number > 0:
+            return None, number * _UNITS[unit]
+    raise RankError(
+        f"every={every!r} is neither a number of steps nor a span of time",
+        fix='write every=500, every="500 steps", every="10min" or every="1h"',
+    )
+
+
+def parse_time(name: str, value: str) -> float:
+    """Return the seconds of an argument such as ``"1min"`` or ``"90 s"``."""
+    match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise RankError(f"invalid span of time: {name}={value!r}", fix=f'write {name}="90 s", {name}="2min"')
+    return float(match[1]) * _UNITS[match[2].lower()]
+
+
+class AgreementSchedule:
+    """The steps at which ranks agree on a save or a stop: all know the next one, about ``seconds`` away.
+
+    The time of a step is that of the slowest rank, exchanged in the agreement itself. The distance at most doubles from
+    one agreement to the next, in case that time was an exception.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.next = step
+        self._last = step
+        self._distance = 1
+        self._since = time.perf_counter()
+
+    def microseconds_per_step(self, step: int) -> int:
+        """Return the mean time of this rank's steps since the last agreement."""
+        now = time.perf_counter()
+        mean = (now - self._since) / max(1, step - self._last)
+        self._since, self._last = now, step
+        return int(mean * 1e6)
+
+    def plan(self, step: int, microseconds: int, seconds: float) -> None:
+        """Set the next agreement, from the time of a step that all ranks agreed on."""
+        fitting = int(seconds * 1e6 / max(1, microseconds))
+        self._distance = max(1, min(fitting, 2 * self._distance, _MOST))
+        self.next = step + self._distance
+
+
+def _refuse_second(ctx: Context) -> None:
+    """Raise if the context has an open checkpointer."""
+    others = [getattr(close, "__self__", None) for close in ctx.closing]
+    there = next((other for other in others if isinstance(other, Checkpointer) and not other.closed), None)
+    if there is not None:
+        raise RankError(
+            f"ctx.checkpoints() was called before in this context, for {there.folder}",
+            why="two of them would count each step twice, and when the job is asked to stop, only one would save",
+            fix="give one all parts, as many as there are, or close() the first one before",
+        )
+
+
+def _parse_best(best: str | None) -> tuple[str, str] | None:
+    if best is None:
+        return None
+    name, _, mode = best.rpartition(":") if isinstance(best, str) else ("", "", "")
+    if not name or mode not in ("min", "max"):
+        raise RankError(f"best={best!r} does not say what is best", fix='write best="loss:min" or best="accuracy:max"')
+    return name, mode
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Check that a config is plain JSON, so that it can be read without torch."""
+    for key, value in config.items():
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError) as error:
             raise RankError(
-                f"not all ranks see the same {self.folder}, or can write to it",
-                why="of a sharded model, each rank writes its own part",
-                fix="give ctx.checkpoints() a folder on a file system that all nodes share",
-            )
+                f"config[{key!r}] cannot be saved", why=str(error), fix="numbers, text, lists and dicts of them only"
+            ) from error
+    return json.loads(json.dumps(config))  # type: ignore[no-any-return]

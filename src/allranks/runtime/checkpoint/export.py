@@ -16,36 +16,24 @@ from typing import Any
 import torch
 
 from allranks.errors import AllranksError
-from allranks.runs.checkpoints import OBJECTS, read_file, read_manifest, read_tensors
-from allranks.runtime.checkpoint.objects import load_objects
-from allranks.runtime.checkpoint.reading import read_whole
-from allranks.runtime.checkpoint.state import put_together
+from allranks.record.checkpoints import OBJECTS, read_file, read_manifest, read_tensors
+from allranks.runtime.checkpoint.restore import load_objects, read_tensor
+from allranks.runtime.checkpoint.state import join
 
 
 def load(path: Path, part: str | None = None) -> dict[str, Any]:
-    """Read a checkpoint into plain dicts and tensors on the CPU, without any process group.
-
-    Args:
-        path: folder of the checkpoint.
-        part: name of the part whose state is wanted; all of them if None.
-
-    Raises:
-        DamagedError: it is not whole.
-        RankError: it holds an object that cannot be loaded without running code.
-    """
+    """Read a checkpoint, or one part of it, into plain dicts and CPU tensors, without any process group."""
     manifest = read_manifest(path)
     tensors = read_tensors(path, manifest)
     objects = load_objects(path, read_file(path, OBJECTS, manifest))
     names = [part] if part else [name for name in objects["parts"] if not name.startswith("ctx.")]
-    made = {
-        name: put_together(objects["parts"][name], lambda tensor: read_whole(path, tensors[tensor])) for name in names
-    }
+    made = {name: join(objects["parts"][name], lambda tensor: read_tensor(path, tensors[tensor])) for name in names}
     state: dict[str, Any] = made[part] if part else {**made, "config": objects["config"], "step": manifest.step}
     return state
 
 
 def main(arguments: list[str]) -> None:
-    """Write the file, whole or not at all. An error of ours ends it, as JSON on stderr."""
+    """Write the file atomically; print an error of ours as JSON on stderr."""
     path, target, part = Path(arguments[0]), Path(arguments[1]), arguments[2] if len(arguments) > 2 else ""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,14 +1,27 @@
-"""Continuing from the newest whole checkpoint: found, verified, checked against the parts, then loaded."""
+"""Resuming from the newest complete checkpoint: it is verified, compared with the parts, and then loaded."""
 
 from __future__ import annotations
 
+import ctypes
+import io
+import math
+import pickle
+import re
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, distributed
+
 from allranks.errors import RankError
-from allranks.runs.checkpoints import (
+from allranks.record.checkpoints import (
     OBJECTS,
+    Chunk,
     Manifest,
     TensorEntry,
     entries,
@@ -17,20 +30,22 @@ from allranks.runs.checkpoints import (
     read_manifest,
     read_tensors,
 )
-from allranks.runtime.checkpoint import random_states
-from allranks.runtime.checkpoint.fitting import misfits, refuse, sharded_likes
-from allranks.runtime.checkpoint.objects import load_objects
-from allranks.runtime.checkpoint.parts import Part
-from allranks.runtime.checkpoint.reading import read_all
-from allranks.runtime.checkpoint.state import names_in, put_together
-from allranks.runtime.checkpoint.writing import checksum
-from allranks.runtime.say import say
+from allranks.runtime.checkpoint.snapshot import box, is_sharded
+from allranks.runtime.checkpoint.state import PLACEHOLDER, StatePart, join, names_in
+from allranks.runtime.log import log
+from allranks.runtime.seed import hashed, restore_random, seed_all
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: What refuses to continue comes first: a loader finds that its dataset is another one.
+#: Parts that can refuse a checkpoint come first: a loader finds that its dataset is another one.
 _ORDER = {"other": 0, "module": 1, "optimizer": 2}
+#: torch's error for a type that it does not load with ``weights_only=True``.
+_REFUSED = re.compile(r"[Uu]nsupported (?:global: )?(?:GLOBAL|class) ([\w.]+)")
+#: Keys that an error names.
+_SHOWN = 8
+#: Bytes of tensors that are broadcast together.
+_TOGETHER = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -50,93 +65,76 @@ class Resumed:
     config: dict[str, Any]
 
 
-def resume(
-    ctx: Context, folder: Path, own: list[Part], around: list[Part], *, seen: bool
+def load_newest(
+    ctx: Context, directory: Path, own: list[StatePart], internal: list[StatePart], *, shared_disk: bool
 ) -> tuple[Resumed | None, set[Path]]:
-    """Load the newest whole checkpoint into the parts; all ranks call it.
+    """Load the newest complete checkpoint into the parts; return it, and the corrupt ones. All ranks call it.
 
-    Args:
-        ctx: the context.
-        folder: of the checkpoints.
-        own: the script's parts, which the checkpoint must hold.
-        around: the context's parts, which it need not.
-        seen: whether all ranks see the folder.
-
-    Returns:
-        What was loaded, or None; and the damaged ones.
+    The checkpoint must hold the script's ``own`` parts, and may lack the ``internal`` ones, of the context.
+    ``shared_disk`` is True if all ranks see the directory.
 
     Raises:
-        RankError: the newest whole checkpoint does not fit the parts.
+        RankError: the checkpoint does not fit the parts.
     """
-    listed = [(entry.path.name, entry.problem) for entry in entries(folder)] if ctx.is_main else []
-    damaged: set[Path] = set()
+    listed = [(entry.path.name, entry.problem) for entry in entries(directory)] if ctx.is_main else []
+    corrupt: set[Path] = set()
     for name, problem in ctx.control.broadcast(listed):
-        path = folder / name
-        bad = [problem] if problem else _problems(ctx, path, seen)
-        if not bad:
-            return _load(ctx, path, own, around), damaged
-        damaged.add(path)
+        path = directory / name
+        found = [problem] if problem else _problems(ctx, path, shared_disk)
+        if not found:
+            return _load(ctx, path, own, internal), corrupt
+        corrupt.add(path)
         if ctx.is_main:
-            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            say(f"{path} is damaged and is skipped: {bad[0]}{more}")
-    if damaged and ctx.is_main:
-        say(f"no checkpoint in {folder} is whole: training starts from the beginning")
-    return None, damaged
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            log(f"{path} is corrupt and is skipped: {found[0]}{more}")
+    if corrupt and ctx.is_main:
+        log(f"no checkpoint in {directory} is whole: training starts from the beginning")
+    return None, corrupt
 
 
-def _problems(ctx: Context, path: Path, seen: bool) -> list[str]:
-    """Read all of a checkpoint, each rank a share of it where all see it."""
-    if not seen:
-        return ctx.on_main(_all_problems, path)
-    found = list(problems(path, share=ctx.rank, shares=ctx.world_size, checksum=checksum))
+def _problems(ctx: Context, path: Path, shared_disk: bool) -> list[str]:
+    """Verify a checkpoint; each rank reads a share of it if all see it."""
+    if not shared_disk:
+        return ctx.on_main(lambda: sorted(set(problems(path))))
+    found = list(problems(path, share=ctx.rank, shares=ctx.world_size))
     return sorted({problem for some in ctx.control.gather(found) for problem in some})
 
 
-def _all_problems(path: Path) -> list[str]:
-    return sorted(set(problems(path, checksum=checksum)))
-
-
-def _load(ctx: Context, path: Path, own: list[Part], around: list[Part]) -> Resumed:
-    manifest, tensors, objects = _contents(ctx, path)
-    skeletons = objects["parts"]
-    wrong = misfits(own, skeletons, objects["shapes"], tensors)
-    if any(ctx.control.gather(bool(wrong))):
-        raise refuse(path, wrong or ["it does not fit on another rank"])
-    parts = [*own, *(part for part in around if part.name in skeletons)]
-    _tell_unused(ctx, path, skeletons, parts)
-    for part in sorted(parts, key=lambda part: _ORDER[part.kind]):
-        _load_part(ctx, path, part, skeletons[part.name], tensors)
-    if ctx.is_main:
-        epoch = "" if manifest.epoch is None else f"epoch {manifest.epoch}, "
-        say(f"continuing from {path} ({epoch}step {manifest.step})")
-    _restore_random(ctx, objects["random"], manifest)
-    return Resumed(path, manifest.step, manifest.epoch, objects["config"])
-
-
-def _contents(ctx: Context, path: Path) -> tuple[Manifest, dict[str, TensorEntry], dict[str, Any]]:
-    """Give all ranks what rank 0 reads: manifest, index of tensors, and what is no tensor."""
+def _load(ctx: Context, path: Path, own: list[StatePart], internal: list[StatePart]) -> Resumed:
     read = None
     if ctx.is_main:
         manifest = read_manifest(path)
         read = (manifest, read_tensors(path, manifest), read_file(path, OBJECTS, manifest))
     contents = ctx.control.broadcast(read)
     assert contents is not None
-    return contents[0], contents[1], load_objects(path, contents[2])
-
-
-def _tell_unused(ctx: Context, path: Path, skeletons: dict[str, Any], parts: list[Part]) -> None:
+    manifest, tensors, objects = contents[0], contents[1], load_objects(path, contents[2])
+    skeletons = objects["parts"]
+    wrong = _differences(own, skeletons, objects["shapes"], tensors)
+    if any(ctx.control.gather(bool(wrong))):
+        raise RankError(
+            f"{path} is of another model",
+            why="; ".join(wrong) or "it does not fit on another rank",
+            fix="give this training a directory of its own, or pass resume=False; nothing was loaded",
+        )
+    parts = [*own, *(part for part in internal if part.name in skeletons)]
     unused = [name for name in skeletons if name not in {part.name for part in parts} and not name.startswith("ctx.")]
     if unused and ctx.is_main:
-        say(f"{path} also holds {', '.join(unused)}, which ctx.checkpoints() was not given")
+        log(f"{path} also holds {', '.join(unused)}, which ctx.checkpoints() was not given")
+    for part in sorted(parts, key=lambda part: _ORDER[part.kind]):
+        _load_part(ctx, path, part, skeletons[part.name], tensors)
+    if ctx.is_main:
+        epoch = "" if manifest.epoch is None else f"epoch {manifest.epoch}, "
+        log(f"continuing from {path} ({epoch}step {manifest.step})")
+    _restore_random(ctx, objects["random"], manifest)
+    return Resumed(path, manifest.step, manifest.epoch, objects["config"])
 
 
-def _load_part(ctx: Context, path: Path, part: Part, skeleton: Any, tensors: dict[str, TensorEntry]) -> None:
-    """Load one part; when it fails on one rank, all raise."""
-    likes = sharded_likes(part, skeleton, tensors)
-    found = read_all(path, dict.fromkeys(names_in(skeleton)), tensors, likes, ctx.control)
+def _load_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: dict[str, TensorEntry]) -> None:
+    """Load one part; if it fails on one rank, all raise."""
+    found = _read_part(ctx, path, part, skeleton, tensors)
     failure: Exception | None = None
     try:
-        part.held.load_state_dict(put_together(skeleton, found.__getitem__))
+        part.held.load_state_dict(join(skeleton, found.__getitem__))
     except Exception as error:  # noqa: BLE001 - whatever the script's object raises
         failure = error
     if not ctx.control.agree(int(failure is not None))[0]:
@@ -145,19 +143,242 @@ def _load_part(ctx: Context, path: Path, part: Part, skeleton: Any, tensors: dic
         raise failure
     why = f"{type(failure).__name__}: {failure}" if failure else "it failed on another rank"
     raise RankError(
-        f"{path}: {part.name} cannot be loaded", why=why, fix="pass resume=False, or another folder"
+        f"{path}: {part.name} cannot be loaded", why=why, fix="pass resume=False, or another directory"
     ) from failure
 
 
 def _restore_random(ctx: Context, states: list[dict[str, Any]], manifest: Manifest) -> None:
     if len(states) == ctx.world_size:
-        random_states.restore(states[ctx.rank], ctx.device)
+        restore_random(states[ctx.rank], ctx.device)
         return
     change = f"{ctx.world_size} ranks continue from {manifest.world_size}"
     if ctx.seed is None:
-        told = f"{change}: random generators stay as they are"
+        message = f"{change}: random generators stay as they are"
     else:
-        random_states.reseed(ctx.seed, ctx.rank, manifest.step)
-        told = f"{change}: random generators were seeded anew from seed, rank and step"
+        seed_all(hashed(f"allranks/{ctx.seed}/continued/{manifest.step}"), ctx.rank)
+        message = f"{change}: random generators were seeded again from seed, rank and step"
     if ctx.is_main:
-        say(told)
+        log(message)
+
+
+# --- objects.pt ---
+
+
+def load_objects(path: Path, data: bytes) -> dict[str, Any]:
+    """Load ``objects.pt`` of the checkpoint in ``path`` from its bytes, without running any code that it contains.
+
+    Raises:
+        RankError: it holds an object that cannot be loaded without code; the error names the object and its type.
+    """
+    try:
+        objects: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - the bytes may be anything
+        if refused := _REFUSED.search(str(error)):
+            raise _foreign_object(path, data, refused[1]) from None
+        raise RankError(
+            f"{path}: {OBJECTS} cannot be loaded",
+            why=f"{type(error).__name__}: {error}".splitlines()[0],
+            fix="use a checkpoint that a training of yours has saved",
+        ) from None
+    return objects
+
+
+def _foreign_object(path: Path, data: bytes, kind: str) -> RankError:
+    where = ""
+    with suppress(Exception), zipfile.ZipFile(io.BytesIO(data)) as archive:  # The error says enough without the place.
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        where = f", {next(_places_of(kind, _Inert(io.BytesIO(archive.read(name))).load()))},"
+    return RankError(
+        f"{path}: {OBJECTS} holds an object{where} of type {kind}, which cannot be loaded without running code",
+        why="ctx.checkpoints() saves no such object: another program wrote or changed this checkpoint",
+        fix="use one that a training of yours has saved; export of a part to a .safetensors file reads tensors alone",
+    )
+
+
+class _StandIn(dict[Any, Any]):
+    """Stands for an instance of any class in a pickle; accepts every operation, and does nothing."""
+
+    kind = ""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: None
+
+
+class _Inert(pickle.Unpickler):
+    """Reads the structure of a pickle, with a stand-in for each class and function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "collections" and name in ("OrderedDict", "Counter"):
+            return {"OrderedDict": OrderedDict, "Counter": Counter}[name]
+        return type(name, (_StandIn,), {"kind": f"{module}.{name}"})
+
+    def persistent_load(self, _: object) -> None:
+        """Skip a tensor's bytes."""
+
+
+def _places_of(kind: str, value: Any, place: str = "") -> Iterator[str]:
+    """Yield the places of objects of a type: the keys that lead to them, joined by dots."""
+    if isinstance(value, _StandIn) and value.kind == kind:
+        yield place
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _places_of(kind, child, f"{place}.{key}" if place else str(key))
+
+
+# --- how a checkpoint differs from the parts ---
+
+
+def _differences(
+    parts: Iterable[StatePart],
+    skeletons: Mapping[str, Any],
+    shapes: Mapping[str, Any],
+    tensors: Mapping[str, TensorEntry],
+) -> list[str]:
+    """Return how a checkpoint differs from the parts: in keys, shapes, parameters of optimizers."""
+    found = []
+    for part in parts:
+        if part.name not in skeletons:
+            found.append(f"it holds no {part.name}")
+        elif part.kind == "module":
+            found += _module_differences(part, skeletons[part.name], tensors)
+        elif part.kind == "optimizer" and part.name in shapes:
+            saved, current = shapes[part.name], part.shapes()
+            if len(saved) != len(current):
+                found.append(f"{part.name}: it is of {len(saved)} parameters, and here are {len(current)}")
+            elif saved != current:
+                place = next(index for index in range(len(saved)) if saved[index] != current[index])
+                found.append(f"{part.name}: parameter {place} is {saved[place]} there and {current[place]} here")
+    return found
+
+
+def _module_differences(part: StatePart, skeleton: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> list[str]:
+    current = part.held.state_dict()
+    found = []
+    if missing := [key for key in current if key not in skeleton]:
+        found.append(f"{part.name}: it lacks {_list(missing)}")
+    if unexpected := [key for key in skeleton if key not in current]:
+        found.append(f"{part.name}: it has {_list(unexpected)}, which the model does not have")
+    other = []
+    for key, value in skeleton.items():
+        name = _tensor_name(value)
+        if isinstance(current.get(key), Tensor) and name and tensors[name].shape != tuple(current[key].shape):
+            other.append(f"{key} ({list(tensors[name].shape)} there, {list(current[key].shape)} here)")
+    if other:
+        found.append(f"{part.name}: other shapes: {_list(other)}")
+    return found
+
+
+def _list(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _tensor_name(value: Any) -> str | None:
+    return value.get(PLACEHOLDER) if isinstance(value, dict) else None
+
+
+# --- reading tensors ---
+
+
+def _read_part(
+    ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: Mapping[str, TensorEntry]
+) -> dict[str, Tensor]:
+    """Return the tensors of a part on all ranks: rank 0 reads what all need, each rank its own box of a DTensor."""
+    found: dict[str, Tensor] = {}
+    common: list[Tensor] = []
+    size = 0
+    likes = _sharded_likes(part, skeleton, tensors)
+    for name in dict.fromkeys(names_in(skeleton)):
+        entry = tensors[name]
+        if name in likes:
+            found[name] = _read_sharded(path, entry, likes[name])
+            continue
+        if ctx.is_main:
+            found[name] = read_tensor(path, entry)
+        else:
+            found[name] = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        common.append(found[name].view(-1).view(torch.uint8))
+        size += common[-1].numel()
+        if size > _TOGETHER:  # Not all at the end: ranks that wait for a slow disk must not run into a timeout.
+            _broadcast(ctx, common)
+            common, size = [], 0
+    _broadcast(ctx, common)
+    return found
+
+
+def _broadcast(ctx: Context, tensors: list[Tensor]) -> None:
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    if ctx.control.group is not None and tensors:
+        distributed._broadcast_coalesced(ctx.control.group, tensors, _TOGETHER, 0)  # type: ignore[attr-defined]
+
+
+def _sharded_likes(part: StatePart, skeleton: Any, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """Return a DTensor of the same layout for each tensor that is to be sharded."""
+    likes = {}
+    if part.kind == "module":
+        current = part.held.state_dict()
+        for key, value in skeleton.items():
+            if (name := _tensor_name(value)) and is_sharded(current.get(key)):
+                likes[name] = current[key]
+    elif part.kind == "optimizer":
+        for index, parameter in enumerate(part.parameters()):
+            if is_sharded(parameter):
+                for value in skeleton["state"].get(index, {}).values():
+                    if (name := _tensor_name(value)) and tensors[name].shape == tuple(parameter.shape):
+                        likes[name] = parameter
+    return likes
+
+
+def _read_sharded(directory: Path, entry: TensorEntry, like: Any) -> Tensor:
+    """Read this rank's box, and return a DTensor that is distributed as ``like`` is."""
+    shape, start = box(like)
+    local = read_box(directory, entry, start, shape).to(like.device)
+    made: Tensor = type(like.detach()).from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return made
+
+
+def read_tensor(directory: Path, entry: TensorEntry) -> Tensor:
+    """Read a whole tensor."""
+    return read_box(directory, entry, (0,) * len(entry.shape), entry.shape)
+
+
+def read_box(directory: Path, entry: TensorEntry, start: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Read a box of a tensor: of this shape, and with its first element at index ``start``."""
+    out = torch.empty(tuple(shape), dtype=getattr(torch, entry.dtype))
+    missing = out.numel()
+    for chunk in entry.chunks:
+        low = [max(ours, theirs) for ours, theirs in zip(start, chunk.start, strict=True)]
+        ends = zip(start, shape, chunk.start, chunk.shape, strict=True)
+        high = [min(ours + size, theirs + extent) for ours, size, theirs, extent in ends]
+        if all(first < last for first, last in zip(low, high, strict=True)):
+            missing -= _read_overlap(directory, chunk, low, high, out, start)
+    if missing > 0:
+        raise RankError(f"{directory} does not hold all of a tensor", why="the file of a rank is missing")
+    return out
+
+
+def _read_overlap(
+    directory: Path, chunk: Chunk, low: list[int], high: list[int], out: Tensor, start: Sequence[int]
+) -> int:
+    """Read the elements between ``low`` and ``high`` of a chunk into ``out``; return their number."""
+    target = out[tuple(slice(a - at, b - at) for a, b, at in zip(low, high, start, strict=True))]
+    rows = (low[0] - chunk.start[0], high[0] - chunk.start[0]) if low else (0, 1)
+    row = math.prod(chunk.shape[1:])
+    direct = target.is_contiguous() and target.numel() == (rows[1] - rows[0]) * row
+    block = target if direct else torch.empty(((rows[1] - rows[0]), *chunk.shape[1:]), dtype=out.dtype)
+    size = block.numel() * block.element_size()
+    with (directory / chunk.file).open("rb") as stream:
+        stream.seek(chunk.offset + rows[0] * row * out.element_size())
+        if stream.readinto((ctypes.c_char * size).from_address(block.data_ptr())) < size:
+            raise RankError(f"{stream.name} ends too early", why="it was changed while it was read")
+    if not direct:
+        inner = [slice(a - at, b - at) for a, b, at in zip(low[1:], high[1:], chunk.start[1:], strict=True)]
+        target.copy_(block[(slice(None), *inner)])
+    return target.numel()

@@ -1,84 +1,69 @@
-"""A save on its way to the disk, and the thread that takes it there."""
+"""A save on its way to the disk, and the thread that writes it."""
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allranks.errors import AllranksError
-from allranks.runtime.checkpoint.tally import Tally
-from allranks.runtime.checkpoint.writing import give_way
-from allranks.runtime.peer import Peers
+from allranks.runtime.checkpoint.writing import lower_priority
+from allranks.runtime.liveness import Peers, poll
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from allranks.runtime.context import Context
 
-    from allranks.runtime.control import Control
-
-#: Names of files, with what the manifest says about them.
+#: Names of files, with their entries in the manifest.
 Written = dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a save ended.
+@dataclass
+class Save:
+    """A save.
 
     Attributes:
-        step: which one it was.
-        failure: why it failed, naming the rank; None if it is durable.
-        temporary: what is left of it, if it failed.
-    """
-
-    step: int
-    failure: str | None
-    temporary: Path
-
-
-@dataclass
-class _Save:
-    """A save that is not over.
-
-    ``future`` is what this rank's thread does for it; None where another rank is at work. ``commit`` is what rank 0
-    does when all ranks have written; None when that has begun, or is part of ``future``.
+        step: number of optimizer steps done.
+        temporary: directory in which it is written.
+        several: whether several ranks write.
+        commit: what rank 0 does once all ranks have written; None when that has started, or is part of ``future``.
+        future: this rank's work on it; None if only other ranks work.
+        failure: why it failed, naming the rank; None if it is durable, or not complete.
     """
 
     step: int
     temporary: Path
-    future: Future[Written] | None
-    commit: Callable[[Written], Written] | None
     several: bool
+    commit: Callable[[Written], Written] | None
+    future: Future[Written] | None = None
+    failure: str | None = None
 
 
 class Saver:
-    """Takes one save at a time to the disk. ``pending`` and ``settle`` are what ranks agree by.
+    """Writes one save at a time. Ranks agree on ``pending`` and ``failed``, and then call ``settle``."""
 
-    Args:
-        control: of the context.
-        rank: this one.
-        world_size: number of ranks.
-        store: what the ranks share, if there is one: who has nothing to write waits there, however long it takes.
-    """
-
-    def __init__(self, control: Control, rank: int, world_size: int = 1, store: Store | None = None) -> None:
-        self._control = control
-        self._rank = rank
-        self._world_size = world_size
-        self._tally = Tally(control, store if world_size > 1 else None, Peers(rank, world_size, store))
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="allranks-checkpoint", initializer=give_way)
-        self._save: _Save | None = None
+    def __init__(self, ctx: Context) -> None:
+        self._control = ctx.control
+        self._rank = ctx.rank
+        self._world_size = ctx.world_size
+        self._barrier = StoreBarrier(ctx)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="allranks-checkpoint", initializer=lower_priority)
+        self._save: Save | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a save is not over; the same on all ranks."""
+        """Whether a save is not complete; the same on all ranks."""
         return self._save is not None
 
     @property
     def shared(self) -> bool:
-        """Whether several ranks write the save that is not over."""
+        """Whether several ranks write the save that is not complete."""
         return self._save is not None and self._save.several
 
     @property
@@ -91,88 +76,73 @@ class Saver:
         """Whether this rank's part of it failed."""
         return self._failure() is not None
 
-    def run(self, work: Callable[[], Any]) -> Future[Any]:
-        """Have the thread do something besides."""
+    def run(self, work: Callable[[], None]) -> Future[None]:
+        """Run other work in the thread."""
         return self._pool.submit(work)
 
-    def start(
-        self,
-        step: int,
-        temporary: Path,
-        write: Callable[[], Written] | None,
-        commit: Callable[[Written], Written],
-        *,
-        several: bool,
-    ) -> None:
-        """Begin a save; all ranks call it.
-
-        Args:
-            step: which one.
-            temporary: where it is written.
-            write: writes this rank's files, and tells of them; None if it has none.
-            commit: makes it count, once everything is written; rank 0 calls it.
-            several: whether several ranks write.
-        """
+    def start(self, save: Save, write: Callable[[], Written] | None) -> None:
+        """Start a save; all ranks call it. ``write`` writes this rank's files, if it has any."""
         assert self._save is None
-        self._save = save = _Save(step, temporary, None, commit, several)
-        self._tally.begin(self._world_size if several else 1)
-        if not several:
-            save.commit = None
-            if self._rank == 0:
-                assert write is not None
+        self._save = save
+        self._barrier.start_round(self._world_size if save.several else 1)
+        if not save.several:
+            commit, save.commit = save.commit, None
+            if write is not None:
+                assert commit is not None
                 save.future = self._submit(lambda: commit(write()))
         elif write is not None:
             save.future = self._submit(write)
         else:
-            self._tally.done()
+            self._barrier.arrive(self._barrier.key)
 
-    def settle(self, *, failed: bool) -> Outcome | None:
-        """Go on when no rank works on the save any more; tell how it ended, or None if rank 0 is to commit it now.
+    def settle(self, *, failed: bool) -> Save | None:
+        """Continue when no rank works on the save any more; return it if it ended, None if rank 0 is to commit it now.
 
-        Args:
-            failed: whether a rank has failed; all ranks say the same.
+        ``failed`` is True if any rank has failed: the same on all ranks.
         """
         save = self._save
         assert save is not None
         if failed:
             reasons = [reason for reason in self._control.gather(self._failure()) if reason]
+            save.failure = "; ".join(dict.fromkeys(reasons))
+            if self._rank == 0:
+                self._pool.submit(partial(shutil.rmtree, save.temporary, ignore_errors=True))
+        if failed or save.commit is None:
             self._save = None
-            return Outcome(save.step, "; ".join(dict.fromkeys(reasons)), save.temporary)
-        if save.commit is None:
-            self._save = None
-            return Outcome(save.step, None, save.temporary)
+            return save
         commit, save.commit = save.commit, None
-        written = self._control.gather(save.future.result() if save.future else {})
-        files = {name: file for some in written for name, file in some.items()}
-        self._tally.begin(1)
+        files: Written = {}
+        for written in self._control.gather(save.future.result() if save.future else {}):
+            files.update(written)
+        self._barrier.start_round(1)
         save.future = self._submit(lambda: commit(files)) if self._rank == 0 else None
         return None
 
-    def finish(self) -> Outcome | None:
-        """Wait until the save is over; all ranks call it. None if there was none."""
-        outcome = None
+    def finish(self) -> Save | None:
+        """Wait until the save is complete and return it, None if there was none; all ranks call it."""
+        ended = None
         while self._save is not None:
             if self._save.future is not None:
                 wait([self._save.future])
-            self._tally.wait()
-            outcome = self.settle(failed=bool(self._control.agree(int(self.failed))[0]))
-        return outcome
+            self._barrier.wait()
+            ended = self.settle(failed=bool(self._control.agree(int(self.failed))[0]))
+        return ended
 
     def close(self) -> None:
         """End the thread."""
         self._pool.shutdown()
 
     def _submit(self, work: Callable[[], Written]) -> Future[Written]:
-        """Have the thread do this rank's part of a save, and tell the others when that is over."""
+        """Do this rank's part of a save in the thread, and then arrive at the barrier."""
+        key = self._barrier.key
 
-        def told() -> Written:
+        def work_and_arrive() -> Written:
             try:
                 return work()
             finally:
-                tell()
+                self._barrier.arrive(key)
 
-        tell = self._tally.ticket()
-        return self._pool.submit(told)
+        return self._pool.submit(work_and_arrive)
 
     def _failure(self) -> str | None:
         save = self._save
@@ -186,3 +156,35 @@ class Saver:
         else:
             reason = error.what if isinstance(error, AllranksError) else f"{type(error).__name__}: {error}"
         return f"rank {self._rank} on {socket.gethostname()}: {reason}"
+
+
+class StoreBarrier:
+    """A barrier in the store for the ranks that write, because a collective operation would time out.
+
+    All ranks start the same rounds. A rank does not wait if the store or another rank is gone: the collective operation
+    that follows reports it.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._store = ctx._store
+        self._peers = Peers(ctx.rank, ctx.world_size, self._store)
+        self._name = ctx.control.broadcast(secrets.token_hex(8))
+        self._round = 0
+        self._expected = 0
+        self.key = ""
+
+    def start_round(self, expected: int) -> None:
+        """Start a round of so many ranks."""
+        self._round += 1
+        self._expected = expected
+        self.key = f"checkpoint/{self._name}/{self._round}"
+
+    def arrive(self, key: str) -> None:
+        """Count this rank in the round with this key; from any thread."""
+        with suppress(RuntimeError):
+            self._store.add(key, 1)
+
+    def wait(self) -> None:
+        """Wait until all expected ranks have arrived, however long it takes."""
+        with suppress(RuntimeError):
+            poll(lambda: self._store.add(self.key, 0) >= self._expected or self._peers.are_missing() or None)

@@ -1,6 +1,7 @@
-"""Taking a state apart into tensors and the rest, and putting it together again.
+"""The state of each part of a checkpoint, split into tensors and the rest.
 
-The rest is the state with a stand-in for each tensor: a dict with one key, which holds the tensor's name.
+The rest, the skeleton, is the state with a placeholder for each tensor: a dict with one key, which holds the tensor's
+name.
 """
 
 from __future__ import annotations
@@ -10,38 +11,80 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allranks.errors import RankError
+from allranks.runtime.model.flat import unwrap
 
-STAND_IN = "allranks.tensor"
-#: Types that torch.load(weights_only=True) takes, and that mean the same wherever they are read.
+PLACEHOLDER = "allranks.tensor"
+#: Types that torch.load(weights_only=True) takes, and that mean the same on every machine.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 # Schedulers hold one; later torch takes it by itself.
 torch.serialization.add_safe_globals([Counter])
 
 
-def take_apart(part: str, state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return ``state`` with stand-ins, and its tensors by name: the keys that lead to them, joined by ``/``.
+class StatePart:
+    """Something with ``state_dict`` and ``load_state_dict``, by the name that the script gives it.
 
-    Raises:
-        RankError: a value is neither plain nor a tensor; it names the key.
+    Attributes:
+        kind: ``module``, ``optimizer`` or ``other``.
+        held: the object without wrappers, so that keys do not depend on the number of ranks.
+        replicated: whether it is a model that data parallelism keeps equal on all ranks.
     """
+
+    def __init__(self, name: str, given: Any) -> None:
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(given, method, None)):
+                raise RankError(
+                    f"ctx.checkpoints({name}=...): a {type(given).__name__} has no {method}()",
+                    fix="give models, optimizers, schedulers, loaders, or objects of yours with both methods; "
+                    "plain values go into config=",
+                )
+        self.name = name
+        self.held: Any = given
+        self.replicated = False
+        self.kind = "optimizer" if hasattr(given, "param_groups") else "other"
+        if isinstance(given, nn.Module):
+            self.kind = "module"
+            self.replicated = unwrap(given) is not given
+            outer = None
+            while outer is not self.held:  # ctx.prepare, DistributedDataParallel and torch.compile wrap in any order.
+                outer, self.held = self.held, unwrap(getattr(self.held, "_orig_mod", self.held))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of a model, or those of an optimizer in the order of its state."""
+        if self.kind == "module":
+            return list(self.held.parameters())
+        if self.kind == "optimizer":
+            return [parameter for group in self.held.param_groups for parameter in group["params"]]
+        return []
+
+    def shapes(self) -> list[list[int]]:
+        """Return the shapes of the parameters, which the state of an optimizer does not hold."""
+        return [list(parameter.shape) for parameter in self.parameters()]
+
+
+def split(part: str, state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return the skeleton of ``state``, and its tensors by name: the keys that lead to them, joined by ``/``."""
     tensors: dict[str, Tensor] = {}
     return _skeleton(state, part, tensors), tensors
 
 
 def _skeleton(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return _stand_in(value.detach(), path, tensors)
+        return _placeholder(value.detach(), path, tensors)
     if isinstance(value, dict):
-        if STAND_IN in value:
-            raise _not_plain(path, f"the key {STAND_IN!r} is reserved")
-        items = ((_key(key, path), _skeleton(child, f"{path}/{key}", tensors)) for key, child in value.items())
+        if PLACEHOLDER in value:
+            raise _not_plain(path, f"the key {PLACEHOLDER!r} is reserved")
+        items = {}
+        for key, child in value.items():
+            if type(key) not in _PLAIN and not (type(key) is tuple and all(type(item) in _PLAIN for item in key)):
+                raise _not_plain(path, f"it has the key {key!r}")
+            items[key] = _skeleton(child, f"{path}/{key}", tensors)
         if isinstance(value, Counter):
-            return Counter(dict(items))  # Of pairs it would count the pairs.
+            return Counter(items)
         if not isinstance(value, OrderedDict):
-            return dict(items)
+            return items
         ordered = OrderedDict(items)
         if hasattr(value, "_metadata"):  # Versions of the modules' states.
             ordered._metadata = value._metadata  # type: ignore[attr-defined]
@@ -55,22 +98,16 @@ def _skeleton(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise _not_plain(path, f"it is a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def _stand_in(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> Any:
+def _placeholder(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> Any:
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        return tensor.cpu().clone()  # torch.save knows how.
+        return tensor.cpu().clone()  # torch.save can write these.
     if tensor.is_meta:
         raise _not_plain(path, "it is a tensor without data, on the device meta")
     name = path
-    while name in tensors:  # The keys 1 and "1", say.
+    while name in tensors:  # For example the keys 1 and "1".
         name += "'"
     tensors[name] = tensor
-    return {STAND_IN: name}
-
-
-def _key(key: Any, path: str) -> Any:
-    if type(key) in _PLAIN or (type(key) is tuple and all(type(item) in _PLAIN for item in key)):
-        return key
-    raise _not_plain(path, f"it has the key {key!r}")
+    return {PLACEHOLDER: name}
 
 
 def _not_plain(path: str, why: str) -> RankError:
@@ -82,10 +119,10 @@ def _not_plain(path: str, why: str) -> RankError:
 
 
 def names_in(skeleton: Any) -> Iterator[str]:
-    """Yield the names of the tensors that stand in a skeleton."""
+    """Yield the names of the tensors in a skeleton."""
     if isinstance(skeleton, dict):
-        if STAND_IN in skeleton:
-            yield skeleton[STAND_IN]
+        if PLACEHOLDER in skeleton:
+            yield skeleton[PLACEHOLDER]
             return
         skeleton = skeleton.values()
     elif not isinstance(skeleton, (list, tuple, set)):
@@ -94,15 +131,15 @@ def names_in(skeleton: Any) -> Iterator[str]:
         yield from names_in(child)
 
 
-def put_together(skeleton: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the state, with ``tensor(name)`` for each stand-in."""
+def join(skeleton: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """Return the state, with ``tensor(name)`` for each placeholder."""
     if isinstance(skeleton, dict):
-        if STAND_IN in skeleton:
-            return tensor(skeleton[STAND_IN])
-        filled = type(skeleton)({key: put_together(child, tensor) for key, child in skeleton.items()})
+        if PLACEHOLDER in skeleton:
+            return tensor(skeleton[PLACEHOLDER])
+        filled = type(skeleton)({key: join(child, tensor) for key, child in skeleton.items()})
         if hasattr(skeleton, "_metadata"):
             filled._metadata = skeleton._metadata  # type: ignore[attr-defined]
         return filled
     if type(skeleton) in (list, tuple, set):
-        return type(skeleton)(put_together(child, tensor) for child in skeleton)
+        return type(skeleton)(join(child, tensor) for child in skeleton)
     return skeleton

@@ -1,16 +1,18 @@
-"""Bytes on disk: one rank's files of a checkpoint, written so that they are there after a crash.
+"""Writes one rank's files of a checkpoint durably.
 
-This runs in a thread of its own, beside the training, so it takes as little as it can: checksums and system calls
-that release the interpreter, a low priority, and direct writes, which neither copy the state into the page cache
-nor make the kernel throttle others when that is full.
+This runs in a thread beside the training, so it costs little: checksums and system calls that release the interpreter,
+a low priority, and direct writes, which neither copy the state into the page cache nor make the kernel throttle other
+writers when that is full.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import json
+import mmap
 import os
-import sys
 import threading
 import zlib
 from contextlib import suppress
@@ -19,77 +21,92 @@ from typing import Any
 
 import torch
 
-from allranks.runs import blocksums
-from allranks.runs.checkpoints import PART
-from allranks.runtime.checkpoint.buffer import BLOCK, Buffer
+from allranks.record import blocksums
+from allranks.record.checkpoints import PART
 
-#: What the writer's thread adds to the process's niceness. At 19 it gets next to nothing on a busy machine, and at 0
-#: it takes half a core from the training while it computes.
+#: Direct writes want addresses and lengths in multiples of this.
+BLOCK = 4096
+#: Pages that are touched in one call, few enough for torch to use one thread.
+_TOUCHED = 16384 * BLOCK
+#: Added to the niceness of the writer's thread. At 19 it gets next to nothing on a busy machine, and at 0 it takes half
+#: a core from the training.
 _NICER = 5
-#: Bytes that torch sums up in one thread.
-_ALONE = 1 << 17
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def give_way() -> None:
-    """Let the calling thread, and no other, come after the training."""
+class Buffer:
+    """Memory that holds a state while it is written: allocated once, and used again for each save.
+
+    Args:
+        size: number of bytes, rounded up to whole blocks.
+        pinned: allocate pinned memory, for fast copies from a GPU.
+
+    Attributes:
+        bytes: a tensor over it.
+        view: the same for writing to a file.
+    """
+
+    def __init__(self, size: int, *, pinned: bool) -> None:
+        self.size = size = max(BLOCK, -(-size // BLOCK) * BLOCK)
+        if pinned:
+            memory = torch.empty(size + BLOCK, dtype=torch.uint8, pin_memory=True)
+            skipped = -memory.data_ptr() % BLOCK
+            self.bytes = memory[skipped : skipped + size]
+        else:
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # Fewer faults; data loader workers need no copy of it.
+                with suppress(AttributeError, OSError):
+                    pages.madvise(getattr(mmap, advice))
+            self.bytes = torch.frombuffer(pages, dtype=torch.uint8)
+        self.view = memoryview((ctypes.c_char * size).from_address(self.bytes.data_ptr())).cast("B")
+
+    def touch(self) -> None:
+        """Let the kernel map all pages now, which takes longer than to copy to them."""
+        for start in range(0, self.size, _TOUCHED):
+            self.bytes[start : start + _TOUCHED : BLOCK] = 0
+
+
+def lower_priority() -> None:
+    """Lower the priority of the calling thread alone."""
     with suppress(OSError):  # A container may forbid it.
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))
 
 
 def write_rank(
-    folder: Path, rank: int, buffer: Buffer, size: int, index: dict[str, Any], small: dict[str, bytes]
+    directory: Path, rank: int, buffer: Buffer, size: int, index: dict[str, Any], small: dict[str, bytes]
 ) -> dict[str, dict[str, int]]:
-    """Write the files of a rank durably into ``folder``, and return what the manifest says about them.
+    """Write the files of a rank durably into ``directory``, and return their entries in the manifest.
 
-    Args:
-        folder: made if it is not there.
-        rank: this one.
-        buffer: its first ``size`` bytes are the data.
-        size: bytes of data; none gives no data file.
-        index: of the data file, to which the checksums are added.
-        small: other files and what is in them.
-
-    Raises:
-        OSError: the disk is full, say.
+    They are the data (the first ``size`` bytes of the buffer), its ``index`` with checksums, and ``small`` files by
+    name.
     """
-    folder.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True)
     files: dict[str, dict[str, int]] = {}
     if size or index["aliases"]:
         whole = -(-size // BLOCK) * BLOCK
         data, name = index["data"], f"rank-{rank}.json"
-        sums = _write_data(folder / data, buffer, whole)
+        sums = _write_data(directory / data, buffer, whole)
         files[data] = {"size": whole}
         small = {**small, name: json.dumps({**index, "part": PART, "sums": sums}).encode()}
     for name, content in small.items():
-        write_durably(folder / name, content)
+        write_durably(directory / name, content)
         files[name] = {"size": len(content), "crc32": zlib.crc32(content)}
-    sync_folder(folder)
+    sync_directory(directory)
     return files
 
 
-def checksum(part: memoryview) -> int:
-    """Return the checksum of a part; also where there is no NumPy, quickly."""
-    if "numpy" in sys.modules:
-        return blocksums.checksum(part)
-    words, few = torch.frombuffer(part, dtype=torch.int64), _ALONE // 8
-    pieces = [words[start : start + few] for start in range(0, len(words), few)]
-    sums = torch.cat([piece.view(-1, blocksums.BLOCK // 8).sum(1) for piece in pieces])
-    return blocksums.of_sums(bytes(sums.untyped_storage()))
-
-
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a small file and have it on disk."""
+    """Write a small file and flush it to disk."""
     with path.open("wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_directory(directory: Path) -> None:
+    """Flush the names in a directory to disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -100,54 +117,34 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write_data(path: Path, buffer: Buffer, size: int) -> list[int]:
-    """Write the beginning of the buffer part by part; return the checksum of each."""
+    """Write the first ``size`` bytes of the buffer part by part; return the checksum of each part."""
     sums = []
+    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
     direct = bool(_DIRECT)
-    file = _open(path, direct)
-    if file < 0:
-        direct, file = False, _open(path, False)
+    try:
+        file = os.open(path, flags | _DIRECT, 0o666)
+    except OSError as error:
+        if not direct or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+        direct, file = False, os.open(path, flags, 0o666)  # The file system has no direct writes.
     try:
         for start in range(0, size, PART):
-            part = buffer.view(start, min(start + PART, size))
-            sums.append(checksum(part))
-            if direct and not _write(file, part, direct=True):
-                os.close(file)
-                direct, file = False, os.open(path, os.O_WRONLY)
-                os.lseek(file, start, os.SEEK_SET)
+            part = buffer.view[start : min(start + PART, size)]
+            sums.append(blocksums.checksum(part))
+            done = 0
+            while done < len(part):
+                try:
+                    done += os.write(file, part[done:])
+                except OSError as error:
+                    if not direct or error.errno != errno.EINVAL:
+                        raise
+                    direct = False
+                direct = direct and done % BLOCK == 0  # The rest of an incomplete write must start at a block.
+                if not direct:
+                    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~_DIRECT)
             if not direct:
-                _write(file, part, direct=False)
-                os.fdatasync(file)  # Little by little: what piles up is written at the end, with everybody waiting.
+                os.fdatasync(file)  # Now, because the final fsync would write all of it while the training waits.
         os.fsync(file)
     finally:
         os.close(file)
     return sums
-
-
-def _open(path: Path, direct: bool) -> int:
-    """Create a file; give -1 where the file system has no direct writes."""
-    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | (_DIRECT if direct else 0), 0o666)
-    except OSError as error:
-        if direct and error.errno in (errno.EINVAL, errno.ENOTSUP):
-            return -1
-        raise
-
-
-def _write(file: int, part: memoryview, *, direct: bool) -> bool:
-    """Write all of a part; give False if nothing of it could be written directly."""
-    done = 0
-    while done < len(part):
-        try:
-            count = os.write(file, part[done:])
-        except OSError as error:
-            if direct and error.errno == errno.EINVAL and not done:
-                return False
-            raise
-        # The rest of a direct write that was cut short must begin at a block again.
-        done += count - count % BLOCK if direct else count
-        if direct and count % BLOCK:
-            os.lseek(file, -(count % BLOCK), os.SEEK_CUR)
-            if count < BLOCK:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return True

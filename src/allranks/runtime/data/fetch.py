@@ -1,8 +1,8 @@
-"""How the samples of a batch are got from a dataset: all at once where it can, else one by one."""
+"""How a batch gets from a dataset, all samples at once where it can, else one by one, to the rank's device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ Fetching = Literal["auto", "item"]
 
 
 class TensorFetch:
-    """Takes rows of the tensors of a ``TensorDataset``, and no sample by itself."""
+    """Takes rows of the tensors of a ``TensorDataset``."""
 
     in_memory = True
 
@@ -26,7 +26,7 @@ class TensorFetch:
         self._among = among
 
     def __call__(self, epoch: int, numbers: torch.Tensor) -> list[torch.Tensor]:
-        """Give the rows of these numbers, as new tensors: as a list, like torch's own loader."""
+        """Return the rows of these numbers as a list of new tensors, like torch's own loader."""
         rows = numbers if self._among is None else self._among.index_select(0, numbers)
         return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
 
@@ -103,7 +103,7 @@ def choose(dataset: Any, seeding: Seeding, collate: Collate | None, how: Fetchin
 
 
 def _unwrap(dataset: Any) -> tuple[Any, torch.Tensor | None]:
-    """Take plain ``Subset``s off; give what is inside, and the numbers that the samples have in there."""
+    """Return what is inside plain ``Subset``s, and the numbers that the samples have in there."""
     outer, among = dataset, None
     while _has_own(dataset, Subset):
         numbers = torch.as_tensor(dataset.indices, dtype=torch.int64)
@@ -115,16 +115,16 @@ def _unwrap(dataset: Any) -> tuple[Any, torch.Tensor | None]:
 
 
 def _has_own(dataset: Any, kind: type[Any]) -> bool:
-    """Tell whether a dataset is of this kind, and a class of the user's has not changed what its samples are."""
+    """Return whether a dataset is of this kind, and a class of the user's has not changed what its samples are."""
     own: Any = kind
     return isinstance(dataset, kind) and type(dataset).__getitem__ is own.__getitem__
 
 
 def _fetches_lists(dataset: Any) -> bool:
-    """Tell whether ``__getitems__`` is there and as recent as ``__getitem__``.
+    """Return whether ``__getitems__`` is there and as recent as ``__getitem__``.
 
-    A subclass that gives ``__getitem__`` alone means it, and its parent's ``__getitems__`` goes past it. Torch's
-    own containers have one that asks the datasets inside sample by sample, which would go past the seeds.
+    The parent's ``__getitems__`` goes past the ``__getitem__`` of a subclass. That of torch's own containers reads the
+    datasets inside sample by sample, past the seeds.
     """
     if isinstance(dataset, (Subset, StackDataset)):
         return False
@@ -134,3 +134,40 @@ def _fetches_lists(dataset: Any) -> bool:
         if "__getitem__" in vars(kind):
             return False
     return False
+
+
+def move(batch: Any, device: torch.device, *, pinned: bool) -> Any:
+    """Return the batch on the device; the copy of one in pinned memory is not waited for."""
+
+    def moved(value: Any) -> Any:
+        # Objects of the user's need not know non_blocking.
+        return value.to(device, non_blocking=pinned) if isinstance(value, torch.Tensor) else value.to(device)
+
+    return _through(batch, moved)
+
+
+def pin(batch: Any) -> Any:
+    """Return the batch in pinned memory: its tensors on the CPU, and objects that can pin themselves."""
+
+    def pinned(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.pin_memory() if value.device.type == "cpu" else value
+        return value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
+
+    return _through(batch, pinned)
+
+
+def _through(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Change every tensor in a batch, and every object that has a method ``to``.
+
+    Lists, tuples, named tuples and mappings are copied with their contents changed; all else stays as it is.
+    """
+    if callable(getattr(batch, "to", None)):
+        return change(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_through(value, change) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)([_through(value, change) for value in batch])
+    if isinstance(batch, Mapping):
+        return {key: _through(value, change) for key, value in batch.items()}
+    return batch

@@ -1,4 +1,4 @@
-"""What a training loop iterates: batches of this rank, with a position that can be saved and continued."""
+"""What a script iterates: batches of this rank, in training with a position that can be saved and continued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from allranks.errors import RankError
 from allranks.runtime.batch import BatchSize
-from allranks.runtime.data.mapped import Source
+from allranks.runtime.data.mapped import BatchSource
 from allranks.runtime.progress import Progress
 
 #: What two loaders must have in common for the position of one to mean something to the other, and how it is said.
@@ -34,13 +34,13 @@ class Loader:
     def __init__(
         self,
         dataset: Any,
-        source: Source,
+        source: BatchSource,
         size: BatchSize,
         progress: Progress,
         identity: dict[str, Any],
         *,
         world_size: int,
-        count: Callable[[], int] | None,
+        length: int | None,
         say: Callable[[str], None],
     ) -> None:
         self.dataset = dataset
@@ -50,11 +50,11 @@ class Loader:
         self._progress = progress
         self._identity = identity
         self._world_size = world_size
-        self._count = count
+        self._length = length
         self._say = say
         self._epoch = 0
         self._position = 0
-        #: Where epochs() begins, until it has begun.
+        #: Where epochs() starts, until it has started.
         self._start: tuple[int, int] | None = (0, 0)
         self._in_epochs = False
         self._passed = False
@@ -72,9 +72,9 @@ class Loader:
         Raises:
             TypeError: the dataset is a stream, which has no length.
         """
-        if self._count is None:
+        if self._length is None:
             raise TypeError("a loader of a stream has no length")
-        return self._count()
+        return self._length
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to ``count``; each stands for one pass over the loader.
@@ -105,7 +105,9 @@ class Loader:
                 if self._progress.stopping:
                     return
                 if loads == self._loads:
-                    self._leave()
+                    if self._position and not self._passed:
+                        self._progress.abandon()  # What an effective batch has of samples of an epoch that was left.
+                    self._epoch, self._position = self._epoch + 1, 0
         finally:
             self._in_epochs = False
 
@@ -141,30 +143,20 @@ class Loader:
                 self._position = position
                 yield batch
                 if turn != self._turn:
-                    raise _overtaken()
+                    raise RankError(
+                        "this loop over the loader cannot continue",
+                        why="another loop over it was started, or a state was loaded into it, in the meantime",
+                        fix="finish or leave one loop before the next; two passes at a time need two loaders",
+                    )
                 if progress.stopping:
                     return
-            self._end()
+            if self._in_epochs:
+                self._passed = True
+            else:
+                self._epoch, self._position = self._epoch + 1, 0
         finally:
             if turn == self._turn:
                 progress.samples = progress.total = progress.full = progress.last = progress.left = None
-
-    def _end(self) -> None:
-        """Note that the epoch's last batch is done."""
-        if self._in_epochs:
-            self._passed = True
-        else:
-            self._advance()
-
-    def _leave(self) -> None:
-        """Go on with the next epoch; what an effective batch has of samples of one that was left is forgotten."""
-        if self._position and not self._passed:
-            self._progress.abandon()
-        self._advance()
-
-    def _advance(self) -> None:
-        self._epoch += 1
-        self._position = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, in samples that were yielded over all ranks, and what it depends on.
@@ -204,7 +196,13 @@ class Loader:
         try:
             for name, (difference, fix) in _SAME.items():
                 if state[name] != self._identity[name]:
-                    raise _of_another(difference.format(state[name], self._identity[name]), fix.format(state[name]))
+                    raise RankError(
+                        "the loader's position in the checkpoint is of "
+                        f"{difference.format(state[name], self._identity[name])}",
+                        why="the order of samples depends on it, so this loader cannot continue there",
+                        fix=f"see that {fix.format(state[name])}; to start afresh with the weights, load the "
+                        "checkpoint without the loader",
+                    )
             return int(state["epoch"]), int(state["position"])
         except (KeyError, TypeError, ValueError) as error:
             raise RankError(
@@ -215,20 +213,60 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers, if there are any. Iterating starts new ones."""
-        self._source.close()
+        self._source.pool.close()
 
 
-def _of_another(difference: str, fix: str) -> RankError:
-    return RankError(
-        f"the loader's position in the checkpoint is of {difference}",
-        why="the order of samples depends on it, so this loader cannot continue there",
-        fix=f"see that {fix}; to start afresh with the weights, load the checkpoint without the loader",
-    )
+class EvaluationLoader:
+    """Batches of this rank, each sample exactly once over all ranks. Made by ``ctx.evaluation_loader()``.
+
+    Batches hold no padding, so sums over batches are right as they are. While it is iterated, ``ctx.progress``
+    describes its batches, and afterwards the training's again.
+
+    Attributes:
+        dataset: the dataset.
+        batch_size: number of samples in a full batch on this rank.
+    """
+
+    def __init__(
+        self, dataset: Any, source: BatchSource, batch_size: int, progress: Progress, length: int | None
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self._source = source
+        self._progress = progress
+        self._length = length
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank.
+
+        Raises:
+            TypeError: the dataset is a stream, which has no length.
+        """
+        if self._length is None:
+            raise TypeError("an evaluation loader of a stream has no length")
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all batches, from the first."""
+        progress = self._progress
+        before = _fields(progress)
+        written: tuple[int | None, ...] | None = None
+        full = None
+        try:
+            for batch, samples, total, _, left, last in self._source.batches(0, 0):
+                full = full or total
+                written = (samples, total, full, last, left)
+                progress.samples, progress.total, progress.full, progress.last, progress.left = written
+                yield batch
+        finally:
+            # A loop that was left long ago and is collected now must not undo what came after it.
+            if _fields(progress) == written:
+                progress.samples, progress.total, progress.full, progress.last, progress.left = before
+
+    def close(self) -> None:
+        """Stop the workers, if there are any. Iterating starts new ones."""
+        self._source.pool.close()
 
 
-def _overtaken() -> RankError:
-    return RankError(
-        "this loop over the loader cannot go on",
-        why="another loop over it was started, or a state was loaded into it, in the meantime",
-        fix="finish or leave one loop before the next; two passes at a time need two loaders",
-    )
+def _fields(progress: Progress) -> tuple[int | None, ...]:
+    return (progress.samples, progress.total, progress.full, progress.last, progress.left)

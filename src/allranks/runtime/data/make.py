@@ -1,35 +1,34 @@
-"""Puts loaders together from what a script asks for."""
+"""Checks what a script gives to a loader, before the training starts, and makes the loader."""
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from allranks.errors import RankError
 from allranks.runtime import batch
-from allranks.runtime.data import checks
 from allranks.runtime.data import workers as processes
-from allranks.runtime.data.evaluation import EvaluationLoader, Even
-from allranks.runtime.data.fetch import Collate, Fetching, choose
-from allranks.runtime.data.loader import Loader
-from allranks.runtime.data.mapped import Cuts, Handling, MapSource, Share, Source
-from allranks.runtime.data.move import mover, pin
-from allranks.runtime.data.order import Order, Split, even_batches, part
+from allranks.runtime.data.fetch import Collate, Fetching, choose, move, pin
+from allranks.runtime.data.loader import EvaluationLoader, Loader
+from allranks.runtime.data.mapped import BatchSource, MapSource, Order, Share, Split
 from allranks.runtime.data.randomness import Seeding
-from allranks.runtime.data.sharded import ShardedSource
-from allranks.runtime.data.stream import Rule, StreamSource
+from allranks.runtime.data.stream import ShardedSource, StreamSource, cut, no_full_batch, too_few
+from allranks.runtime.data.workers import Handling
 
 if TYPE_CHECKING:
-    from allranks.runtime.reader import Reader
+    from allranks.runtime.context import Context
 
-#: CPUs that this rank has for itself, by process id: found out together with the other ranks by the first loader.
-_cpus: dict[int, int] = {}
+Kind = Literal["map", "stream"]
 
 
 @dataclass(frozen=True)
-class Options:
+class LoaderOptions:
     """What loaders for training and for evaluation have in common; see ``Context.loader``."""
 
     seed: int
@@ -41,214 +40,201 @@ class Options:
     fetch: Fetching
 
 
-def make_loader(
-    ctx: Reader,
-    dataset: Any,
-    *,
-    batch_size: int | None = None,
-    global_batch_size: int | None = None,
-    shuffle: bool = True,
-    seed: int | None = None,
-    workers: int | Literal["auto"] = "auto",
-    pin_memory: bool | None = None,
-    prefetch: int = 2,
-    collate_fn: Collate | None = None,
-    worker_init_fn: Callable[[int], None] | None = None,
-    drop_last: bool = False,
-    fetch: Fetching = "auto",
-    sharded: bool = False,
-    quiet: bool = False,
-) -> Loader:
-    """Make what ``Context.loader`` gives; see there. All ranks must call it.
+class Facts(NamedTuple):
+    """What ranks exchange about their loaders. All but node and CPUs must be the same."""
 
-    Raises:
-        RankError: something cannot work; it says what and why.
-    """
-    chosen = (ctx.seed or 0) if seed is None else seed
-    options = Options(chosen, workers, pin_memory, prefetch, collate_fn, worker_init_fn, fetch)
-    kind = _checked(dataset, options, sharded=sharded)
+    samples: int | None
+    global_batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    node: int
+    cpus: list[int]
+
+
+#: CPUs that this rank has for itself, by process id: found out together with the other ranks by the first loader.
+_cpus: dict[int, int] = {}
+
+
+def make_loader(
+    ctx: Context,
+    dataset: Any,
+    options: LoaderOptions,
+    *,
+    batch_size: int | None,
+    global_batch_size: int | None,
+    shuffle: bool,
+    drop_last: bool,
+    sharded: bool,
+    quiet: bool,
+) -> Loader:
+    """Make the result of ``Context.loader``; all ranks call it."""
+    kind, seed = _check(dataset, options, sharded=sharded), options.seed
     size = batch.resolve(batch_size, global_batch_size, ctx.world_size)
     samples = len(dataset) if kind == "map" else None
     shuffled = shuffle and kind == "map"
-    _meet(ctx, checks.Facts(samples, size.total, shuffled, chosen, drop_last, ctx.node_rank, processes.allowed_cpus()))
-    say = _silent if quiet else ctx.print
-    source: Source
+    mine = Facts(samples, size.total, shuffled, seed, drop_last, ctx.node_rank, processes.allowed_cpus())
+    facts = ctx.control.gather(mine)
+    _check_same(facts)
+    _cpus[os.getpid()] = processes.cpus_of(ctx.rank, [(one.node, one.cpus) for one in facts])
+    say: Callable[[str], None] = (lambda _: None) if quiet else ctx.print
+    share = Share(ctx.rank, ctx.world_size, filler=True)
+    source: BatchSource
     if samples is not None:
-        checks.check_enough(samples, ctx.world_size)
-        if drop_last:
-            checks.check_fills(samples, size.total)
-        cuts = Split(samples, size.total, drop_last)
-        share = Share(ctx.rank, ctx.world_size, filler=True)
-        source, handling = _map_source(ctx, dataset, Order(samples, chosen, shuffle=shuffle), cuts, share, options)
+        _check_enough(samples, ctx.world_size)
+        if drop_last and samples < size.total:
+            raise no_full_batch("dataset", samples, size.total)
+        split = Split(samples, size.total, drop_last)
+        source = _map_source(ctx, dataset, Order(samples, seed, shuffle=shuffle), split, share, options)
     elif sharded:
-        source, handling = _sharded_source(ctx, dataset, size, options, say, drop_last=drop_last)
+        source = ShardedSource(ctx, dataset, size, options, _handling(ctx, options, 1), say=say, drop_last=drop_last)
     else:
-        rule = Rule(size.total, Share(ctx.rank, ctx.world_size, filler=True), drop_last=drop_last)
-        source, handling = _stream_source(ctx, dataset, rule, options)
+        own = partial(cut, size=size.total, share=share, drop_last=drop_last)
+        source = StreamSource(dataset, own, options, _handling(ctx, options, 1))
     loader = Loader(
         dataset,
         source,
         size,
         ctx.progress,
-        {"kind": "sharded" if sharded else kind, "length": samples, "seed": chosen, "shuffle": shuffled},
+        {"kind": "sharded" if sharded else kind, "length": samples, "seed": seed, "shuffle": shuffled},
         world_size=ctx.world_size,
-        count=cuts.count if samples is not None else None,
+        length=split.count_and_last()[0] if samples is not None else None,
         say=say,
     )
-    _close_with(ctx, loader)
+    ctx.closing.append(processes.close_pools)
     steps = f", {len(loader)} batches an epoch" if samples is not None else ""
-    helped = f", {handling.workers} worker{'s' * (handling.workers != 1)} a rank" if handling.workers else ""
+    workers = source.pool.handling.workers
+    helped = f", {workers} worker{'s' * (workers != 1)} a rank" if workers else ""
     say(f"batch: {size.words(ctx.world_size)}{steps}{helped}")
     return loader
 
 
 def make_evaluation_loader(
-    ctx: Reader,
-    dataset: Any,
-    *,
-    batch_size: int,
-    seed: int | None = None,
-    workers: int | Literal["auto"] = "auto",
-    pin_memory: bool | None = None,
-    prefetch: int = 2,
-    collate_fn: Collate | None = None,
-    worker_init_fn: Callable[[int], None] | None = None,
-    fetch: Fetching = "auto",
-    same_steps: bool = True,
-    whole: bool = False,
+    ctx: Context, dataset: Any, options: LoaderOptions, *, batch_size: int, same_steps: bool, whole: bool
 ) -> EvaluationLoader:
-    """Make what ``Context.evaluation_loader`` gives; see there. It needs no other rank.
-
-    Raises:
-        RankError: something cannot work; it says what and why.
-    """
-    chosen = (ctx.seed or 0) if seed is None else seed
-    options = Options(chosen, workers, pin_memory, prefetch, collate_fn, worker_init_fn, fetch)
-    kind = _checked(dataset, options, sharded=False)
+    """Make the result of ``Context.evaluation_loader``; it needs no other rank."""
+    kind = _check(dataset, options, sharded=False)
     share = Share(0, 1, filler=False) if whole else Share(ctx.rank, ctx.world_size, filler=False)
     total = batch.positive("batch_size", batch_size) * share.world_size
-    source: Source
+    length = None
+    source: BatchSource
     if kind == "stream":
-        rule = Rule(total, share, even=same_steps)
-        source, _ = _stream_source(ctx, dataset, rule, options)
-        count = None
+        own = partial(cut, size=total, share=share, even=same_steps)
+        source = StreamSource(dataset, own, options, _handling(ctx, options, 1))
     else:
-        cuts = Even(_cuts(checks.length_of(dataset), total, share.world_size, same_steps=same_steps))
-        source, _ = _map_source(ctx, dataset, Order(len(dataset), chosen, shuffle=False), cuts, share, options)
-        count = _counter(cuts, share)
-    loader = EvaluationLoader(dataset, source, batch_size, ctx.progress, count)
-    _close_with(ctx, loader)
+        samples = len(dataset)
+        _check_enough(samples, share.world_size if same_steps else 1)
+        split = Split(samples, total, even_over=share.world_size if same_steps else 0)
+        source = _map_source(ctx, dataset, Order(samples, options.seed, shuffle=False), split, share, options)
+        length = sum(share.rank < stop - start for start, stop in split.batches())
+    loader = EvaluationLoader(dataset, source, batch_size, ctx.progress, length)
+    ctx.closing.append(processes.close_pools)
     return loader
 
 
-def _checked(dataset: Any, options: Options, *, sharded: bool) -> checks.Kind:
-    checks.check_numbers(options.workers, options.prefetch, options.seed)
-    kind = checks.kind_of(dataset)
-    checks.check_stream(kind, options.workers, sharded=sharded, fetch=options.fetch)
+def _map_source(
+    ctx: Context, dataset: Any, order: Order, split: Split, share: Share, options: LoaderOptions
+) -> MapSource:
+    fetch = choose(dataset, Seeding(options.seed), options.collate_fn, options.fetch)
+    handling = _handling(ctx, options, 0 if fetch.in_memory else split.count_and_last()[0] - 1)
+    return MapSource(order, split, share, fetch, handling)
+
+
+def _handling(ctx: Context, options: LoaderOptions, most: int) -> Handling:
+    """Return how batches are handled; ``most`` is the greatest number of workers that makes sense."""
+    # Evaluation does not wait for the other ranks to divide the CPUs.
+    cpus = _cpus.get(os.getpid(), max(1, len(processes.allowed_cpus()) // ctx.local_world_size))
+    count = min(cpus - 1, most) if options.workers == "auto" else options.workers
+    on_gpu = ctx.device.type == "cuda"
+    pinned = torch.cuda.is_available() and (on_gpu if options.pin_memory is None else options.pin_memory)
+
+    def finish(batch: Any) -> Any:
+        if pinned and not count:  # Workers' batches are pinned by torch.
+            batch = pin(batch)
+        return batch if ctx.device.type == "cpu" else move(batch, ctx.device, pinned=pinned)
+
+    return Handling(count, options.prefetch, pinned, finish, options.worker_init_fn)
+
+
+def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
+    """Check that the options are possible, also with this kind of dataset; return the kind."""
+    workers, prefetch, seed, fetch = options.workers, options.prefetch, options.seed, options.fetch
+    if workers != "auto" and not _whole(workers, 0):
+        raise RankError(f"workers={workers!r}: no number of processes", fix='give "auto" or a number from 0 on')
+    if not _whole(prefetch, 1):
+        raise RankError(f"prefetch={prefetch!r}: no number of batches", fix="give a number from 1 on")
+    if not _whole(seed, None):
+        raise RankError(f"invalid seed: seed={seed!r}", fix="give a whole number")
+    kind = _kind_of(dataset)
+    if sharded and kind == "map":
+        raise RankError(
+            "sharded=True with a dataset whose samples have numbers",
+            why="the loader gives each rank its part of such a dataset",
+            fix="give every rank the whole dataset, without sharded=True",
+        )
+    if kind == "stream" and not sharded and isinstance(workers, int) and workers > 1:
+        raise RankError(
+            f"workers={workers} for a stream",
+            why="each worker would have to run through the whole stream",
+            fix="workers=1, or sharded=True if the dataset divides itself among ranks and workers",
+        )
+    if fetch not in ("auto", "item"):
+        raise RankError(f"invalid way to fetch: fetch={fetch!r}", fix='fetch="auto" or fetch="item"')
     return kind
 
 
-def _meet(ctx: Reader, mine: checks.Facts) -> None:
-    """Compare with the other ranks, and work out which CPUs are whose."""
-    facts = ctx.control.gather(mine)
-    checks.check_alike(facts)
-    _cpus[os.getpid()] = processes.cpus_of(ctx.rank, [(one.node, one.cpus) for one in facts])
+def _whole(value: object, least: int | None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
-def _cpus_for(ctx: Reader) -> int:
-    """Give the CPUs of this rank, without asking the others."""
-    alone = max(1, len(processes.allowed_cpus()) // ctx.local_world_size)
-    return _cpus.get(os.getpid(), alone)
-
-
-def _handling(ctx: Reader, options: Options, most: int) -> Handling:
-    """Say how batches are handled; ``most`` is the greatest number of workers that makes sense."""
-    import torch
-
-    count = min(_cpus_for(ctx) - 1, most) if options.workers == "auto" else options.workers
-    on_gpu = ctx.device.type == "cuda"
-    pinned = torch.cuda.is_available() and (on_gpu if options.pin_memory is None else options.pin_memory)
-    return Handling(count, options.prefetch, pinned, options.worker_init_fn)
-
-
-def _finisher(ctx: Reader, handling: Handling) -> Callable[[Any], Any]:
-    """Give what is done with a batch in the rank itself; workers' batches are pinned by torch."""
-    move = mover(ctx.device, pinned=handling.pinned)
-    if handling.pinned and not handling.workers:
-        return (lambda one: move(pin(one))) if move is not None else pin
-    return move if move is not None else _same
-
-
-def _map_source(
-    ctx: Reader, dataset: Any, order: Order, cuts: Cuts, share: Share, options: Options
-) -> tuple[MapSource, Handling]:
-    fetch = choose(dataset, Seeding(options.seed), options.collate_fn, options.fetch)
-    handling = _handling(ctx, options, 0 if fetch.in_memory else cuts.count(0) - 1)
-    return MapSource(order, cuts, share, fetch, handling, _finisher(ctx, handling)), handling
-
-
-def _stream_source(ctx: Reader, dataset: Any, rule: Rule, options: Options) -> tuple[StreamSource, Handling]:
-    handling = _handling(ctx, options, 1)
-    finish = _finisher(ctx, handling)
-    return StreamSource(dataset, rule, options.collate_fn, handling, options.seed, finish), handling
-
-
-def _sharded_source(
-    ctx: Reader,
-    dataset: Any,
-    size: batch.BatchSize,
-    options: Options,
-    say: Callable[[str], None],
-    *,
-    drop_last: bool,
-) -> tuple[ShardedSource, Handling]:
-    handling = _handling(ctx, options, 1)
-    source = ShardedSource(
-        dataset,
-        size,
-        options.collate_fn,
-        handling,
-        seed=options.seed,
-        control=ctx.control,
-        rank=ctx.rank,
-        world_size=ctx.world_size,
-        finish=_finisher(ctx, handling),
-        say=say,
-        drop_last=drop_last,
+def _kind_of(dataset: Any) -> Kind:
+    """Return whether samples have numbers (``map``), or can only be run through."""
+    if isinstance(dataset, DataLoader):
+        raise RankError(
+            "the loader got a DataLoader, not a dataset",
+            why="its batches would count as samples, and each rank would get all of them",
+            fix=f"ctx.loader(dataset, batch_size={dataset.batch_size or 64}), with the DataLoader's own dataset",
+        )
+    if isinstance(dataset, IterableDataset):
+        return "stream"
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return "map"
+    name = type(dataset).__name__
+    if hasattr(dataset, "__next__"):
+        raise RankError(
+            f"the dataset, a {name}, can be run through only once",
+            why="each epoch runs through it again, and a resume once more",
+            fix="give an object whose __iter__() starts from the beginning, such as a torch IterableDataset",
+        )
+    if hasattr(dataset, "__iter__"):
+        return "stream"
+    raise RankError(
+        f"the loader got a {name}, which is not a dataset",
+        why="a dataset has __getitem__ and __len__, or __iter__",
+        fix="give a torch Dataset, a list or an IterableDataset; a DataLoader is not needed here",
     )
-    return source, handling
 
 
-def _cuts(length: int, total: int, world_size: int, *, same_steps: bool) -> list[tuple[int, int]]:
-    if not same_steps:
-        return list(Split(length, total).batches())
-    checks.check_enough(length, world_size)
-    return even_batches(length, total, world_size)
+def _check_same(facts: Sequence[Facts]) -> None:
+    """Check that all ranks agree with rank 0."""
+    for rank, theirs in enumerate(facts):
+        for name in ("samples", "global_batch_size", "shuffle", "seed", "drop_last"):
+            here, there = getattr(facts[0], name), getattr(theirs, name)
+            if here != there:
+                raise RankError(
+                    f"the ranks disagree on their data: {name} is {there} on rank {rank} and {here} on rank 0",
+                    why="all ranks must make the same steps, and share the same samples out",
+                    fix="make dataset and loader alike on all ranks; the loader gives each rank its part",
+                )
 
 
-def _counter(cuts: Even, share: Share) -> Callable[[], int]:
-    def count() -> int:
-        parts = (part(start, stop, share.rank, share.world_size) for start, stop in cuts.cuts)
-        return sum(begin < end for begin, end in parts)
-
-    return count
-
-
-def _close_with(ctx: Reader, loader: Loader | EvaluationLoader) -> None:
-    """End the workers when the context is closed, and keep the loader alive for that no longer than the script does."""
-    weak = weakref.ref(loader)
-
-    def close() -> None:
-        there = weak()
-        if there is not None:
-            there.close()
-
-    ctx.closing.append(close)
-
-
-def _same(one: Any) -> Any:
-    return one
-
-
-def _silent(*values: object) -> None:
-    """Say nothing."""
+def _check_enough(length: int, world_size: int) -> None:
+    """Check that there is a sample for each rank."""
+    if length == 0:
+        raise RankError(
+            "the dataset is empty",
+            why="its length is 0",
+            fix="look whether the directory or filter that it is made from finds anything on this node",
+        )
+    if length < world_size:
+        raise too_few(length, world_size)

@@ -1,17 +1,101 @@
-"""Batches of a dataset whose samples have numbers."""
+"""Batches of a dataset whose samples have numbers.
+
+The order of an epoch depends on seed, epoch and length alone. Global batch ``b`` holds the samples
+``order[b * G : (b + 1) * G]``, whatever the number of ranks; a rank takes its contiguous part of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader
 
 from allranks.runtime.data.fetch import Fetch
-from allranks.runtime.data.order import Order, part
-from allranks.runtime.data.workers import Pool
+from allranks.runtime.data.workers import Handling, Pool
+from allranks.runtime.seed import hashed
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of an epoch's order: 63 bits of SHA-256 of seed and epoch.
+
+    ``seed + epoch`` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
+    """
+    return hashed(f"allranks/order/{seed}/{epoch}")
+
+
+def part(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return a rank's part of ``start`` to ``stop``; sizes differ by at most 1, the first are greater.
+
+    A rank for which nothing is left gets an empty part.
+    """
+    base, extra = divmod(stop - start, world_size)
+    begin = start + rank * base + min(rank, extra)
+    return begin, begin + base + (rank < extra)
+
+
+class Order:
+    """The order of samples in each epoch: equal seeds give equal orders, on any number of ranks."""
+
+    def __init__(self, length: int, seed: int, *, shuffle: bool = True) -> None:
+        self.length = length
+        self.seed = seed
+        self.shuffle = shuffle
+        self._epoch: int | None = None
+        self._drawn = torch.empty(0, dtype=torch.int64)
+
+    def take(self, epoch: int, start: int, stop: int) -> torch.Tensor:
+        """Return the numbers of the samples at positions ``start`` to ``stop`` of an epoch, as int64."""
+        if not self.shuffle:
+            return torch.arange(start, stop)
+        if self._epoch != epoch:
+            generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
+            self._drawn = torch.randperm(self.length, generator=generator)
+            self._epoch = epoch
+        return self._drawn[start:stop]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the samples of an epoch are cut into global batches.
+
+    Attributes:
+        length: samples of the epoch.
+        batch: samples of a full batch.
+        drop_last: leave out what does not fill the last one.
+        even_over: give each of so many ranks a sample in every batch, if there are enough. A last batch that is too
+            small for that shares with the one before it, half and half; where that gives too few as well (batches of
+            one sample a rank) the two are one.
+    """
+
+    length: int
+    batch: int
+    drop_last: bool = False
+    even_over: int = 0
+
+    def count_and_last(self, position: int = 0) -> tuple[int, int]:
+        """Return the number of batches that follow after ``position`` samples, and the size of the epoch's last one."""
+        full, rest = divmod(max(0, self.length - position), self.batch)
+        if not rest or self.drop_last:
+            return full, self.batch
+        if full and rest < self.even_over:
+            both = self.batch + rest
+            return (full, both) if both < 2 * self.even_over else (full + 1, both // 2)
+        return full + 1, rest
+
+    def batches(self, position: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield start and stop of each global batch that follows after ``position`` samples."""
+        start, end = position, self.length
+        if self.drop_last:
+            end -= max(0, end - position) % self.batch
+        while start < end:
+            left = end - start
+            stop = start + min(left, self.batch)
+            if self.batch < left < self.batch + self.even_over:
+                stop = end if left < 2 * self.even_over else start + (left + 1) // 2
+            yield start, stop
+            start = stop
 
 
 class Delivery(NamedTuple):
@@ -34,124 +118,70 @@ class Delivery(NamedTuple):
     last: int | None
 
 
-class Source(Protocol):
-    """What gives the batches of one rank."""
+class BatchSource(Protocol):
+    """The batches of one rank."""
+
+    pool: Pool
 
     def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
-        """Give the batches of an epoch that follow after ``position`` samples."""
-
-    def close(self) -> None:
-        """End what works beside the rank."""
-
-
-class Cuts(Protocol):
-    """How the samples of an epoch are cut into global batches."""
-
-    def batches(self, position: int) -> Iterable[tuple[int, int]]:
-        """Give start and stop of each that follows."""
-
-    def count(self, position: int) -> int:
-        """Give their number."""
-
-    def last(self, position: int) -> int:
-        """Give the number of samples of the last one."""
+        """Yield the batches of an epoch that follow after ``position`` samples."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of each batch is this rank's.
-
-    Attributes:
-        rank: the number of this rank.
-        world_size: the number of ranks.
-        filler: whether the rank gets one sample that does not count where it would get none.
-    """
+    """Which part of each batch is this rank's; a filler is one sample that does not count, instead of none."""
 
     rank: int
     world_size: int
     filler: bool
 
 
-@dataclass(frozen=True)
-class Handling:
-    """What is done with a batch on its way.
-
-    Attributes:
-        workers: processes that fetch; 0: the rank itself does.
-        prefetch: batches that each worker has ready.
-        pinned: whether batches go into pinned memory, from where a GPU takes them without being waited for.
-        init: called in each worker with its number.
-    """
-
-    workers: int
-    prefetch: int
-    pinned: bool
-    init: Callable[[int], None] | None = None
-
-
 class MapSource:
-    """Batches of a dataset with ``__getitem__``.
-
-    Args:
-        order: of the samples.
-        cuts: of the order into global batches.
-        share: of each batch that is this rank's.
-        fetch: gets samples.
-        handling: of the batches.
-        finish: called with each batch, in the rank; it pins and moves.
-    """
+    """Batches of a dataset with ``__getitem__``."""
 
     def __init__(
         self,
         order: Order,
-        cuts: Cuts,
+        split: Split,
         share: Share,
         fetch: Fetch,
         handling: Handling,
-        finish: Callable[[Any], Any],
     ) -> None:
         self._order = order
-        self._cuts = cuts
+        self._split = split
         self._share = share
         self._fetch = fetch
-        self._finish = finish
+        self.pool = Pool(handling)
         self._requests = _Requests()
-        self._pool = Pool(_loader_maker(fetch, self._requests, handling), handling.init) if handling.workers else None
 
     def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
-        """Give the batches of an epoch that follow after ``position`` samples."""
-        finish, left, last = self._finish, self._cuts.count(position), self._cuts.last(position)
+        """Yield the batches of an epoch that follow after ``position`` samples."""
+        finish, (left, last) = self.pool.handling.finish, self._split.count_and_last(position)
         fetched = self._fetched(epoch, position)
         for start, stop, begin, end in self._parts(position):
             left -= 1
             yield Delivery(finish(next(fetched)), end - begin, stop - start, stop, left, last)
 
-    def close(self) -> None:
-        """End the workers."""
-        if self._pool is not None:
-            self._pool.close()
-
     def _parts(self, position: int) -> Iterator[tuple[int, int, int, int]]:
-        """Give start and stop of each global batch in which this rank takes part, and of its part, if any."""
+        """Yield start and stop of each global batch in which this rank takes part, and of its part."""
         rank, world_size, filler = self._share.rank, self._share.world_size, self._share.filler
-        for start, stop in self._cuts.batches(position):
+        for start, stop in self._split.batches(position):
             begin, end = part(start, stop, rank, world_size)
             if begin < end or filler:
                 yield start, stop, begin, end
 
     def _fetched(self, epoch: int, position: int) -> Iterator[Any]:
         take, fetch, parts = self._order.take, self._fetch, self._parts(position)
-        wanted = (
-            take(epoch, begin, end) if begin < end else take(epoch, start, start + 1) for start, _, begin, end in parts
-        )
-        if self._pool is None:
+        # Instead of an empty part, the first sample of the batch: a filler.
+        wanted = (take(epoch, *((begin, end) if begin < end else (start, start + 1))) for start, _, begin, end in parts)
+        if not self.pool.handling.workers:
             return (fetch(epoch, numbers) for numbers in wanted)
         self._requests.following = ((epoch, numbers.tolist()) for numbers in wanted)
-        return self._pool.batches()
+        return self.pool.batches(_Answers(fetch), self._requests)
 
 
 class _Requests:
-    """What torch's data loader takes for a sampler: it gives what a worker is asked for."""
+    """The sampler of torch's data loader: it yields requests for a worker."""
 
     following: Iterator[tuple[int, list[int]]] = iter(())
 
@@ -160,7 +190,7 @@ class _Requests:
 
 
 class _Answers:
-    """What torch's data loader takes for a dataset: its samples are whole batches."""
+    """The dataset of torch's data loader: its samples are whole batches."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
@@ -168,29 +198,3 @@ class _Answers:
     def __getitem__(self, request: tuple[int, list[int]]) -> Any:
         epoch, numbers = request
         return self._fetch(epoch, torch.tensor(numbers))
-
-
-def as_it_is(batch: Any) -> Any:
-    """Collate nothing."""
-    return batch
-
-
-def _loader_maker(
-    fetch: Fetch, requests: _Requests, handling: Handling
-) -> Callable[[Callable[[int], None]], DataLoader[Any]]:
-    def make(init: Callable[[int], None]) -> DataLoader[Any]:
-        return DataLoader(
-            _Answers(fetch),  # type: ignore[arg-type]
-            sampler=requests,
-            batch_size=None,
-            collate_fn=as_it_is,
-            num_workers=handling.workers,
-            prefetch_factor=handling.prefetch,
-            pin_memory=handling.pinned,
-            persistent_workers=True,
-            worker_init_fn=init,
-            # Of its own: it draws a number each time, which is not to come from the training's generator.
-            generator=torch.Generator(),
-        )
-
-    return make

@@ -1,25 +1,29 @@
-"""Batches of a dataset that can only be run through (``IterableDataset``), read in full by every rank.
+"""Batches of a dataset that can only be run through (``IterableDataset``).
 
-Each rank runs through the whole stream and keeps its own samples: every world size has the same global batches,
-and a resume skips what was done. That is exact as long as the stream is the same each time.
+Each rank runs through the whole stream and keeps its own samples (:class:`StreamSource`): every world size has the same
+global batches, and a resume skips what was done. That is exact as long as the stream is the same each time. Or the
+dataset gives each rank a part of its own, whose length is not known beforehand (:class:`ShardedSource`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from allranks.errors import RankError
+from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.fetch import Collate
-from allranks.runtime.data.mapped import Delivery, Handling, Share, as_it_is
-from allranks.runtime.data.randomness import Apart
-from allranks.runtime.data.workers import Pool
+from allranks.runtime.data.mapped import Delivery, Share
+from allranks.runtime.data.randomness import apart
+from allranks.runtime.data.workers import Handling, Pool
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
+    from allranks.runtime.data.make import LoaderOptions
 
 
 class Kept(NamedTuple):
@@ -31,74 +35,54 @@ class Kept(NamedTuple):
     is_last: bool
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How a stream is cut.
+def cut(
+    samples: Iterable[Any],
+    size: int,
+    share: Share,
+    *,
+    skip: int = 0,
+    drop_last: bool = False,
+    even: bool = False,
+    collate: Collate = list,
+) -> Iterator[Kept]:
+    """Yield what a rank keeps of each global batch: sample ``k`` of a batch goes to rank ``k mod world size``.
 
-    Attributes:
+    Args:
+        samples: the stream.
         size: samples of a global batch.
-        share: of each that is this rank's: sample ``k`` of a batch goes to rank ``k mod world size``.
-        drop_last: whether what does not fill a batch at the end is left out.
-        even: whether the last batch takes in what is left when that is too little for all ranks.
-    """
-
-    size: int
-    share: Share
-    drop_last: bool = False
-    even: bool = False
-
-
-def cut(samples: Iterable[Any], rule: Rule, skip: int = 0) -> Iterator[Kept]:
-    """Give what a rank keeps of each global batch after the first ``skip`` samples.
-
-    Raises:
-        RankError: the stream has no samples, fewer than there are ranks, or fewer than are to be skipped.
+        share: which of them are this rank's.
+        skip: samples that are done already.
+        drop_last: leave out what does not fill a batch at the end.
+        even: the last batch takes in what is left when that is too little for all ranks.
+        collate: makes a batch of a list of samples.
     """
     stream = iter(samples)
-    skipped = sum(1 for _ in islice(stream, skip))
-    # Whether a batch is the last shows only in what comes after it.
-    need = rule.size if rule.drop_last else rule.share.world_size if rule.even else 1
-    ahead = deque(islice(stream, need))
-    _check(skipped, skip, len(ahead), rule)
-    batch = _Batch(rule.share)
-    done = skip
-    while ahead and not (rule.drop_last and batch.total == 0 and len(ahead) < need):
-        if batch.total >= rule.size and (len(ahead) >= need or rule.drop_last):
-            is_last = rule.drop_last and len(ahead) < need
-            done += batch.total
-            yield from batch.kept(is_last)
-            if is_last:
-                return
-            batch = _Batch(rule.share)
-        batch.add(ahead.popleft())
-        ahead.extend(islice(stream, 1))
-    if batch.total and not (rule.drop_last and batch.total < rule.size):
-        _check_enough(done + batch.total, rule)
-        yield from batch.kept(True)
+    done = sum(1 for _ in islice(stream, skip))
+    rank, world_size = share.rank, share.world_size
+    # Only what comes after a batch shows whether it is the last.
+    need = size if drop_last else world_size if even else 1
+    ahead = list(islice(stream, need))
+    _check(done, skip, len(ahead), size if drop_last else 1)
+    while ahead and not (drop_last and len(ahead) < need):
+        first, mine, total = ahead[0], [], 0
+        for sample in chain(ahead, islice(stream, size - len(ahead))):
+            if total % world_size == rank:
+                mine.append(sample)
+            total += 1
+        ahead = list(islice(stream, need))
+        if even and len(ahead) < need:
+            mine += ahead[(rank - total) % world_size :: world_size]
+            total += len(ahead)
+            ahead = []
+        done += total
+        is_last = not ahead or (drop_last and len(ahead) < need)
+        if is_last and done < world_size and (share.filler or even):
+            raise too_few(done, world_size)
+        if mine or share.filler:
+            yield Kept(collate(mine or [first]), len(mine), total, is_last)
 
 
-class _Batch:
-    """A global batch that is being collected, of which a rank keeps its own samples, and the first for a filler."""
-
-    def __init__(self, share: Share) -> None:
-        self.total = 0
-        self._share = share
-        self._mine: list[Any] = []
-        self._first: list[Any] = []
-
-    def add(self, sample: Any) -> None:
-        if self.total == 0:
-            self._first = [sample]
-        if self.total % self._share.world_size == self._share.rank:
-            self._mine.append(sample)
-        self.total += 1
-
-    def kept(self, is_last: bool) -> Iterator[Kept]:
-        if self._mine or self._share.filler:
-            yield Kept(self._mine or self._first, len(self._mine), self.total, is_last)
-
-
-def _check(skipped: int, skip: int, following: int, rule: Rule) -> None:
+def _check(skipped: int, skip: int, following: int, least: int) -> None:
     if skipped < skip:
         raise RankError(
             f"the stream ended after {skipped} samples, but {skip} of this epoch are done already",
@@ -107,17 +91,8 @@ def _check(skipped: int, skip: int, following: int, rule: Rule) -> None:
         )
     if not following and not skip:
         raise RankError("the dataset is empty", why="the stream ended before its first sample")
-    if rule.drop_last and following < rule.size and not skip:
-        raise RankError(
-            f"the stream has {following} samples, and a batch takes {rule.size}",
-            why="drop_last=True leaves out what does not fill a batch",
-            fix="take smaller batches, or drop_last=False",
-        )
-
-
-def _check_enough(samples: int, rule: Rule) -> None:
-    if samples < rule.share.world_size and (rule.share.filler or rule.even):
-        raise too_few(samples, rule.share.world_size)
+    if following < least and not skip:
+        raise no_full_batch("stream", following, least)
 
 
 def too_few(samples: int, world_size: int) -> RankError:
@@ -129,94 +104,142 @@ def too_few(samples: int, world_size: int) -> RankError:
     )
 
 
-class StreamSource:
-    """Batches of a stream that every rank runs through.
+def no_full_batch(what: str, samples: int, batch: int) -> RankError:
+    """Make the error for a dataset or stream that does not fill one batch, if ``drop_last``."""
+    return RankError(
+        f"the {what} has {samples} samples, and a batch takes {batch}",
+        why="drop_last=True leaves out what does not fill a batch",
+        fix="take smaller batches, or drop_last=False",
+    )
+
+
+class Pass(IterableDataset[Any]):
+    """One pass over a stream, wherever it is made; its random numbers are none of the training's.
+
+    If the dataset has ``set_epoch``, that is called before.
 
     Args:
-        dataset: gives the stream anew with each ``iter()``; if it has ``set_epoch``, that is called before.
-        rule: how the stream is cut.
-        collate: puts samples together to a batch.
-        handling: of the batches; with a worker, that one runs through the stream.
-        seed: the generators are seeded with this and the epoch when the stream begins, alike on all ranks.
-        finish: called with each batch, in the rank.
+        dataset: gives the stream again with each ``iter()``.
+        epoch: of the pass.
+        cut: makes whole batches of the stream's samples.
+        name: from which the generators are seeded when the stream starts; ``{}`` stands for the worker's number.
+    """
+
+    def __init__(self, dataset: Any, epoch: int, cut: Callable[[Iterable[Any]], Iterator[Any]], name: str) -> None:
+        self._dataset = dataset
+        self._epoch = epoch
+        self._cut = cut
+        self._name = name
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        return apart(self._read, self._name.format(worker.id if worker else 0))
+
+    def _read(self) -> Iterator[Any]:
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self._epoch)
+        yield from self._cut(self._dataset)
+
+
+class StreamSource:
+    """Batches of a stream that every rank runs through; the generators are seeded alike on all ranks.
+
+    ``cut`` is :func:`cut` with the size of a batch and this rank's share.
     """
 
     def __init__(
         self,
         dataset: Any,
-        rule: Rule,
-        collate: Collate | None,
+        cut: Callable[..., Iterator[Kept]],
+        options: LoaderOptions,
         handling: Handling,
-        seed: int,
-        finish: Callable[[Any], Any],
     ) -> None:
-        self._reader = _Reader(dataset, rule, collate or default_collate, seed)
-        self._handling = handling
-        self._finish = finish
-        self._pool: Pool | None = None
+        self.pool = Pool(handling)
+        self._dataset = dataset
+        self._cut = partial(cut, collate=options.collate_fn or default_collate)
+        self._seed = options.seed
 
     def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
-        """Give the batches of an epoch that follow after ``position`` samples."""
-        try:
-            for batch, counted, total, is_last in self._read(_Pass(self._reader, epoch, position)):
-                position += total
-                known = (0, total) if is_last else (None, None)
-                yield Delivery(self._finish(batch), counted, total, position, *known)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """End the worker; a pass over the stream begins with a new one."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-    def _read(self, one_pass: _Pass) -> Iterator[Kept]:
-        if not self._handling.workers:
-            return iter(one_pass)
-        self._pool = Pool(lambda init: stream_loader(one_pass, self._handling, init), self._handling.init)
-        return self._pool.batches()
+        """Yield the batches of an epoch that follow after ``position`` samples."""
+        cut = partial(self._cut, skip=position)
+        one_pass = Pass(self._dataset, epoch, cut, f"allranks/stream/{self._seed}/{epoch}")
+        for batch, counted, total, is_last in self.pool.batches(one_pass):
+            position += total
+            known = (0, total) if is_last else (None, None)
+            yield Delivery(self.pool.handling.finish(batch), counted, total, position, *known)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    dataset: Any
-    rule: Rule
-    collate: Collate
-    seed: int
+class ShardedSource:
+    """Batches of this rank's own part of a stream.
 
-    def read(self, epoch: int, position: int) -> Iterator[Kept]:
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        for kept in cut(self.dataset, self.rule, position):
-            yield kept._replace(samples=self.collate(kept.samples))
+    Before each step the ranks exchange how many samples they have for the next. The first that has none ends the epoch
+    for all; what the others have read of it by then is dropped. With several workers the dataset must divide the part
+    among them itself, by ``torch.utils.data.get_worker_info()``; each worker has random numbers of its own.
+    ``drop_last`` also ends the epoch with a batch that is not full on some rank.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        dataset: Any,
+        size: BatchSize,
+        options: LoaderOptions,
+        handling: Handling,
+        *,
+        say: Callable[[str], None],
+        drop_last: bool,
+    ) -> None:
+        self.pool = Pool(handling)
+        self._ctx = ctx
+        self._dataset = dataset
+        self._size = size
+        self._collate = options.collate_fn or default_collate
+        self._seed = options.seed
+        self._say = say
+        self._least = size.rank if drop_last else 1
+
+    def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
+        """Yield the batches of an epoch, without the first ones, for which ``position`` stands."""
+        cut = partial(_batches, size=self._size.rank, collate=self._collate)
+        own = self.pool.batches(Pass(self._dataset, epoch, cut, f"allranks/part/{self._seed}/{epoch}/{{}}"))
+        skip = position // self._size.total
+        for _ in range(skip):
+            next(own, None)
+        following = next(own, (None, 0))
+        counts = self._agree(following[1])
+        if not skip and not all(counts):
+            raise RankError(
+                f"the dataset gives rank {counts.index(0)} no samples",
+                why="with sharded=True each rank has a part of its own, and all make the same number of steps",
+                fix="see that every rank gets a part, or take sharded=False, where each rank runs through the whole "
+                "stream",
+            )
+        done = skip
+        while min(counts) >= self._least:
+            (batch, samples), total, done = following, sum(counts), done + 1
+            following = next(own, (None, 0))
+            counts = self._agree(following[1])
+            known = (None, None) if min(counts) >= self._least else (0, total)
+            yield Delivery(self.pool.handling.finish(batch), samples, total, done * self._size.total, *known)
+        if any(counts):
+            lacking = counts.index(min(counts))
+            self._say(f"data: the epoch ended after {done} steps, for lack of samples on rank {lacking}")
+
+    def _agree(self, samples: int) -> list[int]:
+        """Return how many samples each rank has for the next step."""
+        mine = [0] * self._ctx.world_size
+        mine[self._ctx.rank] = samples
+        return self._ctx.control.agree(*mine)
 
 
-class _Pass(IterableDataset[Kept]):
-    """One pass over the stream, wherever it is made; its random numbers are none of the training's."""
-
-    def __init__(self, reader: _Reader, epoch: int, position: int) -> None:
-        self._reader = reader
-        self._epoch = epoch
-        self._position = position
-
-    def __iter__(self) -> Iterator[Kept]:
-        name = f"allranks/stream/{self._reader.seed}/{self._epoch}"
-        return iter(Apart(lambda: self._reader.read(self._epoch, self._position), name))
-
-
-def stream_loader(
-    dataset: IterableDataset[Any], handling: Handling, init: Callable[[int], None] | None
-) -> DataLoader[Any]:
-    """Make torch's loader for a dataset that gives whole batches."""
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        collate_fn=as_it_is,
-        num_workers=handling.workers,
-        prefetch_factor=handling.prefetch if handling.workers else None,
-        pin_memory=handling.pinned,
-        worker_init_fn=init,
-        generator=torch.Generator(),
-    )
+def _batches(samples: Iterable[Any], size: int, collate: Collate) -> Iterator[tuple[Any, int]]:
+    """Yield batches, each with the number of its samples."""
+    collected: list[Any] = []
+    for sample in samples:
+        collected.append(sample)
+        if len(collected) == size:
+            yield collate(collected), size
+            collected = []
+    if collected:
+        yield collate(collected), len(collected)

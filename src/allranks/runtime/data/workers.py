@@ -10,38 +10,35 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
-from allranks.probe import cgroups
+from allranks.system import cgroups
 
 #: Schedulers, agents and terminals send these to the whole process group: the rank saves and leaves, and needs its
 #: workers until then.
 KEPT_FROM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-#: Seconds between two looks of a worker whether its rank is still there. A dead rank's connections to the other
-#: ranks stay open as long as a worker holds a copy of them.
-_LOOK = 0.5
+#: Seconds between two checks of a worker that its rank is alive. A dead rank's connections to the other ranks stay open
+#: as long as a worker holds a copy of them.
+_CHECK = 0.5
 
 
 def allowed_cpus() -> list[int]:
-    """Give the numbers of the CPUs that this process may use."""
+    """Return the numbers of the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def cpus_of(rank: int, members: Sequence[tuple[int, Sequence[int]]]) -> int:
-    """Give the number of CPUs that a rank has for itself, at least 1.
+    """Return the number of CPUs that a rank has for itself, at least 1.
 
-    A CPU that several ranks of a node may use is shared out between them: ranks bound to CPUs of their own have
-    these, ranks that may use the whole machine have their part of it.
-
-    Args:
-        rank: whose CPUs.
-        members: node rank and allowed CPUs of each rank.
+    A CPU that several ranks of a node may use counts for each in part. ``members`` are the node rank and the allowed
+    CPUs of each rank.
     """
     node, mine = members[rank]
     there = [set(cpus) for its_node, cpus in members if its_node == node]
@@ -51,39 +48,81 @@ def cpus_of(rank: int, members: Sequence[tuple[int, Sequence[int]]]) -> int:
     return max(1, min(math.floor(total + 1e-6), quota // len(there) if quota else len(mine)))
 
 
-class Pool:
-    """A data loader of torch's whose workers outlive signals to the process group and end with their rank.
+@dataclass(frozen=True)
+class Handling:
+    """How a batch gets from the dataset to the device.
 
-    Args:
-        make: makes the data loader, from a function to call in each worker.
-        init: a function of the user's to call in each worker, with its number.
+    Attributes:
+        workers: processes that fetch; 0: the rank itself does.
+        prefetch: batches that each worker has ready.
+        pinned: whether batches go into pinned memory, from where a GPU takes them without being waited for.
+        finish: called with each batch in the rank itself: pins it, if no worker does, and moves it to the device.
+        init: called in each worker with its number.
     """
 
-    def __init__(self, make: Callable[[Callable[[int], None]], DataLoader[Any]], init: Callable[[int], None] | None):
+    workers: int
+    prefetch: int
+    pinned: bool
+    finish: Callable[[Any], Any]
+    init: Callable[[int], None] | None = None
+
+
+class Pool:
+    """Runs through datasets of whole batches, in workers if there are some, else in the rank itself.
+
+    Workers outlive signals to the process group, and exit with their rank.
+    """
+
+    def __init__(self, handling: Handling) -> None:
+        self.handling = handling
         self._loader: DataLoader[Any] | None = None
-        self._make = make
-        self._init = init
         self._iterator: Any = None
 
-    def batches(self) -> Iterator[Any]:
-        """Give the batches, from workers that are started now if there are none."""
+    def batches(self, dataset: Any, sampler: Any = None) -> Iterator[Any]:
+        """Yield the batches of a dataset.
+
+        Workers exit with the pass. With a sampler, which gives the requests for them, they stay for the next pass.
+        """
+        how = self.handling
+        if not how.workers:
+            yield from dataset
+            return
         if self._loader is None:
-            self._loader = self._make(WorkerStart(self._init))
+            self._loader = DataLoader(
+                dataset,
+                sampler=sampler,
+                batch_size=None,
+                collate_fn=_as_it_is,
+                num_workers=how.workers,
+                prefetch_factor=how.prefetch,
+                pin_memory=how.pinned,
+                persistent_workers=sampler is not None,
+                worker_init_fn=partial(_start, how.init, os.getpid()),
+                # Its own: it draws a number each time, which must not come from the training's generator.
+                generator=torch.Generator(),
+            )
             _pools.add(self)
-        # Workers inherit it, and so have no instant in which a signal could end them.
-        with _blocked():
+        # Workers inherit the mask, so that no signal can end them before they have their handlers.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM)
+        try:
             self._iterator = iter(self._loader)
-        return self._iterator  # type: ignore[no-any-return]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            yield from self._iterator
+        finally:
+            if sampler is None:
+                self.close()
 
     def close(self) -> None:
-        """End the workers and wait until they are gone. Later use starts new ones."""
+        """Stop the workers and wait until they are gone. Later use starts new ones."""
         iterator, self._iterator, self._loader = self._iterator, None, None
         # Torch does it when the iterator is collected, which may be late: a traceback can hold it.
         shutdown = getattr(iterator, "_shutdown_workers", None)
         if shutdown is None:
             return
         shutdown()
-        # Torch ends those that are stuck in the dataset by SIGTERM, which they do not listen to.
+        # Torch stops those that are stuck in the dataset with SIGTERM, which they ignore.
         for worker in getattr(iterator, "_workers", ()):
             if worker.is_alive():
                 worker.kill()
@@ -93,57 +132,39 @@ class Pool:
         self.close()
 
 
-#: At the end of the process too, and before ``multiprocessing`` waits for its children there.
+#: Those that have had workers, which end before ``multiprocessing`` waits for its children at the end of the process.
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_all() -> None:
+def close_pools() -> None:
+    """Stop the workers of all loaders."""
     for pool in list(_pools):
         pool.close()
 
 
-@contextmanager
-def _blocked() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
-class WorkerStart:
-    """What a worker does first: it goes deaf to signals for the whole group, and watches its rank.
+def _start(init: Callable[[int], None] | None, rank: int, worker: int) -> None:
+    """Set a worker up: ignore signals to the whole group, watch the rank, and call the user's function.
 
     The signals get a handler that does nothing, and are neither ignored nor blocked: programs that a dataset starts
     would inherit that, and could not be ended.
-
-    Args:
-        init: a function of the user's that comes after it.
     """
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self._init = init
-        self._rank = os.getpid()
-
-    def __call__(self, worker: int) -> None:
-        """Run in the worker of this number."""
-        for number in KEPT_FROM:
-            signal.signal(number, _do_nothing)
-            signal.siginterrupt(number, False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, KEPT_FROM)
-        threading.Thread(target=_watch, args=(os.getppid(), self._rank), name="allranks-watch", daemon=True).start()
-        if self._init is not None:
-            self._init(worker)
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Be there."""
+    for number in KEPT_FROM:
+        signal.signal(number, lambda number, frame: None)
+        signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, KEPT_FROM)
+    threading.Thread(target=_watch, args=(os.getppid(), rank), name="allranks-watch", daemon=True).start()
+    if init is not None:
+        init(worker)
 
 
 def _watch(parent: int, rank: int) -> None:
-    """Leave when the rank is gone. Torch's own watch looks every 5 seconds, and only between two batches."""
+    """Exit when the rank is gone. Torch's own watch checks every 5 seconds, and only between two batches."""
     orphan = parent == 1 and rank != 1
     while os.getppid() == parent and not orphan:
-        time.sleep(_LOOK)
+        time.sleep(_CHECK)
     os._exit(1)

@@ -10,8 +10,7 @@ from torch import Tensor, float32
 
 from allranks.errors import RankError
 from allranks.runtime.metrics.records import Records, named
-from allranks.runtime.metrics.sums import Sums, means, merge
-from allranks.runtime.metrics.totals import Totals
+from allranks.runtime.metrics.sums import Sums, Totals, means, merge
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -26,7 +25,7 @@ _MOST = 1000
 
 
 class _Numbers(dict[str, "list[float]"]):
-    """Numbers by name, a list made when its name is asked for: one look-up where two would cost a step something."""
+    """Numbers by name; a list is made at its first use, which saves each step a look-up."""
 
     def __missing__(self, name: str) -> list[float]:
         _check_name(name)
@@ -36,14 +35,7 @@ class _Numbers(dict[str, "list[float]"]):
 
 
 class Metrics:
-    """Logs values of a training, and averages them over samples and over all ranks. Use it as ``ctx.metrics``.
-
-    Args:
-        ctx: the rank, its progress, and the ways to the other ranks.
-        trackers: gives what rank 0 writes to, when the first record is there.
-        log_every: optimizer steps from one record to the next; 0 for none.
-        store: what the ranks share.
-    """
+    """Logs values of a training, and averages them over samples and over all ranks. Use it as ``ctx.metrics``."""
 
     def __init__(
         self, ctx: Context, trackers: Callable[[], TrackerGroup], log_every: int = 50, store: Store | None = None
@@ -53,7 +45,8 @@ class Metrics:
         self._open_trackers = trackers
         self._trackers: TrackerGroup | None = None
         self._totals = Totals(ctx)
-        self._records = Records(ctx, self._totals, log_every, store, self._write)
+        # A lambda, because trackers are opened by the first record.
+        self._records = Records(ctx, self._totals, log_every, store, lambda *record: self._writer.write(*record))
         self._since_means: dict[str, Sums] = {}
         #: What was logged and not merged yet: numbers of one weight as they came, and sums of all else.
         self._numbers = _Numbers()
@@ -84,7 +77,9 @@ class Metrics:
                 return
             weight = weight.item()
         if not weight > 0:
-            _check_weight(weight)
+            if weight != 0:
+                fix = "give the number of samples"
+                raise RankError(f"weight={weight} cannot be", why="a weight is 0 or more", fix=fix)
             return
         if weight != self._weight or not self._room:
             self._fold()
@@ -136,7 +131,7 @@ class Metrics:
         if self._rank == 0:
             self._writer.config(dict(values))
 
-    def begin_step(self) -> None:
+    def start_step(self) -> None:
         """Write what was logged, if it is time; called before each forward pass, and by all ranks alike.
 
         This is the work of ``ctx.accumulate``, ``ctx.backward`` and ``optimizer.step``.
@@ -146,14 +141,14 @@ class Metrics:
             self._merge()
             records.start()
         elif records.unwritten:
-            records.look()
+            records.poll()
 
     def resume(self, step: int) -> None:
         """Continue after ``step``: drop later records, since the training will write them again.
 
         :meth:`load_state_dict` calls it. A script that does not save the metrics calls it after loading.
         """
-        self._records.go_on(step)
+        self._records.resume(step)
         if self._rank == 0:
             self._writer.resume(step)
 
@@ -163,7 +158,7 @@ class Metrics:
         With them the means of an epoch are right after a resume in mid-epoch, on any number of ranks.
         """
         # A record that is due at this step: after a resume it would be made once more, or with the next one.
-        self.begin_step()
+        self.start_step()
         self._records.land()
         self.flush()
         self._merge()
@@ -226,9 +221,6 @@ class Metrics:
         merge(self._since_means, fresh)
         self._records.add(fresh)
 
-    def _write(self, step: int, values: dict[str, float], when: float) -> None:
-        self._writer.write(step, values, when)
-
     @property
     def _writer(self) -> TrackerGroup:
         if self._trackers is None:
@@ -237,11 +229,7 @@ class Metrics:
 
 
 def _number(name: str, value: Any) -> float:
-    """Read a value, also from a GPU.
-
-    Raises:
-        RankError: it is no number.
-    """
+    """Read a value, also from a GPU."""
     try:
         if isinstance(value, Tensor):
             return float(value.item())
@@ -253,11 +241,6 @@ def _number(name: str, value: Any) -> float:
 def _check_one(name: str, value: Tensor) -> None:
     if value.numel() != 1 or value.is_complex():
         raise _no_number(name, value)
-
-
-def _check_weight(weight: float) -> None:
-    if weight != 0:
-        raise RankError(f"weight={weight} cannot be", why="a weight is 0 or more", fix="give the number of samples")
 
 
 def _check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The means that are written every few steps, without stopping the steps for it."""
+"""The means that are written every few steps, without a stop of the training."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
-from allranks.runtime.metrics.flight import Flight
-from allranks.runtime.metrics.sums import Sums, means, merge, pack, plain_rows
+from allranks.runtime.metrics.sums import Sums, Totals, means, merge, pack
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup, Work
 
     from allranks.runtime.context import Context
-    from allranks.runtime.metrics.totals import Totals
 
 #: How many ranks have left something for rank 0 in the store.
 _RESTS = "metrics/rests"
@@ -30,15 +30,60 @@ _CPU = torch.device("cpu")
 Writer = Callable[[int, "dict[str, float]", float], None]
 
 
-class Records:
-    """Sends the means since the last record on their way every few steps, and writes them when they are there.
+@dataclass
+class _Flight:
+    """Sums of one record, while they are added up over all ranks.
 
-    Args:
-        ctx: the rank, its progress, and the ways to the other ranks.
-        totals: knows the names of the metrics that the ranks have.
-        every: optimizer steps from one record to the next; 0 for none.
-        store: what the ranks share.
-        write: takes step, values and time of a record; called on rank 0.
+    With NCCL everything happens on the GPU, in order with its other work, and the result is then copied to the host.
+    With gloo a thread of gloo's does it.
+
+    Attributes:
+        extra: what is written beside the means.
+        when: the time of the step, in seconds since 1970.
+        box: the result of :func:`pack`, with ``names`` for its rows; on the GPU if it is for NCCL.
+    """
+
+    step: int
+    names: list[str]
+    extra: dict[str, float]
+    when: float
+    box: torch.Tensor
+    _work: Work | None = None
+    _copied: torch.cuda.Event | None = None
+
+    def start(self, group: ProcessGroup | None) -> None:
+        """Start the sum, unless the world is of one rank; all ranks do at the same point."""
+        if group is not None:
+            self._work = distributed.all_reduce(self.box, group=group, async_op=True)
+        if self.box.is_cuda:
+            if self._work is not None:
+                self._work.wait()  # The GPU waits, not the host.
+            on_host, self._work = torch.empty(self.box.shape, dtype=self.box.dtype, pin_memory=True), None
+            self.box = on_host.copy_(self.box, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def done(self) -> bool:
+        """Return whether :meth:`rows` has its answer at once."""
+        if self._copied is not None:
+            return bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return self._work is None or self._work.is_completed()
+
+    def rows(self) -> list[list[float]]:
+        """Wait for sums and weights over all ranks, with the last row that :func:`pack` adds."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        elif self._work is not None:
+            self._work.wait()
+            self._work = None
+        rows: list[list[float]] = self.box.tolist()
+        return rows
+
+
+class Records:
+    """Starts to average what was logged every few steps, and writes the means when they have arrived.
+
+    ``every`` is a number of optimizer steps, 0 for no records; rank 0 calls ``write``.
 
     Attributes:
         window: what was logged since the last record.
@@ -56,36 +101,32 @@ class Records:
         self._on_gpu = ctx.device if ctx.device.type == "cuda" and adds_there else None
         self.window: dict[str, Sums] = {}
         self.next = float(every or math.inf)
-        #: On their way; each is looked at on all ranks when so many records have been started after it.
-        self._flights: deque[Flight] = deque()
+        #: On their way; all ranks read each when so many records have been started after it.
+        self._flights: deque[_Flight] = deque()
         #: Those of them that rank 0 has yet to write.
-        self.unwritten: deque[Flight] = deque()
+        self.unwritten: deque[_Flight] = deque()
         self._most_flights = math.ceil(_STEPS_ON_THE_WAY / every) if every else 0
         self._last = (ctx.progress.step, time.time())
 
     def add(self, fresh: dict[str, Sums]) -> None:
-        """Take sums into the next record; they are not the caller's any more."""
+        """Add sums to the next record; the caller must not use them afterwards."""
         if self._every and self.window:
             merge(self.window, fresh)
         elif self._every:
             self.window = fresh
 
-    def go_on(self, step: int) -> None:
-        """Go on after a step that was loaded."""
+    def resume(self, step: int) -> None:
+        """Continue after a step that was loaded."""
         self._last = (step, time.time())
         if self._every:
             self.next = (step // self._every + 1) * self._every
 
     def start(self) -> None:
-        """Send a record on its way. A name that is new to the ranks comes with a later one, but for the first."""
+        """Start a record. A metric that is new to the ranks comes with a later one, unless this is the first."""
         while len(self._flights) >= self._most_flights:
             self._land()
         window, step = self.window, self._progress.step
         self.next = (step // self._every + 1) * self._every
-        if self._ctx.world_size == 1 and not self.unwritten and (rows := plain_rows(window)) is not None:
-            self.window = {}
-            self._write_means(step, window, rows)
-            return
         if not self._totals.agreed or self._ctx.world_size == 1:
             self._totals.agree(window)
         box = pack(window, self._totals.names, self._on_gpu or _CPU)
@@ -93,15 +134,16 @@ class Records:
         group = None
         if self._ctx.world_size > 1:
             group = distributed.group.WORLD if self._on_gpu else self._ctx.control.group
-        flight = Flight(step, list(self._totals.names), box, group, self._speed(step), time.time())
+        flight = _Flight(step, list(self._totals.names), self._speed(step), self._last[1], box)
+        flight.start(group)
         self._flights.append(flight)
         if self._ctx.rank == 0:
             self.unwritten.append(flight)
             if self.unwritten[0].done():
                 self._write(self.unwritten.popleft())
 
-    def look(self) -> None:
-        """On rank 0: write the oldest record that is on its way, if it has come."""
+    def poll(self) -> None:
+        """On rank 0: write the oldest record that is on its way, if it has arrived."""
         if self.unwritten[0].done():
             self._write(self.unwritten.popleft())
 
@@ -111,9 +153,9 @@ class Records:
             self._land()
 
     def hand_over(self) -> None:
-        """Before the end: leave what no record holds yet for rank 0, without a message that others must take.
+        """Before the end: leave what no record holds yet for rank 0, in the store, without a collective.
 
-        A job that was asked to stop has it in its checkpoint and goes on from there.
+        A job that was asked to stop has it in its checkpoint.
         """
         if self._ctx.rank == 0 or self._store is None or self._progress.stopping or not self.window:
             return
@@ -131,20 +173,20 @@ class Records:
             self._write_rest()
 
     def _land(self) -> None:
-        """Wait for the oldest record on its way. All ranks do at the same point, since they agree by what it says."""
+        """Wait for the oldest record on its way; all ranks do at the same point, which shows if a name is missing."""
         flight = self._flights.popleft()
         if flight.rows()[-1][0]:
             self._totals.agreed = False
         if self.unwritten and self.unwritten[0] is flight:
             self._write(self.unwritten.popleft())
 
-    def _write(self, flight: Flight) -> None:
+    def _write(self, flight: _Flight) -> None:
         values = means(flight.names, flight.rows()[:-1])
         if values:
             self._writer(flight.step, {**values, **flight.extra}, flight.when)
 
     def _speed(self, step: int) -> dict[str, float]:
-        """Give steps, and samples over all ranks, per second since the last record."""
+        """Return steps, and samples over all ranks, per second since the last record."""
         (before, began), self._last = self._last, (step, time.time())
         seconds = self._last[1] - began
         if seconds <= 0 or step <= before:
@@ -162,17 +204,15 @@ class Records:
             for rank in range(1, self._ctx.world_size):
                 if store.check([_rest(rank)]):
                     merge(window, {name: Sums(*sums) for name, sums in json.loads(store.get(_rest(rank))).items()})
-        self._write_means(self._progress.step, window, pack(window, list(window), _CPU).tolist()[:-1])
-
-    def _write_means(self, step: int, names: Iterable[str], rows: Sequence[Sequence[float]]) -> None:
+        step = self._progress.step
         extra = self._speed(step)
-        values = means(names, rows)
+        values = means(window, pack(window, list(window), _CPU).tolist()[:-1])
         if values:
             self._writer(step, {**values, **extra}, self._last[1])
 
 
 def named(names: list[str], rows: list[list[float]]) -> dict[str, list[float]]:
-    """Give sum and weight by name, of those metrics that anything was logged for."""
+    """Return sum and weight by name, of the metrics that have values."""
     return {name: sums for name, sums in zip(names, rows, strict=True) if sums[1] > 0}
 
 

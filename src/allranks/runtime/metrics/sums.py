@@ -1,12 +1,17 @@
-"""Weighted sums of metrics: kept on the device where the values are, and read as late as possible."""
+"""Weighted sums of metrics: kept on the device where the values are, read as late as possible, added up over ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import distributed
 
 from allranks.errors import RankError
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
 
 #: So many values that lie on a device are held before they are added up there, in a few operations for all of them.
 _HELD = 64
@@ -26,7 +31,7 @@ class Sums:
     def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
         self.total = total
         self.weight = weight
-        #: Value, weight, and the value's version: it changes when somebody writes into the tensor.
+        #: Value, weight, and the value's version, which changes when the tensor is modified in place.
         self._held: list[tuple[torch.Tensor, float | torch.Tensor, int]] = []
         #: Sum and weight on a device, shape (2,).
         self._part: torch.Tensor | None = None
@@ -38,27 +43,25 @@ class Sums:
         # A copy of what has no count of versions, and of a part of a tensor, which would keep all of that in memory.
         if not counted or value.untyped_storage().nbytes() > _ONE:
             value = value.clone()
-        self._held.append((value, weight, value._version if counted else -1))
-        if len(self._held) >= _HELD:
+        if len(self._held) >= _HELD or (self._held and self._held[0][0].device != value.device):
             self.fold()
+        self._held.append((value, weight, value._version if counted else -1))
 
     def fold(self) -> None:
-        """Add up what is held, on its device and without waiting for it.
-
-        Raises:
-            RankError: a tensor was changed after it had been logged.
-        """
-        by_device: dict[torch.device, list[tuple[torch.Tensor, float | torch.Tensor]]] = {}
-        for value, weight, version in self._held:
+        """Add up what is held, on its device and without waiting for it."""
+        for value, _, version in self._held:
             if version not in (-1, value._version):
-                raise _changed()
-            by_device.setdefault(value.device, []).append((value.reshape(()), weight))
+                raise RankError(
+                    "a tensor was written to after it had been logged",
+                    why="ctx.metrics.log() reads a tensor on a GPU later, so that the GPU need not be waited for",
+                    fix="log a copy: ctx.metrics.log(loss=loss.detach().clone())",
+                )
+        values, weights = [value.reshape(()) for value, _, _ in self._held], [weight for _, weight, _ in self._held]
         self._held.clear()
-        for held in by_device.values():
-            self._add_part(_weighted(*zip(*held, strict=True)))
+        self._add_part(_weighted(values, weights))
 
     def part(self) -> torch.Tensor | None:
-        """Give sum and weight of what was added up on a device, shape (2,); None if nothing was."""
+        """Return sum and weight of what was added up on a device, shape (2,); None if nothing was."""
         if self._held:
             self.fold()
         return self._part
@@ -86,7 +89,7 @@ def _weighted(values: Sequence[torch.Tensor], weights: Sequence[float | torch.Te
         factors = torch.stack(parts)
     else:
         factors = send(torch.tensor(weights, dtype=kind), device)
-    # A weight of nothing counts for nothing, whatever the value, NaN included.
+    # With weight 0 no value counts, NaN included.
     counted = torch.where(factors > 0, stacked * factors, 0.0)
     return torch.stack([counted.sum(), factors.sum()])
 
@@ -122,13 +125,6 @@ def pack(sums: dict[str, Sums], names: Sequence[str], device: torch.device) -> t
     return send(box, device) + there
 
 
-def plain_rows(sums: dict[str, Sums]) -> list[tuple[float, float]] | None:
-    """Return sums and weights as numbers, if nothing is on a device; else None."""
-    if any(held.part() is not None for held in sums.values()):
-        return None
-    return [(held.total, held.weight) for held in sums.values()]
-
-
 def merge(sums: dict[str, Sums], fresh: dict[str, Sums]) -> None:
     """Add the sums in ``fresh`` to those in ``sums``."""
     for name, new in fresh.items():
@@ -142,13 +138,41 @@ def merge(sums: dict[str, Sums], fresh: dict[str, Sums]) -> None:
 
 
 def means(names: Iterable[str], rows: Iterable[Sequence[float]]) -> dict[str, float]:
-    """Return the means of those metrics that anything was logged for."""
+    """Return the means of the metrics that have values."""
     return {name: total / weight for name, (total, weight) in zip(names, rows, strict=True) if weight > 0}
 
 
-def _changed() -> RankError:
-    return RankError(
-        "a tensor was written to after it had been logged",
-        why="ctx.metrics.log() reads a tensor on a GPU later, so that the GPU need not be waited for",
-        fix="log a copy: ctx.metrics.log(loss=loss.detach().clone())",
-    )
+class Totals:
+    """Adds sums up over all ranks: one message for all metrics, also where ranks have logged different ones.
+
+    Attributes:
+        names: what the rows of a message stand for: the same on all ranks.
+        agreed: whether no rank is known to have other names.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self.names: list[str] = []
+        self.agreed = False
+
+    def reduce(self, *several: dict[str, Sums]) -> list[list[list[float]]]:
+        """Add sums up over all ranks; where a rank has a new name, the ranks agree on names first."""
+        box = self._added_up(several)
+        if any(rows[-1][0] for rows in box):
+            self.agree(*several)
+            box = self._added_up(several)
+        return [rows[:-1] for rows in box]
+
+    def _added_up(self, several: tuple[dict[str, Sums], ...]) -> list[list[list[float]]]:
+        box = torch.stack([pack(sums, self.names, torch.device("cpu")) for sums in several])
+        if self._ctx.world_size > 1:
+            distributed.all_reduce(box, group=self._ctx.control.group)
+        boxes: list[list[list[float]]] = box.tolist()
+        return boxes
+
+    def agree(self, *several: dict[str, Sums]) -> None:
+        """Collect the names that any rank has; all ranks call it."""
+        new = dict.fromkeys(name for sums in several for name in sums if name not in self.names)
+        gathered = self._ctx.control.gather(list(new))
+        self.names += dict.fromkeys(name for names in gathered for name in names)
+        self.agreed = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.runtime.model.training import Training
-from allranks.runtime.model.wrappers import unwrap
+from allranks.runtime.model.flat import unwrap
+from allranks.runtime.model.training import TrainingState
 
-__all__ = ["Training", "unwrap"]
+__all__ = ["TrainingState", "unwrap"]

@@ -1,28 +1,30 @@
 """Data parallelism with one buffer for all gradients, and one message for all that are not large.
 
-``DistributedDataParallel`` sends gradients in buckets while the rest is still computed, and rearranges the buckets
-after the first step. That pays where a GPU computes and a network sends at the same time. On CPUs the same cores do
-both; there each bucket is a message more, and only a large gradient is worth one of its own. The layout is also the
-same for ever: a run that was continued adds up in the same order as one that was not, so that their weights are equal
-to the bit, for any number of ranks.
+``DistributedDataParallel`` sends gradients in buckets while the rest is still computed, and sorts the buckets again
+after the first step. That pays if a GPU computes while a network sends. On CPUs the same cores do both; there each
+bucket is one more message, and only a large gradient is worth one. The layout also never changes: a continued run sums
+in the same order as an uninterrupted one, so that their weights are equal to the bit, on any number of ranks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.autograd import Variable
 
-from allranks.runtime.model.buffer import Buffer, Early
-from allranks.runtime.model.shared import make_shared
-from allranks.runtime.model.wrappers import copy_from_first, places_of_buffers, tensors_in, trained, unused
+from allranks.errors import RankError
+from allranks.runtime.model.allreduce import Message, SharedMessage, make_shared
+from allranks.runtime.model.wrappers import copy_from_first, hook_outputs, trained, unused
 
 if TYPE_CHECKING:
-    from allranks.runtime.control import Control
-    from allranks.runtime.progress import Progress
+    from allranks.runtime.context import Context
+    from allranks.runtime.model.wrappers import PrepareOptions
+
+#: Numbers in a gradient from which on it is sent by itself, as soon as it is there: half a megabyte in fp32.
+_LARGE = 1 << 17
 
 
 class Flat(nn.Module):
@@ -31,120 +33,137 @@ class Flat(nn.Module):
     A plain ``loss.backward()`` is enough, as with ``DistributedDataParallel``, and ``module`` is the model. With
     buffers (running statistics), all ranks take those of rank 0 before each forward pass in training, as there.
 
-    Args:
-        module: the model; equal on all ranks.
-        find_unused_parameters: whether parameters may get no gradient. What no rank gave a gradient to keeps
-            None; where some ranks did, the others count as zero.
-        compress: the type in which gradients travel; their own if None.
-        neighbours: the ranks, if all are on this machine and compute on its CPUs: large gradients go through its
-            memory then.
-        progress: where backward passes are counted.
+    Gradients go through the machine's memory if all ranks are on it and compute on its CPUs. If parameters may get no
+    gradient, those that no rank used keep None; if some ranks used one, the others count as zero.
+
+    Attributes:
+        require_backward_grad_sync: whether the next backward pass averages, as in DistributedDataParallel.
+        averaged: whether gradients were averaged since the optimizer made a step.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        find_unused_parameters: bool = False,
-        compress: torch.dtype | None = None,
-        neighbours: Control | None = None,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, ctx: Context, module: nn.Module, options: PrepareOptions) -> None:
         super().__init__()
         self.module = module
-        self.find_unused_parameters = find_unused_parameters
-        #: Whether the next backward pass averages; the same name and meaning as in DistributedDataParallel.
         self.require_backward_grad_sync = True
-        #: Whether gradients were averaged since the optimizer made a step.
         self.averaged = False
-        self._queued = False
-        self._names, self._parameters_trained = map(list, zip(*trained(module).items(), strict=True))
+        self._find_unused_parameters = options.find_unused_parameters
+        #: Sent while the rest is computed, in this order on all ranks: about the one in which gradients are ready.
+        self._early: list[Message] = []
+        #: Sent at the end of the backward pass.
+        self._late: list[Message | SharedMessage] = []
+        self._trained = trained(module)
+        share_memory = ctx.device.type == "cpu" and ctx.local_world_size == ctx.world_size and not options.compress
         by_kind: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = defaultdict(list)
-        for parameter in self._parameters_trained:
+        for parameter in self._trained.values():
             by_kind[parameter.dtype, parameter.device].append(parameter)
-        share = 1.0 / distributed.get_world_size()
-        self._buffers_flat: list[Any] = [
-            (make_shared(some, neighbours, distributed.get_rank()) if neighbours and compress is None else None)
-            or Buffer(some, share, compress)
-            for some in by_kind.values()
-        ]
-        self._early = Early([large for buffer in self._buffers_flat for large in buffer.large])
-        for large in self._early.queue:
-            large.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        for (dtype, device), parameters in by_kind.items():
+            buffer = torch.zeros(sum(map(nn.Parameter.numel, parameters)), dtype=dtype, device=device)
+            shared = make_shared(parameters, buffer, ctx.control) if share_memory else None
+            if shared is not None:
+                self._late.append(shared)
+            else:
+                self._add_messages(parameters, buffer, options.sent_as)
+        self._early.reverse()
+        for message in self._early:
+            message.parameters[0].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._on_large_gradient
             )
-        self._progress = progress
+        self._progress = ctx.progress
+        self._queued = False
         self._counted = False
-        self._statistics = places_of_buffers(module)
+        self._unsent: deque[Message] = deque()
+        self._ready: set[Tensor] = set()
+        self._has_buffers = any(True for _ in module.buffers())
 
-    @property
-    def gradients(self) -> list[Tensor]:
-        """The averaged gradients of all parameters, one tensor of one dimension for each type of number."""
-        return [buffer.gradients for buffer in self._buffers_flat]
+    def _add_messages(self, parameters: list[nn.Parameter], buffer: Tensor, compress: torch.dtype | None) -> None:
+        """Add one message for all small gradients, which lie in front, and one for each large one."""
+        small = [parameter for parameter in parameters if parameter.numel() < _LARGE]
+        end = sum(map(nn.Parameter.numel, small))
+        if small:
+            self._late.append(Message(small, buffer[:end], compress))
+        for parameter in parameters:
+            if parameter.numel() >= _LARGE:
+                self._early.append(Message([parameter], buffer[end : end + parameter.numel()], compress))
+                end += parameter.numel()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model, and watch what comes out for the backward pass."""
-        watched = self.require_backward_grad_sync and torch.is_grad_enabled()
-        if watched and self._statistics and self.training:
-            # A model may assign them anew, so they are looked up each time.
-            copy_from_first(there for part, name in self._statistics if (there := part._buffers[name]) is not None)
+        """Run the model, and watch its outputs for the backward pass."""
+        synced = self.require_backward_grad_sync and torch.is_grad_enabled()
+        if synced and self._has_buffers and self.training:
+            copy_from_first(self.module.buffers())
         output = self.module(*inputs, **named)
-        if watched:
+        if synced:
             self._queued = False  # Left behind by a backward pass that failed.
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._on_backward)  # type: ignore[no-untyped-call]
+            hook_outputs(output, self._on_backward)
         return output
 
     def _on_backward(self, _: Tensor) -> None:
         if not self._queued:
             self._queued = True
             self._counted = False
-            if self._progress is not None:
-                self._progress.begin_backward()
-            self._early.begin()
+            self._progress.start_backward()
+            self._unsent = deque(self._early)
+            self._ready.clear()
             Variable._execution_engine.queue_callback(self._average)
 
     def _on_large_gradient(self, parameter: Tensor) -> None:
-        if self._queued:
-            self._count()
-            with torch.no_grad():
-                self._early.ready(parameter)
+        """Send what is ready and can be sent without overtaking."""
+        if not self._queued:
+            return
+        self._count()
+        if parameter in self._ready:
+            raise RankError(
+                "a parameter got its gradient twice in one backward pass",
+                why="part of the model is computed again inside the backward pass, with use_reentrant=True",
+                fix="torch.utils.checkpoint with use_reentrant=False, or ctx.prepare(..., checkpoint_activations=...)",
+            )
+        self._ready.add(parameter)
+        with torch.no_grad():
+            while self._unsent and self._unsent[0].parameters[0] in self._ready:
+                self._unsent.popleft().send()
 
     def _average(self) -> None:
-        """Replace the gradients of this rank by the average over all ranks.
-
-        Raises:
-            RankError: some parameters have no gradient, which was not announced.
-        """
+        """Replace the gradients of this rank by the average over all ranks."""
         self._queued = False
-        missing = [index for index, parameter in enumerate(self._parameters_trained) if parameter.grad is None]
-        if not self.find_unused_parameters:
-            if len(missing) == len(self._parameters_trained):
-                return  # torch.autograd.grad, which gives gradients to somebody else.
+        missing = [name for name, parameter in self._trained.items() if parameter.grad is None]
+        if not self._find_unused_parameters:
+            if len(missing) == len(self._trained):
+                return  # torch.autograd.grad, whose gradients are not the parameters'.
             if missing:
-                raise unused([self._names[index] for index in missing], distributed.get_rank())
+                raise unused(missing, distributed.get_rank())
         self._count()
         with torch.no_grad():
-            self._early.rest()
-            sent = [buffer.send() for buffer in self._buffers_flat]
-            self._early.wait()
-            for buffer, work in zip(self._buffers_flat, sent, strict=True):
-                buffer.receive(work)
-            if self.find_unused_parameters:
-                for index in self._unused_everywhere(missing):
-                    self._parameters_trained[index].grad = None
+            for message in [*self._unsent, *self._late]:
+                message.send()
+            for message in [*self._early, *self._late]:
+                message.receive()
+            if self._find_unused_parameters:
+                self._forget_unused(set(missing))
         self.averaged = True
+
+    def _forget_unused(self, missing: set[str]) -> None:
+        """Set the gradients that no rank had to None."""
+        parameters = list(self._trained.values())
+        lacking = torch.tensor([name in missing for name in self._trained], dtype=torch.int32).to(parameters[0].device)
+        distributed.all_reduce(lacking, distributed.ReduceOp.MIN)
+        for parameter, everywhere in zip(parameters, lacking.tolist(), strict=True):
+            if everywhere:
+                parameter.grad = None
 
     def _count(self) -> None:
         """Count a backward pass for which other ranks are waited for, once."""
-        if not self._counted and self._progress is not None:
+        if not self._counted:
             self._progress.backwards += 1
         self._counted = True
 
-    def _unused_everywhere(self, missing: list[int]) -> list[int]:
-        """Give those of the missing gradients that no rank has."""
-        used = torch.ones(len(self._parameters_trained), dtype=torch.int32, device=self._parameters_trained[0].device)
-        used[missing] = 0
-        distributed.all_reduce(used, distributed.ReduceOp.MAX)
-        return [index for index, somewhere in enumerate(used.tolist()) if not somewhere]
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the model that the script gave to ``ctx.prepare``, whose keys of ``state_dict`` are the script's own.
+
+    A sharded model (FSDP) stays sharded: its ``state_dict`` holds distributed tensors.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    while isinstance(module, (DistributedDataParallel, Flat)):
+        module = module.module
+    return module

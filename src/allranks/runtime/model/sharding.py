@@ -7,49 +7,53 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allranks.errors import RankError
+from allranks.runtime.model.wrappers import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
+    from allranks.runtime.context import Context
+    from allranks.runtime.model.wrappers import PrepareOptions
 
-#: Set on a sharded model: whether all parameters are expected to get gradients.
-_ALL_USED = "_allranks_all_used"
 
+def shard(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
+    """Shard a model, equal on all ranks, in place with torch's ``fully_shard``, and return it.
 
-def shard(
-    module: nn.Module,
-    classes: Sequence[type[nn.Module]],
-    world_size: int,
-    device: torch.device,
-    *,
-    narrow: torch.dtype | None,
-    compress: torch.dtype | None,
-    all_used: bool,
-) -> nn.Module:
-    """Shard a model in place with torch's ``fully_shard``, and give it back.
-
-    Args:
-        module: the model on its device, equal on all ranks.
-        classes: modules of these classes are gathered and freed one by one; what is left, with the root.
-        world_size: number of ranks, over all of which each parameter is spread.
-        device: of the model.
-        narrow: the type for computing, bf16 or fp16, or None. Gradients are summed in fp32 all the same, unless
-        compress: is the type in which they travel and are summed.
-        all_used: whether all parameters are expected to get gradients.
-
-    Raises:
-        RankError: this torch has no ``fully_shard``.
+    Modules of the classes in ``options.shard`` are gathered and freed one by one; what is left, with the root.
+    Gradients are summed in fp32, whatever the type for computing, or in that of ``options.compress``. The attribute
+    ``all_used`` is set on the model: whether all parameters are expected to get gradients.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    fully_shard, policy = _torch_parts()
-    mesh = init_device_mesh(device.type, (world_size,))
-    mixed = policy(param_dtype=narrow, reduce_dtype=compress or (torch.float32 if narrow else None))
-    for part in [*matching(module, classes), module]:
-        fully_shard(part, mesh=mesh, mp_policy=mixed)
-    setattr(module, _ALL_USED, all_used)
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:  # Before torch 2.6 it was elsewhere.
+        try:
+            from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
+                MixedPrecisionPolicy,
+                fully_shard,
+            )
+        except ImportError:
+            raise RankError(
+                f"torch {torch.__version__} has no fully_shard",
+                why='strategy="fsdp" stands on it',
+                fix='pip install "torch>=2.6", or strategy="ddp"',
+            ) from None
+    progress, narrow = ctx.progress, DTYPES.get(ctx.precision)
+
+    def count(module: nn.Module, _: object) -> None:
+        """Count steps by the forward passes, which wait for the other ranks already."""
+        if module.training and torch.is_grad_enabled() and (progress.is_boundary or not progress.open):
+            progress.backwards += 1
+
+    module.register_forward_pre_hook(count)
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+    summed_as = options.sent_as or (torch.float32 if narrow else None)
+    for part in [*matching(module, options.shard), module]:
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=summed_as))
+    module.all_used = not options.find_unused_parameters  # type: ignore[assignment]
     return module
 
 
@@ -58,17 +62,8 @@ def is_sharded(module: nn.Module) -> bool:
     return hasattr(module, "set_requires_gradient_sync")
 
 
-def uses_all(module: nn.Module) -> bool:
-    """Whether this is a sharded model all of whose parameters are expected to get gradients."""
-    return is_sharded(module) and bool(getattr(module, _ALL_USED, False))
-
-
 def unsent(module: nn.Module) -> list[tuple[Any, str]]:
-    """Give where gradients of a sharded model wait for further micro-batches: objects, and names of attributes.
-
-    Raises:
-        RankError: this torch keeps them somewhere else. It has no public way to them.
-    """
+    """Return where gradients of a sharded model wait for further micro-batches: objects, and names of attributes."""
     found: list[tuple[Any, str]] = []
     try:
         for part in filter(is_sharded, module.modules()):
@@ -86,7 +81,7 @@ def unsent(module: nn.Module) -> list[tuple[Any, str]]:
 
 
 def matching(module: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.Module]:
-    """Give the modules of some classes below the root, each with the wrapper that checkpoints its activations."""
+    """Return the modules of some classes below the root, each with the wrapper that checkpoints its activations."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
     wrapped = {
@@ -94,21 +89,3 @@ def matching(module: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.M
     }
     found = [part for part in module.modules() if part is not module and isinstance(part, tuple(classes))]
     return [wrapped.get(part, part) for part in found]
-
-
-def _torch_parts() -> tuple[Any, Any]:
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError:  # Before torch 2.6 it stood elsewhere.
-        try:
-            from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
-                MixedPrecisionPolicy,
-                fully_shard,
-            )
-        except ImportError:
-            raise RankError(
-                f"torch {torch.__version__} has no fully_shard",
-                why='strategy="fsdp" stands on it',
-                fix='pip install "torch>=2.6", or strategy="ddp"',
-            ) from None
-    return fully_shard, MixedPrecisionPolicy

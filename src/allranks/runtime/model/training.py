@@ -1,36 +1,32 @@
-"""What the context keeps for the model and its steps."""
+"""The model and the steps of one context."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from allranks.errors import RankError
-from allranks.runtime.model import precision
-from allranks.runtime.model.optimizer_factory import Asked, make_optimizer
-from allranks.runtime.model.optimizing import Managed
-from allranks.runtime.model.preparing import Options, prepare
-from allranks.runtime.model.weighing import Accumulation, weight
+from allranks.runtime.model.accumulation import Accumulation, weight
+from allranks.runtime.model.optimizer import Managed, Scaler, make_optimizer
+from allranks.runtime.model.wrappers import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
-    import torch
     from torch import nn
 
     from allranks.runtime.context import Context
-    from allranks.runtime.model.optimizer_factory import AnyOptimizer
+    from allranks.runtime.model.optimizer import AnyOptimizer
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class Training:
-    """The model, optimizer and step of one context; :class:`Context` has a method for each.
-
-    Args:
-        ctx: the context.
-    """
+class TrainingState:
+    """The optimizers and steps of one context; :class:`Context` has a method for each."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -39,33 +35,31 @@ class Training:
         self._plain = ctx.precision != "fp16"
         self._optimizers = 0
 
-    def prepare(self, module: nn.Module, options: Options) -> nn.Module:
-        """Place a model and make it data parallel."""
-        return prepare(self._ctx, module, options)
-
-    def optimizer(self, cls: AnyOptimizer, what: nn.Module | Iterable[Any], asked: Asked) -> Any:
-        """Make an optimizer; the first one of a context counts the steps."""
-        made = make_optimizer(self._ctx, cls, what, asked, counts=self._optimizers == 0)
+    def optimizer(self, cls: AnyOptimizer, what: nn.Module | Iterable[Any], **requested: Any) -> Any:
+        """Make an optimizer, see :func:`make_optimizer`; the first one of a context counts the steps."""
+        scaler = None if self._plain else self.scaler
+        made = make_optimizer(self._ctx, cls, what, counts_steps=self._optimizers == 0, scaler=scaler, **requested)
         self._optimizers += 1
         return made
 
     @cached_property
-    def scaler(self) -> precision.Scaler:
+    def scaler(self) -> Scaler:
         """The scaler of gradients; one that does nothing unless the precision is fp16."""
-        return precision.Scaler(self._ctx.device.type, enabled=not self._plain)
+        return Scaler(self._ctx.device.type, enabled=not self._plain)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Give a block that computes in the precision of the context."""
-        return precision.autocast(self._ctx.device, self._ctx.precision)
+        """Return a block in which torch computes in the context's precision where that is safe."""
+        precision = self._ctx.precision
+        return _NOTHING if precision == "fp32" else torch.autocast(self._ctx.device.type, DTYPES[precision])
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients of a loss that is a mean over the micro-batch."""
         progress = self._progress
-        progress.begin_backward()
+        progress.start_backward()
         factor = weight(progress, self._world_size)
         if factor != 1.0:
             loss = loss * factor
-        if progress.micro + 1 >= progress.accumulation:
+        if progress.is_boundary:
             progress.weighed += 1
         if self._plain:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -73,11 +67,7 @@ class Training:
             self.scaler.scale(loss).backward()
 
     def accumulate(self, model: nn.Module, steps: int) -> Accumulation:
-        """Give the block for one micro-batch; the same object each time.
-
-        Raises:
-            RankError: ``steps`` is no positive number.
-        """
+        """Return the block for one micro-batch; the same object each time."""
         groups = self._progress.groups
         made = groups.get((id(model), steps))
         if made is None:
@@ -85,23 +75,14 @@ class Training:
                 raise RankError(f"ctx.accumulate(model, steps={steps!r})", fix="a number of micro-batches, 1 or more")
             if not groups:
                 self._ctx.closing.append(register_optimizer_step_pre_hook(self._check_foreign).remove)
-            if steps > 1 and all(known == 1 for _, known in groups):
-                self._say_size(steps)
+            full = self._progress.full
+            if full is not None and steps > 1 and all(known == 1 for _, known in groups):
+                self._ctx.print(f"effective batch: {full * steps} samples a step ({steps} micro-batches of {full})")
             made = groups[id(model), steps] = Accumulation(self._progress, model, steps)
         return made
 
-    def _say_size(self, steps: int) -> None:
-        """Print how many samples an optimizer step takes, where a loader says how large a batch is."""
-        full = self._progress.full
-        if full is not None:
-            self._ctx.print(f"effective batch: {full * steps} samples a step ({steps} micro-batches of {full})")
-
     def _check_foreign(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Check that an optimizer of the script's own does not take gradients that are not complete.
-
-        Raises:
-            RankError: they are this rank's own, of some micro-batches.
-        """
+        """Raise if an optimizer of the script's own takes gradients of this rank alone, of some micro-batches."""
         if isinstance(optimizer, Managed) or self._progress.is_boundary:
             return
         taken = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

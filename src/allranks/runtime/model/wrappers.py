@@ -1,11 +1,12 @@
-"""What the wrappers around a model have in common, and the way back to the model."""
+"""What the wrappers around a model have in common, and the options that choose one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from allranks.errors import RankError
@@ -16,41 +17,38 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Strategy = Literal["auto", "ddp", "flat", "fsdp"]
 #: What the wrapper that checkpoints a module's activations puts into the names of its parameters.
 _WRAPPED = "_checkpoint_wrapped_module."
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """Give the model that the script handed to ``ctx.prepare``, whose keys of ``state_dict`` are the script's own.
+@dataclass(frozen=True)
+class PrepareOptions:
+    """The arguments of ``ctx.prepare``."""
 
-    A sharded model (FSDP) stays sharded: its ``state_dict`` holds distributed tensors.
-    """
-    from torch.nn.parallel import DistributedDataParallel
+    strategy: Strategy = "auto"
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    checkpoint_activations: tuple[type[nn.Module], ...] = ()
+    compile: bool | str = False
+    channels_last: bool = False
+    compress: Literal["bf16", "fp16"] | None = None
+    shard: tuple[type[nn.Module], ...] = ()
 
-    from allranks.runtime.model.flat import Flat
-
-    while isinstance(module, (DistributedDataParallel, Flat)):
-        module = module.module
-    return module
+    @property
+    def sent_as(self) -> torch.dtype | None:
+        """The type in which gradients travel; None for their own."""
+        return None if self.compress is None else DTYPES[self.compress]
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Give the parameters that get gradients, by the name that the script knows; shared ones once."""
+    """Return the parameters that get gradients, by the script's names; shared ones once."""
     return {
         name.replace(_WRAPPED, ""): parameter
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
-
-
-def places_of_buffers(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Give where the buffers of a model stand; shared ones once."""
-    found: dict[int, tuple[nn.Module, str]] = {}
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                found.setdefault(id(buffer), (part, name))
-    return list(found.values())
 
 
 def copy_from_first(tensors: Iterable[Tensor]) -> None:
@@ -74,8 +72,15 @@ def unused(names: Iterable[str], rank: int) -> RankError:
     )
 
 
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Find the tensors in what a model gave: nested sequences, mappings, data classes, and plain objects."""
+def hook_outputs(output: Any, call: Callable[[Tensor], None]) -> None:
+    """Have a function called when the backward pass reaches what a model returned."""
+    for tensor in _tensors_in(output):
+        if tensor.requires_grad:
+            tensor.register_hook(call)  # type: ignore[no-untyped-call]
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    """Find the tensors in a model's output: nested sequences, mappings, data classes, and plain objects."""
     if isinstance(output, Tensor):
         yield output
         return
@@ -88,4 +93,4 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
     else:
         inside = [value for value in getattr(output, "__dict__", {}).values() if isinstance(value, Tensor)]
     for value in inside:
-        yield from tensors_in(value)
+        yield from _tensors_in(value)

@@ -1,35 +1,93 @@
-"""Where metrics go to: a file of JSON lines always, and what the user chooses beside it. On rank 0 alone."""
+"""Where rank 0 writes metrics: always into a file of JSON lines, and to the trackers that the user chose."""
 
 from __future__ import annotations
 
+import atexit
+import queue
+import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.trackers.background import Background
-from allranks.runtime.trackers.base import Place, Tracker, Value
+from allranks.runtime.log import log
+from allranks.runtime.trackers.base import RunInfo, Tracker, Value
 from allranks.runtime.trackers.jsonl import JsonLines
-from allranks.runtime.trackers.mlflow import open_mlflow
-from allranks.runtime.trackers.tensorboard import open_tensorboard
-from allranks.runtime.trackers.wandb import open_wandb
+from allranks.runtime.trackers.packages import open_mlflow, open_tensorboard, open_wandb
 
-__all__ = ["JsonLines", "Place", "Tracker", "TrackerGroup", "Value", "open_trackers"]
+__all__ = ["JsonLines", "RunInfo", "Tracker", "TrackerGroup", "Value", "open_trackers"]
 
-_NAMED: dict[str, Callable[[Place], Tracker]] = {
+#: How long the end of the training waits for a tracker to write what is left.
+CLOSE_SECONDS = 60.0
+_NAMED: dict[str, Callable[[RunInfo], Tracker]] = {
     "tensorboard": open_tensorboard,
     "wandb": open_wandb,
     "mlflow": open_mlflow,
 }
 
 
-class TrackerGroup:
-    """All trackers of a job: the file at once, the others from a thread, so that no network stops the steps.
+class Background:
+    """Calls a tracker, in order, from a thread of its own: neither a slow network nor an error stops the training.
 
-    Args:
-        file: the JSON lines.
-        others: what the user chose.
+    A tracker that raises is reported once and gets nothing more. :meth:`close` waits so many seconds.
     """
+
+    def __init__(self, tracker: Tracker, seconds: float = CLOSE_SECONDS) -> None:
+        self._tracker = tracker
+        self._name = type(tracker).__name__
+        self._seconds = seconds
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._failed = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        # Also after an error of the script, which closes nothing: what was logged until then is worth most.
+        atexit.register(self.close)
+
+    def call(self, method: str, *values: object) -> None:
+        """Have the tracker called, if it has the method."""
+        if not self._closed and (function := getattr(self._tracker, method, None)):
+            self._hand_over(partial(function, *values))
+
+    def close(self) -> None:
+        """Wait until all is written, but not for ever. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._hand_over(self._tracker.close)
+        self._calls.put(None)
+        if self._thread is not None:
+            self._thread.join(self._seconds)
+            if self._thread.is_alive():
+                log(f"warning: tracker {self._name} did not end within {self._seconds:g} s; it may lack what is left")
+
+    def _hand_over(self, call: Callable[[], Any]) -> None:
+        if self._failed:
+            return
+        self._calls.put(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"allranks-{self._name}", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._failed:
+                continue
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - reported, and the training continues
+                self._failed = True
+                text = str(error).strip().split("\n")[0]
+                log(
+                    f"warning: tracker {self._name} failed and gets no more metrics, the training continues: "
+                    f"{type(error).__name__}: {text}"
+                )
+
+
+class TrackerGroup:
+    """All trackers of a job: the file at once, the others from a thread, so that no network stops the steps."""
 
     def __init__(self, file: JsonLines, others: Iterable[Tracker]) -> None:
         self._file = file
@@ -37,23 +95,23 @@ class TrackerGroup:
 
     def write(self, step: int, values: dict[str, Value], when: float) -> None:
         """Write one record: values at a step, and the time in seconds since 1970."""
-        self._file.write_at(step, values, when)
+        self._file.write(step, values, when)
         for tracker in self._others:
-            tracker.write(step, dict(values))
+            tracker.call("write", step, dict(values))
 
     def config(self, values: dict[str, object]) -> None:
-        """Hand hyper-parameters to those trackers that take some."""
+        """Pass hyperparameters to the trackers that take them."""
         for tracker in self._others:
-            tracker.config(values)
+            tracker.call("config", values)
 
     def resume(self, step: int) -> None:
-        """Go on after ``step``: forget what was written beyond it."""
+        """Continue after ``step``: drop what was written beyond it."""
         self._file.resume(step)
         for tracker in self._others:
-            tracker.resume(step)
+            tracker.call("resume", step)
 
     def flush(self) -> None:
-        """Put into the file what waits to be written."""
+        """Write what waits into the file."""
         self._file.flush()
 
     def close(self) -> None:
@@ -63,23 +121,19 @@ class TrackerGroup:
             tracker.close()
 
 
-def open_trackers(chosen: Iterable[str | Tracker], place: Place | None = None) -> TrackerGroup:
-    """Open the file, and the trackers that the user chose by name or made.
-
-    Raises:
-        RankError: there is no tracker of that name, its package is missing, or it cannot start.
-    """
-    place = place or Place.here()
-    others = [_open(tracker, place) for tracker in chosen]
-    path = (place.folder or Path()) / contract.METRICS_FILE
-    return TrackerGroup(JsonLines(path, tell=place.folder is None), others)
+def open_trackers(chosen: Iterable[str | Tracker], run: RunInfo | None = None) -> TrackerGroup:
+    """Open the file, and the trackers that the user chose by name or made."""
+    run = run or RunInfo.here()
+    others = [_open(tracker, run) for tracker in chosen]
+    path = (run.folder or Path()) / contract.METRICS_FILE
+    return TrackerGroup(JsonLines(path, announce=run.folder is None), others)
 
 
-def _open(tracker: str | Tracker, place: Place) -> Tracker:
+def _open(tracker: str | Tracker, run: RunInfo) -> Tracker:
     if not isinstance(tracker, str):
         if not (callable(getattr(tracker, "write", None)) and callable(getattr(tracker, "close", None))):
             raise RankError(
-                f"a {type(tracker).__name__} is no tracker",
+                f"a {type(tracker).__name__} is not a tracker",
                 why="a tracker has the methods write(step, values) and close()",
                 fix=f"name one of {', '.join(_NAMED)}, or give an object with these methods",
             )
@@ -90,4 +144,4 @@ def _open(tracker: str | Tracker, place: Place) -> Tracker:
             why=f"there are {', '.join(_NAMED)}; metrics.jsonl is written always",
             fix="name one of these, or give an object with the methods write(step, values) and close()",
         )
-    return _NAMED[tracker](place)
+    return _NAMED[tracker](run)

@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told about the job."""
+"""What a tracker is, and what it knows of the run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
 from typing import Protocol
 
 from allranks import contract
-from allranks.errors import RankError
 
 Value = float | int
 #: How a run's id ends: the date and the time, and a number if need be.
@@ -34,42 +32,22 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which job this is, and where its files go.
+class RunInfo:
+    """The run that is tracked, and where its files go.
 
     Attributes:
         name: of the job, for projects and experiments.
-        run: id of the run; None for a script that was started by other means.
+        id: of the run; None for a script that was started by other means.
         folder: of the run; None likewise: then files go where the script was started.
     """
 
     name: str
-    run: str | None = None
+    id: str | None = None
     folder: Path | None = None
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> RunInfo:
         """Read the environment of this process."""
         run, folder = os.environ.get(contract.RUN_ID), os.environ.get(contract.RUN_DIR)
         name = _STAMP.sub("", run) if run else Path(sys.argv[0]).stem or "python"
         return cls(name, run, Path(folder) if folder else None)
-
-
-def need(package: str, tracker: str) -> None:
-    """Make sure that a package is installed.
-
-    Raises:
-        RankError: it is not.
-    """
-    if util.find_spec(package) is None:
-        raise RankError(
-            f'trackers="{tracker}" needs the package {package}, which is not installed',
-            why=f"{sys.executable} does not find it",
-            fix=f"pip install {package}",
-        )
-
-
-def cannot_start(tracker: str, error: Exception, fix: str) -> RankError:
-    """Make the error for a tracker that fails before the training has begun."""
-    text = str(error).strip() or type(error).__name__
-    return RankError(f"{tracker} cannot start", why=text.split("\n")[0], fix=fix)

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from allranks.errors import RunFolderError
-from allranks.runs.files import write_whole
-from allranks.runtime.say import say
+from allranks.record.files import write_atomically
+from allranks.runtime.log import log
 from allranks.runtime.trackers.base import Value
 
 #: What is kept for a disk that is full now and may have space again later.
@@ -26,34 +26,24 @@ class JsonLines:
     process that is killed loses what it recorded within a second.
 
     A line is ``{"step": 50, "time": 1731000000.5, "loss": 0.25}``; a number that is not finite is null. A file
-    that an earlier start has left is moved aside, unless the training goes on from a step of it
+    that an earlier start has left is moved aside, unless the training continues from a step of it
     (:meth:`resume`). A disk that is full or gone is reported once; what could not be written comes later, if
-    there is space again.
-
-    Args:
-        path: of the file.
-        tell: whether to say once where it is.
+    there is space again. With ``announce`` it prints once where the file is.
     """
 
-    def __init__(self, path: Path, *, tell: bool = False) -> None:
+    def __init__(self, path: Path, *, announce: bool = False) -> None:
         self._path = path
-        self._tell = tell
+        self._announce = announce
         self._descriptor: int | None = None
         self._waiting: list[tuple[int, dict[str, Value], float]] = []
         #: The time of the record that was written without having to wait.
         self._written = -math.inf
         self._unwritten = b""
         self._reported = False
-        self._goes_on = False
+        self._continues = False
 
-    def write(self, step: int, values: dict[str, Value]) -> None:
-        """Append a record, of now."""
-        import time
-
-        self.write_at(step, values, time.time())
-
-    def write_at(self, step: int, values: dict[str, Value], when: float) -> None:
-        """Append a record of a time, in seconds since 1970; ``values`` is read later and must stay as it is."""
+    def write(self, step: int, values: dict[str, Value], when: float) -> None:
+        """Append a record with its time, in seconds since 1970; ``values`` is read later and must not be changed."""
         self._waiting.append((step, values, when))
         # A clock may be set back.
         if not 0 <= when - self._written < _SECONDS:
@@ -68,7 +58,7 @@ class JsonLines:
             return
         try:
             descriptor = self._open()
-            # A write may stop in the middle of a line; the next one goes on there.
+            # A write may stop in the middle of a line; the next one continues there.
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(descriptor, self._unwritten) :]
             self._reported = False
@@ -78,13 +68,13 @@ class JsonLines:
 
     def resume(self, step: int) -> None:
         """Drop the records after ``step``, which the training makes once more; and a last line that was cut off."""
-        self._goes_on = True
+        self._continues = True
         self.close()
         try:
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             kept = [line for line in lines if _is_kept(line, step)]
             if kept != lines:
-                write_whole(self._path, "".join(kept), self._path.stat().st_mode & 0o777)
+                write_atomically(self._path, "".join(kept), self._path.stat().st_mode & 0o777)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -102,12 +92,12 @@ class JsonLines:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            if not self._goes_on:
+            if not self._continues:
                 self._move_aside()
-            self._goes_on = True
-            if self._tell:
-                say(f"metrics go to {self._path}")
-            self._tell = False
+            self._continues = True
+            if self._announce:
+                log(f"metrics go to {self._path}")
+            self._announce = False
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o666)
             # Also for a script that ends without closing anything.
@@ -122,11 +112,11 @@ class JsonLines:
         while (aside := self._path.with_suffix(f".{number}{self._path.suffix}")).exists():
             number += 1
         self._path.rename(aside)
-        say(f"{self._path} was there from an earlier start; it is now {aside.name}")
+        log(f"{self._path} was there from an earlier start; it is now {aside.name}")
 
     def _report(self, why: str) -> None:
         if not self._reported:
-            say(f"warning: cannot write {self._path}: {why}; the training goes on")
+            log(f"warning: cannot write {self._path}: {why}; the training continues")
         self._reported = True
 
 

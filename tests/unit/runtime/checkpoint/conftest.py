@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from allranks.runtime import stop
-from allranks.runtime.checkpoint import Checkpointer
+from allranks.runtime.checkpoint.checkpointer import Checkpointer
 from allranks.runtime.context import Context
 
 MadeContext = Callable[[], Context]

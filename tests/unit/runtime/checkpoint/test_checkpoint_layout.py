@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import RankError
-from allranks.runs.checkpoints import Chunk, TensorEntry
-from allranks.runtime.checkpoint.layout import ALIGNMENT, choose_writers, make_layout
-from allranks.runtime.checkpoint.reading import read_box, read_whole
+from allranks.record.checkpoints import Chunk, TensorEntry
+from allranks.runtime.checkpoint.restore import read_box, read_tensor
+from allranks.runtime.checkpoint.snapshot import ALIGNMENT, choose_writers, make_layout
 
 SHAPES = st.lists(st.lists(st.integers(0, 7), max_size=3), max_size=8)
 
@@ -29,7 +29,7 @@ def written(folder: Path, layouts) -> dict[str, TensorEntry]:
             data[piece.offset : piece.offset + len(raw)] = raw
             chunk = Chunk(f"{rank}", piece.offset, piece.start, tuple(piece.source.shape))
             old = found[piece.name].chunks if piece.name in found else ()
-            found[piece.name] = TensorEntry(piece.dtype, piece.itemsize, piece.whole, (*old, chunk))
+            found[piece.name] = TensorEntry("float32", 4, piece.whole, (*old, chunk))
         (folder / str(rank)).write_bytes(data)
     return found
 
@@ -44,7 +44,7 @@ def test_every_element_is_written_once_whoever_shares(tmp_path_factory, shapes, 
     found = written(folder, layouts)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(read_whole(folder, found[name]), tensor)
+        assert torch.equal(read_tensor(folder, found[name]), tensor)
 
 
 def test_shares_are_even():
@@ -98,4 +98,4 @@ def test_a_missing_chunk_is_told(tmp_path):
     (tmp_path / "data").write_bytes(bytes(8))
     entry = TensorEntry("int16", 2, (4, 2), (Chunk("data", 0, (0, 0), (2, 2)),))
     with pytest.raises(RankError, match="does not hold all"):
-        read_whole(tmp_path, entry)
+        read_tensor(tmp_path, entry)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allranks.runs.checkpoints import problems
-from allranks.runtime.checkpoint import commit
+from allranks.record.checkpoints import problems
+from allranks.runtime.checkpoint import directory
 
 FILES = ["checkpoint.json", "rank-0.json", "rank-0.data", "objects.pt", "config.json"]
 
@@ -43,7 +43,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_skipped(folder, loop, capfd,
     made = loop(keep=1, background=False)
     assert made.checkpoints.resumed.step == 1
     told = capfd.readouterr().err
-    assert "step-000000002 is damaged and is skipped" in told
+    assert "step-000000002 is corrupt and is skipped" in told
     assert name in told
     made.train(1)
     made.checkpoints.save()
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_skipped(folder, loop, capfd,
     assert [path.name for path in sorted(folder.glob("step-*"))] == ["step-000000002"]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_any_flipped_bit_is_found(folder, name, where, bit):
     path = folder / "step-000000002" / name
@@ -84,13 +84,13 @@ def test_none_whole_begins_anew_and_says_so(folder, loop, capfd):
 
 
 def test_what_is_left_of_a_save_goes_with_the_next_and_only_our_own(folder, loop):
-    job = commit.job_id()
+    job = directory.job_id()
     old = [
-        folder / commit.temporary_name(9, f"{job}-12345678-1.1"),
-        folder / commit.temporary_name(8, commit.owner(job, 7)),
+        folder / directory.temporary_name(9, f"{job}-12345678-1.1"),
+        folder / directory.temporary_name(8, directory.owner(job, 7)),
     ]
-    foreign = folder / commit.temporary_name(9, "abcdabcd-12345678-1.1")
-    alive = folder / commit.temporary_name(9, commit.owner(job, 1).rpartition("-")[0] + "-1.1")
+    foreign = folder / directory.temporary_name(9, "abcdabcd-12345678-1.1")
+    alive = folder / directory.temporary_name(9, directory.owner(job, 1).rpartition("-")[0] + "-1.1")
     for path in (*old, foreign, alive):
         path.mkdir()
     loop()
@@ -100,7 +100,7 @@ def test_what_is_left_of_a_save_goes_with_the_next_and_only_our_own(folder, loop
 
 
 def test_a_checkpoint_cut_off_in_being_replaced_gets_its_name_back(folder, loop):
-    aside = commit.temporary_name(2, commit.owner(commit.job_id(), 3)).replace(".tmp-", ".old-")
+    aside = directory.temporary_name(2, directory.owner(directory.job_id(), 3)).replace(".tmp-", ".old-")
     (folder / "step-000000002").rename(folder / aside)
     assert loop().checkpoints.resumed.step == 2
 
@@ -119,8 +119,8 @@ def test_checkpoints_of_another_job_are_left_alone(folder, loop, monkeypatch, ca
 
 
 def test_what_another_job_left_on_this_host_goes_when_its_process_is_gone(folder, loop):
-    mark = commit.owner("abcdabcd", 1).rpartition("-")[0]
-    gone, alive = (folder / commit.temporary_name(9, f"{mark}-{process}.1") for process in (2**30, 1))
+    mark = directory.owner("abcdabcd", 1).rpartition("-")[0]
+    gone, alive = (folder / directory.temporary_name(9, f"{mark}-{process}.1") for process in (2**30, 1))
     for path in (gone, alive):
         path.mkdir()
     loop()
@@ -130,8 +130,8 @@ def test_what_another_job_left_on_this_host_goes_when_its_process_is_gone(folder
 
 @pytest.mark.parametrize("mark", ["abcdabcd-12345678-1.1", None])
 def test_a_replaced_checkpoint_of_another_job_gets_its_name_back(folder, loop, mark):
-    mark = mark or commit.owner("abcdabcd", 1).rpartition("-")[0] + f"-{2**30}.1"
-    (folder / "step-000000002").rename(folder / commit.temporary_name(2, mark).replace(".tmp-", ".old-"))
+    mark = mark or directory.owner("abcdabcd", 1).rpartition("-")[0] + f"-{2**30}.1"
+    (folder / "step-000000002").rename(folder / directory.temporary_name(2, mark).replace(".tmp-", ".old-"))
     assert loop().checkpoints.resumed.step == 2
 
 

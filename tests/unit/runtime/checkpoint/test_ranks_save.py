@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.runs.checkpoints import entries, problems, read_manifest, read_tensors
+from allranks.record.checkpoints import entries, problems, read_manifest, read_tensors
 from waiting import ALL_HERE
 
 START = """
 import os, signal, sys
 import allranks, torch
 from torch import nn
-from allranks.runtime.checkpoint import layout
-layout.LEAST_SHARE = int(os.environ.get("LEAST_SHARE", 64 << 20))
+from allranks.runtime.checkpoint import restore, snapshot
+restore._TOGETHER = snapshot.LEAST_SHARE = int(os.environ.get("LEAST_SHARE", 64 << 20))
 
 def digest(state):
     return [round(float(t.double().sum()), 9) for t in state.values()]
@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_skipped_by_all_ranks(run_ranks, tmp_path, monke
     data.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     again = run_ranks(PLAIN, 2, STEPS="0")
     assert [rank[0].split()[0] for rank in told(again, "loaded")] == ["3", "3"]
-    assert "step-000000006 is damaged and is skipped: rank-1.data: the checksum of part 1 of 1" in again[0][2]
+    assert "step-000000006 is corrupt and is skipped: rank-1.data: the checksum of part 1 of 1" in again[0][2]
 
 
 #: The job ends soon after torch has been imported, however long that takes.
@@ -258,10 +258,10 @@ SLOW = (
     + START
     + """
 from datetime import timedelta
-from allranks.runtime.checkpoint import files
+from allranks.runtime.checkpoint import directory
 
 seconds = 4.0
-write = files.write_rank
+write = directory.write_rank
 
 def slow(*given):
     # A disk that takes twice the timeout of collective operations.
@@ -271,7 +271,7 @@ def slow(*given):
 all_here(0, 1)
 with allranks.init(seed=1, timeout=timedelta(seconds=seconds / 2)) as ctx:
     if ctx.is_main:
-        files.write_rank = slow
+        directory.write_rank = slow
     torch.manual_seed(3)
     model = ctx.prepare(nn.Linear(300, 300))
     checkpoints = ctx.checkpoints("checkpoints", model=model)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from allranks.errors import RankError
-from allranks.runs.checkpoints import entries, problems, unfinished
+from allranks.record.checkpoints import entries, problems, unfinished
 from allranks.runtime.checkpoint.export import load
 
 
@@ -303,7 +303,7 @@ def test_old_ones_that_cannot_be_removed_do_not_fail_the_save(loop, tmp_path, mo
     def fail(*args, **kwargs):
         raise ValueError("not today")
 
-    monkeypatch.setattr("allranks.runtime.checkpoint.commit.prune", fail)
+    monkeypatch.setattr("allranks.runtime.checkpoint.directory.CheckpointDirectory.prune", fail)
     made = loop(background=False)
     made.checkpoints.save()
     assert made.checkpoints.wait()
@@ -375,7 +375,7 @@ def test_a_loader_and_an_optimizer_that_are_not_saved_are_told_once(context, tmp
         optimizer.step()
         checkpoints.step()
     told = capfd.readouterr().err
-    assert told.count("the loader is not among the parts: its epochs begin anew after a resume") == 1
+    assert told.count("the loader is not among the parts: its epochs start again after a resume") == 1
     assert told.count("the optimizer is not among the parts") == 1
 
 

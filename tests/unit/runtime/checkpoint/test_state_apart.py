@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import RankError
-from allranks.runtime.checkpoint.state import names_in, put_together, take_apart
+from allranks.runtime.checkpoint.state import join, names_in, split
 
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
 KEYS = st.one_of(st.text(max_size=3), st.integers(0, 9))
@@ -38,40 +38,40 @@ def same(one, other):
 
 @given(STATES)
 def test_a_state_comes_back_as_it_was(state):
-    skeleton, tensors = take_apart("part", state)
+    skeleton, tensors = split("part", state)
     box = io.BytesIO()
     torch.save(skeleton, box)
     box.seek(0)
     read = torch.load(box, weights_only=True)
     assert set(names_in(read)) == set(tensors)
-    assert same(put_together(read, tensors.__getitem__), state)
+    assert same(join(read, tensors.__getitem__), state)
 
 
 def test_names_are_the_keys_that_lead_to_a_tensor():
     tensor = torch.ones(2)
-    _, tensors = take_apart("optimizer", {"state": {0: {"exp_avg": tensor}}, "list": [1, tensor]})
+    _, tensors = split("optimizer", {"state": {0: {"exp_avg": tensor}}, "list": [1, tensor]})
     assert list(tensors) == ["optimizer/state/0/exp_avg", "optimizer/list/1"]
 
 
 def test_keys_that_look_alike_do_not_meet():
-    skeleton, tensors = take_apart("p", {1: torch.ones(1), "1": torch.zeros(1)})
-    assert put_together(skeleton, tensors.__getitem__) == {1: torch.ones(1), "1": torch.zeros(1)}
+    skeleton, tensors = split("p", {1: torch.ones(1), "1": torch.zeros(1)})
+    assert join(skeleton, tensors.__getitem__) == {1: torch.ones(1), "1": torch.zeros(1)}
 
 
 def test_versions_of_modules_are_kept():
     state = torch.nn.BatchNorm1d(3).state_dict()
-    skeleton, tensors = take_apart("model", state)
-    back = put_together(skeleton, tensors.__getitem__)
+    skeleton, tensors = split("model", state)
+    back = join(skeleton, tensors.__getitem__)
     assert isinstance(back, OrderedDict)
     assert back._metadata == state._metadata
 
 
 def test_numbers_of_numpy_become_plain():
-    assert take_apart("p", {"loss": numpy.float64(0.5), "n": numpy.int32(3)})[0] == {"loss": 0.5, "n": 3}
+    assert split("p", {"loss": numpy.float64(0.5), "n": numpy.int32(3)})[0] == {"loss": 0.5, "n": 3}
 
 
 def test_sparse_tensors_stay_in_the_objects():
-    skeleton, tensors = take_apart("p", {"s": torch.eye(2).to_sparse()})
+    skeleton, tensors = split("p", {"s": torch.eye(2).to_sparse()})
     assert not tensors
     assert torch.equal(skeleton["s"].to_dense(), torch.eye(2))
 
@@ -79,17 +79,17 @@ def test_sparse_tensors_stay_in_the_objects():
 @pytest.mark.parametrize("value", [object(), lambda: 0, numpy.ones(2), {"f": {1, print}}])
 def test_what_is_not_plain_is_named(value):
     with pytest.raises(RankError, match=r"the state of scheduler\.deep\.0.* cannot be saved"):
-        take_apart("scheduler", {"deep": [value]})
+        split("scheduler", {"deep": [value]})
 
 
 def test_a_key_that_is_not_plain_is_refused():
     with pytest.raises(RankError, match="cannot be saved"):
-        take_apart("p", {object(): 1})
+        split("p", {object(): 1})
 
 
 def test_a_tensor_without_data_is_refused():
     with pytest.raises(RankError, match="meta"):
-        take_apart("p", {"w": torch.empty(2, device="meta")})
+        split("p", {"w": torch.empty(2, device="meta")})
 
 
 def schedulers(optimizer):
@@ -134,11 +134,11 @@ def rates(optimizer, scheduler, count):
 def test_schedulers_go_on_as_they_would_have(name):
     optimizer, scheduler = made_scheduler(name)
     rates(optimizer, scheduler, 3)
-    skeleton, tensors = take_apart("p", {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()})
+    skeleton, tensors = split("p", {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()})
     box = io.BytesIO()
     torch.save(skeleton, box)
     box.seek(0)
-    state = put_together(torch.load(box, weights_only=True), tensors.__getitem__)
+    state = join(torch.load(box, weights_only=True), tensors.__getitem__)
     optimizer_after, after = made_scheduler(name)
     optimizer_after.load_state_dict(state["optimizer"])
     after.load_state_dict(state["scheduler"])
@@ -146,7 +146,7 @@ def test_schedulers_go_on_as_they_would_have(name):
 
 
 def test_counters_stay_counters():
-    skeleton, tensors = take_apart("p", {"milestones": Counter([3, 3, 5])})
-    back = put_together(skeleton, tensors.__getitem__)["milestones"]
+    skeleton, tensors = split("p", {"milestones": Counter([3, 3, 5])})
+    back = join(skeleton, tensors.__getitem__)["milestones"]
     assert type(back) is Counter
     assert back == {3: 2, 5: 1}

@@ -13,9 +13,9 @@ from allranks import Context
 from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.fetch import ItemFetch
 from allranks.runtime.data.loader import Loader
-from allranks.runtime.data.mapped import Handling, MapSource, Share
-from allranks.runtime.data.order import Order, Split
+from allranks.runtime.data.mapped import MapSource, Order, Share, Split
 from allranks.runtime.data.randomness import Seeding
+from allranks.runtime.data.workers import Handling
 from allranks.runtime.progress import Progress
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL", "MASTER_", "TORCHELASTIC", "SLURM_", "PBS_", "OMPI_", "PMI", "ALLRANKS_")
@@ -36,14 +36,13 @@ def make_rank() -> Callable[..., Loader]:
     def make(
         length: int, total: int, rank: int, world_size: int, *, seed: int = 0, shuffle: bool = True, drop: bool = False
     ) -> Loader:
-        cuts = Split(length, total, drop)
+        split = Split(length, total, drop)
         source = MapSource(
             Order(length, seed, shuffle=shuffle),
-            cuts,
+            split,
             Share(rank, world_size, filler=True),
             ItemFetch(range(length), Seeding(seed), list),
-            Handling(workers=0, prefetch=2, pinned=False),
-            lambda batch: batch,
+            Handling(workers=0, prefetch=2, pinned=False, finish=lambda batch: batch),
         )
         identity: dict[str, Any] = {"kind": "map", "length": length, "seed": seed, "shuffle": shuffle}
         size = BatchSize(total // world_size, total)
@@ -54,7 +53,7 @@ def make_rank() -> Callable[..., Loader]:
             Progress(),
             identity,
             world_size=world_size,
-            count=cuts.count,
+            length=split.count_and_last()[0],
             say=lambda text: None,
         )
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from allranks import RankError
 from allranks.runtime.data.loader import Loader
-from allranks.runtime.data.order import Order
+from allranks.runtime.data.mapped import Order
 
 EPOCHS = 3
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def steps_of(loaders: list[Loader], steps: int | None, epochs: int = EPOCHS) -> list[tuple[int, list[int]]]:
@@ -162,7 +162,7 @@ def test_two_loops_at_a_time_are_an_error(make_rank: Callable[..., Loader]) -> N
     first, second = iter(loader), iter(loader)
     next(first)
     next(second)
-    with pytest.raises(RankError, match="cannot go on"):
+    with pytest.raises(RankError, match="cannot continue"):
         next(first)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from allranks import Context
-from allranks.runtime.data.fetch import ItemFetch, ListFetch, TensorFetch, choose
-from allranks.runtime.data.move import mover
+from allranks.runtime.data.fetch import ItemFetch, ListFetch, TensorFetch, choose, move
 from allranks.runtime.data.randomness import Seeding
 
 TENSORS = TensorDataset(torch.arange(20.0).view(10, 2), torch.arange(10))
@@ -198,16 +197,13 @@ def test_everything_with_a_device_in_a_batch_moves() -> None:
 
     pair = namedtuple("pair", "x y")
     batch = [torch.zeros(2), (torch.zeros(1), "name"), pair(torch.zeros(1), 3), {"a": torch.zeros(1)}, Custom()]
-    move = mover(torch.device("meta"), pinned=False)
-    assert move is not None
-    moved = move(batch)
+    moved = move(batch, torch.device("meta"), pinned=False)
     assert moved[0].device.type == "meta"
     assert moved[1][0].device.type == "meta"
     assert moved[1][1] == "name"
     assert (type(moved[2]), moved[2].x.device.type, moved[2].y) == (pair, "meta", 3)
     assert moved[3]["a"].device.type == "meta"
     assert moved[4].device == "meta"
-    assert mover(torch.device("cpu"), pinned=False) is None
 
 
 def test_a_batch_of_lists_is_seeded_as_a_whole(ctx: Context) -> None:

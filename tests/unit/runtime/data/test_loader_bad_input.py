@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from allranks import Context, RankError
-from allranks.runtime.batch import BatchSize, resolve, scaled_lr
+from allranks.runtime.batch import BatchSize, resolve
 
 
 class Stream(IterableDataset[int]):
@@ -24,15 +24,15 @@ TEN = TensorDataset(torch.arange(10))
     [
         (TEN, {}, ["neither batch_size nor global_batch_size", "exactly one"]),
         (TEN, {"batch_size": 2, "global_batch_size": 2}, ["both batch_size and global_batch_size", "exactly one"]),
-        (TEN, {"batch_size": 0}, ["batch_size=0 is no number of samples"]),
-        (TEN, {"batch_size": 2.0}, ["batch_size=2.0 is no number of samples"]),
-        (TEN, {"global_batch_size": True}, ["global_batch_size=True is no number of samples"]),
+        (TEN, {"batch_size": 0}, ["invalid number of samples: batch_size=0"]),
+        (TEN, {"batch_size": 2.0}, ["invalid number of samples: batch_size=2.0"]),
+        (TEN, {"global_batch_size": True}, ["invalid number of samples: global_batch_size=True"]),
         ([], {"batch_size": 2}, ["the dataset is empty", "its length is 0"]),
         (TEN, {"batch_size": 16, "drop_last": True}, ["has 10 samples, and a batch takes 16", "drop_last=False"]),
         (TEN, {"batch_size": 2, "workers": -1}, ["workers=-1: no number of processes", '"auto"']),
         (TEN, {"batch_size": 2, "workers": "many"}, ["workers='many': no number of processes"]),
         (TEN, {"batch_size": 2, "prefetch": 0}, ["prefetch=0: no number of batches"]),
-        (TEN, {"batch_size": 2, "seed": "one"}, ["seed='one' is no seed"]),
+        (TEN, {"batch_size": 2, "seed": "one"}, ["invalid seed: seed='one'"]),
         (TEN, {"batch_size": 2, "fetch": "all"}, ["fetch='all'", '"item"']),
         (TEN, {"batch_size": 2, "sharded": True}, ["sharded=True with a dataset whose samples have numbers"]),
         (Stream(), {"batch_size": 2, "workers": 2}, ["workers=2 for a stream", "workers=1", "sharded=True"]),
@@ -46,7 +46,7 @@ TEN = TensorDataset(torch.arange(10))
                 "ctx.loader(dataset, batch_size=5)",
             ],
         ),
-        (7, {"batch_size": 2}, ["the loader got a int, which is no dataset", "IterableDataset"]),
+        (7, {"batch_size": 2}, ["the loader got a int, which is not a dataset", "IterableDataset"]),
     ],
 )
 def test_what_cannot_work_is_said(ctx: Context, dataset: Any, options: dict[str, Any], parts: list[str]) -> None:
@@ -59,7 +59,7 @@ def test_what_cannot_work_is_said(ctx: Context, dataset: Any, options: dict[str,
     ("dataset", "options", "part"),
     [
         ([], {"batch_size": 2}, "the dataset is empty"),
-        (TEN, {"batch_size": 0}, "batch_size=0 is no number of samples"),
+        (TEN, {"batch_size": 0}, "invalid number of samples: batch_size=0"),
         (TEN, {"batch_size": 2, "workers": -1}, "workers=-1"),
     ],
 )
@@ -111,16 +111,16 @@ def test_sizes_of_a_batch() -> None:
 
 
 def test_scaled_learning_rates(ctx: Context) -> None:
-    assert scaled_lr(0.1, batch_size=1024, base_batch_size=256) == 0.4
-    assert scaled_lr(0.1, batch_size=1024, base_batch_size=256, rule="sqrt") == 0.2
+    assert Context.scaled_lr(0.1, batch_size=1024, base_batch_size=256) == 0.4
+    assert Context.scaled_lr(0.1, batch_size=1024, base_batch_size=256, rule="sqrt") == 0.2
     assert ctx.scaled_lr(0.1, batch_size=64, base_batch_size=256) == 0.025
 
 
 @pytest.mark.parametrize(
     ("lr", "options", "part"),
     [
-        (-0.1, {"batch_size": 1, "base_batch_size": 1}, "lr=-0.1 is no learning rate"),
-        (float("nan"), {"batch_size": 1, "base_batch_size": 1}, "lr=nan is no learning rate"),
+        (-0.1, {"batch_size": 1, "base_batch_size": 1}, "invalid learning rate: lr=-0.1"),
+        (float("nan"), {"batch_size": 1, "base_batch_size": 1}, "invalid learning rate: lr=nan"),
         (0.1, {"batch_size": 0, "base_batch_size": 1}, "batch_size=0"),
         (0.1, {"batch_size": 1, "base_batch_size": -4}, "base_batch_size=-4"),
         (0.1, {"batch_size": 1, "base_batch_size": 1, "rule": "cubic"}, "no rule 'cubic'"),
@@ -128,7 +128,7 @@ def test_scaled_learning_rates(ctx: Context) -> None:
 )
 def test_learning_rates_that_make_no_sense(lr: float, options: dict[str, Any], part: str) -> None:
     with pytest.raises(RankError, match=part):
-        scaled_lr(lr, **options)
+        Context.scaled_lr(lr, **options)
 
 
 def test_the_size_of_the_batch_is_printed(ctx: Context, capsys: pytest.CaptureFixture[str]) -> None:

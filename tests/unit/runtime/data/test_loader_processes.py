@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from allranks.runtime.data.order import Order
+from allranks.runtime.data.mapped import Order
 from allranks.runtime.data.workers import cpus_of
 from waiting import PATIENCE, is_alive, wait_for
 
@@ -338,5 +338,5 @@ def test_cpus_are_shared_out_among_those_who_may_use_them(
     members: list[tuple[int, range]], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A container's quota, which a machine that runs this may have, is another matter.
-    monkeypatch.setattr("allranks.probe.cgroups.quota", lambda: None)
+    monkeypatch.setattr("allranks.system.cgroups.quota", lambda: None)
     assert [cpus_of(rank, members) for rank in range(len(members))] == expected

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.runtime.data.order import Order, Split, epoch_seed, even_batches, part
+from allranks.runtime.data.mapped import Order, Split, epoch_seed, part
 
 
 def test_the_order_is_the_one_that_it_was() -> None:
@@ -44,15 +44,17 @@ def test_batches_follow_from_any_position(length: int, batch: int, data: st.Data
     position = data.draw(st.integers(0, length))
     batches = list(split.batches(position))
     assert [one for start, stop in batches for one in range(start, stop)] == list(range(position, length))
-    assert split.count(position) == len(batches)
+    assert split.count_and_last(position)[0] == len(batches)
     assert all(stop - start == batch for start, stop in batches[:-1])
     if batches:
-        assert batches[-1][1] - batches[-1][0] == split.last(position)
+        assert batches[-1][1] - batches[-1][0] == split.count_and_last(position)[1]
 
 
 @given(st.integers(1, 500), st.integers(1, 60))
 def test_dropping_the_last_leaves_full_batches_only(length: int, batch: int) -> None:
-    batches = list(Split(length, batch, drop_last=True).batches())
+    split = Split(length, batch, drop_last=True)
+    batches = list(split.batches())
+    assert split.count_and_last() == (len(batches), batch)
     assert all(stop - start == batch for start, stop in batches)
     assert len(batches) == length // batch
 
@@ -62,7 +64,9 @@ def test_an_evaluation_has_a_sample_for_each_rank_in_each_batch(
     world_size: int, batch_size: int, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(world_size, 20 * world_size * batch_size))
-    cuts = even_batches(length, batch_size * world_size, world_size)
+    split = Split(length, batch_size * world_size, even_over=world_size)
+    cuts = list(split.batches())
+    assert split.count_and_last() == (len(cuts), cuts[-1][1] - cuts[-1][0])
     assert [one for start, stop in cuts for one in range(start, stop)] == list(range(length))
     sizes = [end - begin for cut in cuts for rank in range(world_size) for begin, end in [part(*cut, rank, world_size)]]
     assert min(sizes) >= 1

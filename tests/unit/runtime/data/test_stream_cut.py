@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks import RankError
 from allranks.runtime.data.mapped import Share
-from allranks.runtime.data.stream import Kept, Rule, cut
+from allranks.runtime.data.stream import Kept, cut
 
 
-def kept_of(length: int, rule: Rule, skip: int = 0) -> list[Kept]:
-    return list(cut(range(length), rule, skip))
+def kept_of(length: int, rule: dict[str, Any], skip: int = 0) -> list[Kept]:
+    return list(cut(range(length), skip=skip, **rule))
 
 
-def rules(world_size: int, size: int, *, filler: bool = True, drop: bool = False, even: bool = False) -> list[Rule]:
-    return [Rule(size, Share(rank, world_size, filler), drop, even) for rank in range(world_size)]
+def rules(world_size: int, size: int, *, filler: bool = True, **options: bool) -> list[dict[str, Any]]:
+    """Give the arguments of each rank."""
+    return [{"size": size, "share": Share(rank, world_size, filler), **options} for rank in range(world_size)]
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.booleans(), st.data())
@@ -24,7 +27,7 @@ def test_every_sample_once_in_the_same_global_batches(
     size = world_size * batch_size
     length = data.draw(st.integers(size if drop else world_size, 8 * size))
     skip = data.draw(st.integers(0, length))
-    ranks = [kept_of(length, rule, skip) for rule in rules(world_size, size, drop=drop)]
+    ranks = [kept_of(length, rule, skip) for rule in rules(world_size, size, drop_last=drop)]
     stop = skip + (length - skip) // size * size if drop else length
     position = skip
     for number, parts in enumerate(zip(*ranks, strict=True)):
@@ -71,4 +74,4 @@ def test_a_stream_that_became_shorter_cannot_be_continued() -> None:
 
 def test_no_full_batch_is_an_error_where_only_those_are_wanted() -> None:
     with pytest.raises(RankError, match="has 3 samples, and a batch takes 4"):
-        kept_of(3, rules(1, 4, drop=True)[0])
+        kept_of(3, rules(1, 4, drop_last=True)[0])

@@ -11,11 +11,11 @@ import json, os, sys
 import torch
 from torch import nn
 import allranks
-from allranks.runtime.model import shared
+from allranks.runtime.model import allreduce
 from allranks.errors import RankError
 
 torch.set_num_threads(1)
-shared.LEAST = int(os.environ["LEAST"])  # From how many bytes on gradients go through shared memory.
+allreduce.LEAST = int(os.environ["LEAST"])  # From how many bytes on gradients go through shared memory.
 
 class Net(nn.Module):
     def __init__(self):
@@ -168,7 +168,7 @@ with allranks.init() as ctx:
 
 @pytest.mark.parametrize("least", ["0", LEAST["flat"]])
 def test_three_ranks_give_the_same_bits_also_after_a_new_start(run_ranks, least):
-    """The second run begins where the first was after two steps, as a continued run does."""
+    """The second run starts where the first was after two steps, as a continued run does."""
     script = f"""{HEAD}
 import hashlib, pathlib
 def train(ctx, model, optimizer, steps):
@@ -377,10 +377,10 @@ with allranks.init() as ctx:
     x, y = data(6)
     mine = slice(ctx.rank * 3, ctx.rank * 3 + 3)
     loss_of(model, x[mine], y[mine]).backward()
-    tell(worst=worst(model, whole(6)), buffer=type(model._buffers_flat[0]).__name__)
+    tell(worst=worst(model, whole(6)), buffer=type(model._late[0]).__name__)
 """
     for facts in facts_of(run_ranks(script)):
-        assert facts["buffer"] == "Buffer"
+        assert facts["buffer"] == "Message"
         assert facts["worst"] < 1e-15
 
 
@@ -402,10 +402,10 @@ with allranks.init() as ctx:
         worst = max(worst, (grad - expected).abs().max().item())
         grad.mul_(ctx.rank + 2)
         model.module.weight.grad = None
-    tell(worst=worst, buffer=type(model._buffers_flat[0]).__name__)
+    tell(worst=worst, buffer=type(model._late[0]).__name__)
 """
     for facts in facts_of(run_ranks(script, world_size)):
-        assert facts["buffer"] == "SharedBuffer"
+        assert facts["buffer"] == "SharedMessage"
         assert facts["worst"] < 1e-12
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import allranks
 from allranks.errors import RankError
-from allranks.runtime.model.weighing import weight
+from allranks.runtime.model.accumulation import weight
 from allranks.runtime.progress import Progress
 
 

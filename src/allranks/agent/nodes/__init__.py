@@ -1,0 +1,1 @@
+"""The agents of several nodes: the coordinator, its client, and spares."""

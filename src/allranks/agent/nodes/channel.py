@@ -1,0 +1,198 @@
+"""Messages between the agents of two nodes: JSON, one per line, over a connection that never blocks.
+
+Each side sends a nonce first. The run's key and both nonces give a key for each direction of this connection, and each
+line starts with its HMAC-SHA256 (RFC 2104), of its number and its text, under that key. So without the run's key no
+message can be sent, and no line of another connection, direction or place be repeated. Messages are not encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from typing import Any
+
+from allranks import contract
+from allranks.agent.nodes.messages import Message, parsed
+
+#: A node that does not answer for so long is lost; the kernel probes it every second, however busy its agent is. The
+#: end of a process, or an orderly shutdown, is seen at once. At least 2 s: one answer may be late.
+_SILENCE_SECONDS = max(2, contract.full_wait(5))
+#: The same, where the job cannot continue without any of its nodes: an outage of the network may pass.
+_PATIENT_SECONDS = contract.full_wait(30)
+#: No message of ours is longer, nor what an agent sends before it is known to be one.
+_LONGEST, _LONGEST_AT_FIRST = 1 << 20, 1 << 12
+#: What each side sends first, before its nonce: the version of this protocol.
+_PROTOCOL = b"allranks 1 "
+_GREETING = re.compile(_PROTOCOL + rb"([0-9a-f]{32})")
+_NOT_AN_AGENT = "it did not send a message of an agent"
+_OTHER_KEY = "it does not know the run's key"
+
+
+class Channel:
+    """One end of a connection to another agent.
+
+    Args:
+        connection: it is this channel's from now on.
+        key: of the run.
+        is_coordinator: whether this is the coordinator's end, and not a node's.
+        patient: whether to bear a longer silence.
+
+    Attributes:
+        lost: why no more can come, once that is so.
+        has_heard: whether the other side has sent anything at all.
+        is_authenticated: whether it has proven that it knows the run's key.
+    """
+
+    def __init__(self, connection: socket.socket, key: bytes, *, is_coordinator: bool, patient: bool) -> None:
+        self.lost: str | None = None
+        self.has_heard = self.is_authenticated = False
+        self._connection = connection
+        self._key = key
+        self._is_coordinator = is_coordinator
+        self._nonce = secrets.token_hex(16).encode()
+        self._signers: tuple[_Signer, _Signer] | None = None  # for what comes and for what goes, after the greeting
+        self._waiting: list[bytes] = []
+        self._unread = b""
+        self._unsent = _PROTOCOL + self._nonce + b"\n"
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:  # Else the kernel finds out when the other machine is gone (man 7 tcp).
+            silence = _PATIENT_SECONDS if patient else _SILENCE_SECONDS
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, silence)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence * 1000)
+        self.flush()
+
+    @property
+    def here(self) -> str:
+        """Our address as the other side knows it; empty for a connection within this machine."""
+        return _host(self._connection.getsockname())
+
+    @property
+    def there(self) -> str:
+        """The other side's address, if it is still known."""
+        try:
+            return _host(self._connection.getpeername())
+        except OSError:
+            return ""
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the other side has greeted as an agent does, of this run or another one."""
+        return self._signers is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor, for select."""
+        return self._connection.fileno()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message; what the connection does not take now goes with :meth:`flush`."""
+        self._waiting.append(json.dumps({"kind": kind, "sent": time.time(), **fields}).encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as soon as the other side has greeted."""
+        if self._signers:
+            self._unsent += b"".join(map(self._signers[1].signed, self._waiting))
+            self._waiting.clear()
+        try:
+            while self._unsent and not self.lost:
+                self._unsent = self._unsent[self._connection.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""  # Its last messages are still to be read; then reading gives the reason.
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have come."""
+        self._read()
+        messages: list[Message] = []
+        *lines, self._unread = self._unread.split(b"\n")
+        try:
+            for line in lines:
+                if self._signers is None:
+                    self._greet(line)
+                else:
+                    messages.append(self._opened(line, self._signers[0]))
+        except _InvalidLineError as error:
+            self.lost = str(error)
+        return messages
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.lost = self.lost or "closed"
+        self._connection.close()
+
+    def _read(self) -> None:
+        try:
+            while not self.lost:
+                data = self._connection.recv(65536)
+                self._unread += data
+                self.has_heard = self.has_heard or bool(data)
+                if not data:
+                    self.lost = "its agent is gone"
+                elif len(self._unread) > (_LONGEST if self.is_authenticated else _LONGEST_AT_FIRST):
+                    self.lost = _NOT_AN_AGENT
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            self.lost = "its agent is gone"
+        except OSError as error:
+            self.lost = f"the connection broke: {os.strerror(error.errno or 0)}"
+
+    def _greet(self, line: bytes) -> None:
+        """Make the keys of this connection from both nonces."""
+        greeting = _GREETING.fullmatch(line)
+        if greeting is None:
+            raise _InvalidLineError(_NOT_AN_AGENT)
+        nonces = (self._nonce, greeting[1]) if self._is_coordinator else (greeting[1], self._nonce)
+        hub, node = (_Signer(self._key, b" ".join((side, *nonces))) for side in (b"hub", b"node"))
+        self._signers = (node, hub) if self._is_coordinator else (hub, node)
+        self.flush()
+
+    def _opened(self, line: bytes, signer: _Signer) -> Message:
+        """Return the message of a line."""
+        text = signer.opened(line)
+        if text is None:
+            raise _InvalidLineError(_NOT_AN_AGENT if self.is_authenticated else _OTHER_KEY)
+        self.is_authenticated = True
+        message = parsed(text)
+        if message is None:
+            raise _InvalidLineError(_NOT_AN_AGENT)
+        return message
+
+
+class _InvalidLineError(Exception):
+    """A line that no agent of this run has sent at this place; the text says why."""
+
+
+class _Signer:
+    """Signs the lines of one direction of one connection, or opens what is so signed: each in its turn, once."""
+
+    def __init__(self, key: bytes, name: bytes) -> None:
+        self._key = hmac.digest(key, name, "sha256")
+        self._number = 0
+
+    def signed(self, text: bytes) -> bytes:
+        """Return the line that carries a text."""
+        return self._next(text) + b" " + text + b"\n"
+
+    def opened(self, line: bytes) -> bytes | None:
+        """Return the text of a line; None if it was not signed for this place."""
+        signature, _, text = line.partition(b" ")
+        return text if hmac.compare_digest(signature, self._next(text)) else None
+
+    def _next(self, text: bytes) -> bytes:
+        self._number += 1
+        return hmac.digest(self._key, b"%d %b" % (self._number, text), "sha256").hex().encode()
+
+
+def _host(name: object) -> str:
+    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""

@@ -1,0 +1,290 @@
+"""A node's connection to the coordinator: it reports what happens to the node's ranks, and reads what is to be done."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from allranks import contract
+from allranks.agent.nodes.channel import Channel
+from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
+from allranks.agent.nodes.messages import Message
+from allranks.agent.outcome import Outcome
+from allranks.agent.stop import StopRequest, StopRequestedError
+from allranks.agent.workers.fork_server import RankExit
+from allranks.agent.workers.group import Generation
+from allranks.contract import NodeSpec
+from allranks.errors import LaunchError
+from allranks.record.events import EventWriter
+
+#: How long a node tries to connect to node 0's agent: nodes of one job may start minutes apart.
+DIAL_SECONDS = 300.0
+_TRY_SECONDS = 2.0
+#: The same to one that has another key: it may be another run's, whose end frees the port.
+_OTHER_KEY_SECONDS = contract.scaled_wait(30.0)
+_OTHER_KEY = "the agent there has another key, or has ended"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+#: In torch/version.py.
+_TORCH_VERSION = re.compile(r"^__version__\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
+
+Wait = Callable[[float], object]
+
+
+class CoordinatorClient:
+    """This node among the nodes. On node 0 it drives the ``coordinator``, and connects to it as others do.
+
+    Attributes:
+        generation: the newest one, from when it is to start until it is over.
+        shall_end: whether the ranks are to be ended.
+        goes_on_without: whether a node of this generation is lost, and another generation can start anyway.
+        again: the message about the restart that follows when all nodes have ended their ranks.
+        outcome: of the attempt, once it is over.
+    """
+
+    def __init__(
+        self, node: NodeSpec, key: bytes, stop: StopRequest, events: EventWriter, coordinator: Coordinator | None
+    ) -> None:
+        self.generation: Generation | None = None
+        self.shall_end = self.goes_on_without = False
+        self.again: Message | None = None
+        self.outcome: Outcome | None = None
+        self._node = node
+        self._name = name_of(node.node, socket.gethostname())
+        self._where = f"{node.master_addr}:{node.master_port}"
+        self._key = key
+        self._stop = stop
+        self._events = events
+        self._coordinator = coordinator
+        self._channel: Channel | None = None
+        self._master: str | None = None
+        self._members: list[int] = []  # the nodes of the newest generation
+        self._misses_master_at = math.inf
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it has only waited so far for another node to be lost: the others can do without it."""
+        return self._node.node >= self._node.places and not self._members
+
+    @property
+    def descriptors(self) -> list[Any]:
+        """What to poll: when one of them can be read, there is something to do."""
+        own = [self._channel] if self._channel and not self._channel.lost else []
+        return own + (self._coordinator.descriptors if self._coordinator else [])
+
+    def tick(self) -> bool:
+        """Do what there is to do; return whether a message came.
+
+        Raises:
+            LaunchError: node 0's agent has refused this one.
+        """
+        if self._coordinator:
+            self._coordinator.tick()
+        if self._channel is None or self._channel.lost:
+            return False
+        self._channel.flush()
+        messages = self._channel.receive()
+        for message in messages:
+            self._handle(message)
+        if self._channel.lost and self._master and not (self.outcome or self._stop.signal):
+            why = f"{self._master} was lost: {self._channel.lost} (no other node can take its place)"
+            self.outcome = Outcome("FAILED", 1, why, lost=(self._master,))
+        return bool(messages) or self._channel.lost is not None
+
+    # --- what this node sends ---
+
+    def join(self, wait: Wait) -> None:
+        """Connect to node 0's agent; ``wait`` waits so many seconds, and calls :meth:`tick` meanwhile.
+
+        Raises:
+            LaunchError: it cannot be reached.
+        """
+        pause, began = _FIRST_PAUSE, time.monotonic()
+        self._misses_master_at = began + contract.MISSING_SECONDS
+        while not self._master:
+            problem = self._connect() or self._introduce(wait)
+            if problem is None:
+                return
+            patience = _OTHER_KEY_SECONDS if problem == _OTHER_KEY else DIAL_SECONDS
+            if time.monotonic() - began > patience:
+                raise self._unreachable(problem, patience)
+            self._wait_for_master(wait, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def ready(self) -> None:
+        """Report that this node can start a generation."""
+        self.generation = self.again = None
+        self.shall_end = self.goes_on_without = False
+        self._send("ready")
+        if self.is_spare:
+            self._events.write(contract.WAITING)
+
+    def failed(self, rank: int, ended: RankExit) -> None:
+        """Report that a rank has failed, the first of this node."""
+        self._send("failed", rank=rank, code=ended.code, at=ended.time)
+
+    def over(self, *, cut: bool, wants_to_continue: bool) -> None:
+        """Report that no rank of this node is left; ``cut`` if some were ended, not by themselves."""
+        self._send("over", cut=cut, **{"continue": wants_to_continue})
+
+    def request_stop(self, number: signal.Signals, by: str) -> None:
+        """Request that all nodes stop."""
+        self._send("stop", signal=number, by=by)
+
+    def leave(self, wait: Wait, patience: float, why: str | None) -> None:
+        """Leave; node 0 leaves last, but waits no longer than ``patience`` seconds for the others.
+
+        Args:
+            wait: as in :meth:`join`.
+            patience: of node 0, in seconds.
+            why: what keeps this node from continuing, if something does.
+        """
+        if self._coordinator:
+            if why:
+                self._coordinator.finish(Outcome("FAILED", 1, f"{self._name}: {why}"))
+            deadline = time.monotonic() + patience
+            while not self._coordinator.is_alone and not self._stop.hurry and time.monotonic() < deadline:
+                with suppress(StopRequestedError):  # It is under way.
+                    wait(_LONGEST_PAUSE)
+            self._coordinator.close()
+            self._coordinator = None
+        elif why:
+            self._send("leaving", why=why)
+        if self._channel:
+            self._channel.close()
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        if self._channel and not self._channel.lost:
+            self._channel.send(kind, **fields)
+
+    # --- how it comes to node 0 ---
+
+    def _connect(self) -> str | None:
+        """Connect; return why that failed if it did."""
+        try:
+            connection = self._coordinator.connect() if self._coordinator else self._dial()
+        except socket.gaierror as error:
+            return f"{self._node.master_addr} cannot be resolved: {error.strerror}"
+        except TimeoutError:
+            return "timed out: nothing answers there"
+        except OSError as error:
+            return os.strerror(error.errno).lower() if error.errno else str(error)
+        self._channel = Channel(connection, self._key, is_coordinator=False, patient=self._node.needs_all)
+        return None
+
+    def _dial(self) -> socket.socket:
+        connection = socket.create_connection((self._node.master_addr, self._node.master_port or 0), _TRY_SECONDS)
+        if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
+            connection.close()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "")
+        return connection
+
+    def _introduce(self, wait: Wait) -> str | None:
+        """Send this node's identity, and wait for the welcome; return why that failed if it did."""
+        assert self._channel
+        node = self._node
+        self._channel.send(
+            "hello",
+            attempt=node.attempt,
+            node=node.node,
+            host=socket.gethostname(),
+            ranks=node.nproc_per_node,
+            torch=torch_to_match(),
+        )
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not self._master and not self._channel.lost and time.monotonic() < deadline:
+            self._wait_for_master(wait, _LONGEST_PAUSE)
+        if self._master:
+            return None
+        problem = self._channel.lost or f"who listens there says nothing for {JOIN_SECONDS:g} s"
+        self._channel.close()
+        return _OTHER_KEY if self._channel.is_greeted else problem
+
+    def _wait_for_master(self, wait: Wait, seconds: float) -> None:
+        """Wait for node 0's agent, and record once that it is missing."""
+        wait(seconds)
+        if not self._master and time.monotonic() >= self._misses_master_at:
+            self._misses_master_at = math.inf
+            self._events.write(contract.MISSING, nodes=[0], of=self._node.nnodes, at=self._where)
+
+    def _unreachable(self, problem: str, patience: float) -> LaunchError:
+        return LaunchError(
+            f"{self._name} cannot reach node 0 at {self._where} for {patience:g} s",
+            why=problem,
+            fix="another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
+            "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
+            if problem == _OTHER_KEY
+            else "see what the agent of node 0 says, in its run's directory (slurm-*.out, or "
+            f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "
+            "node, and no firewall may close the port between the nodes",
+        )
+
+    # --- what it receives ---
+
+    def _handle(self, message: Message) -> None:
+        fields = {name: value for name, value in message.items() if name not in ("kind", "sent")}
+        match message["kind"]:
+            case "welcome":
+                self._master = name_of(0, fields["host"])
+            case "generation":
+                nodes = fields["nodes"]
+                self._members = [number for number, _, _ in nodes]
+                place = self._members.index(self._node.node)
+                counts = [ranks for _, _, ranks in nodes]
+                self.generation = Generation(
+                    restart=fields["number"],
+                    node_rank=place,
+                    nodes=len(nodes),
+                    world_size=sum(counts),
+                    first_rank=sum(counts[:place]),
+                    master_addr=fields["address"],
+                    master_port=fields["port"],
+                )
+            case "end-ranks":
+                self.shall_end = True
+            case "again":
+                self.again = message
+            case "lost":
+                self._events.write(contract.NODE_LOST, **fields)
+                if self.generation and fields["node"] in self._members:
+                    self.goes_on_without = fields["goes_on"]
+            case "missing":
+                self._events.write(contract.MISSING, **fields, of=self._node.nnodes)
+            case "stop":
+                self._stop.request(signal.Signals(fields["signal"]), fields["by"])
+            case "outcome":
+                self.outcome = Outcome(**{**fields, "lost": tuple(fields["lost"])})
+            case "refused":
+                raise LaunchError(
+                    f"{self._name} was turned away by the agent at {self._where}",
+                    why=fields["why"],
+                    fix="--master-addr and --master-port must be the same on all nodes of a job, and no other's",
+                )
+
+
+def torch_to_match() -> str | None:
+    """Return what must be the same on all nodes of torch's version; None if there is no torch. It is not imported.
+
+    With nccl that is all of it: behind the + stands which CUDA it was built for, and so which NCCL. Builds for GPUs and
+    for CPUs of one version do understand each other over gloo.
+    """
+    if "torch" in sys.modules:
+        version = str(sys.modules["torch"].__version__)
+    else:
+        spec = importlib.util.find_spec("torch")
+        path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+        found = _TORCH_VERSION.search(path.read_text()) if path and path.is_file() else None
+        if found is None:
+            return None
+        version = found[1]
+    return version.partition("+")[0] if os.environ.get(contract.BACKEND) == "gloo" else version

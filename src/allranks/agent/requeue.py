@@ -1,0 +1,150 @@
+"""Whether a batch job that ended too early gets another attempt, and how many there may be.
+
+The supervisor decides at the job's end, and at the start of each attempt but the first: the scheduler and its admin
+requeue jobs too, and count no attempts. The decision and its reason are in ``attempts/NNN/again.json`` and on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from allranks import contract
+from allranks.agent.batch_job import BatchJob
+from allranks.errors import RunFolderError
+from allranks.record.events import read_events
+from allranks.record.files import write_json
+from allranks.record.saves import SaveRecord, read_saves
+
+#: So many attempts in a row may end without a checkpoint of a later step than before.
+_FRUITLESS = 3
+#: The exit code after SIGTERM, which comes when a job is cancelled or preempted.
+_TERMINATED = 128 + signal.SIGTERM
+#: When a task has left with any code but 0, the step's other tasks may be ended before they have left themselves.
+_ENDED_BY_OTHERS = (_TERMINATED, 128 + signal.SIGKILL)
+#: Of a job that the scheduler has ended because a daemon of its own was gone or restarted.
+_ENDED_WITH_A_NODE = (contract.CONTINUE_LATER, *_ENDED_BY_OTHERS)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether another attempt is to follow, and why, in one line."""
+
+    again: bool
+    why: str
+    how: str | None = None  # requeue; dependent: by a job that waits for the end of this one; submit: by another job.
+    job: str | None = None  # The id under which the run continues.
+    given_up: bool = False  # Whether there was reason for another attempt, and more against it.
+    lost: bool = False  # Whether nodes were lost.
+
+
+def begins(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
+    """Return whether an attempt is to start its ranks; if not, that is recorded and printed."""
+    folder = run / contract.attempt_dir(attempt)
+    # A job that the scheduler has put back keeps its id; another one was named when it was submitted.
+    known = set()
+    for number in range(attempt):
+        earlier = run / contract.attempt_dir(number)
+        with suppress(OSError):
+            known.add((earlier / contract.JOB).read_text().strip())
+        with suppress(OSError, ValueError):
+            known.add(json.loads((earlier / contract.AGAIN).read_text())["job"])
+    if job.id not in known:  # A person has submitted it.
+        with suppress(OSError):
+            (folder / contract.RESUMED).touch()
+    if why := _why_not(read_saves(run), attempt, most, _resumed(run, attempt)):
+        _record(folder, Decision(False, why, given_up=True))
+        print(f"allranks: this attempt does not start: {why}", flush=True)
+    return not why
+
+
+def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> bool:
+    """Decide whether another attempt follows one that has ended with an exit code, act, record and print it."""
+    folder = run / contract.attempt_dir(attempt)
+    if (folder / contract.AGAIN).exists():
+        return False  # It did not start.
+    is_preempted = code == _TERMINATED and job.preempted()
+    decision = decide(run, attempt, contract.CONTINUE_LATER if is_preempted else code, most)
+    if decision.again:
+        decision = go_on(run, attempt, decision, job)
+    _record(folder, decision)
+    if decision.again or decision.given_up:  # Else the ranks' own last words are those that count.
+        word = "another attempt follows" if decision.again else "no other attempt"
+        print(f"allranks: {word}: {decision.why}", flush=True)
+    return decision.again
+
+
+def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
+    """Decide whether there is reason for another attempt, and none against it.
+
+    Args:
+        run: the run's directory.
+        attempt: the number of the one that has ended.
+        code: its exit code.
+        most: how many attempts there may be.
+    """
+    folder, noted = run / contract.attempt_dir(attempt), read_saves(run)
+    lost = set[str]()
+    for path in folder.glob(f"node-*/{contract.AGENT_EVENTS}"):
+        for event in read_events(path):
+            if event.kind == contract.ENDED:
+                lost.update(event.fields.get("lost") or ())
+    if not lost and code in _ENDED_WITH_A_NODE and (folder / contract.TERMINATED).exists():
+        # The scheduler has ended the job because its daemon did not see the end of a task.
+        lost = {path.read_text().strip() for path in folder.glob(f"node-*/{contract.CUT_OFF}")}
+    has_left = code == contract.CONTINUE_LATER
+    if code in _ENDED_BY_OTHERS:
+        has_left = any(note.leaving for note in noted if note.attempt == attempt)
+    if not has_left and not lost:
+        return Decision(False, f"it exited with code {code}, and is not retried")
+    why = f"{', '.join(sorted(lost))} was lost" if lost else "it was asked to stop, and is to be continued"
+    if against := _why_not(noted, attempt + 1, most, _resumed(run, attempt)):
+        return Decision(False, f"{why}, but {against}", given_up=True)
+    return Decision(True, why, lost=bool(lost))
+
+
+def _resumed(run: Path, attempt: int) -> int:
+    """Return the newest attempt that a person has started; those before count no more."""
+    numbers = range(attempt, 0, -1)
+    return next((number for number in numbers if (run / contract.attempt_dir(number) / contract.RESUMED).exists()), 0)
+
+
+def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> str | None:
+    """Say why an attempt is not to follow those from ``first`` on; None if it is."""
+    if attempt - first >= most:
+        return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
+    if not noted or attempt - first < _FRUITLESS:
+        return None
+    last = attempt - 1
+    best, before = (
+        max((note.step for note in noted if note.attempt <= number), default=0) for number in (last, last - _FRUITLESS)
+    )
+    return f"{_FRUITLESS} attempts in a row came no further than step {best}" if best == before else None
+
+
+def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decision:
+    """Have another attempt follow; return how it does, or what is against it."""
+    if ending := job.ending():
+        return Decision(False, f"{decision.why}, but {ending}", given_up=True)
+    # Recorded before: to be put back into the queue may end this process at once.
+    requeued = replace(decision, how="requeue", job=job.id)
+    _record(run / contract.attempt_dir(attempt), requeued)
+    refused = job.requeue(lost=decision.lost)
+    if refused is None:
+        return requeued
+    new, problem = job.submit(run, lost=decision.lost)
+    if problem is None:
+        how = "dependent" if job.waits(lost=decision.lost) else "submit"
+        return replace(decision, how=how, job=new, why=f"{decision.why}; {refused}")
+    return Decision(False, f"{decision.why}, but {refused}, and {problem}", given_up=True)
+
+
+def _record(attempt: Path, decision: Decision) -> None:
+    try:
+        write_json(attempt / contract.AGAIN, asdict(decision), attempt.stat().st_mode & 0o040 | 0o600)
+    except (OSError, RunFolderError) as error:
+        print(f"allranks: {error}", file=sys.stderr)

@@ -1,0 +1,196 @@
+"""The supervisor of a batch job, on its first node: what the script that a scheduler starts becomes.
+
+``python <run>/code --supervise start`` takes the attempt, finds the hosts, the end time and the rendezvous, starts
+node.sh on all nodes by the scheduler's own means, records the exit code and decides about another attempt. With the
+exit code of a set-up that has ended the script instead of ``start``, it starts nothing.
+
+``--supervise-alone SCRIPT start`` is for a script that is all there is of its run: node.sh comes on stdin, and in its
+last line the orders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import NoReturn
+
+from allranks import contract
+from allranks.agent import requeue
+from allranks.agent.batch_job import BatchJob, this_job
+from allranks.agent.heartbeat import complain
+from allranks.contract import BatchSpec, NodeSpec
+from allranks.errors import AllranksError, RunFolderError
+from allranks.system import schedulers
+
+#: From a port that is taken to the next one: those next to it belong to jobs that are submitted at the same time.
+_PORT_STEP = 997
+_CONNECT_SECONDS = 2.0
+#: Each of these ends a job.
+_ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Run the job to its end; ends with its exit code. ``argv`` holds ``start``, or the code of a set-up that ended."""
+    for number in _ENDINGS:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # The warning is for ranks, and there are none yet. Not SIG_IGN, which what starts them would inherit.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    run = Path(os.environ[contract.RUN_DIR])
+    orders = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
+    mode = 0o750 if node.file_mode & 0o040 else 0o700
+    users_umask = os.umask(0o777 & ~mode)
+    try:
+        job = this_job(orders, node)
+        run = _task_folder(run, job.array_task, orders.script) if orders.is_array and job.array_task else run
+        attempt = _take_attempt(run, job.id)
+    except (AllranksError, OSError) as error:
+        complain(f"allranks: {_in_a_line(error)}")
+        sys.exit(1)
+    os.environ.update({contract.RUN_DIR: str(run), contract.ATTEMPT: str(attempt)})
+    os.umask(users_umask)
+    code = _run_ranks(run, attempt, orders, job) if argv[0] == "start" else int(argv[0])
+    for number in _ENDINGS:
+        signal.signal(number, lambda *_: None)  # What is left to do takes a moment.
+    _finish(run, attempt, code, orders, job)
+    sys.exit(code)
+
+
+def main_alone(argv: Sequence[str]) -> NoReturn:
+    """Write the run's files from stdin, with the script named first; then as :func:`main`."""
+    script, *rest = argv
+    *node_script, orders = sys.stdin.read().splitlines(keepends=True)
+    parts = json.loads(orders)
+    node = NodeSpec.from_json(json.dumps(parts["node"]))
+    users_umask = os.umask(0o777 & ~(node.file_mode | 0o100 | (node.file_mode & 0o040) >> 2))
+    run = Path(os.environ[contract.RUN_DIR])
+    run.mkdir(parents=True, exist_ok=True)
+    files = {
+        contract.NODE_SCRIPT: "".join(node_script),
+        contract.NODE_ORDERS: node.to_json(),
+        contract.BATCH_ORDERS: json.dumps(parts["supervisor"], indent=2) + "\n",
+        parts["supervisor"]["script"]: Path(script).read_text(encoding="utf-8", errors="surrogateescape"),
+    }
+    new = run / f"new-{socket.gethostname()}-{os.getpid()}"  # Each at once: others of an array may read it already.
+    for name, text in files.items():
+        new.write_text(text, encoding="utf-8", errors="surrogateescape")
+        new.replace(run / name)
+    _copy_code(new, run / contract.CODE, parts["supervisor"]["module"])
+    os.umask(0o077)
+    with suppress(FileExistsError), (run / contract.KEY_FILE).open("x") as file:
+        file.write(secrets.token_hex(32) + "\n")  # The first one counts.
+    os.umask(users_umask)
+    main(rest)
+
+
+def _copy_code(new: Path, target: Path, module: str) -> None:
+    """Copy this package to the run's directory, and the scheduler's module if another package has it.
+
+    Unless another task of an array was quicker.
+    """
+    if target.exists():
+        return
+    package = contract.installation()
+    shutil.copytree(package, new / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(package / "agent" / "__main__.py", new)
+    if file := schedulers.file_to_copy(module):
+        shutil.copy(file, new)
+    try:
+        new.rename(target)
+    except OSError:
+        shutil.rmtree(new)
+
+
+def _task_folder(run: Path, task: str, script: str) -> Path:
+    """Make the directory of an array's task, laid out like that of a run, and return it."""
+    folder = run / f"{contract.TASK}{task}"
+    folder.mkdir(exist_ok=True)
+    shared = (contract.CODE, contract.KEY_FILE, contract.NODE_ORDERS, contract.BATCH_ORDERS, contract.NODE_SCRIPT)
+    for name in (*shared, script):
+        with suppress(FileExistsError):
+            (folder / name).symlink_to(Path("..", name))
+    return folder
+
+
+def _take_attempt(run: Path, job: str) -> int:
+    """Return the first attempt that no job has taken: its directory has no file with a job's id yet."""
+    for attempt in count():
+        folder = run / contract.attempt_dir(attempt)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / contract.JOB).open("x") as file:
+                file.write(f"{job}\n")
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunFolderError(f"cannot write into {folder}: {error.strerror}") from error
+        return attempt
+    raise AssertionError
+
+
+def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob) -> int:
+    """Run the ranks on all nodes; return the exit code, which an error makes 1: it is recorded whatever happens."""
+    most, node, folder = orders.max_attempts, job.node, run / contract.attempt_dir(attempt)
+    try:
+        if attempt and most is not None and not requeue.begins(run, attempt, most, job):
+            return 1
+        hosts = job.hosts()
+        (folder / contract.HOSTS).write_text("".join(f"{host}\n" for host in hosts))
+        master = orders.master_addr or hosts[0]
+        os.environ.update(
+            {
+                contract.RDZV_HOST: master,
+                contract.RDZV_PORT: str(node.master_port or _free_port(master, job.number)),
+                contract.NODE_COUNT: str(job.node_count(hosts)),
+                contract.NODE_NPROC: str(node.nproc_per_node),
+                contract.END_TIME: str(job.end_time() or ""),
+            }
+        )
+        return job.run(folder, hosts)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except (AllranksError, OSError) as error:
+        complain(f"allranks: {_in_a_line(error)}")
+    except Exception:  # noqa: BLE001 - a mistake of ours, or of another package's scheduler
+        complain()
+    return 1
+
+
+def _free_port(host: str, number: int) -> int:
+    """Return a port where nothing listens on the first node; it follows from a number of the job's."""
+    while True:
+        port = contract.FIRST_PORT + number % contract.PORTS
+        try:
+            socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except OSError:
+            return port
+        number += _PORT_STEP
+
+
+def _in_a_line(error: AllranksError | OSError) -> str:
+    if isinstance(error, AllranksError):
+        return error.in_a_line
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob) -> None:
+    """Record the exit code, decide about another attempt, and remove secrets that no other one needs."""
+    folder = run / contract.attempt_dir(attempt)
+    goes_on = False
+    try:
+        (folder / contract.EXIT).write_text(f"{code}\n")
+        if orders.max_attempts is not None:
+            goes_on = requeue.follows(run, attempt, code, orders.max_attempts, job)
+        if orders.removes_secrets and not (goes_on or (folder / contract.TERMINATED).exists()):
+            (run / contract.SECRETS_FILE).unlink(missing_ok=True)
+    except Exception:  # noqa: BLE001 - the job's exit code stays what it is
+        complain()

@@ -1,0 +1,213 @@
+"""The tasks of a batch job whose scheduler starts them one by one, and hands almost nothing of an environment to them.
+
+The supervisor leaves each task its environment in a file, starts ``--task`` of :mod:`allranks.agent.task` on its node,
+and takes the exit code from the file that the task writes: what starts tasks may lose it, fail, or wait on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from allranks import contract
+from allranks.agent.heartbeat import complain
+from allranks.contract import BatchSpec, NodeSpec
+from allranks.record.events import read_events
+from allranks.system import schedulers
+
+#: The command that runs words on a host of the job.
+Command = Callable[[str, Sequence[str]], list[str]]
+
+#: Seconds beyond those that ranks have to leave, after which nodes are no longer waited for; 5 at least: so
+#: long agents may take to end on a slow machine.
+_PATIENCE = max(5, contract.full_wait(15))
+#: Seconds in which a file that another node has written is seen here.
+_HEARD = contract.full_wait(5)
+#: Seconds in which a starter ends after its task: of the 10 that PBS leaves a job it ends, most are for saving.
+_STARTER_ENDS = 2.0
+_POLL_SECONDS = 1.0
+#: Passed on where the run was started inside an allocation.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: A starter outlives the signals of the scheduler, which sends them to all that runs on the first node.
+_IGNORING = ("bash", "-c", "trap '' USR1 USR2 INT TERM HUP; exec \"$@\"", "bash")
+#: Sends a signal to the tasks of a node, whose directory is the first argument.
+_KILL = ("bash", "-c", 'exec 2>/dev/null; kill -s "$0" $(cat "$1"/*.pid)')
+#: What a task has of its own, whatever the first node has, beside its scheduler's variables.
+_OF_A_TASK = ("HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@dataclass(eq=False)
+class _Task:
+    """A task: which one, and what is known of its end."""
+
+    node: int
+    local_rank: int | None
+    folder: Path
+    name: str
+    starter: subprocess.Popen[bytes] | None = None
+    starter_code: int | None = None
+    deadline: float | None = None
+    is_lost: bool = False
+
+    def recorded(self) -> int | None:
+        """Return the exit code that the task has written. Listing a directory shows what another node has written."""
+        try:
+            os.listdir(self.folder)  # noqa: PTH208 - no paths are wanted
+            return int((self.folder / f"{self.name}{contract.TASK_EXIT}").read_text().split()[0])
+        except (OSError, IndexError):
+            return None
+
+
+class Tasks:
+    """The tasks of a job in an attempt's directory: one for each host or, where there are no agents, for each rank."""
+
+    def __init__(
+        self, orders: BatchSpec, node: NodeSpec, attempt: Path, hosts: Sequence[str], command: Command
+    ) -> None:
+        self._orders, self._node, self._attempt, self._hosts, self._command = orders, node, attempt, hosts, command
+        self._scheduler = schedulers.load(orders.module)
+        self._happened: SimpleQueue[_Task | signal.Signals] = SimpleQueue()
+        self._open: list[_Task] = []
+        for index in range(len(hosts)):
+            folder, nproc = attempt / f"node-{index:03d}", node.nproc_per_node
+            if orders.is_direct:
+                first = index * nproc
+                self._open += [_Task(index, local, folder, f"rank-{first + local}") for local in range(nproc)]
+            else:
+                self._open.append(_Task(index, None, folder, "agent"))
+        self._code = 0
+        end, warn_before = os.environ.get(contract.END_TIME), orders.warn_before
+        #: What is done next if nothing happens, and when.
+        self._todo = "warn"
+        self._at: float | None = int(end) - warn_before if end and warn_before else None
+
+    def run(self) -> int:
+        """Start all, wait for all, and return the first exit code that is not 0; when one has failed, all are ended."""
+        for number in (signal.SIGUSR1, *_SIGNALS) if self._orders.is_inside else (signal.SIGTERM,):
+            signal.signal(number, lambda number, _: self._happened.put(signal.Signals(number)))
+        for task in self._open:
+            self._start(task)
+        while self._open and self._todo != "nothing":
+            try:
+                until_next = _POLL_SECONDS if self._at is None else max(0.0, min(_POLL_SECONDS, self._at - time.time()))
+                happened = self._happened.get(timeout=until_next)
+            except Empty:
+                happened = None
+            if isinstance(happened, signal.Signals):
+                self._pass_on(happened)
+            for task in [happened] if isinstance(happened, _Task) else list(self._open):
+                code = self._ended(task) if task in self._open else None
+                if code is not None:
+                    self._open.remove(task)
+                    self._note_end(task, code)
+            if self._at is not None and time.time() >= self._at:
+                self._do_next()
+        for left in self._attempt.glob(f"{contract.TASK_ENVIRONMENT}*"):
+            left.unlink(missing_ok=True)
+        return self._code
+
+    def _start(self, task: _Task) -> None:
+        """Start a task on its node, with the environment of this process in a file that the task removes."""
+        place = [str(task.node), *([] if task.local_rank is None else [str(task.local_rank)])]
+        file = self._attempt / f"{contract.TASK_ENVIRONMENT}{'-'.join(place)}"
+        own = {*_OF_A_TASK, *self._scheduler.of_a_task}
+        environ = (name + b"=" + value for name, value in os.environb.items() if os.fsdecode(name) not in own)
+        with open(file, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+            stream.write(b"\0".join(environ))
+        code = Path(os.environ[contract.RUN_DIR], contract.CODE)
+        words = [*contract.PYTHON_ON_NODE, sys.executable, str(code), "--task", str(self._attempt), *place]
+        task.starter = self._on(task.node, words, stdout=2)
+        threading.Thread(target=self._await_starter, args=(task,), daemon=True).start()
+
+    def _on(self, node: int, words: Sequence[str], stdout: int) -> subprocess.Popen[bytes]:
+        command = [*_IGNORING, *self._command(self._hosts[node], words)]
+        errors = stdout if stdout == subprocess.DEVNULL else None
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=errors, start_new_session=True)
+
+    def _await_starter(self, task: _Task) -> None:
+        assert task.starter
+        code = task.starter.wait()
+        task.starter_code = 128 - code if code < 0 else code
+        self._happened.put(task)
+
+    def _ended(self, task: _Task) -> int | None:
+        """Return the exit code of a task that is over, else None."""
+        code, now = task.recorded(), time.monotonic()
+        if task.starter_code is None:
+            if code is None:
+                return None
+            task.deadline = task.deadline or now + _STARTER_ENDS
+            if now < task.deadline:
+                return None
+            if self._scheduler.starts_tasks_alone:
+                return code  # To kill its starter would be to kill the job.
+            # The scheduler does not see the end of this task: its daemon there is gone, or was restarted.
+            (task.folder / contract.CUT_OFF).write_text(f"{self._scheduler.name} on {self._hosts[task.node]}\n")
+            assert task.starter
+            with suppress(ProcessLookupError):
+                os.killpg(task.starter.pid, signal.SIGKILL)
+        if code is not None:
+            return code
+        if not task.is_lost:
+            task.deadline = task.deadline or now + _HEARD
+            if now < task.deadline:
+                return None
+            task.is_lost = True
+            complain(f"allranks: {self._hosts[task.node]}: a task was not started, or is lost")
+        # Agents decide: they hear from each other of one that is lost, and node 0's says so.
+        is_agent = not self._orders.is_direct and (task.folder / contract.AGENT_EVENTS).exists()
+        return None if is_agent and task.node else task.starter_code or 1
+
+    def _note_end(self, task: _Task, code: int) -> None:
+        patience = int(self._node.stop_timeout) + _PATIENCE
+        events = task.folder / contract.AGENT_EVENTS
+        is_agent = not self._orders.is_direct and events.exists()
+        if code and not self._code:
+            # Agents hear from each other of one that failed, and end their ranks.
+            self._code, self._todo, self._at = code, "end", time.time() + (patience if is_agent else 0)
+        if is_agent and not task.node and any(event.kind == contract.ENDED for event in read_events(events)):
+            # The first node's agent leaves last: what is not over then is lost.
+            self._todo, self._at = "leave", time.time() + _PATIENCE
+
+    def _do_next(self) -> None:
+        everywhere = range(len(self._hosts))
+        if self._todo == "warn":
+            self._signal("USR1", everywhere)
+            self._at = None
+        elif self._todo == "end":
+            self._signal("TERM", everywhere)
+            left = (int(self._node.stop_timeout) if self._orders.is_direct else 0) + _PATIENCE
+            self._todo, self._at = "leave", time.time() + left
+        else:
+            self._signal("KILL", everywhere)
+            self._todo = "nothing"
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Deal with a signal for this process: the scheduler ends what runs on the first node."""
+        if not self._orders.is_inside:
+            # Ranks of other nodes look for this file; agents tell each other.
+            (self._attempt / contract.TERMINATED).write_text(os.environ.get(contract.END_TIME, "") + "\n")
+            if self._scheduler.starts_tasks_alone:
+                self._signal("TERM", [0])
+            return
+        # Of the end the first node's agent tells the others.
+        is_for_all = self._orders.is_direct or number == signal.SIGUSR1
+        self._signal(number.name.removeprefix("SIG"), range(len(self._hosts)) if is_for_all else [0])
+
+    def _signal(self, name: str, nodes: Sequence[int]) -> None:
+        for node in nodes:
+            folder = self._attempt / f"node-{node:03d}"
+            if self._scheduler.starts_tasks_alone and node:
+                with suppress(OSError), (folder / contract.TASK_SIGNALS).open("a") as file:
+                    file.write(f"{name}\n")
+            else:
+                self._on(node, [*_KILL, name, str(folder)], stdout=subprocess.DEVNULL)

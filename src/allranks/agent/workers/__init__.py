@@ -1,0 +1,1 @@
+"""The ranks of this node: the fork server that starts them, and the worker group."""

@@ -1,0 +1,199 @@
+"""Probes the nodes of a plan: sends each a copy of ``checks.collect`` with a request, and reads its report."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import shlex
+import shutil
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.checks import site
+from allranks.checks.collect.request import ProbeRequest, read_reports
+from allranks.checks.model import Finding, Node, failed, skipped, warned
+from allranks.checks.topics.config import named_files, named_folders
+from allranks.clusters.base import Probe, ProbeResult
+from allranks.plan import environment
+from allranks.plan.resolve import environment_of, python_of
+from allranks.plan.script import STRICT, set_up
+from allranks.record.files import unwritable, write_atomically
+
+if TYPE_CHECKING:
+    from allranks.checks.waiting import Waiting
+    from allranks.clusters.base import ClusterKind
+    from allranks.job.spec import Environment
+    from allranks.launch.submit import Launch
+    from allranks.plan.plan import Plan
+
+#: Time limit of a fact, of a node, and of one that connects to each other one and waits until all have.
+_FACT_SECONDS, _NODE_SECONDS, _MESH_SECONDS = 10.0, 60.0, 90.0
+#: A file that all nodes must see; and how the name of its directory starts where there is no run yet.
+_SHARED, _PREFIX = "look.word", ".look-"
+#: The exit code where the interpreter is too old for the program; of those no shell uses.
+TOO_OLD = 74
+#: Puts the copy that comes by stdin on Python's path, in a file without a name. It must be readable by any Python 3,
+#: and by Python 2. No module of it may come from the working directory, where a job may have a random.py of its own.
+_BOOTSTRAP = f"""\
+import sys
+if sys.version_info < (3, 10):
+    sys.stderr.write("Python %d.%d\\n" % sys.version_info[:2])
+    sys.exit({TOO_OLD})
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import base64, json, os, zlib
+request, code = sys.stdin.read().split("\\n")
+if hasattr(os, "memfd_create"):
+    copy = os.fdopen(os.memfd_create("allranks"), "wb")
+else:
+    import tempfile
+    copy = tempfile.TemporaryFile()
+copy.write(zlib.decompress(base64.b64decode(code)))
+copy.flush()
+sys.path.insert(0, "/proc/self/fd/%d" % copy.fileno())
+from allranks.checks.collect.gather import main
+main(json.loads(request), int(sys.argv[1]))
+"""
+
+
+def probe(
+    kind: ClusterKind,
+    launch: Launch,
+    plan: Plan,
+    facts: Collection[str],
+    folder: Path,
+    *,
+    word: str,
+    is_prepared: bool,
+    waiting: Waiting | None = None,
+) -> tuple[tuple[Node, ...], str]:
+    """Collect facts on all nodes of a plan; or return why there are none. See :func:`preflight` for the arguments.
+
+    ``word`` is a secret: it stands in the file that all nodes must see.
+    """
+    request = request_for(launch, plan, facts, folder, word)
+    write_atomically(folder / _SHARED, word)
+    seconds = _MESH_SECONDS if "mesh" in facts else _NODE_SECONDS
+    look = Probe(_script(launch, plan, is_prepared), program(request, _sent_along(facts)), folder, seconds)
+    try:
+        probed: Sequence[ProbeResult] | str | None = kind.probe(plan, look, launch.environ)
+        if probed is None:
+            from allranks.checks.probe_job import probe_by_job  # Not for a run that starts at once.
+
+            why = f"there are no nodes before {plan.cluster} gives some"
+            probed = probe_by_job(kind, launch, look, waiting) if waiting else why
+    finally:
+        (folder / _SHARED).unlink(missing_ok=True)
+    if isinstance(probed, str):
+        return (), probed
+    own = launch.job.environment
+    slow_part = "container" if own.container else "node_setup" if is_prepared and own.node_setup else ""
+    nodes = []
+    for number, each in enumerate(probed):
+        report = read_reports(each.answer.out).get(number)
+        if report:
+            nodes.append(Node(number, each.host, report["facts"], report["errors"]))
+        else:
+            nodes.append(Node(number, each.host, failure=why_no_report(each, slow_part).on(each.host)))
+    return tuple(nodes), ""
+
+
+def request_for(launch: Launch, plan: Plan, facts: Collection[str], folder: Path, word: str) -> ProbeRequest:
+    """Return what the nodes of a plan are asked to collect."""
+    entry = next(reason for reason in plan.reasons if reason.subject in ("script", "module", "binary"))
+    is_copied = bool(plan.copied_to)  # What the job needs is copied when the run starts: nothing of it is there.
+    args, workdir = launch.job.args, Path(plan.workdir)
+    # A scheduler's plan has one command for all nodes; of those that are started by hand only this one is probed.
+    nnodes = len(plan.commands) if plan.kind == "local" else max(len(plan.commands), plan.nnodes)
+    folders = {"runs": str(Path(plan.run_dir).parent), **named_folders(args, workdir)}
+    return ProbeRequest(
+        tuple(facts),
+        nnodes=nnodes,
+        nproc_per_node=plan.nproc_per_node,
+        kind="" if is_copied else entry.subject,
+        target=entry.value,
+        folders={} if is_copied else folders,
+        variables=launch.job.checks.variables,
+        executables=site.programs(launch, facts),
+        files=() if is_copied else tuple(str(path) for _, path in named_files(args, workdir)),
+        shared="" if is_copied or nnodes == 1 else str(folder / _SHARED),
+        word=word,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        seconds=_FACT_SECONDS,
+    )
+
+
+def _sent_along(facts: Collection[str]) -> list[Path]:
+    """Return the module that queries GPUs, nvidia-ml-py, if it is installed here: nodes need not have it."""
+    spec = importlib.util.find_spec("pynvml") if "gpus" in facts else None
+    return [Path(spec.origin)] if spec and spec.origin and spec.origin.endswith("pynvml.py") else []
+
+
+def program(request: ProbeRequest, extra: Sequence[Path] = ()) -> str:
+    """Return what the bootstrap reads: the request, and a zip archive of the code with ``extra`` modules."""
+    from allranks.launch.submit import copy_node_code
+
+    archive = BytesIO()
+    copy_node_code(archive, extra, contract.PROBE_CODE)
+    return f"{json.dumps(asdict(request))}\n{base64.b64encode(zlib.compress(archive.getvalue(), 1)).decode()}"
+
+
+def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
+    """Write the lines of shell that set a node up as for a job, and become the program."""
+    job = launch.job
+    chosen: Environment = environment_of(job, launch.folder)
+    chosen = chosen.model_copy(update={"setup": ()} if is_prepared else {"setup": (), "node_setup": ()})
+    workdir = "." if plan.copied_to else plan.workdir
+    python = python_of(job, launch.environ, elsewhere=bool(plan.copied_to))
+    keep = "exec 3<&0 </dev/null  # the program comes by stdin: no line of a set-up may read it"
+    set_up_lines = set_up(workdir, chosen, environment.settings(job, None, {}))
+    become = f'exec {shlex.join((*chosen.container, *python, "-c", _BOOTSTRAP))} "$1" <&3 3<&-'
+    return "\n".join([keep, *STRICT, "", *set_up_lines, "", become, ""])
+
+
+@contextmanager
+def folder_in(runs_folder: Path) -> Iterator[Path]:
+    """Make a directory in that of the runs, where there is no run; it is removed at the end.
+
+    Raises:
+        RunFolderError: the directory of runs cannot be written.
+    """
+    new = next((path for path in (*reversed(runs_folder.parents), runs_folder) if not path.exists()), None)
+    try:
+        runs_folder.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=runs_folder))
+    except OSError as error:
+        raise unwritable(runs_folder, error) from error
+    try:
+        yield made
+    finally:
+        shutil.rmtree(new or made, ignore_errors=True)
+
+
+def why_no_report(probed: ProbeResult, slow_part: str) -> Finding:
+    """Return why a node has not reported; ``slow_part`` is what of environment may outlast the time limit."""
+    host, answer = probed.host, probed.answer
+    if answer.is_late:
+        what = f"it does not answer: {answer.last_words}"
+        if slow_part:
+            return warned(what, fix=f"does environment.{slow_part} take longer? If not: ssh {host} uptime")
+        return failed(what, fix=f"is {host} hanging? ssh {host} uptime", exclude=host)
+    if answer.unreached:
+        fix = probed.fix or f"see what {host} says of it"
+        return failed(f"it cannot be reached: {answer.last_words}", fix=fix, exclude=host)
+    if answer.code == TOO_OLD:
+        return skipped(f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed")
+    if slow_part == "container":  # It may pass no stdin on, and run the job anyway.
+        what = f"the container could not be looked into: {answer.last_words}"
+        return warned(what, fix="see environment.container")
+    fix = probed.fix or "correct environment in the job file, or install there what it names"
+    return failed(answer.last_words, fix=fix)

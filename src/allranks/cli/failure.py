@@ -1,0 +1,85 @@
+"""The error of a run that did not succeed: what happened, why, what to do, where to look."""
+
+from __future__ import annotations
+
+from allranks import contract
+from allranks.cli import render
+from allranks.cli.runs import name_to_type
+from allranks.clusters.registry import load_kind
+from allranks.errors import AllranksError, LaunchError
+from allranks.runs.agents import reported_by_all, reported_error, task_name
+from allranks.runs.blame import rank_log, with_cause
+from allranks.runs.record import Run
+from allranks.runs.status import State
+
+#: The error of input() in a rank that has no stdin, and an interpreter of its own.
+_NO_INPUT = "EOFError: EOF when reading a line"
+
+
+def explain(run: Run) -> AllranksError:
+    """Return the error that says how the run ended."""
+    status = run.record.status
+    if reported := _of_agent(run):
+        return reported
+    if status.rank is not None:
+        return _of_rank(run, status.rank)
+    if status.state is State.CANCELLED:
+        name = name_to_type(run)
+        fix = f"allranks logs {name} shows what it did, allranks resume {name} continues with it"
+        return LaunchError(f"{run.record.id} was cancelled", why=status.reason, fix=fix)
+    if status.state is State.PREEMPTED:
+        return LaunchError(
+            f"{run.record.id} is to be continued", why=status.reason, fix=f"allranks resume {name_to_type(run)}"
+        )
+    return _of_task(run) or _of_cluster(run)
+
+
+def _of_agent(run: Run) -> LaunchError | None:
+    """Return the error that an agent ended with; one of another node than the first only if no rank has failed."""
+    folders = [run.node_folder(0)]
+    if run.record.status.rank is None:
+        folders += sorted(run.attempt_folder.glob("node-*"))
+    for folder in folders:
+        if found := reported_error(folder):
+            fields = {name: found.fields.get(name) for name in ("why", "fix", "see")}
+            return LaunchError(found.fields.get("what", "the agent failed"), **fields)
+    return None
+
+
+def _of_rank(run: Run, rank: int) -> AllranksError:
+    record, cause = run.record, run.record.status.cause
+    what, log = render.one_line(record.status.reason or f"rank {rank} failed"), rank_log(run.attempt_folder, rank)
+    if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
+        return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
+    fix = f"allranks logs {name_to_type(run)} --rank {rank}"
+    if record.kind == "local" and record.world_size > 1 and (cause or "").startswith(_NO_INPUT):
+        fix = f"allranks run --stdin {rank} gives this rank the terminal"
+    return LaunchError(what, why=cause, fix=fix, see=render.path(log))
+
+
+def _of_task(run: Run) -> AllranksError | None:
+    """Return the error of the first task of a job array in which a rank failed."""
+    for attempt in run.tasks if run.record.status.state is State.FAILED else ():
+        status = reported_by_all(attempt)
+        if status.rank is not None and (log := rank_log(attempt, status.rank)):
+            what = f"{run.record.id}, {task_name(attempt)}: {render.one_line(status.reason or '')}"
+            why = with_cause(status, attempt, run.record.stop_timeout).cause
+            return LaunchError(what, why=why, see=render.path(log))
+    return None
+
+
+def _of_cluster(run: Run) -> AllranksError:
+    said = load_kind(run.record.kind).log_excerpt(run)
+    logs = f"node-*/{contract.rank_log('*', 'err')}"
+    status = run.record.status
+    what = f"{run.record.id} {status.state.value}"
+    if status.reason:
+        what += f": {render.one_line(status.reason)}"
+    else:
+        if status.state is State.FAILED and status.exit_code:
+            what += f" with exit code {status.exit_code}"
+        if not any(any(attempt.glob(logs)) for attempt in (run.attempt_folder, *run.tasks)):
+            what += " before any rank had started"
+    why = "; ".join(said.causes)[:500] or None
+    fix = said.fix.format(run=name_to_type(run)) or None
+    return LaunchError(what, why=why, fix=fix, see=render.path(said.log) if said.log else None)

@@ -1,0 +1,412 @@
+"""Kinds with a scheduler: a run is a job that is submitted, or what is typed inside an allocation, started at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.clusters.base import ClusterKind, Request, Started
+from allranks.clusters.batch import files, query
+from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobInfo, Scheduler
+from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
+from allranks.errors import JobError, LaunchError, PreflightError, StartCancelledError
+from allranks.job.options import TARGETS
+from allranks.job.variables import without_those_of_ranks
+from allranks.record.files import write_atomically
+from allranks.runs import agents
+from allranks.runs.news import Happened
+from allranks.runs.record import newest_attempt
+from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.system import schedulers
+
+if TYPE_CHECKING:
+    from allranks.clusters.batch.limits import Feasibility
+    from allranks.job.spec import Job
+    from allranks.plan.directives import Directive
+    from allranks.plan.plan import Plan
+    from allranks.runs.record import Run
+
+_CANCEL_SECONDS = 120.0
+#: In which a scheduler ends a job whose script has exited.
+_ENDS_SECONDS = 15.0
+#: In which a script decides about another attempt, before it says so: it queries the scheduler, which may take long.
+_DECIDES_SECONDS = 180.0
+#: A scheduler is queried at growing intervals: thousands of people query the same server.
+_FIRST_SECONDS, _MOST_SECONDS = 0.5, contract.scaled_wait(15.0)
+
+
+@dataclass
+class _Poll:
+    """When the scheduler is queried next about a run, what it was at the last query, and which files were there."""
+
+    status: Status = Status(State.UNKNOWN)  # noqa: RUF009 - it is frozen
+    seen: tuple[Path, bool, bool] | None = None
+    next: float = 0.0
+    pause: float = _FIRST_SECONDS
+
+
+class BatchCluster(ClusterKind):
+    """A kind of cluster with a scheduler; ``clock`` gives monotonic seconds."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self.scheduler, self.name, self.without = scheduler, scheduler.name, scheduler.without
+        self._clock = clock
+        self._signals: dict[str, int] = {}
+        self._polls: dict[tuple[Path, str], _Poll] = {}
+
+    def plan(self, request: Request) -> Plan:
+        """Decide what will be executed: the batch script, and how it is submitted."""
+        from allranks.clusters.batch.plan import make_plan  # Not for those who only read the state of a run.
+
+        return make_plan(self.scheduler, request)
+
+    def shell_command(
+        self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
+    ) -> tuple[str, ...]:
+        """Build the command that gives a shell on the first node of an allocation, or runs ``words`` there."""
+        variables = self.scheduler.environment
+        if inside := variables.job(environ):
+            raise PreflightError(
+                f"this is inside an allocation already: {variables.job_id} is {inside}",
+                fix="allranks run uses it as it is; for another one, leave this shell first",
+            )
+        requested = job.launch.nproc_per_node
+        nproc = requested if isinstance(requested, int) else job.resources.gpus_per_node or 1
+        return self.scheduler.shell(job, nproc, words, environ, terminal)
+
+    def again(self, plan: Plan, attempt: int) -> Plan:
+        """Return the plan for another attempt of a run: the script itself takes the next one."""
+        if not self._is_submitted(plan) and not self.scheduler.environment.job(os.environ):
+            what = f"{plan.run_id} was started inside an allocation, and this shell is in none"
+            there = f"{self.scheduler.allocate.format(plan.nnodes)}, and allranks resume there"
+            raise LaunchError(what, fix=f"{there}; or allranks run --on a cluster")
+        return replace(plan, attempt=attempt)
+
+    def feasibility(self, plan: Plan, environ: Mapping[str, str]) -> Feasibility | None:
+        """Query what the scheduler would do with a plan; None inside an allocation."""
+        return self.scheduler.feasibility(plan, _clean(environ)) if self._is_submitted(plan) else None
+
+    def _is_submitted(self, plan: Plan) -> bool:
+        return plan.commands[0].command[0] == self.scheduler.submit
+
+    def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
+        """Submit the plan's script, or start it inside an allocation.
+
+        Raises:
+            LaunchError: the scheduler refuses the job, or cannot be reached.
+            StartCancelledError: a signal came before the job had an id.
+        """
+        if not self._is_submitted(plan):
+            log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
+            marked = without_those_of_ranks(environ)
+            return ChildAgent(plan.commands[0].command, marked, log, plan.file_mode, attached=False)
+        if number := interrupted():
+            raise StartCancelledError(f"{plan.run_id} was cancelled before it was submitted", number)
+        clean = _clean(environ)
+        if plan.secrets and not self.scheduler.passes_environment:
+            from allranks.plan.script import exports
+
+            # Not in the submit command: every user may read that in the scheduler's answers.
+            write_atomically(Path(plan.run_dir, contract.SECRETS_FILE), exports(plan.secrets, clean), 0o600)
+        return SubmittedJob(self, Path(plan.run_dir), query.submit(self.scheduler, plan, clean, interrupted))
+
+    def status(self, run: Run) -> Status:
+        """Return the status of a run: see :meth:`status_of`."""
+        return self.status_of(run.folder, run.record.handle)
+
+    def status_of(self, folder: Path, handle: Handle) -> Status:
+        """Return the status of the run in a directory, from its scheduler and from its agents.
+
+        The scheduler is queried the first time, when the run's files show that the job started or ended, and else at
+        intervals that grow. In between the answer is the same object as before.
+        """
+        if handle.job_id is None:
+            attempt = files.newest(folder)
+            status = agents.reported_by_all(attempt)
+            if not (status.state.is_final or is_alive(handle)):
+                status = _forgotten(attempt, status, "the process that started it is gone")
+            return blame(self.scheduler, status, folder, attempt, "")
+        poll = self._polls.setdefault((folder, handle.job_id), _Poll())
+        attempt = files.newest(folder)
+        seen = (attempt, (attempt / contract.JOB).exists(), (attempt / contract.EXIT).exists())
+        if seen != poll.seen:
+            poll.seen, poll.pause = seen, _FIRST_SECONDS
+        elif self._clock() < poll.next:
+            return poll.status
+        poll.status = self._query(folder, handle.job_id)
+        poll.next = self._clock() + poll.pause
+        poll.pause = min(_MOST_SECONDS, poll.pause * 1.5)
+        return poll.status
+
+    def _query(self, folder: Path, first_job: str) -> Status:
+        """Query the scheduler; the run may be in another job by now than in its first one."""
+        title, job_id = self.scheduler.title, files.current_job(folder, first_job)
+        try:
+            info = self.scheduler.query_job(job_id)
+        except LaunchError as error:
+            reported, native = agents.reported_by_all(files.newest(folder)), f"{title} does not answer"
+            return replace(reported, state=State.UNKNOWN, native=native, reason=error.why or error.what)
+        if files.current_job(folder, first_job) != job_id:
+            return self._query(folder, first_job)  # It has submitted another job meanwhile.
+        # Read after the scheduler has answered, which may take long: agents record an end before it knows of it.
+        attempt = files.newest(folder)
+        reported = agents.reported_by_all(attempt)
+        if info and not _has_ended_before(info, reported, attempt):
+            status = _combined(info, reported)
+        else:
+            status = _forgotten(attempt, reported, f"{title} has no record of job {job_id}")
+        status = blame(self.scheduler, status, folder, attempt, job_id)
+        if status.state.is_final:
+            decision = files.decision_after(attempt)
+            status = replace(status, reason=decision["why"]) if decision.get("given_up") else status
+            _remove_secrets(folder)
+        if status.state is State.CANCELLED and job_id in self._signals:
+            return replace(status, exit_code=128 + self._signals[job_id])
+        return status
+
+    def cancel(self, run: Run) -> None:
+        """End a run, in the queue or running, and wait until the scheduler reports that nothing of it is left.
+
+        Raises:
+            LaunchError: the scheduler cannot be reached or refuses, or the job does not end.
+        """
+        handle = run.record.handle
+        if handle.job_id is None:
+            send(handle, signal.SIGTERM)
+            if not await_end(handle, run.record.stop_timeout + _CANCEL_SECONDS):
+                why = f"its script, process {handle.pid}, is still there"
+                raise LaunchError(f"{run.record.id} does not end", why=why)
+            return
+        job_id = files.current_job(run.folder, handle.job_id)
+        self.signal(job_id, signal.SIGTERM)
+        deadline, pause = time.monotonic() + _CANCEL_SECONDS, _FIRST_SECONDS
+        while (info := self.scheduler.query_job(job_id)) and not info.state.is_final:
+            if time.monotonic() > deadline:
+                why, fix = f"{self.scheduler.title} says {info.native}", shlex.join(self.scheduler.show(job_id))
+                raise LaunchError(f"job {job_id} does not end", why=why, fix=fix)
+            time.sleep(pause)
+            pause = min(2.0, pause * 1.5)
+        _remove_secrets(run.folder)
+
+    def signal(self, job_id: str, number: int) -> None:
+        """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
+        self._signals[job_id] = number
+        self._polls.clear()
+        command = self.scheduler.cancel(job_id)
+        done = query.run(self.scheduler, command, os.environ)
+        if done.code and not re.search(self.scheduler.gone, done.err):
+            raise self.scheduler.refusal(command, done.code, done.out + done.err)
+
+    def log_excerpt(self, run: Run) -> LogExcerpt:
+        """Find what the job's logs say that may tell why it ended."""
+        return files.excerpt_of(self.scheduler, run)
+
+
+class SubmittedJob:
+    """A job that was just submitted. Waiting is querying its scheduler, now and then, and reading the run's files."""
+
+    outlives = False
+
+    def __init__(self, cluster: BatchCluster, folder: Path, job_id: str) -> None:
+        self.handle = Handle(job_id=job_id)
+        self._cluster, self._folder = cluster, folder
+        self._status = Status(State.PENDING, "submitted")
+        self._news: list[str] = [f"job {job_id} submitted"]
+        self._reported: str | None = None
+        self._follow(newest_attempt(folder))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, unless the run has ended; return whether it has."""
+        if self._status.state.is_final:
+            return True
+        if seconds:
+            time.sleep(seconds)
+        self._poll()
+        return self._status.state.is_final
+
+    def signal(self, number: int) -> None:
+        """Cancel the job."""
+        self._news.append(f"{self._cluster.scheduler.title} gives its ranks {self._cluster.scheduler.patience}")
+        self._cluster.signal(files.current_job(self._folder, str(self.handle.job_id)), number)
+
+    def news(self) -> Sequence[str]:
+        """Return changes of the job's state, and why it waits."""
+        reported, self._news = self._news, []
+        return reported
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for: the queue, and then ranks that start."""
+        if self._status.state is State.PENDING:
+            return f"waiting in the queue: {self._status.reason}" if self._status.reason else "waiting in the queue"
+        awaited = self._happened.awaited if self._status.state is State.RUNNING else ""
+        attempt = self._folder / contract.attempt_dir(self._attempt)
+        return awaited if awaited and (attempt / contract.JOB).exists() else ""  # Each task of an array has its own.
+
+    def _poll(self) -> None:
+        before, self._status = self._status, self._cluster.status_of(self._folder, self.handle)
+        self._follow_attempts()
+        now = self._status
+        if now is before:
+            return  # The scheduler was not queried again.
+        line = None
+        if now.state is State.RUNNING:
+            line = "running"
+        elif not now.state.is_final and now.reason and (before.state, before.reason) == (now.state, now.reason):
+            # A reason that is gone at the next query is not worth a line.
+            line = f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}"
+        if line and line != self._reported:
+            self._reported = line
+            self._news.append(line)
+
+    def _follow(self, attempt: int) -> None:
+        """Follow an attempt from now on."""
+        self._attempt, self._is_followed_by_another = attempt, False
+        self._happened = Happened(self._folder / contract.node_dir(attempt, 0))
+
+    def _follow_attempts(self) -> None:
+        """Note what has happened in the attempt that is followed, and in those that came after it."""
+        last = newest_attempt(self._folder)
+        while True:
+            self._news += self._happened.news()
+            decision = files.decision_after(self._folder / contract.attempt_dir(self._attempt))
+            # That a job is requeued is written down before it is tried; if that is refused another job may follow.
+            is_tried = decision.get("again") and (self._attempt < last or decision.get("how") != "requeue")
+            if is_tried and not self._is_followed_by_another:
+                self._is_followed_by_another = True
+                self._news.append(f"attempt {self._attempt + 1} follows, in job {decision['job']}: {decision['why']}")
+            if self._attempt == last:
+                return
+            self._follow(self._attempt + 1)
+
+
+def _clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a command that submits a job: nothing of a job that it is itself in."""
+    return schedulers.outside_of_jobs(without_those_of_ranks(environ))
+
+
+def _combined(info: JobInfo, reported: Status) -> Status:
+    """Combine what the scheduler knows, which decides on the state, with what only agents know: which rank, and why."""
+    state, reason, rank = info.state, info.reason, None
+    code = reported.exit_code if reported.state.is_final and reported.exit_code is not None else info.exit_code
+    if state is State.FAILED:
+        reason, rank = reported.reason or reason, reported.rank
+        state = State.PREEMPTED if code == contract.CONTINUE_LATER else state
+    if state is State.SUCCEEDED:
+        code, reason = 0, reported.reason if reported.state is State.SUCCEEDED else reason
+    elif not code:
+        ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
+        code = 128 + ended_by if ended_by else 1
+    return Status(
+        state,
+        info.native,
+        reason=reason,
+        exit_code=code if state.is_final else None,
+        rank=rank,
+        started=reported.started or info.started,
+        ended=info.ended if state.is_final else None,
+        restarts=reported.restarts,
+        peak_memory=info.peak_memory,
+    )
+
+
+def _has_ended_before(info: JobInfo, reported: Status, attempt: Path) -> bool:
+    """Return whether an attempt ended before its job: the agents and the script then know more than the scheduler.
+
+    PBS keeps a job that has lost a node, and kills it when the node is back, even if all ranks have succeeded.
+    """
+    ended = files.exit_of(attempt)
+    if ended is None or info.started is None or info.started > ended[1]:
+        return False  # The script runs, or the job was put back into the queue for another attempt.
+    if info.state is State.RUNNING:
+        decision = files.decision_after(attempt)
+        patience = _ENDS_SECONDS if decision or ended[0] == 0 else _DECIDES_SECONDS
+        return time.time() - ended[1] > patience and not decision.get("again")
+    return info.state in (State.FAILED, State.NODE_FAIL) and ended[0] == 0 and reported.state is State.SUCCEEDED
+
+
+def _forgotten(attempt: Path, reported: Status, why: str) -> Status:
+    """Return the status of a job that the scheduler does not know: as its agents report it, else as its script does."""
+    status = reported
+    if not reported.state.is_final:
+        if ended := files.exit_of(attempt):
+            states = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
+            states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
+            state = states.get(ended[0], State.FAILED)
+            status = replace(reported, state=state, native="ended", reason=None, exit_code=ended[0])
+        elif not ((attempt / contract.JOB).exists() or any(attempt.parent.parent.glob(f"{contract.TASK}*"))):
+            # Some schedulers keep no record of a job that was deleted before it started.
+            reason, code = "it was deleted before it started", 128 + signal.SIGTERM
+            status = replace(reported, state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
+        else:
+            reason = f"{why}: its final state is unknown"
+            status = replace(reported, state=State.UNKNOWN, native="forgotten", reason=reason)
+    if status.state in (State.CANCELLED, State.UNKNOWN):
+        with contextlib.suppress(OSError, ValueError):
+            terminated = attempt / contract.TERMINATED  # When its script was terminated, and in it, when the limit is.
+            if terminated.stat().st_mtime >= int(terminated.read_text()):
+                code = status.exit_code or 128 + signal.SIGTERM
+                return replace(status, state=State.TIMEOUT, reason=str(OUT_OF_TIME), exit_code=code)
+    return status
+
+
+def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
+    """Name the rank that failed first in a run's status, or give the exit code of its set-up, if no agent has."""
+    if status.state is not State.FAILED or status.rank is not None:
+        return status
+    if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
+        return status  # Agents know more.
+    failure, logs = files.first_failure(attempt), files.logs_of(scheduler, folder, job_id)
+    if failure is None and logs:
+        failure = scheduler.failure(files.lines_of(logs[0]))
+    if failure is None:
+        return status
+    of_ranks = {log.name for log in attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")}
+    code = failure.code if failure.code > 0 else 128 - failure.code
+    if failure.rank is None or not of_ranks:
+        return replace(status, exit_code=code)
+    reason = failure.in_words(with_host=files.plan_of(folder).get("nnodes", 1) > 1)
+    # A rank of another node may have no log yet: that node was still being set up.
+    rank = failure.rank if contract.rank_log(failure.rank, "err") in of_ranks else None
+    return replace(status, reason=reason, exit_code=code, rank=rank)
+
+
+def _remove_secrets(folder: Path) -> None:
+    """Remove the secrets of a run that has ended: its script does that too, unless it was killed."""
+    left = folder.glob(f"{contract.ATTEMPTS_DIR}/*/{contract.TASK_ENVIRONMENT}*")
+    with contextlib.suppress(OSError):
+        for file in (folder / contract.SECRETS_FILE, *left):
+            file.unlink(missing_ok=True)
+
+
+def shell_words(job: Job, directives: Iterable[Directive], for_a_script: re.Pattern[str]) -> Iterator[str]:
+    """Yield the words of a job's directives for the command that gives a shell.
+
+    Options that ``for_a_script`` matches are for a batch script alone; so is the name if the job has none of its own.
+
+    Raises:
+        JobError: a directive of the user's own cannot be read.
+    """
+    is_named = any(getattr(job, key) for key in ("name", *TARGETS))
+    for directive in directives:
+        if for_a_script.match(directive.option) or (directive.why == "name" and not is_named):
+            continue
+        try:
+            words = shlex.split(directive.option, comments=True)
+        except ValueError as error:
+            raise JobError(f"{directive.why}: invalid directive: {directive.option!r}", why=str(error)) from error
+        if directive.value is None:
+            yield from words
+        elif len(words) == 1 and not words[0].startswith("--"):
+            yield from (words[0], directive.value)
+        else:
+            yield from (*words[:-1], f"{words[-1]}={directive.value}")

@@ -1,0 +1,258 @@
+"""What a scheduler is: data, and a few pure functions. This package does the rest, the same for each of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.errors import LaunchError
+from allranks.plan.directives import Directive
+from allranks.runs.status import State
+from allranks.system import schedulers
+from allranks.system.processes import rank_ended
+
+if TYPE_CHECKING:
+    from allranks.clusters.base import Request
+    from allranks.clusters.batch.limits import Feasibility
+    from allranks.job.spec import Job
+    from allranks.plan.entry import Program
+    from allranks.plan.layout import Layout
+    from allranks.plan.plan import Plan
+    from allranks.system.schedulers import SchedulerEnvironment
+
+
+@dataclass(frozen=True)
+class JobReason:
+    """Why a job waits or has ended, and what the user can do; ``hopeless`` if it waits for what can never come."""
+
+    text: str
+    fix: str = ""
+    hopeless: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.text}, and so it will never start" if self.hopeless else self.text
+        return f"{text}: {self.fix}" if self.fix else text
+
+
+OUT_OF_TIME = JobReason("it reached its time limit", "raise resources.time")
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """What a scheduler reports of a job. Times are in seconds since 1970, memory in bytes."""
+
+    job_id: str  # Each task of an array has one of its own.
+    state: State
+    native: str  # The scheduler's word for the state.
+    word: str = ""  # The scheduler's word, or comment, on why it is so.
+    exit_code: int | None = None  # Of the batch script, if it exited by itself.
+    signal: int | None = None  # That ended it, if one did.
+    started: float | None = None  # When it got its nodes; None while it waits.
+    ended: float | None = None
+    nodes: str = ""  # As the scheduler writes them: node[01-04].
+    peak_memory: int | None = None  # The most that it, or a task of it, used, if the scheduler reports that.
+    why: JobReason | None = field(default=None, compare=False)  # Why it waits or ended, if the state does not say.
+
+    @property
+    def reason(self) -> str | None:
+        """:attr:`why` in a sentence."""
+        return str(self.why) if self.why else None
+
+
+def overall(tasks: Iterable[JobInfo]) -> JobInfo | None:
+    """Return the task that decides on the state of an array: one that runs, else one that waits, else a failed one."""
+    ranks = {State.RUNNING: 0, State.UNKNOWN: 1, State.PENDING: 2, State.SUCCEEDED: 4}
+    return min(tasks, key=lambda task: ranks.get(task.state, 3), default=None)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended that no agent watched, as its scheduler reports it or its task has written itself."""
+
+    rank: int | None  # The global rank, the lowest of those that ended alike at the same time; None for an agent.
+    host: str | None  # Its node, if that is known.
+    code: int  # As Python has it, negative for a signal.
+    out_of_memory: bool = False  # Whether the scheduler says that memory ran out.
+    time: float = 0.0  # When, by the clock of the file's server, if its task has written it.
+    folder: Path = Path()  # Of its node, likewise.
+
+    def in_words(self, *, with_host: bool) -> str:
+        """Say it as agents do."""
+        text = rank_ended(self.rank or 0, self.code, self.host if with_host else None)
+        return f"{text}: it ran out of memory" if self.out_of_memory else text
+
+
+@dataclass(frozen=True)
+class UsableGpus:
+    """GPUs of each node that ranks can use."""
+
+    count: int
+    why: str  # Where that is from.
+    must_be_queried: bool = False  # Whether a task gets them only if the command that starts it asks for them.
+    note: str = ""  # What is not as one may think.
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is decided of a plan before its scheduler adds to it."""
+
+    request: Request
+    job: Job  # With what the allocation, or the user's own directives, have settled.
+    inside: bool  # Whether this is inside an allocation.
+    gpus: UsableGpus | None  # None if only the nodes know.
+    workdir: Path
+    python: tuple[str, ...]
+    entry: Program
+    layout: Layout
+    secrets: tuple[str, ...]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the ranks are started without agents."""
+        return self.job.launch.launcher == "direct"
+
+    @property
+    def has_rank_per_gpu(self) -> bool:
+        """Whether a node has a rank for each of its GPUs."""
+        return self.job.launch.nproc_per_node in ("auto", "gpu") and (self.gpus is None or self.gpus.count > 0)
+
+    @property
+    def ranks_unknown(self) -> bool:
+        """Whether only the nodes know how many ranks they have."""
+        return self.has_rank_per_gpu and self.gpus is None
+
+    def log_lines(self, variable: str, default: str) -> list[str]:
+        """Return the lines of the script that send what it says to its log at once, if the scheduler does so late.
+
+        ``variable`` has the job's id in it, and ``default`` is a word of shell for the log.
+        """
+        requested = self.job.scheduler
+        logs = [shlex.quote(requested.output) if requested.output else default]
+        logs += [shlex.quote(requested.error)] if requested.error else []
+        umask = "027" if self.job.runs.group_readable else "077"
+        create = " ".join(f">>{log}" for log in logs)
+        return [
+            f': "${{{variable}:?is not set: qsub this script}}"',
+            f'(umask {umask} && mkdir -p "${contract.RUN_DIR}" && : {create})',
+            f"exec >>{logs[0]} 2>{f'>{logs[1]}' if requested.error else '&1'}",
+        ]
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a scheduler adds to a plan: nothing of it is the same for another one."""
+
+    directives: Sequence[Directive] = ()
+    options: Sequence[str] = ()  # That the script is submitted with.
+    log: Sequence[str] = ()  # Lines of the script that send what it says to its log, if the scheduler does not.
+    node: Sequence[str] = ()  # Lines of node.sh that set what only the node knows.
+    start: Sequence[str] = ()  # Options of the command that starts a task on each node, before the user's own.
+    notes: Iterable[str] = ()  # What the job asks for and does not get, and what is not as one may think.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """A scheduler. Its functions are pure, but for those that run its own commands with :mod:`.query`."""
+
+    name: str  # Of the kind.
+    title: str  # What people call it.
+    module: str  # The node-side module, which knows the variables of its jobs.
+    host: str = "$HOSTNAME"  # A word of shell for a node's name.
+
+    # What it does and does not.
+    # Whether a script gets the environment of the command that submits it; else secrets come in a file, or with -v.
+    passes_environment: bool = False
+    warns_itself: bool = False  # Whether it warns ranks before the time limit; else the supervisor does.
+    is_exact: bool = True  # Whether a job always gets the most nodes that it asks for, and must use all of them.
+    foreign: Sequence[str] = ()  # Keys of a job's scheduler section that only another one has.
+    without: str = ""  # How a job continues without a node, with {} for the node's name; empty if it cannot.
+    patience: str  # How long ranks have to exit when their job is cancelled.
+    independent: tuple[str, ...] = ()  # Options of what starts tasks, with which one that fails ends no other.
+
+    # The plan.
+    script: str  # The name of the script that is submitted, and how each directive in it starts.
+    prefix: str
+    allocate: str  # The command that gives a shell in an allocation of {} nodes.
+    # Reads how many nodes, and GPUs of each, the user's own directives ask for; None if they do not say.
+    own: Callable[[Job], tuple[int | None, int | None]]
+    nodes_there: Callable[[Mapping[str, str]], int]  # Counts the nodes of the allocation that this is inside of.
+    # Finds the GPUs of each node of that allocation; None: they are counted on this one, the first.
+    gpus_there: Callable[[Mapping[str, str]], UsableGpus] | None = None
+    additions: Callable[[Draft], Additions]
+    # Builds the command of ClusterKind.shell_command: job, ranks on a node, words, environment, whether a person types.
+    shell: Callable[[Job, int, Sequence[str], Mapping[str, str], bool], tuple[str, ...]]
+
+    # Its commands, and what they print.
+    place: str  # Where they are found.
+    submit: str  # Submits a script.
+    submitted: re.Pattern[str]  # A line with the id of a submitted job, in its groups.
+    list_jobs: str  # Lists a person's jobs.
+    retry: str  # What to do if a command does not answer.
+    cancel: Callable[[str], tuple[str, ...]]  # Builds the command that cancels a job.
+    gone: str  # What they print of a job that has ended, or is not known any more.
+    show: Callable[[str], tuple[str, ...]]  # Builds the command by which a person sees all about a job.
+    query_job: Callable[[str], JobInfo | None]  # Queries the state of a job; None if there is no record of it.
+    feasibility: Callable[[Plan, Mapping[str, str]], Feasibility]  # Queries whether a plan could ever start.
+    noise: Sequence[tuple[str, str]] = ()  # Patterns that say nothing in what they print, and what is left of each.
+    unreachable: Sequence[tuple[str, str]] = ()  # What they print if it cannot be reached, and what to do.
+    # What submit prints if it refuses a job, and what to do; the first that is found counts.
+    refused: Sequence[tuple[str, str]] = ()
+
+    # Its logs. Returns patterns for the paths of a job's logs, the best first: from the run's directory, as a pattern,
+    # the job's id, and what the job asks for, by what that is about.
+    logs: Callable[[str, str, Mapping[str, str]], Sequence[str]] = lambda _folder, _job_id, _requested: ()
+    log_noise: re.Pattern[str] = re.compile(r"(?!)")  # How lines of a log start that say nothing of a cause.
+    # Finds the first rank that failed in the lines of a job's log, if they name it.
+    failure: Callable[[Sequence[str]], Failure | None] = lambda _lines: None
+
+    @property
+    def environment(self) -> SchedulerEnvironment:
+        """The variables of its jobs."""
+        return schedulers.load(self.module)
+
+    def job_id(self, printed: str) -> str:
+        """Return the id of a submitted job in what ``submit`` printed.
+
+        Raises:
+            LaunchError: there is none.
+        """
+        found = [*self.submitted.finditer(printed)]
+        if not found:
+            why, fix = f"it said {printed.strip()!r}", f"{self.list_jobs} lists the jobs that you have"
+            raise LaunchError(f"{self.submit} did not tell the id of the job", why=why, fix=fix)
+        return ";".join(filter(None, found[-1].groups()))  # A site's own messages come before.
+
+    def refusal(self, command: Sequence[str], code: int, printed: str) -> LaunchError:
+        """Explain a command that failed, from its exit code and what it printed."""
+        for pattern, left in ((rf"^{re.escape(command[0])}: ", ""), *self.noise):
+            printed = re.sub(pattern, left, printed, flags=re.MULTILINE)
+        lines = dict.fromkeys(line.strip() for line in printed.splitlines() if line.strip())
+        why = "; ".join(lines) or f"{command[0]} ended with {code} and said nothing"
+        if fix := first_fix(self.unreachable, printed):
+            return LaunchError(f"{self.title} cannot be reached", why=why, fix=fix)
+        if command[0] != self.submit:
+            return LaunchError(f"{command[0]} failed", why=why)
+        return LaunchError(f"{self.title} refuses the job", why=why, fix=first_fix(self.refused, printed))
+
+
+def first_fix(known: Sequence[tuple[str, str]], printed: str) -> str | None:
+    """Return what to do about the first of the known patterns that is found, in any case, in what a command printed."""
+    return next((fix for pattern, fix in known if re.search(f"(?i){pattern}", printed)), None)
+
+
+def given(*options: tuple[str, object, str, str | None] | tuple[str, object, str]) -> Iterator[Directive]:
+    """Yield directives from option, value, why and note, but for those with no value; True is an option without one."""
+    for option, value, why, *note in options:
+        if value:
+            yield Directive(option, None if value is True else str(value), why, *note)
+
+
+def plain_name(name: str, longest: int | None = None) -> str:
+    """Return a job's name with characters that each scheduler takes: it starts with a letter."""
+    plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
+    return (plain if plain[0].isalpha() else f"j{plain}")[:longest]

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2154
+# @title@; run once, on the first node, before all nodes start
+
+# what the lines print is in setup.log; when one fails, the end of that is printed
+export ALLRANKS_RUN_DIR=@run@
+log="$ALLRANKS_RUN_DIR/setup.log"
+(umask @umask@ && : >"$log") || exit 73
+exec 3>&2 >"$log" 2>&1 </dev/null
+trap 'code=$?; [ "$code" = 0 ] || tail -n 5 "$log" >&3; exit "$code"' EXIT
+set -e
+trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (line $LINENO)" >&2' ERR
+trap : USR1
+trap 'exit 143' TERM
+
+# environment.setup
+cd -- @workdir@
+#: setup

@@ -1,0 +1,282 @@
+"""From a job to a run on disk that has been started."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from allranks import contract
+from allranks.clusters.base import ClusterKind, Request, Started
+from allranks.contract import BatchSpec
+from allranks.errors import AllranksError, JobError, LaunchError, RunFolderError, StartCancelledError
+from allranks.job.files import users_folder
+from allranks.launch.cancel import cancelled
+from allranks.launch.refresh import settled
+from allranks.plan.entry import name_of
+from allranks.plan.plan import Plan
+from allranks.record import key
+from allranks.record.files import unwritable, write_atomically, write_json
+from allranks.runs import record
+from allranks.runs.record import Run
+from allranks.runs.status import State, Status
+from allranks.system import schedulers
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
+    from allranks.job.spec import Job
+
+
+#: Names the file that holds the user's own key, where it is not the usual one.
+_USERS_KEY = "ALLRANKS_KEY_FILE"
+#: In place of a source's time and size: the archive has no such time, and none of its sources changes (PEP 552).
+_UNCHECKED = b"\1\0\0\0" + bytes(8)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is launched.
+
+    Attributes:
+        job: the job.
+        job_text: the job as YAML, without secrets.
+        folder: directory that relative paths of the job are relative to.
+        runs_folder: directory that holds a directory for each run.
+        environ: the calling environment.
+        node_rank: which node of the job this machine is, where the user starts each node by hand.
+    """
+
+    job: Job
+    job_text: str
+    folder: Path
+    runs_folder: Path
+    environ: Mapping[str, str]
+    node_rank: int | None = None
+
+    def request(self, run_dir: Path, *, standalone: bool = False) -> Request:
+        """Return what a plan is made from."""
+        return Request(self.job, self.folder, run_dir, self.environ, standalone, self.node_rank)
+
+    def environ_for(self, plan: Plan) -> dict[str, str]:
+        """Return the calling environment with the secrets that the plan names and does not hold."""
+        variables = self.job.environment.variables
+        return {**self.environ, **{name: variables[name] for name in plan.secrets}}
+
+
+def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> Plan:
+    """Plan without creating anything; the run's id is the one that would be free now.
+
+    ``standalone`` is whether the script must work by itself, without the run's directory.
+    """
+    run_id = record.new_run_id(launch.runs_folder, name_of(launch.job))
+    plan = kind.plan(launch.request(launch.runs_folder / run_id, standalone=standalone))
+    if launch.job.launch.stdin is not None and plan.stdin is None:
+        raise JobError(
+            "launch.stdin: this run cannot read the stdin of the command",
+            why="only runs on this machine alone do, with allranks' agent",
+            fix="--on local without --no-agent, or leave --stdin out",
+        )
+    return plan
+
+
+def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] = lambda run: None) -> tuple[Run, Plan]:
+    """Create the run's directory with everything in it that the plan needs.
+
+    ``on_record`` is called as soon as other commands can find the run, and cancel it.
+
+    Raises:
+        AllranksError: the plan cannot be made or the directory cannot be written; nothing is left behind.
+    """
+    plan = dry_run(launch, kind)  # What cannot work is refused before anything is created.
+    run_dir = record.reserve(launch.runs_folder, name_of(launch.job), group_readable=plan.group_readable)
+    try:
+        if plan.run_dir != str(run_dir):  # Another command took that id in between.
+            plan = kind.plan(launch.request(run_dir))
+        run = _record(run_dir, plan)
+        on_record(run)
+        _write(run_dir, plan, launch.job_text)
+        if launch.node_rank is None or plan.nnodes == 1:
+            own = key.new()
+        else:
+            own = key_from_users(f"{plan.name} at {plan.master_addr}, port {plan.master_port}", launch.environ)
+        write_atomically(run_dir / contract.KEY_FILE, key.written(own))
+    except BaseException:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        latest = run_dir.parent / contract.LATEST
+        with contextlib.suppress(OSError):
+            if latest.readlink() == Path(run_dir.name):
+                latest.unlink()
+        raise
+    return run, plan
+
+
+def key_from_users(meeting: str, environ: Mapping[str, str]) -> bytes:
+    """Derive the key of a run whose nodes are started one by one from the user's key, all that they have in common.
+
+    ``meeting`` is a text that is the same on all nodes.
+
+    Raises:
+        LaunchError: there is no directory for the user's key, or its file holds none.
+        RunFolderError: it cannot be written.
+    """
+    if given := environ.get(_USERS_KEY):
+        return hmac.digest(key.read(Path(given)), meeting.encode(), "sha256")
+    folder = users_folder(environ)
+    if folder is None:
+        raise LaunchError(
+            "there is no directory for the key that authenticates the nodes of this job",
+            why="HOME is not set",
+            fix=f"set HOME, or {_USERS_KEY} to a file that is the same on all nodes",
+        )
+    if not (folder / "key").exists():
+        _create_key(folder / "key")
+    return hmac.digest(key.read(folder / "key"), meeting.encode(), "sha256")
+
+
+def _create_key(path: Path) -> None:
+    """Write a new key; nodes that share the directory may do so at the same time, and the first one's counts."""
+    new = path.with_name(f"key-{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(new, key.written(key.new()))
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(new)
+        new.unlink()
+    except OSError as error:
+        fix = f"{_USERS_KEY}, with a file that is the same on all nodes: {2 * key.BYTES} hexadecimal digits"
+        raise RunFolderError(f"cannot write {path}", why=error.strerror, fix=fix) from error
+
+
+def start(
+    run: Run,
+    plan: Plan,
+    kind: ClusterKind,
+    environ: Mapping[str, str],
+    *,
+    detach: bool,
+    watched: bool,
+    interrupted: Callable[[], int] = lambda: 0,
+) -> tuple[Run, Started]:
+    """Execute the plan that :func:`prepare` returned; return the run with its handle, and what to wait for it with.
+
+    Args:
+        environ: the calling environment, and the job's secrets.
+        detach: whether the run continues without this process.
+        watched: whether the output goes to a terminal, so that progress bars make sense.
+        interrupted: returns the number of the signal that has asked for the run's end; 0 if none has.
+    """
+    inherited = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
+    if watched:
+        inherited[contract.TERMINAL] = "1"
+    is_cancelled = cancelled(run)
+
+    def is_over() -> int:
+        return interrupted() or (signal.SIGTERM if is_cancelled() else 0)
+
+    try:
+        if is_cancelled():
+            raise StartCancelledError(f"{run.record.id} was cancelled before it had started", signal.SIGTERM)
+        started = kind.start(plan, inherited, detach=detach, interrupted=is_over)
+    except AllranksError as error:
+        note_refusal(run, error)
+        raise
+    try:
+        run = run.with_handle(started.handle, Status(State.PENDING, "starting"))
+    except RunFolderError:
+        # No command could find it again.
+        started.signal(signal.SIGTERM)
+        started.wait(plan.stop_timeout)
+        raise
+    if is_cancelled():
+        kind.cancel(run)
+        run = settled(run, kind)
+    return run, started
+
+
+def note_refusal(run: Run, error: AllranksError) -> None:
+    """Record that a run was not started, and why."""
+    reason = error.in_a_line
+    state = State.CANCELLED if isinstance(error, StartCancelledError) else State.FAILED
+    status = Status(state, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())
+    with contextlib.suppress(RunFolderError):  # The error itself is what counts.
+        run.with_status(status)
+
+
+def _record(run_dir: Path, plan: Plan) -> Run:
+    try:
+        for node in plan.commands:
+            (run_dir / contract.node_dir(0, node.node)).mkdir(parents=True)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    first = record.Record(
+        id=run_dir.name,
+        name=plan.name,
+        cluster=plan.cluster,
+        kind=plan.kind,
+        world_size=plan.world_size,
+        nnodes=plan.nnodes,
+        host=socket.gethostname(),
+        stop_timeout=plan.stop_timeout,
+        file_mode=plan.file_mode,
+    )
+    write_json(run_dir / contract.RECORD_FILE, first.to_json(), plan.file_mode)
+    return Run(run_dir, first)
+
+
+def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
+    mode = plan.file_mode
+    try:
+        orders = next((file.text for file in plan.files if file.path == contract.BATCH_ORDERS), None)
+        other = schedulers.file_to_copy(BatchSpec.from_json(orders).module) if orders else None
+        copy_node_code(run_dir / contract.CODE, [other] if other else [])
+        # Whatever the umask and the sources have.
+        for path in (run_dir, *run_dir.rglob("*")):
+            path.chmod(mode | 0o100 | (mode & 0o040) >> 2 if path.is_dir() else mode)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    write_atomically(run_dir / contract.JOB_FILE, job_text, mode)
+    write_json(run_dir / contract.PLAN_FILE, plan.to_json(), mode)
+    for file in plan.files:
+        write_atomically(run_dir / file.path, file.text, file.mode)
+
+
+def copy_node_code(
+    target: Path | BinaryIO, others: Iterable[Path] = (), parts: Iterable[str] = contract.NODE_CODE
+) -> None:
+    """Write the ``parts`` of this package that nodes need into one zip archive, which Python runs and imports from.
+
+    Another version of Python than this one takes the sources that are in it. It is not compressed: to unpack modules
+    would take nodes longer than to read them. ``others`` are modules of other packages that go with it.
+    """
+    from zipfile import ZipFile  # Not for those who start nothing.
+
+    package = contract.installation()
+    with ZipFile(target, "w") as archive:
+        for name in parts:
+            source = package / name
+            for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+                _add(archive, file, f"allranks/{file.relative_to(package).as_posix()}")
+        _add(archive, package / "agent" / "__main__.py", "__main__.py")
+        for file in others:
+            _add(archive, file, file.name)
+
+
+def _add(archive: ZipFile, source: Path, name: str) -> None:
+    """Add a source and its compiled form."""
+    from compileall import compile_file
+    from zipfile import ZipInfo
+
+    archive.writestr(ZipInfo(name), source.read_bytes())
+    if compile_file(source, quiet=2):  # Not in an installation that we may not write to: it works without, slower.
+        data = Path(cache_from_source(str(source))).read_bytes()
+        archive.writestr(ZipInfo(f"{name}c"), data[:4] + _UNCHECKED + data[16:])

@@ -1,0 +1,247 @@
+"""The logs of all ranks of an attempt as one stream of lines, in the order in which they arrived.
+
+The order comes from the nodes' indexes alone (``logindex``), so that following a run and reading it afterwards show the
+same. Lines wait up to ``HOLD`` ms for the same line of another rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+from allranks import contract
+from allranks.logs.dedup import Dedup, LogBlock
+from allranks.logs.lineform import UNKNOWN_ARRIVAL, LineForm, Prefixes
+from allranks.logs.streams import AttemptLogs, LogStream
+from allranks.record.logindex import KINDS, Growth
+
+#: Ranks' lines fold when they arrived within this many ms: a tick of the index, its jitter, and some skew.
+HOLD = 75
+#: Lines that arrived within this many ms of the oldest one go out with it, so that nodes cause no busy work.
+TOGETHER = 15
+#: More pending bytes than this go out at once: memory must stay bounded.
+FLOOD = 4 << 20
+#: What is read of each stream in turn in a flood, at least.
+_LEAST_SHARE = 1 << 16
+_MOST_SHARE = 1 << 20
+#: What is written at once, at least: more costs memory again each time, less a call each.
+_LEAST_WRITE = 1 << 18
+
+
+class Sink(Protocol):
+    """Where lines go: a binary file that takes all that it is given, as ``sys.stdout.buffer``."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write all of ``data``."""
+
+    def flush(self) -> object:
+        """Pass on what was written."""
+
+
+class MergedLogs:
+    """Merges the logs of an attempt into two sinks. Call ``pump`` while it runs, ``finish`` when it ended.
+
+    Args:
+        folder: the attempt's directory; nodes' directories and logs in it may appear later.
+        out: takes the ranks' stdout. May be replaced between calls.
+        err: takes the ranks' stderr. May be replaced between calls.
+        ranks: global ranks to show; None for all.
+        nodes: nodes to show; None for all.
+        fold: show a line that several ranks wrote at the same time once.
+        colour: colour the prefixes by rank.
+        nnodes: how many nodes the attempt has, if known; else as many as there are directories.
+        world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
+        form: which lines are shown, and how; None: all, each with its prefix.
+        keyboard: the rank that reads the terminal, if one does: its unfinished line is a prompt.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        out: Sink,
+        err: Sink,
+        *,
+        ranks: Collection[int] | None = None,
+        nodes: Collection[int] | None = None,
+        fold: bool = True,
+        colour: bool = False,
+        nnodes: int | None = None,
+        world_size: int | None = None,
+        form: LineForm | None = None,
+        keyboard: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.out = out
+        self.err = err
+        self._logs = AttemptLogs(folder, ranks, nodes)
+        self._fold = fold and (ranks is None or len(ranks) > 1) and world_size != 1
+        self._dedups = {kind: Dedup() for kind in KINDS}
+        self._prefix = Prefixes(colour)
+        self._form = form or LineForm()
+        self._nnodes = nnodes
+        self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
+        self._clock = clock
+        self._latest = 0
+        self._latest_seen = 0.0
+        self._pending_bytes = 0
+        self._bar: LogStream | None = None
+        self._keyboard = keyboard
+        self._prompt: LogStream | None = None
+        self._prompted = b""  # The part of its line that was shown.
+
+    def pump(self) -> None:
+        """Write what has arrived and need not wait. Returns at once when there is nothing."""
+        self._discover()
+        before = self._latest
+        self._take(self._logs.growths())
+        if self._latest != before:
+            self._latest_seen = self._clock()
+        self._release(self._latest + int((self._clock() - self._latest_seen) * 1000))
+        if self._everyone is not None:
+            self._write({kind: dedup.common(self._everyone) for kind, dedup in self._dedups.items()})
+        self._flush_sinks()
+
+    def finish(self) -> None:
+        """Write all that is left, also unfinished lines and bytes that no index noted: the run has ended."""
+        self._discover()
+        self._take(self._logs.growths())
+        # The arrival of what follows is not known: a user who followed the run has seen these lines before it.
+        self._flush(UNKNOWN_ARRIVAL)
+        self._take(iter(self._logs.unindexed(UNKNOWN_ARRIVAL)))
+        for stream in self._logs.streams():
+            self._accept(stream, UNKNOWN_ARRIVAL, stream.cutter.end())
+            self._take_in(stream, UNKNOWN_ARRIVAL, stream.frames.end())
+        self._flush(UNKNOWN_ARRIVAL)
+        self._bar = None
+        self._flush_sinks()
+
+    def transient(self) -> bytes | None:
+        """Return the newest unfinished progress bar with its prefix, for the last line of a terminal.
+
+        It is no part of what the sinks get. Draw it after ``pump`` and wipe it before the next one.
+        """
+        text = self._bar.cutter.progress() if self._bar else None
+        return self._prefix((self._bar.source,)) + text if self._bar and text else None
+
+    def prompt(self) -> bytes | None:
+        """Return the unfinished line of the rank that reads the terminal, with its prefix, to be shown at once.
+
+        When something was typed behind it, the sinks do not get it: it stands there, with what was typed.
+        """
+        self._prompted = self._prompt.cutter.unfinished() if self._prompt else b""
+        return self._prefix((self._prompt.source,)) + self._prompted if self._prompt and self._prompted else None
+
+    def _discover(self) -> None:
+        found = self._logs.discover()
+        self._prefix.set_several_nodes((self._nnodes or found) > 1)
+
+    def _take(self, growths: Iterator[Growth]) -> None:
+        # Nodes tick at different moments; what they noted within a few ms is read in turns.
+        for _, group in groupby(growths, key=lambda growth: growth.time // TOGETHER):
+            reads = list(group)
+            if reads[0].time < UNKNOWN_ARRIVAL:
+                self._release(reads[0].time)
+                self._latest = max(self._latest, reads[-1].time)
+            self._read_in_turns(reads)
+
+    def _read_in_turns(self, reads: list[Growth]) -> None:
+        share = min(max(FLOOD // len(reads), _LEAST_SHARE), _MOST_SHARE)
+        left = [(growth, stream) for growth in reads if (stream := self._begin(growth))]
+        while left:
+            again = []
+            for growth, stream in left:
+                chunk = stream.read(growth.end, share)
+                self._accept(stream, growth.time, self._feed(stream, chunk) if chunk else b"")
+                if stream.cutter.progress():
+                    self._bar = stream
+                if chunk and stream.at < growth.end:
+                    again.append((growth, stream))
+            left = again
+            if left or self._pending_bytes > FLOOD:
+                self._flush(UNKNOWN_ARRIVAL)
+
+    def _feed(self, stream: LogStream, chunk: bytes) -> bytes:
+        """Return the lines that are complete now, without the one that was shown as a prompt and answered."""
+        block = stream.cutter.feed(chunk)
+        if stream.source.rank != self._keyboard:
+            return block
+        if stream is self._prompt and self._prompted and chunk.startswith(contract.TYPED):
+            block = block.removeprefix(self._prompted + b"\n")
+        if stream.cutter.unfinished():
+            self._prompt = stream
+        return block
+
+    def _begin(self, growth: Growth) -> LogStream | None:
+        stream = self._logs.open(growth)
+        if stream and growth.restarted:
+            self._accept(stream, growth.time, stream.restart())
+        return stream
+
+    def _accept(self, stream: LogStream, arrival: int, block: bytes) -> None:
+        """Take complete lines of a stream, without the parts of tracebacks that are not shown."""
+        if stream.kind == "e":
+            # Torch puts the rank before each line of a traceback: our prefix shows it, and equal lines would differ.
+            rank = b"[rank%d]: " % stream.source.rank
+            if rank in block:
+                block = (b"\n" + block).replace(b"\n" + rank, b"\n")[1:]
+            if self._form.fold_frames:
+                block = stream.frames.fold(block)
+        self._take_in(stream, arrival, block)
+
+    def _take_in(self, stream: LogStream, arrival: int, block: bytes) -> None:
+        """Take complete lines: they wait for equal lines of other ranks, or are written at once."""
+        if not block:
+            return
+        if self._fold:
+            self._pending_bytes += len(block)
+            self._dedups[stream.kind].add(stream.source, arrival, block)
+        else:
+            parts = self._format(stream.kind, LogBlock(arrival, (stream.source,), block))
+            (self.out if stream.kind == "o" else self.err).write(b"".join(parts))
+
+    def _release(self, now: int) -> None:
+        """Write the lines that have waited long enough at a time of the index."""
+        while ages := [age for dedup in self._dedups.values() if (age := dedup.oldest()) is not None]:
+            if min(ages) + HOLD > now:
+                return
+            self._flush(min(ages) + TOGETHER)
+
+    def _flush(self, until: float) -> None:
+        self._write({kind: dedup.flush(until) for kind, dedup in self._dedups.items()})
+
+    def _write(self, emitted: dict[str, list[LogBlock]]) -> None:
+        """Write blocks of stdout and of stderr in one order."""
+        sinks: dict[str, Sink] = {"o": self.out, "e": self.err}
+        tagged = ([(kind, block) for block in blocks] for kind, blocks in emitted.items())
+        # At one time stdout comes first: merge() is stable, and "o" is the first of KINDS.
+        merged = heapq.merge(*tagged, key=lambda entry: entry[1].arrival)
+        for kind, entries in groupby(merged, key=lambda entry: entry[0]):
+            batch: list[bytes | memoryview] = []
+            size = 0
+            for _, block in entries:
+                self._pending_bytes -= len(block.text) * len(block.sources)
+                batch += self._format(kind, block)
+                size += len(block.text)
+                if size >= _LEAST_WRITE:
+                    sinks[kind].write(b"".join(batch))
+                    batch, size = [], 0
+            sinks[kind].write(b"".join(batch))
+
+    def _format(self, kind: str, block: LogBlock) -> Iterable[bytes | memoryview]:
+        chosen = self._form.chosen(block.arrival, block.text)
+        if not chosen:
+            return ()
+        if self._form.as_json:
+            return self._form.objects(kind, block.sources, block.arrival, chosen)
+        prefix = self._form.stamp(block.arrival) + self._prefix(block.sources)
+        # In parts, so that the text is copied but once before it is written.
+        return prefix, memoryview(chosen.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
+
+    def _flush_sinks(self) -> None:
+        self.out.flush()
+        self.err.flush()

@@ -1,0 +1,132 @@
+"""The log files of an attempt: found as they appear, read as the nodes' indexes say."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from allranks import contract
+from allranks.logs.dedup import LogSource
+from allranks.logs.lineform import Frames
+from allranks.logs.lines import LineCutter
+from allranks.record.logindex import KINDS, Growth, LogIndexReader
+
+_NODE = re.compile(r"node-(\d+)")
+_LOG = re.compile(r"(?:rank-(\d+)|node)\.(out|err)")
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+
+class LogStream:
+    """One rank's stdout or stderr, or that of all ranks of a node, and how far it was read.
+
+    The file is opened for each read, so that thousands of ranks do not need thousands of open files.
+    """
+
+    def __init__(self, path: Path, source: LogSource, kind: str) -> None:
+        self.source = source
+        self.kind = kind
+        self.at = 0
+        self.cutter = LineCutter()
+        self.frames = Frames()
+        self._path = os.fspath(path)
+
+    def size(self) -> int:
+        """Return the size of the file; 0 if it is gone."""
+        with contextlib.suppress(OSError):
+            return os.stat(self._path).st_size  # noqa: PTH116
+        return 0
+
+    def read(self, end: int, most: int) -> bytes:
+        """Read on towards ``end``, at most so many bytes; nothing while the file is shorter than that."""
+        length = min(end - self.at, most)
+        # Shorter than was noted: it was cut since, or a shared filesystem shows an old state.
+        if length <= 0 or self.size() < end:
+            return b""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, _READ_FLAGS)
+            try:
+                data = os.pread(descriptor, length, self.at)
+            finally:
+                os.close(descriptor)
+            self.at += len(data)
+            return data
+        return b""
+
+    def restart(self) -> bytes:
+        """Read from the start of the file again, which was cut short; return the line that was unfinished."""
+        self.at = 0
+        return self.cutter.end()
+
+
+class AttemptLogs:
+    """The log files of an attempt: of these global ranks and nodes, None for all."""
+
+    def __init__(self, folder: Path, ranks: Collection[int] | None, nodes: Collection[int] | None) -> None:
+        self._folder = folder
+        self._ranks = None if ranks is None else frozenset(ranks)
+        self._nodes = None if nodes is None else frozenset(nodes)
+        self._found: dict[int, Path] = {}
+        self._indexes: dict[int, LogIndexReader] = {}
+        self._streams: dict[tuple[LogSource, str], LogStream] = {}
+        self._unread: dict[tuple[LogSource, str], Growth] = {}
+
+    def discover(self) -> int:
+        """Look for new directories of nodes; return how many there are, selected or not."""
+        for name, path in _entries(self._folder):
+            match = _NODE.fullmatch(name)
+            if match and (node := int(match[1])) not in self._found:
+                self._found[node] = path
+                if self._nodes is None or node in self._nodes:
+                    self._indexes[node] = LogIndexReader(path, node)
+        return len(self._found)
+
+    def streams(self) -> list[LogStream]:
+        """Return all streams seen so far, by rank."""
+        return [self._streams[key] for key in sorted(self._streams, key=lambda key: (key[0], key[1] != "o"))]
+
+    def growths(self) -> Iterator[Growth]:
+        """Yield what the indexes noted since the last call, in order of time over all nodes."""
+        unread, self._unread = self._unread, {}
+        yield from unread.values()
+        indexes = [index.read() for _, index in sorted(self._indexes.items())]
+        yield from heapq.merge(*indexes, key=lambda growth: growth.time)
+
+    def open(self, growth: Growth) -> LogStream | None:
+        """Return the stream that grew; None if it is not selected or cannot be read that far yet."""
+        if self._ranks is not None and growth.rank not in self._ranks:
+            return None
+        key = (LogSource(growth.rank, growth.node), growth.kind)
+        stream = self._streams.get(key)
+        if stream is None:
+            path = self._found[growth.node] / contract.rank_log(growth.rank, KINDS[growth.kind])
+            stream = self._streams[key] = LogStream(path, *key)
+        if stream.size() < growth.end:
+            self._unread[key] = growth
+            return None
+        self._unread.pop(key, None)
+        return stream
+
+    def unindexed(self, time: int) -> list[Growth]:
+        """Return the bytes that no index noted, as if they had arrived at ``time``."""
+        self._unread.clear()
+        growths = []
+        for node in self._indexes:
+            for name, _ in _entries(self._found[node]):
+                if match := _LOG.fullmatch(name):
+                    rank = int(match[1]) if match[1] else contract.ALL_OF_A_NODE
+                    growth = Growth(time, node, rank, match[2][0], 0)
+                    stream = self.open(growth)
+                    if stream and (size := stream.size()) != stream.at:
+                        growths.append(growth._replace(end=size, restarted=size < stream.at))
+        return sorted(growths, key=lambda growth: (growth.rank, growth.node, growth.kind != "o"))
+
+
+def _entries(folder: Path) -> list[tuple[str, Path]]:
+    """List a directory; one that is missing is empty."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [(entry.name, folder / entry.name) for entry in entries]
+    return []

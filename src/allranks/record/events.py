@@ -1,0 +1,69 @@
+"""Events: one line of JSON each, one writer per file, so that a shared filesystem needs no locks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: when (seconds since 1970), on which host, to which rank, and what."""
+
+    time: float
+    host: str
+    kind: str
+    rank: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class EventWriter:
+    """Appends events to a file. The only writer of that file.
+
+    A disk that is full or gone does not stop its process: ``error`` holds the failure, and what could not be written is
+    written before the next event.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
+        self.error: OSError | None = None
+        self._unwritten = b""
+        self._host = socket.gethostname()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+
+    def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
+        """Append one event. Raises nothing for a full disk."""
+        record = {"time": round(time.time(), 6), "host": self._host, "kind": kind}
+        if rank is not None:
+            record["rank"] = rank
+        self._unwritten += json.dumps({**record, **fields}).encode() + b"\n"
+        try:
+            # A write may stop in the middle of a line; the next one continues there.
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+            self.error = None
+        except OSError as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the complete events of a file, none if it is missing; a line that was cut off is skipped."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data.splitlines():
+        try:
+            raw = json.loads(line)
+            yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue

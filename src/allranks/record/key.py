@@ -1,0 +1,40 @@
+"""The key of a run: its agents prove it to each other, and its ranks sign with it what they hand to each other.
+
+It is a file of mode 600 in the run's directory, and is in no plan, script, record, log, environment or command line.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from allranks.errors import LaunchError
+
+BYTES = 32
+
+
+def new() -> bytes:
+    """Return a new key."""
+    return secrets.token_bytes(BYTES)
+
+
+def written(key: bytes) -> str:
+    """Return a key as its file holds it."""
+    return f"{key.hex()}\n"
+
+
+def read(path: Path) -> bytes:
+    """Read a key.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    try:
+        key = bytes.fromhex(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LaunchError(f"cannot read the key {path}", why=error.strerror) from error
+    except ValueError:
+        key = b""
+    if len(key) != BYTES:
+        raise LaunchError(f"{path} holds no key", why=f"a key is {2 * BYTES} hexadecimal digits")
+    return key

@@ -1,0 +1,216 @@
+"""The status of a run, from what its agents have reported."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks import contract
+from allranks.logs.cause import find_cause, launcher_causes, tail
+from allranks.record.events import Event, read_events
+from allranks.runs.status import LogExcerpt, State, Status
+
+if TYPE_CHECKING:
+    from allranks.runs.record import Run
+
+#: How a node's script reports a line that fails, and an ``exit`` among the user's lines: see plan/script.py.
+_FAILED = re.compile(r"(.*) failed with exit code (\d+) \((.*), line (\d+)\)")
+_EXITED = re.compile(r'(environment\.\w+): "(.*)" ended the set-up with exit code (\d+)')
+_KEY = re.compile(r"# environment\.\w+$")
+#: A line of an agent's log about a variable that it has set.
+_SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
+#: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
+HEARTBEAT_IS_OLD = contract.scaled_wait(30.0)
+
+
+def fold(events: Iterable[Event]) -> Status:
+    """Return the status that a node's events come to; PENDING if there are none yet."""
+    status = Status(State.PENDING, "starting")
+    for event in events:
+        fields = event.fields
+        match event.kind:
+            case contract.AGENT_STARTED:
+                status = Status(State.PENDING, "starting ranks", started=fields.get("began"))
+            case contract.RANKS_STARTED | contract.RESTART:
+                native = "restarting" if event.kind == contract.RESTART else "ranks running"
+                restarts = int(fields.get("restart", 0))
+                status = Status(State.RUNNING, native, started=status.started, restarts=restarts)
+            case contract.ENDED:
+                word = fields.get("state")
+                status = Status(
+                    State(word) if word in State.__members__ else State.UNKNOWN,
+                    "ended",
+                    reason=fields.get("reason"),
+                    exit_code=fields.get("exit_code"),
+                    rank=fields.get("because_of_rank"),
+                    started=status.started,
+                    ended=event.time,
+                    restarts=status.restarts,
+                )
+    return status
+
+
+def reported_by(folder: Path) -> Status:
+    """Return the status that a node's agent reported."""
+    return fold(read_events(folder / contract.AGENT_EVENTS))
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a node's agent has reported: its status, the nodes that it lost, and whether it ended because of that."""
+
+    status: Status
+    lost: frozenset[int]
+    ended_by_loss: bool
+
+
+def reported_by_each(attempt: Path) -> dict[Path, NodeReport]:
+    """Return what each node's agent reported, by the node's directory."""
+    found = {}
+    for folder in sorted(attempt.glob("node-*")):
+        events = [*read_events(folder / contract.AGENT_EVENTS)]
+        lost = (int(event.fields["node"]) for event in events if event.kind == contract.NODE_LOST)
+        by_loss = any(event.kind == contract.ENDED and event.fields.get("lost") for event in events)
+        found[folder] = NodeReport(fold(events), frozenset(lost), by_loss)
+    return found
+
+
+def reported_by_all(attempt: Path) -> Status:
+    """Return the status that all agents of an attempt reported: final when all of them have exited."""
+    return combined([each.status for each in reported_by_each(attempt).values()])
+
+
+def combined(reported: Collection[Status]) -> Status:
+    """Combine the statuses of agents: final when all of them have exited."""
+    if not reported:
+        return fold(())
+    ended = [status for status in reported if status.state.is_final]
+    if len(ended) < len(reported):
+        return max((status for status in reported if not status.state.is_final), key=lambda status: status.state.value)
+    blamed = [status for status in ended if status.rank is not None]
+    worst = [status for status in ended if status.state is not State.SUCCEEDED]
+    first = min(blamed or worst or ended, key=lambda status: status.ended or 0.0)
+    return replace(first, ended=max(status.ended or 0.0 for status in ended))
+
+
+def end_of(reported: Mapping[Path, NodeReport]) -> Status:
+    """Return how an attempt ended by its nodes' reports, without those of nodes that the others have lost.
+
+    A node that was cancelled counts before nodes that were cut off and only know that they lost each other.
+    """
+    cancelled = [each.status for each in reported.values() if each.status.state is State.CANCELLED]
+    others = (each for each in reported.values() if each.status.state not in (State.CANCELLED, State.SUCCEEDED))
+    if cancelled and all(each.ended_by_loss for each in others):
+        return combined(cancelled)
+    lost = lost_folders(reported)
+    known = [each for folder, each in reported.items() if folder not in lost] or reported.values()
+    return combined([each.status for each in known])
+
+
+def lost_folders(reported: Mapping[Path, NodeReport]) -> set[Path]:
+    """Return the directories of the nodes that others of an attempt say were lost."""
+    return {folder.with_name(f"node-{node:03}") for folder, each in reported.items() for node in each.lost}
+
+
+def has_one_failed(reported: Mapping[Path, NodeReport]) -> bool:
+    """Return True if a node of an attempt has ended without success."""
+    return any(each.status.state.is_final and each.status.state is not State.SUCCEEDED for each in reported.values())
+
+
+def began(run: Run) -> float | None:
+    """Return when a run's first attempt started, in seconds since 1970; None if it is not recorded."""
+    first = run.folder / contract.attempt_dir(0)
+    with contextlib.suppress(OSError):
+        return reported_by_all(first).started or (first / contract.JOB).stat().st_mtime
+    return None
+
+
+def size(attempt: Path) -> tuple[int, int] | None:
+    """Return how many ranks on how many nodes were started last in an attempt; None if none were.
+
+    With an elastic number of nodes it may differ from the plan. The first node that is here has recorded it: node 0,
+    which is part of every generation, or the one node of a job whose nodes were started by hand.
+    """
+    for folder in sorted(attempt.glob("node-*")):
+        found = [
+            event.fields
+            for event in read_events(folder / contract.AGENT_EVENTS)
+            if event.kind == contract.RANKS_STARTED
+        ]
+        if found and "nodes" in found[-1]:
+            return int(found[-1]["world_size"]), int(found[-1]["nodes"])
+    return None
+
+
+def failed_task(attempts: Iterable[Path]) -> str | None:
+    """Return the first task of a job array, by their newest attempts, that failed, and why; None if none did."""
+    for attempt in attempts:
+        reported, name = reported_by_all(attempt), task_name(attempt)
+        if reported.state is State.FAILED and reported.reason:
+            return f"{name}: {reported.reason}"
+        with contextlib.suppress(OSError, ValueError):
+            if code := int((attempt / contract.EXIT).read_text()):
+                return f"{name} exited with code {code}"
+    return None
+
+
+def task_name(attempt: Path) -> str:
+    """Name the task of a job array that an attempt is of, for people: ``task 3``."""
+    return attempt.parents[1].name.replace("-", " ")
+
+
+def agent_pid(folder: Path) -> int:
+    """Return the process id that a node's agent reported; 0 if it has not."""
+    events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.AGENT_STARTED]
+    return int(events[-1].fields.get("pid", 0)) if events else 0
+
+
+def heartbeat_age(folder: Path) -> float | None:
+    """Return the seconds since a node's agent last showed that it is alive; None if it never did."""
+    try:
+        return time.time() - float((folder / contract.HEARTBEAT).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def log_excerpt(folder: Path) -> LogExcerpt:
+    """Find in the log of a node's agent, or of torch's launcher in its place, why it ended."""
+    launcher_log = folder / contract.rank_log(contract.ALL_OF_A_NODE, "err")
+    if launcher_log.exists() and (found := launcher_causes(launcher_log)):
+        return LogExcerpt(launcher_log, found)
+    log = folder / contract.AGENT_LOG
+    lines = tail(log)
+    last = find_cause(lines[:-1] if failed_setup(folder) else lines)  # The line that failed is named anyway.
+    is_cause = last is not None and not _SETTING.match(last)
+    return LogExcerpt(log if log.exists() else None, [last] if last and is_cause else [])
+
+
+def failed_setup(folder: Path) -> tuple[str, int] | None:
+    """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
+    log_excerpt = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
+    if found := _EXITED.fullmatch(log_excerpt):
+        return f"{found[1]} failed: {found[2]}", int(found[3])
+    if found := _FAILED.fullmatch(log_excerpt):
+        return f"{_key_of(Path(found[3]), int(found[4]))} failed: {found[1]}", int(found[2])
+    return None
+
+
+def _key_of(script: Path, number: int) -> str:
+    """Return which key of the job file has brought a line of a script, and which of its lines it is."""
+    try:
+        lines = script.read_text(errors="replace").splitlines()[:number]
+    except OSError:
+        return "the set-up"
+    at, key = next(((at, line[2:]) for at, line in reversed([*enumerate(lines, 1)]) if _KEY.match(line)), (0, ""))
+    return f"line {number - at} of {key}" if "setup" in key else key or "the set-up"
+
+
+def reported_error(folder: Path) -> Event | None:
+    """Return the error that a node's agent ended with; None if it reported none."""
+    errors = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.ERROR]
+    return errors[-1] if errors else None

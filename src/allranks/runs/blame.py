@@ -1,0 +1,137 @@
+"""Which rank ended a run, and why: the one that failed by itself, not one that lost its connection to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allranks import contract
+from allranks.job.units import format_size
+from allranks.logs.cause import cause_of, find_cause
+from allranks.record.events import read_events
+from allranks.runs import record
+from allranks.runs.status import State, Status
+from allranks.system.processes import rank_ended
+
+#: Errors of ranks whose peer is gone, over gloo, NCCL, torch's store and our runtime, and of ranks that are stopped.
+_VICTIM = re.compile(
+    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|failed to recv|NCCL communicator was aborted"
+    r"|remote process exited|ncclRemoteError|Watchdog caught collective|Timed out waiting|wait timeout after"
+    r"|rank 0 ended while rank|killed by signal: Terminated|KeyboardInterrupt"
+)
+_STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class _End:
+    """A rank's end, as its node's agent noted it.
+
+    Attributes:
+        code: as Python tells it, negative for a signal.
+        memory: the bytes that it held at most, and could hold at most, if it was killed.
+    """
+
+    folder: Path
+    host: str
+    restart: int
+    rank: int
+    code: int
+    time: float
+    memory: tuple[int | None, int | None]
+
+    @property
+    def cause(self) -> str | None:
+        """Its own account: the exception that ended its script, else what is on stderr since the last restart."""
+        if found := self._recorded(self.restart):
+            return found
+        said = cause_of(self.folder / contract.rank_log(self.rank, "err"))
+        return None if said in map(self._recorded, range(self.restart)) else said
+
+    def _recorded(self, restart: int) -> str | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            error = json.loads((self.folder / contract.rank_error(self.rank, restart)).read_text())
+            return find_cause(error["message"]["extraInfo"]["py_callstack"].splitlines())
+        return None
+
+
+def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int | None = None) -> Status:
+    """Return the status of a run that a rank has ended with the cause of it.
+
+    The first rank that failed may have lost its connection to one that takes longer to end: then that one is named.
+
+    Args:
+        status: it names the rank that ended first, and not well.
+        attempt: the attempt's directory.
+        stop_timeout: ranks are killed if they have not left so many seconds after another one has failed.
+        restart: the generation of ranks that the rank has ended; None for the last one.
+    """
+    assert status.rank is not None
+    ends = [*_ends(attempt, restart)]
+    first = next((end for end in ends if end.rank == status.rank), None)
+    log = rank_log(attempt, status.rank)
+    cause = first.cause if first else cause_of(log) if log else None
+    if first and cause and _VICTIM.search(cause):
+        others = [end for end in ends if _failed_itself(end, first, stop_timeout)]
+        if others:
+            first = min(others, key=lambda end: end.time)
+            status, cause = replace(status, rank=first.rank, reason=_reason(first, attempt)), first.cause
+    is_killed = first.code == -signal.SIGKILL if first else status.exit_code == 128 + signal.SIGKILL
+    if is_killed:  # A rank that is killed for its memory gets no error.
+        held, limit = first.memory if first else (None, None)
+        used = f": it used {format_size(held)} at most" if held else ""
+        used += f", the limit of its node is {format_size(limit)}" if used and limit else ""
+        cause = f"memory may have run out{used}" + (f"; its last words: {cause}" if cause else "")
+    return replace(status, cause=cause)
+
+
+def restart_cause(attempt: Path, rank: int, restart: int) -> str:
+    """Return a line on which rank's failure has ended a generation of ranks, and why; ``rank`` ended first."""
+    stop_timeout = record.load(attempt.parents[1]).record.stop_timeout
+    found = with_cause(Status(State.RUNNING, rank=rank), attempt, stop_timeout, restart)
+    end = next((end for end in _ends(attempt, restart) if end.rank == found.rank), None)
+    how = _reason(end, attempt) if end and not (end.code > 0 and found.cause) else f"rank {found.rank} failed"
+    return f"{how}: {found.cause}" if found.cause else how
+
+
+def rank_log(attempt: Path, rank: int) -> Path | None:
+    """Return a rank's stderr, on the node that had it last: a spare may have replaced a lost node."""
+    logs = attempt.glob(f"*/{contract.rank_log(rank, 'err')}")
+    return max(logs, key=lambda log: (log.stat().st_mtime, log), default=None)
+
+
+def _ends(attempt: Path, restart: int | None = None) -> Iterator[_End]:
+    """Yield the ends of a generation's ranks, of the last by default; nodes that were lost before have seen others."""
+    found = []
+    for folder in attempt.glob("node-*"):
+        current = 0
+        for event in read_events(folder / contract.AGENT_EVENTS):
+            if event.kind == contract.RANKS_STARTED:
+                current = event.fields["restart"]
+            elif event.kind == contract.RANK_EXITED and event.rank is not None:
+                memory = (event.fields.get("memory"), event.fields.get("memory_limit"))
+                code, time = event.fields["code"], event.fields["ended"]
+                found.append(_End(folder, event.host, current, event.rank, code, time, memory))
+    wanted = max((end.restart for end in found), default=0) if restart is None else restart
+    yield from (end for end in found if end.restart == wanted)
+
+
+def _failed_itself(end: _End, first: _End, stop_timeout: float) -> bool:
+    """Return True if a rank that ended later failed by itself: not because others had ended, nor on request."""
+    if end.rank == first.rank or end.code in (0, contract.CONTINUE_LATER):
+        return False
+    if cause := end.cause:
+        return not _VICTIM.search(cause)
+    is_late = end.time - first.time >= stop_timeout
+    return end.code < 0 and end.code not in _STOP_SIGNALS and not (end.code == -signal.SIGKILL and is_late)
+
+
+def _reason(end: _End, attempt: Path) -> str:
+    """Return how a rank ended; one that was stopped before it had finished has failed too."""
+    host = end.host if len([*attempt.glob("node-*")]) > 1 else None
+    at = f" on {host}" if host else ""
+    return f"rank {end.rank}{at} failed" if end.code in _STOP_SIGNALS else rank_ended(end.rank, end.code, host)

@@ -1,0 +1,133 @@
+"""Gradient accumulation: the weight of a micro-batch, and the block around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from allranks.runtime.model.sharding import is_sharded, unsent
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any
+
+    from torch import nn
+
+    from allranks.runtime.progress import Progress
+
+
+def weight(progress: Progress, world_size: int) -> float:
+    """Return the factor of a mean loss with which the averaged gradient is the mean over the whole effective batch.
+
+    Ranks average: the sum over ranks r and micro-batches m of w(r, m) g(r, m) / R has to be the sum of
+    n(r, m) g(r, m) / N, with n samples of N in all. So w = R n / N. It is 1 where all batches are equally large and
+    nothing is accumulated. Without a loader that says how large batches are, micro-batches count the same.
+    """
+    samples, total, steps = progress.samples, progress.total, progress.accumulation
+    if samples is None or total is None:
+        return 1.0 / steps
+    return world_size * samples / (total if steps == 1 else _samples_in_group(progress, total))
+
+
+def _samples_in_group(progress: Progress, total: int) -> int:
+    """Count the samples of the effective batch over all ranks; only the last batch of an epoch may be smaller."""
+    full = total if progress.full is None else progress.full
+    if progress.is_boundary:
+        return full * progress.micro + total
+    ends_epoch = progress.left is not None and progress.left == progress.accumulation - 1 - progress.micro
+    last = full if progress.last is None or not ends_epoch else progress.last
+    return full * (progress.accumulation - 1) + last
+
+
+class Accumulation:
+    """A block around the forward and backward pass of one micro-batch. One object serves the whole training.
+
+    Ranks average in the last of the micro-batches only. The last effective batch of an epoch ends with the epoch; one
+    that was left before it was full is dropped when another number of micro-batches or another epoch starts.
+    """
+
+    __slots__ = ("_progress", "_quiet", "_sharded", "_size", "_steps", "_synchronises", "_turn", "model")
+
+    def __init__(self, progress: Progress, model: nn.Module, steps: int) -> None:
+        self._progress = progress
+        self.model: Any = model
+        self._steps = steps
+        self._size = 0
+        self._turn = 0
+        self._sharded = is_sharded(model)
+        self._synchronises = hasattr(model, "require_backward_grad_sync") or self._sharded
+        self._quiet = False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether gradients wait for further micro-batches."""
+        return self._turn + 1 < self._size
+
+    def words(self) -> str:
+        """Return where it is: ``micro-batch 1 of 4``."""
+        return f"micro-batch {self._turn + 1} of {self._size}"
+
+    def trains(self, parameters: Collection[int]) -> bool:
+        """Return whether some of these parameters, given by their ``id``, are the model's."""
+        return any(id(parameter) in parameters for parameter in self.model.parameters())
+
+    def abandon(self) -> None:
+        """Drop the gradients of an effective batch that is not full, and start a new one next time."""
+        if self.unfinished:
+            for holder, name in self._gradients():
+                setattr(holder, name, None)
+        self._turn = self._size = 0
+
+    def __enter__(self) -> None:
+        """Set which micro-batch this is, and keep ranks from averaging before the last."""
+        progress = self._progress
+        self._turn += 1
+        if self._turn >= self._size:
+            self._turn = 0
+            for other in progress.groups.values():
+                if other is not self and other.model is self.model:
+                    other.abandon()
+            left = progress.left
+            self._size = self._steps if left is None or left >= self._steps else left + 1
+        elif progress.left == 0 and self.unfinished:
+            self._end_with_epoch()
+        progress.open += 1
+        progress.blocks += 1
+        progress.micro = self._turn
+        progress.accumulation = self._size
+        if self._synchronises and self.unfinished and not getattr(self.model, "must_average", False):
+            self._quiet = True
+            self._synchronise(False)
+
+    def __exit__(self, *_: object) -> None:
+        """Let ranks average again."""
+        self._progress.open -= 1
+        if self._quiet:
+            self._quiet = False
+            self._synchronise(True)
+
+    def _end_with_epoch(self) -> None:
+        """End the effective batch of a stream that ends sooner than its first micro-batch could know.
+
+        The gradients so far were weighted for more samples, and are rescaled; no rank has sent them yet.
+        """
+        progress, assumed = self._progress, self._size
+        self._size = self._turn + 1
+        factor = assumed / self._size
+        if progress.total is not None:
+            full = progress.total if progress.full is None else progress.full
+            factor = full * assumed / (full * self._turn + progress.total)
+        gradients = [tensor for place in self._gradients() if (tensor := getattr(*place)) is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def _gradients(self) -> list[tuple[Any, str]]:
+        """Return where the accumulated gradients are: objects, and the names of their attributes."""
+        return unsent(self.model) if self._sharded else [(parameter, "grad") for parameter in self.model.parameters()]
+
+    def _synchronise(self, wanted: bool) -> None:
+        if self._sharded:
+            self.model.set_requires_gradient_sync(wanted)
+        else:
+            self.model.require_backward_grad_sync = wanted

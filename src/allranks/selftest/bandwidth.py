@@ -1,0 +1,140 @@
+"""Bandwidth in bytes a second: of all ranks together, and between two of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from allranks.record.selftest import Bandwidth, Link
+from allranks.selftest.collectives import is_any, synchronize
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
+
+#: Bytes of the smallest message; each one is four times the one before.
+_SMALLEST, _FACTOR = 1 << 10, 4
+_REPEATS = 4
+#: A message that takes longer is the last one: the next would take four times as long.
+_LONG = 0.5
+#: Bytes that go from one rank to another alone.
+_SENT = (1 << 16, 1 << 20, 1 << 24)
+_SENDINGS, _LONG_LINK = 3, 0.1
+#: After so many seconds no further ring is started: where they take long, no rank has a fast network card of its own.
+_ENOUGH = 20.0
+
+
+def by_size(ctx: Context, largest: int) -> Iterator[Bandwidth]:
+    """All-reduce messages of 1 KiB and more, up to one that takes long on any rank; all ranks call it."""
+    size = _SMALLEST
+    while size <= largest:
+        measured = _all_reduced(ctx, size)
+        yield measured
+        if is_any(ctx, f"stop after {size}", bool(measured.wrong) or measured.seconds > _LONG):
+            return
+        size *= _FACTOR
+
+
+def _all_reduced(ctx: Context, size: int) -> Bandwidth:
+    values = torch.full((size // 4,), ctx.rank % 64 + 1.0, device=ctx.device)
+    distributed.all_reduce(values)
+    total = float(sum(rank % 64 + 1 for rank in range(ctx.world_size)))
+    least, greatest = float(values.min()), float(values.max())
+    wrong = "" if least == greatest == total else f"all numbers must be {total:g}, and are {least:g} to {greatest:g}"
+    values.zero_()
+    times = []
+    for _ in range(_REPEATS):
+        synchronize(ctx.device)
+        began = time.perf_counter()
+        distributed.all_reduce(values)
+        synchronize(ctx.device)
+        times.append(time.perf_counter() - began)
+    return Bandwidth(ctx.rank, size, median(times), wrong)
+
+
+def links(ctx: Context) -> Iterator[Link]:
+    """Send bytes from rank to rank of a ring and back, in one of :func:`rings` after another; all ranks call it."""
+    node_of = [0] * ctx.world_size
+    distributed.all_gather_object(node_of, ctx.node_rank)
+    began = time.perf_counter()
+    for number, ring in enumerate(rings(node_of)):
+        for pairs in rounds(ring):
+            for source, target in pairs:
+                if ctx.rank == source:
+                    yield _send(ctx, target)
+                elif ctx.rank == target:
+                    _receive(ctx, source)
+            distributed.barrier()  # No rank takes part in two transfers at the same time.
+        if is_any(ctx, f"stop after ring {number}", time.perf_counter() - began > _ENOUGH):
+            return
+
+
+def rings(node_of: Sequence[int]) -> list[list[int]]:
+    """Return rings of ranks with neighbours on the next node: of the first ranks of all nodes, the second, and so on.
+
+    Each rank of a node may have a network card of its own, beside its GPU. They may also share one: a ring is measured
+    while no other one is. Where there is one node, all its ranks are the ring.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, node in enumerate(node_of):
+        ranks.setdefault(node, []).append(rank)
+    if len(ranks) == 1:
+        return [*ranks.values()]
+    found = []
+    for row in zip_longest(*(ranks[node] for node in sorted(ranks))):
+        ring = [rank for rank in row if rank is not None]  # A node may have fewer than others.
+        if len(ring) > 1:
+            found.append(ring)
+    return found
+
+
+def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return who sends to whom: neighbours in a ring, both ways, in rounds in which each member has one partner."""
+    count = len(members)
+    ring = [(members[place], members[(place + 1) % count]) for place in range(count if count > 2 else count - 1)]
+    paired = count - count % 2
+    found = []
+    for pairs in (ring[0:paired:2], ring[1:paired:2], ring[paired:]):
+        if pairs:
+            found += [pairs, [(other, one) for one, other in pairs]]
+    return found
+
+
+def _send(ctx: Context, target: int) -> Link:
+    """Send more and more bytes, until they take long; before each size the receiver gets that size."""
+    ready = torch.zeros(1, dtype=torch.uint8, device=ctx.device)
+    for size in _SENT:
+        distributed.send(torch.tensor([size], device=ctx.device), target)
+        data = torch.zeros(size, dtype=torch.uint8, device=ctx.device)
+        times = []
+        for _ in range(_SENDINGS):
+            distributed.recv(ready, target)
+            synchronize(ctx.device)
+            began = time.perf_counter()
+            distributed.send(data, target)
+            distributed.recv(ready, target)
+            synchronize(ctx.device)
+            times.append(time.perf_counter() - began)
+        link = Link(ctx.rank, target, size, min(times))
+        if link.seconds > _LONG_LINK:
+            break
+    distributed.send(torch.tensor([0], device=ctx.device), target)
+    return link
+
+
+def _receive(ctx: Context, source: int) -> None:
+    order = torch.tensor([0], device=ctx.device)
+    ready = torch.zeros(1, dtype=torch.uint8, device=ctx.device)
+    distributed.recv(order, source)
+    while size := int(order.item()):
+        data = torch.empty(size, dtype=torch.uint8, device=ctx.device)
+        for _ in range(_SENDINGS):
+            distributed.send(ready, source)
+            distributed.recv(data, source)
+            distributed.send(ready, source)
+        distributed.recv(order, source)

@@ -1,0 +1,230 @@
+"""Fault isolation: one rank on each node runs this to find the node or link that makes all slow or fail.
+
+The first node assigns groups through the store, since process groups are what fails. Each measurement runs in processes
+of its own, which may hang or crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from multiprocessing.context import ForkServerContext
+from typing import TYPE_CHECKING
+
+from torch import distributed
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from allranks.record.selftest import SearchResult, send
+from allranks.runtime import device, environment, rendezvous
+from allranks.selftest import search_child
+from allranks.selftest.halving import Group, IsolationResult, Result, find
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from allranks.runtime.environment import RankEnvironment
+
+#: A measurement may take so many times as long as an operation, and a round until all have reported it.
+_MEASUREMENT, _ROUND = 3, 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a search.
+
+    Attributes:
+        operation: seconds that one operation may take.
+        coming: seconds until all nodes must be there. They import torch first, which takes minutes where many nodes
+            read it from one disk for the first time.
+        least: bytes a second that good nodes send at least; 0 if unknown.
+    """
+
+    operation: float = 10.0
+    coming: float = 300.0
+    least: float = 0.0
+
+
+class _Silent(Exception):  # noqa: N818 - no error: the search ends with these nodes as its result
+    """Nodes do not answer any more."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        super().__init__(nodes)
+        self.nodes = nodes
+
+
+class _Node:
+    """One node, whose rank counts nodes: works in the groups that the first node assigns through the store."""
+
+    def __init__(self, me: RankEnvironment, store: Store, limits: Limits) -> None:
+        self.me, self.store, self.limits = me, store, limits
+        self._round = 0
+        # The children are forked from a process that has imported torch, and has neither a store nor a thread.
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([search_child.__name__])
+
+    def come(self) -> None:
+        """Report that this node is here, once it has imported torch."""
+        first = self._context.Process(target=search_child.nothing, daemon=True)
+        first.start()  # It waits until torch is imported.
+        first.join()
+        self.store.set(f"here/{self.me.rank}", socket.gethostname())
+
+    def serve(self) -> None:
+        """Take part in all measurements."""
+        wait = timedelta(seconds=self.limits.coming + _ROUND * self.limits.operation)
+        while True:
+            self.store.wait([f"round/{self._round}"], wait)
+            groups = json.loads(self.store.get(f"round/{self._round}"))
+            if groups is None:
+                self.store.set(f"left/{self.me.rank}", "")
+                return
+            self.take_part(groups)
+
+    def take_part(self, groups: Sequence[Sequence[int]]) -> None:
+        """Do this node's part of a round, and report how it went."""
+        name = f"round/{self._round}"
+        self._round += 1
+        for number, group in enumerate(groups):
+            if self.me.rank in group:
+                task = search_child.Task(
+                    f"allranks/search/{self.me.restart}/{name}/group/{number}",
+                    place=group.index(self.me.rank),
+                    count=len(group),
+                    address=self.me.master_addr,
+                    port=self.me.master_port,
+                    seconds=self.limits.operation,
+                    limit=_MEASUREMENT * self.limits.operation,
+                )
+                began = time.monotonic()
+                answer = self._do(task)
+                done = {"answer": answer, "after": time.monotonic() - began}
+                self.store.set(f"{name}/done/{self.me.rank}", json.dumps(done))
+
+    def _do(self, task: search_child.Task) -> float | str:
+        """Run a task in a subprocess; return its result or how it failed."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        child = self._context.Process(target=search_child.work, args=(task, sender), daemon=True)
+        child.start()
+        sender.close()
+        try:
+            answer: float | str = receiver.recv() if receiver.poll(task.limit) else "it hangs"
+        except EOFError:
+            child.join()
+            answer = f"it exited with code {child.exitcode}"
+        child.kill()
+        child.join()
+        receiver.close()
+        return answer
+
+
+class _First(_Node):
+    """The first node: assigns groups, and collects their results."""
+
+    def __init__(self, me: RankEnvironment, store: Store, limits: Limits) -> None:
+        super().__init__(me, store, limits)
+        self.nodes = tuple(range(me.world_size))
+        self.errors: dict[Group, str] = {}
+
+    def search(self) -> IsolationResult:
+        """Find what is at fault.
+
+        Raises:
+            _Silent: nodes do not come, or do not answer any more.
+        """
+        self._wait_for("here", self.nodes, self.limits.coming)
+        limit = search_child.SIZE / self.limits.least if self.limits.least else None
+        return find(self.nodes, self._measure, limit=limit)
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the nodes' hostnames; empty for one that has not come."""
+        keys = [f"here/{node}" for node in self.nodes]
+        return tuple(self.store.get(key).decode() if self.store.check([key]) else "" for key in keys)
+
+    def error_of(self, nodes: Group) -> str:
+        """Return what the smallest group with these nodes failed with; empty: none did."""
+        groups = sorted((group for group in self.errors if {*nodes} <= {*group}), key=len)
+        return self.errors[groups[0]] if groups else ""
+
+    def end(self) -> None:
+        """End the search on the others, and wait until they know: the store may end with this process."""
+        self.store.set(f"round/{self._round}", json.dumps(None))
+        self._wait_for("left", self.nodes[1:], self.limits.operation)
+
+    def _measure(self, groups: Sequence[Group]) -> list[Result]:
+        name = f"round/{self._round}"
+        until = time.monotonic() + _ROUND * self.limits.operation
+        self.store.set(name, json.dumps(groups))
+        self.take_part(groups)
+        nodes = [node for group in groups for node in group]
+        self._wait_for(f"{name}/done", nodes, until - time.monotonic())
+        return [self._result(name, group) for group in groups]
+
+    def _result(self, name: str, group: Group) -> Result:
+        done = [json.loads(self.store.get(f"{name}/done/{node}")) for node in group]
+        errors = [one for one in done if isinstance(one["answer"], str)]
+        if errors:  # Of the one that failed first: the others waited for it.
+            self.errors[group] = min(errors, key=lambda one: float(one["after"]))["answer"]
+        return None if errors else max(one["answer"] for one in done)
+
+    def _wait_for(self, name: str, nodes: Sequence[int], seconds: float) -> None:
+        keys = {node: f"{name}/{node}" for node in nodes}
+        try:
+            self.store.wait([*keys.values()], timedelta(seconds=max(seconds, 1.0)))
+        except distributed.DistError:
+            silent = [node for node, key in keys.items() if not self.store.check([key])]
+            if silent:
+                raise _Silent(silent) from None
+
+
+def main() -> None:
+    """Search, on every node; the first one reports what was found."""
+    parser = argparse.ArgumentParser(prog="allranks.selftest.search")
+    parser.add_argument("--timeout", type=float, default=Limits.operation, help="seconds that an operation may take")
+    parser.add_argument("--coming", type=float, default=Limits.coming, help="seconds until all nodes must have come")
+    parser.add_argument(
+        "--least", type=float, default=Limits.least, help="bytes a second that are not slow; 0: unknown"
+    )
+    given = parser.parse_args()
+    limits = Limits(given.timeout, given.coming, given.least)
+    me = environment.detect()
+    store = PrefixStore(f"allranks/search/{me.restart}", rendezvous.open_store(me, timedelta(seconds=limits.coming)))
+    if me.rank:
+        node = _Node(me, store, limits)
+        node.come()
+        node.serve()
+        return
+    first = _First(me, store, limits)
+    report = SearchResult(0)
+    try:
+        first.come()
+        report = _report(first, first.search())
+        first.end()
+    except _Silent as silent:
+        report = replace(report, silent=tuple(silent.nodes))
+    send(replace(report, hosts=first.hosts()))
+    if report.silent:
+        raise SystemExit(1)  # It does not wait for the others: what started them ends them.
+
+
+def _report(first: _First, found: IsolationResult) -> SearchResult:
+    fields = asdict(found)
+    for culprit in fields["culprits"]:
+        culprit["error"] = first.error_of(culprit["nodes"])
+    return SearchResult(
+        0,
+        **fields,
+        size=search_child.SIZE,
+        least=first.limits.least,
+        backend=device.choose(None, None, first.me)[0],
+        error=first.error_of(first.nodes),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What this machine is, for everybody: processes, control groups, routes, host lists, commands."""

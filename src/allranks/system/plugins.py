@@ -1,0 +1,35 @@
+"""What other packages add, by entry points."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from allranks.errors import AllranksError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+
+def points(group: str) -> EntryPoints:
+    """Return the entry points of a group; this reads what every package has installed."""
+    from importlib.metadata import entry_points  # Not at the top: it is slow, and most need none.
+
+    return entry_points(group=group)
+
+
+def load(point: EntryPoint, what: str) -> Any:
+    """Return what an entry point names; ``what`` that is, such as ``checks``, is for the error.
+
+    Raises:
+        AllranksError: it cannot be loaded.
+    """
+    try:
+        return point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else point.value
+        raise AllranksError(
+            f"the {what} of the package {package} cannot be loaded",
+            why=f"{point.value}: {type(error).__name__}: {error}",
+            fix=f"reinstall {package}, or remove it: {sys.executable} -m pip uninstall {package}",
+        ) from error

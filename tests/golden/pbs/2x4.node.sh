@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Started by the supervisor of run RUN: sets a node up and becomes its agent, which starts the ranks and watches them.
+set -e
+trap 'echo "allranks: $HOSTNAME: $BASH_COMMAND failed with exit code $?" >&2' ERR
+trap '' USR1  # The warning is for ranks that listen to it.
+cd -- /project
+
+export ALLRANKS_BACKEND=nccl PYTHONPATH="$ALLRANKS_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}"  # for `import allranks`
+exec PYTHON "$ALLRANKS_RUN_DIR/code" "$ALLRANKS_RUN_DIR/node.json"

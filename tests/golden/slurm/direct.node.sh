@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Started by the supervisor of run RUN: sets a node up and becomes a rank.
+set -e
+trap 'echo "allranks: $SLURMD_NODENAME: $BASH_COMMAND failed with exit code $?" >&2' ERR
+trap '' USR1  # The warning is for ranks that listen to it.
+cd -- /project
+
+export ALLRANKS_BACKEND=nccl PYTHONPATH="$ALLRANKS_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}"  # for `import allranks`
+exec PYTHON "$ALLRANKS_RUN_DIR/code" --rank PYTHON /project/train.py --epochs 3 'a b'

@@ -1,0 +1,122 @@
+"""Whether another attempt follows one that has ended, by what the run's directory tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from batch_orders import pbs
+
+from allranks import contract
+from allranks.agent.requeue import Decision, begins, decide
+from allranks.record.events import EventWriter
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / contract.ATTEMPTS_DIR).mkdir()
+    return tmp_path
+
+
+def note(run: Path, *noted: tuple[int, int], leaving: bool = False, cut: str = "") -> None:
+    """Note (attempt, step) as the training does."""
+    records = [{"attempt": attempt, "step": step, "path": None, "leaving": leaving} for attempt, step in noted]
+    lines = [json.dumps(record) + "\n" for record in records]
+    (run / contract.CHECKPOINTS_FILE).write_text("".join(lines) + cut)
+
+
+def why_not(run: Path, attempt: int, most: int) -> str | None:
+    """Start an attempt; return why it is not to be, if so."""
+    (run / contract.attempt_dir(attempt)).mkdir()
+    (run / contract.attempt_dir(0)).mkdir(exist_ok=True)
+    (run / contract.attempt_dir(0) / contract.JOB).write_text("7.server\n")
+    decided = run / contract.attempt_dir(attempt) / contract.AGAIN
+    if begins(run, attempt, most, pbs({"PBS_JOBID": "7.server"})):
+        assert not decided.exists()
+        return None
+    decision = json.loads(decided.read_text())
+    assert (decision["again"], decision["given_up"]) == (False, True)
+    return str(decision["why"])
+
+
+def lose(run: Path, attempt: int, *lost: str) -> None:
+    """Let the agents of an attempt tell that it ended because nodes were lost."""
+    for node in range(2):
+        folder = run / contract.node_dir(attempt, node)
+        folder.mkdir(parents=True)
+        events = EventWriter(folder / contract.AGENT_EVENTS)
+        events.write(contract.ENDED, state="FAILED", exit_code=1, lost=list(lost))
+
+
+def test_ranks_that_saved_and_left_go_on(run: Path) -> None:
+    assert decide(run, 0, 75, 10) == Decision(True, "it was asked to stop, and is to be continued")
+
+
+def test_a_lost_node_is_a_reason_to_go_on(run: Path) -> None:
+    lose(run, 0, "node 1 (gpu2)", "node 3 (gpu4)")
+    assert decide(run, 0, 1, 10) == Decision(True, "node 1 (gpu2), node 3 (gpu4) was lost", lost=True)
+
+
+@pytest.mark.parametrize("code", [143, 137])
+def test_ranks_that_were_ended_while_they_left_go_on(run: Path, code: int) -> None:
+    note(run, (0, 7), (1, 9), leaving=True)
+    assert decide(run, 1, code, 10).again
+    note(run, (0, 7), leaving=True)
+    assert not decide(run, 1, code, 10).again
+
+
+@pytest.mark.parametrize("code", [0, 1, 137, 143])
+def test_any_other_end_is_none(run: Path, code: int) -> None:
+    lose(run, 0)
+    assert decide(run, 0, code, 10) == Decision(False, f"it exited with code {code}, and is not retried")
+
+
+def test_attempts_are_counted(run: Path) -> None:
+    assert decide(run, 1, 75, 3).again
+    why = "it was asked to stop, and is to be continued, but there were 3 attempts: 3 are allowed (retry.max_attempts)"
+    assert decide(run, 2, 75, 3) == Decision(False, why, given_up=True)
+    assert why_not(run, 2, 3) is None
+    assert why_not(run, 3, 3) == "there were 3 attempts: 3 are allowed (retry.max_attempts)"
+
+
+FRUITLESS = "3 attempts in a row came no further than step {step}"
+
+
+@pytest.mark.parametrize(
+    ("noted", "attempt", "step"),
+    [
+        ([(0, 0), (1, 0), (2, 0)], 3, 0),
+        ([(0, 0), (1, 0)], 2, None),
+        ([(0, 0), (0, 40), (1, 40), (2, 40)], 3, None),
+        ([(0, 0), (0, 40), (1, 40), (2, 40), (3, 40)], 4, 40),
+        # Attempts that end before anything is noted come no further either.
+        ([(0, 0), (0, 40)], 4, 40),
+        # One that starts again is measured by what was reached before.
+        ([(0, 0), (0, 40), (1, 0), (1, 20), (2, 20), (2, 30), (3, 30)], 4, 40),
+        ([(0, 0), (0, 40), (1, 40), (2, 40), (3, 40), (3, 41)], 4, None),
+        # Who saves in a way of their own is not judged.
+        ([], 7, None),
+    ],
+)
+def test_three_attempts_without_progress_are_enough(
+    run: Path, noted: list[tuple[int, int]], attempt: int, step: int | None
+) -> None:
+    note(run, *noted)
+    assert why_not(run, attempt, 10) == (None if step is None else FRUITLESS.format(step=step))
+
+
+def test_attempts_are_counted_from_where_a_person_has_resumed(run: Path) -> None:
+    note(run, *[(attempt, 5) for attempt in range(4)])
+    assert why_not(run, 4, 10) == FRUITLESS.format(step=5)
+    (run / contract.attempt_dir(5)).mkdir()
+    (run / contract.attempt_dir(5) / contract.RESUMED).touch()
+    assert why_not(run, 6, 2) is None
+    assert why_not(run, 7, 2) == "there were 2 attempts: 2 are allowed (retry.max_attempts)"
+    assert why_not(run, 8, 10) == FRUITLESS.format(step=5)
+
+
+def test_a_line_that_was_cut_off_is_none(run: Path) -> None:
+    note(run, (0, 5), (1, 5), (2, 5), cut='{"attempt": 3, "st')
+    assert why_not(run, 3, 10) is None
+    assert why_not(run, 4, 10) == FRUITLESS.format(step=5)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_attempt import FakeAttempt
+
+from allranks.logs.follow import INTERVAL, Tail, follow
+
+
+def test_follows_until_the_end(tmp_path: Path) -> None:
+    attempt = FakeAttempt(tmp_path)
+    merged = attempt.merged(fold=False)
+    seen: list[bytes] = []
+
+    def wait(seconds: float) -> None:
+        assert seconds == INTERVAL
+        seen.append(attempt.shown())
+        attempt.write(0, b"%d\n" % len(seen))
+        if len(seen) < 3:
+            attempt.tick(20)
+
+    follow(merged, lambda: len(seen) == 3, wait)
+    assert seen == [b"", b"[0] 1\n", b"[0] 2\n"]
+    assert attempt.shown() == b"[0] 3\n"
+    attempt.close()
+
+
+def test_steps_can_be_wrapped(tmp_path: Path) -> None:
+    attempt = FakeAttempt(tmp_path)
+    merged = attempt.merged(fold=False)
+    calls: list[str] = []
+
+    def around(step: Callable[[], None]) -> None:
+        calls.append(step.__name__)
+        step()
+
+    follow(merged, lambda: bool(calls), lambda _: None, around=around)
+    assert calls == ["pump", "finish"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [(0, b""), (1, b"[1] e\n"), (3, b"[0] b\n[0] d\n[1] e\n"), (9, b"[0] a\n[0] b\n[0] d\n[1] e\n")],
+)
+def test_tail(tmp_path: Path, lines: int, shown: bytes) -> None:
+    attempt = FakeAttempt(tmp_path)
+    attempt.write(0, b"a\nb\n")
+    attempt.tick(500)
+    attempt.write(0, b"d\n", "err")
+    attempt.tick(500)
+    attempt.write(1, b"e\n")
+    attempt.tick(500)
+    attempt.close()
+    merged = attempt.merged()
+    tail = Tail(lines)
+    merged.out, merged.err = tail.out, tail.err
+    merged.finish()
+    tail.write(attempt.out, attempt.err)
+    assert attempt.shown() == shown
+    tail.write(attempt.out, attempt.err)
+    assert attempt.shown() == b""
