@@ -76,7 +76,7 @@ def test_ctrl_c_while_the_machines_are_set_up(lab: Any, network: Network) -> Non
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.decode().splitlines()[-1] == f"error: {run.name} was cancelled before all its nodes had started"
+    assert err.decode().splitlines()[-1] == f"error: {run.name} was cancelled before it had started"
     assert (left_on(network, run), file.exists()) == ({}, False)
     assert lab.record(run)["status"]["state"] == "CANCELLED"
     left = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True)

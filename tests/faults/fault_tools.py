@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,19 @@ class Watch:
             found = [line for line in lines if line.startswith(text) and line.endswith("\n")]
             return found[0] if found else None
 
-        return wait_for(f"rank {rank} to say {text!r}", look)[len(text) :].strip()
+        try:
+            return wait_for(f"rank {rank} to say {text!r}", look)[len(text) :].strip()
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.found()}") from None
+
+    def found(self) -> str:
+        """Return what the run's processes have written, and in which system call each of them is."""
+        texts = [f"{path.name}: {path.read_text()}" for path in sorted(self.node.iterdir()) if path.is_file()]
+        for pid in marked("ALLRANKS_RUN_DIR", str(self.run)):
+            for name in ("cmdline", "stat", "wchan", "syscall"):
+                with suppress(OSError):
+                    texts.append(f"{pid} {name}: {Path(f'/proc/{pid}/{name}').read_text()}")
+        return "\n".join(texts)
 
     def pid_file(self, name: str) -> int:
         """Wait for a file that a process wrote its id into."""

@@ -7,7 +7,6 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import json_option, report, run_arguments, runs_folder
 from allranks.runs.record import find
-from allranks.runs.status import State
 
 
 @click.command("cancel")
@@ -25,8 +24,7 @@ def command(run: str | None, folder: str | None, as_json: bool) -> int:
         render.talk(f"{record.id} had ended before: {record.status.state.value}")
     else:
         found = cancel(found, load_kind(record.kind))
-        state = found.record.status.state
-        render.talk(f"{record.id} {'has not started, and will not' if state is State.PENDING else state.value.lower()}")
+        render.talk(f"{record.id} {found.record.status.state.value.lower()}")
     if as_json:
         render.as_json(report(found))
     return 0

@@ -86,7 +86,7 @@ class LocalCluster(ClusterKind):
                 reported, state=State.UNKNOWN, native="no heartbeat", reason=f"it was started on {host}, and {seen}"
             )
         handle = _find_agent(run)
-        if handle.pid is None and run.record.id not in self._cancelled and not _is_any_alive(run):
+        if handle.pid is None and not _is_any_alive(run):
             if time.time() - run.record.created < _STARTS_WITHIN:
                 return run.record.status
             return Status(State.FAILED, "never started", "the launcher ended before it had started the agent", 1)
@@ -98,9 +98,8 @@ class LocalCluster(ClusterKind):
         if host != socket.gethostname():
             raise LaunchError(f"{run.record.id} runs on {host}", fix=f"ssh {host}, and cancel it there")
         patience = run.record.stop_timeout + _KILL_PATIENCE
-        if is_alive(handle) or (handle.pid is None and _is_any_alive(run)):
-            self._cancelled.add(run.record.id)
         if is_alive(handle):
+            self._cancelled.add(run.record.id)
             send(handle, signal.SIGTERM)
             if not await_end(handle, patience):
                 send(handle, signal.SIGKILL)

@@ -7,28 +7,29 @@ what the other did; the one that removes the mark ends the run.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.launch.refresh import settled
+from allranks.launch.refresh import observed, settled
 from allranks.record.files import unwritable
 from allranks.runs.record import Run, load
-from allranks.runs.status import Handle
+from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
 
-#: What a launcher may take to see the mark. One that was killed never does, and one that checks sees it afterwards.
+#: What a launcher may take to see the mark. One that checks sees it afterwards, and one that was killed never does.
 _LAUNCHER_SECONDS = 5.0
 #: What a launcher may take to end the run, beyond the ranks' own time to exit.
 _END_SECONDS = 120.0
 
 
 def cancel(run: Run, kind: ClusterKind) -> Run:
-    """End a run, and return it with its status then: PENDING if its launcher has not got to starting it yet.
+    """End a run, and return it with its status then.
 
     Raises:
         LaunchError: it cannot be ended, or does not end.
@@ -41,15 +42,16 @@ def cancel(run: Run, kind: ClusterKind) -> Run:
         _mark(run).touch(run.record.file_mode)
     except OSError as error:
         raise unwritable(_mark(run), error) from error
-    run = _wait_until(
-        run, _LAUNCHER_SECONDS, lambda run: not _mark(run).exists() or _has_started(run) or _has_ended(run)
-    )
+    run = _wait_until(run, _LAUNCHER_SECONDS, lambda r: _has_started(r) or _has_ended(r) or not _mark(r).exists())
     if _has_ended(run):
         return run
     if not _mark(run).exists() or (_has_started(run) and not _take(run)):  # The launcher has seen it, and ends the run.
         run = _wait_until(run, run.record.stop_timeout + _END_SECONDS, _has_ended)
     if not _has_ended(run):
         kind.cancel(run)
+        now = observed(load(run.folder), kind)
+        if now.record.status.started is None and not _has_started(now):  # No rank has run, and so none has failed.
+            return now.with_status(Status(State.CANCELLED, "not started", exit_code=128 + signal.SIGTERM))
     return settled(run, kind)
 
 

@@ -188,12 +188,13 @@ def start(
             raise StartCancelledError(f"{run.record.id} was cancelled before it had started", signal.SIGTERM)
         started = kind.start(plan, inherited, detach=detach, interrupted=is_over)
     except AllranksError as error:
+        if is_cancelled() and not isinstance(error, StartCancelledError):  # What failed is what `cancel` has ended.
+            error = StartCancelledError(f"{run.record.id} was cancelled before it had started", signal.SIGTERM)
         note_refusal(run, error)
-        raise
+        raise error
     try:
         run = run.with_handle(started.handle, Status(State.PENDING, "starting"))
-    except RunFolderError:
-        # No command could find it again.
+    except RunFolderError:  # No command could find it again.
         started.signal(signal.SIGTERM)
         started.wait(plan.stop_timeout)
         raise

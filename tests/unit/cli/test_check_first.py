@@ -94,7 +94,7 @@ def test_a_run_that_is_cancelled_while_it_is_checked_does_not_start(allranks: An
     wait_for("the check", lambda: begun.exists() and begun.read_text().strip())
     name = allranks.run().name
     done = allranks("cancel")
-    assert (done.rc, done.stderr) == (0, f"{name} has not started, and will not\n")
+    assert (done.rc, done.stderr) == (0, f"{name} cancelled\n")
     gate.write_text("continue\n")
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (143, b"")

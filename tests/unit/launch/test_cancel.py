@@ -11,7 +11,7 @@ import pytest
 from allranks import contract
 from allranks.clusters.base import Started
 from allranks.clusters.local import LocalCluster
-from allranks.errors import StartCancelledError
+from allranks.errors import LaunchError, StartCancelledError
 from allranks.job.spec import Job
 from allranks.launch import submit
 from allranks.launch.cancel import cancel
@@ -56,7 +56,7 @@ def test_a_run_can_be_cancelled_as_soon_as_there_is_a_folder_of_it(job: Launch) 
         seen.append(cancel(run, kind).record.status.state)
 
     run, plan = submit.prepare(job, kind, cancelled)
-    assert seen == [State.PENDING]
+    assert seen == [State.CANCELLED]
     with pytest.raises(StartCancelledError, match="was cancelled before it had started") as raised:
         submit.start(run, plan, kind, job.environ, detach=True, watched=False)
     assert raised.value.exit_code == 143
@@ -77,6 +77,19 @@ def test_a_start_that_takes_long_hears_of_it(job: Launch) -> None:
     with pytest.raises(StartCancelledError):
         submit.start(run, plan, kind, job.environ, detach=True, watched=False)
     assert heard == [0, 15]
+
+
+def test_a_start_that_fails_because_of_it_is_no_failure(job: Launch) -> None:
+    """The command that cancels did not wait for a slow launcher, and has ended what that had started."""
+
+    def fail(_: Callable[[], int]) -> None:
+        _mark(run).touch()
+        raise LaunchError("the agent on gpu01 cannot be started")
+
+    run, plan = submit.prepare(job, kind := Slow(fail))
+    with pytest.raises(StartCancelledError, match="was cancelled before it had started") as raised:
+        submit.start(run, plan, kind, job.environ, detach=True, watched=False)
+    assert (raised.value.exit_code, load(run.folder).record.status.state) == (143, State.CANCELLED)
 
 
 def test_what_was_started_meanwhile_is_ended_by_its_launcher(job: Launch) -> None:

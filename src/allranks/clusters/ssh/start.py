@@ -91,7 +91,7 @@ def start_all(
     unreached = ssh.send(ended, Path(plan.run_dir), "END", plan.stop_timeout)
     if number:
         why = f"{', '.join(unreached)} cannot be reached; agents there exit on their own when no other node answers"
-        what = f"{plan.run_id} was cancelled before all its nodes had started"
+        what = f"{plan.run_id} was cancelled before it had started"
         raise StartCancelledError(what, number, why=why if unreached else None)
     if not is_enough:
         reached = [_agent(failure.node, failure.answer) for failure in failures if not failure.answer.unreached]
