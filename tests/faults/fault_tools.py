@@ -79,7 +79,8 @@ class Watch:
 
     def found(self) -> str:
         """Return what the run's processes have written, and in which system call each of them is."""
-        texts = [f"{path.name}: {path.read_text()}" for path in sorted(self.node.iterdir()) if path.is_file()]
+        files = [self.run / "record.json", *sorted(path for path in self.node.iterdir() if path.is_file())]
+        texts = [f"{path.name}: {path.read_text()}" for path in files]
         for pid in marked("ALLRANKS_RUN_DIR", str(self.run)):
             for name in ("cmdline", "stat", "wchan", "syscall"):
                 with suppress(OSError):
