@@ -128,7 +128,8 @@ class Allranks:
     def runs(self) -> list[Path]:
         """Return the directories of all runs here, the oldest first."""
         folder = self.folder / "runs"
-        return sorted(path for path in folder.glob("*") if not path.is_symlink()) if folder.is_dir() else []
+        # Those with a dot come and go: a link that is gone when it is looked at does not look like one.
+        return sorted(path for path in folder.glob("[!.]*") if not path.is_symlink()) if folder.is_dir() else []
 
     def run(self) -> Path:
         """Return the directory of the only run here."""

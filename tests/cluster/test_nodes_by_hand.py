@@ -71,7 +71,7 @@ class ByHand:
 
     def run(self, node: int) -> Path:
         """Return the directory of a node's only run."""
-        (run,) = [folder for folder in (self.at(node) / "runs").iterdir() if not folder.is_symlink()]
+        (run,) = [folder for folder in (self.at(node) / "runs").glob("[!.]*") if not folder.is_symlink()]
         return run
 
     def record(self, node: int) -> dict[str, Any]:

@@ -225,8 +225,8 @@ def unreadable(folder: Path) -> list[str]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(folder) if entry.name != contract.LATEST]
+    try:  # No run's name starts with a dot: that is `latest` while it is replaced, or the directory of a check.
+        return [folder / name for name in os.listdir(folder) if name != contract.LATEST and name[0] != "."]  # noqa: PTH208
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -71,6 +71,15 @@ def test_ps(at, failed_run: Path):
     assert found == json.loads(at("status", "--json").stdout)
 
 
+def test_ps_does_not_list_a_link_to_the_newest_run_that_is_being_replaced(at, failed_run: Path):
+    link = failed_run.parent / f".latest-{failed_run.name}"  # As another command leaves it for a moment.
+    link.symlink_to(failed_run.name)
+    try:
+        assert [run["id"] for run in json.loads(at("ps", "--json").stdout)] == [failed_run.name]
+    finally:
+        link.unlink()
+
+
 def test_verbs_that_start_and_cancel_runs_write_json(allranks):
     allranks.script("import sys, time\nprint('hello')\nif sys.argv[1:]:\n    time.sleep(300)\nsys.exit(3)\n")
     done = allranks("run", "train.py", "--json")
