@@ -338,6 +338,7 @@ def test_a_run_that_has_lost_its_launcher_ends_well(ssh: Any, network: Network) 
 def test_a_run_is_cancelled_while_a_cable_is_cut(ssh: Any, mended: Network) -> None:
     """It takes more than 10 s: ssh tries to reach the machine for 10 s."""
     ssh.script(UP)
+    ssh.env[contract.WAITS] = "1"  # The cable is cut for as long as a command takes to start.
     process = ssh.popen("run", "train.py", *TWO)
     run = wait_for_ranks(ssh, "0:0", "1:1")
     mended.cut("gpu02")

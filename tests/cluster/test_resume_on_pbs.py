@@ -98,12 +98,12 @@ def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
     trainings = both(pbs_lab, pbs, *limit)
     firsts = [training.trains() for training in trainings]
     pbs_lab.script(DEAF)
-    deaf = follow(pbs_lab, "deaf", "train.py", "--time", "5s").end()
+    deaf = follow(pbs_lab, "deaf", "train.py", "--time", "20s").end()  # Room for a slow machine to start it.
     name = deaf.folder.name
     assert (deaf.rc, told(pbs_lab, name)["state"]) == (143, "TIMEOUT  F (finished)")
     out_of_time = (
         rf"error: {name} TIMEOUT: it reached its time limit: raise resources\.time\n"
-        rf"  why: =>> PBS: job killed: walltime \d+ exceeded limit 5\n  see: runs/{name}/pbs\.out\n"
+        rf"  why: =>> PBS: job killed: walltime \d+ exceeded limit 20\n  see: runs/{name}/pbs\.out\n"
     )
     assert re.search(out_of_time, deaf.stderr), deaf.stderr
     seconds = [training.trains(attempt=1) for training in trainings]
