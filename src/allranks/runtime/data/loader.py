@@ -91,7 +91,7 @@ class Loader:
             RankError: ``count`` is negative or not an integer.
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise RankError(f"epochs({count!r}): no number of epochs", fix="give a whole number from 0 on")
+            raise RankError(f"epochs({count!r}): not a number of epochs", fix="give a whole number from 0 on")
         return self._epochs(count)
 
     def _epochs(self, count: int) -> Iterator[int]:

@@ -160,9 +160,9 @@ def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
     """Check that the options are possible, also with this kind of dataset; return the kind."""
     workers, prefetch, seed, fetch = options.workers, options.prefetch, options.seed, options.fetch
     if workers != "auto" and not _whole(workers, 0):
-        raise RankError(f"workers={workers!r}: no number of processes", fix='give "auto" or a number from 0 on')
+        raise RankError(f"workers={workers!r}: not a number of processes", fix='give "auto" or a number from 0 on')
     if not _whole(prefetch, 1):
-        raise RankError(f"prefetch={prefetch!r}: no number of batches", fix="give a number from 1 on")
+        raise RankError(f"prefetch={prefetch!r}: not a number of batches", fix="give a number from 1 on")
     if not _whole(seed, None):
         raise RankError(f"invalid seed: seed={seed!r}", fix="give a whole number")
     kind = _kind_of(dataset)
@@ -202,8 +202,8 @@ def _kind_of(dataset: Any) -> Kind:
     name = type(dataset).__name__
     if hasattr(dataset, "__next__"):
         raise RankError(
-            f"the dataset, a {name}, can be run through only once",
-            why="each epoch runs through it again, and a resume once more",
+            f"the dataset, a {name}, can be iterated only once",
+            why="each epoch iterates it again, and so does a resume",
             fix="give an object whose __iter__() starts from the beginning, such as a torch IterableDataset",
         )
     if hasattr(dataset, "__iter__"):
@@ -234,7 +234,7 @@ def _check_enough(length: int, world_size: int) -> None:
         raise RankError(
             "the dataset is empty",
             why="its length is 0",
-            fix="look whether the directory or filter that it is made from finds anything on this node",
+            fix="check that the directory or filter it is made from finds anything on this node",
         )
     if length < world_size:
         raise too_few(length, world_size)
