@@ -68,15 +68,17 @@ class Handling:
 
 
 class Pool:
-    """Runs through datasets of whole batches, in workers if there are some, else in the rank itself.
+    """Iterates over datasets whose samples are complete batches, in workers if there are some, else in the rank itself.
 
     Workers outlive signals to the process group, and exit with their rank.
     """
 
     def __init__(self, handling: Handling) -> None:
         self.handling = handling
+        #: With a sampler: for all passes.
         self._loader: DataLoader[Any] | None = None
-        self._iterator: Any = None
+        #: Of passes that have workers. A script may hold one that it has left, and start the next.
+        self._iterators: set[Any] = set()
 
     def batches(self, dataset: Any, sampler: Any = None) -> Iterator[Any]:
         """Yield the batches of a dataset.
@@ -87,8 +89,9 @@ class Pool:
         if not how.workers:
             yield from dataset
             return
-        if self._loader is None:
-            self._loader = DataLoader(
+        loader = self._loader
+        if loader is None:
+            loader = DataLoader(
                 dataset,
                 sampler=sampler,
                 batch_size=None,
@@ -101,32 +104,28 @@ class Pool:
                 # Its own: it draws a number each time, which must not come from the training's generator.
                 generator=torch.Generator(),
             )
+            if sampler is not None:
+                self._loader = loader
             _pools.add(self)
         # Workers inherit the mask, so that no signal can end them before they have their handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM)
         try:
-            self._iterator = iter(self._loader)
+            iterator = iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._iterators.add(iterator)
         try:
-            yield from self._iterator
+            yield from iterator
         finally:
             if sampler is None:
-                self.close()
+                self._iterators.discard(iterator)
+                _stop_workers(iterator)
 
     def close(self) -> None:
         """Stop the workers and wait until they are gone. Later use starts new ones."""
-        iterator, self._iterator, self._loader = self._iterator, None, None
-        # Torch does it when the iterator is collected, which may be late: a traceback can hold it.
-        shutdown = getattr(iterator, "_shutdown_workers", None)
-        if shutdown is None:
-            return
-        shutdown()
-        # Torch stops those that are stuck in the dataset with SIGTERM, which they ignore.
-        for worker in getattr(iterator, "_workers", ()):
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
+        self._loader = None
+        while self._iterators:
+            _stop_workers(self._iterators.pop())
 
     def __del__(self) -> None:
         self.close()
@@ -141,6 +140,16 @@ def close_pools() -> None:
     """Stop the workers of all loaders."""
     for pool in list(_pools):
         pool.close()
+
+
+def _stop_workers(iterator: Any) -> None:
+    # Torch does it when the iterator is collected, which may be late: a traceback can hold it.
+    iterator._shutdown_workers()
+    # Torch stops those that are stuck in the dataset with SIGTERM, which they ignore.
+    for worker in iterator._workers:
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
 
 
 def _as_it_is(batch: Any) -> Any:
