@@ -86,14 +86,12 @@ class Split:
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, int]]:
         """Yield start and stop of each global batch that follows after ``position`` samples."""
-        start, end = position, self.length
-        if self.drop_last:
-            end -= max(0, end - position) % self.batch
-        while start < end:
-            left = end - start
-            stop = start + min(left, self.batch)
-            if self.batch < left < self.batch + self.even_over:
-                stop = end if left < 2 * self.even_over else start + (left + 1) // 2
+        count, last = self.count_and_last(position)
+        end = position + count * self.batch if self.drop_last else self.length
+        start = position
+        for left in range(count, 0, -1):
+            # The last two may have shared their samples.
+            stop = start + self.batch if left > 2 else end - last * (left - 1)
             yield start, stop
             start = stop
 
@@ -139,14 +137,7 @@ class Share:
 class MapSource:
     """Batches of a dataset with ``__getitem__``."""
 
-    def __init__(
-        self,
-        order: Order,
-        split: Split,
-        share: Share,
-        fetch: Fetch,
-        handling: Handling,
-    ) -> None:
+    def __init__(self, order: Order, split: Split, share: Share, fetch: Fetch, handling: Handling) -> None:
         self._order = order
         self._split = split
         self._share = share

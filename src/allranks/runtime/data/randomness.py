@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from allranks.runtime.seed import hashed, random_states, restore_random
+from allranks.runtime.seed import hashed
 
 T = TypeVar("T")
 #: Seeds what needs it, for the sample of this number.
@@ -145,9 +145,9 @@ def apart(make: Callable[[], Iterator[T]], name: str) -> Iterator[T]:
 
     ``make`` makes the iterator, with the generators seeded with a hash of the name.
     """
-    cpu = torch.device("cpu")
-    training = random_states(cpu)
-    for generator in all_generators():
+    generators = all_generators()
+    training = [generator.read() for generator in generators]
+    for generator in generators:
         generator.seed(hashed(name))
     iterator = make()
     while True:
@@ -156,8 +156,14 @@ def apart(make: Callable[[], Iterator[T]], name: str) -> Iterator[T]:
         except StopIteration:
             return
         finally:
-            own = random_states(cpu)
-            restore_random(training, cpu)
+            own = _swap(generators, training)
         yield item
-        training = random_states(cpu)
-        restore_random(own, cpu)
+        training = _swap(generators, own)
+
+
+def _swap(generators: list[Generator], states: list[Any]) -> list[Any]:
+    """Set the states of generators; return those that they had."""
+    before = [generator.read() for generator in generators]
+    for generator, state in zip(generators, states, strict=True):
+        generator.write(state)
+    return before

@@ -1,6 +1,6 @@
-"""Batches of a dataset that can only be run through (``IterableDataset``).
+"""Batches of a dataset that can only be iterated (``IterableDataset``).
 
-Each rank runs through the whole stream and keeps its own samples (:class:`StreamSource`): every world size has the same
+Each rank reads the complete stream and keeps its own samples (:class:`StreamSource`): every world size has the same
 global batches, and a resume skips what was done. That is exact as long as the stream is the same each time. Or the
 dataset gives each rank a part of its own, whose length is not known beforehand (:class:`ShardedSource`).
 """
@@ -23,7 +23,7 @@ from allranks.runtime.data.workers import Handling, Pool
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
-    from allranks.runtime.data.make import LoaderOptions
+    from allranks.runtime.data import LoaderOptions
 
 
 class Kept(NamedTuple):
@@ -100,7 +100,7 @@ def too_few(samples: int, world_size: int) -> RankError:
     return RankError(
         f"the dataset has {samples} sample{'s' * (samples != 1)}, fewer than there are ranks ({world_size})",
         why="every rank needs one at least",
-        fix=f"take {samples} rank{'s' * (samples != 1)} or fewer, or more data",
+        fix=f"use {samples} rank{'s' * (samples != 1)} or fewer, or more data",
     )
 
 
@@ -109,7 +109,7 @@ def no_full_batch(what: str, samples: int, batch: int) -> RankError:
     return RankError(
         f"the {what} has {samples} samples, and a batch takes {batch}",
         why="drop_last=True leaves out what does not fill a batch",
-        fix="take smaller batches, or drop_last=False",
+        fix="use smaller batches, or drop_last=False",
     )
 
 
@@ -143,17 +143,13 @@ class Pass(IterableDataset[Any]):
 
 
 class StreamSource:
-    """Batches of a stream that every rank runs through; the generators are seeded alike on all ranks.
+    """Batches of a stream that every rank reads completely; the generators are seeded alike on all ranks.
 
     ``cut`` is :func:`cut` with the size of a batch and this rank's share.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        cut: Callable[..., Iterator[Kept]],
-        options: LoaderOptions,
-        handling: Handling,
+        self, dataset: Any, cut: Callable[..., Iterator[Kept]], options: LoaderOptions, handling: Handling
     ) -> None:
         self.pool = Pool(handling)
         self._dataset = dataset
@@ -212,8 +208,7 @@ class ShardedSource:
             raise RankError(
                 f"the dataset gives rank {counts.index(0)} no samples",
                 why="with sharded=True each rank has a part of its own, and all make the same number of steps",
-                fix="see that every rank gets a part, or take sharded=False, where each rank runs through the whole "
-                "stream",
+                fix="give every rank a part, or use sharded=False, where each rank reads the complete stream",
             )
         done = skip
         while min(counts) >= self._least:
