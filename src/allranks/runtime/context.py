@@ -452,9 +452,7 @@ class Context:
             RankError: there are no parameters, or no ``lr`` to scale; ``scale_lr`` is unknown; or the optimizer has
                 other parameters than the model, or already has a scheduler.
         """
-        made: OptimizerT = self._training.optimizer(
-            cls, model, options=options, clip_norm=clip_norm, scale_lr=scale_lr, start_step=self.metrics.start_step
-        )
+        made: OptimizerT = self._training.optimizer(cls, model, options=options, clip_norm=clip_norm, scale_lr=scale_lr)
         return made
 
     @property
