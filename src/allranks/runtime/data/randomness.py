@@ -39,22 +39,14 @@ class Generator:
     read: Callable[[], Any]
     write: Callable[[Any], object]
     seed: Callable[[int], object]
-    _marked: object = None
-    _state: Any = None
+    marked: object = None
+    state: Any = None
 
     def save(self, *, exact: bool) -> None:
-        """Remember the state; unless ``exact``, the last one that was read stands for what has the same mark."""
+        """Remember mark and state; unless ``exact``, the last state that was read stands for those of equal mark."""
         mark = self.mark()
-        if exact or mark != self._marked:
-            self._marked, self._state = mark, self.read()
-
-    def moved(self) -> bool:
-        """Return whether numbers were drawn since :meth:`save`."""
-        return self.mark() != self._marked
-
-    def restore(self) -> None:
-        """Put back the state that was remembered."""
-        self.write(self._state)
+        if exact or mark != self.marked:
+            self.marked, self.state = mark, self.read()
 
 
 def all_generators() -> list[Generator]:
@@ -119,13 +111,13 @@ class Seeding:
         try:
             while True:
                 result = read(self._seeder(epoch))
-                moved = [one for one in generators if one not in self._used and one.moved()]
+                moved = [one for one in generators if one not in self._used and one.mark() != one.marked]
                 if not moved:
                     return result
                 self._used += moved
         finally:
             for generator in self._used:
-                generator.restore()
+                generator.write(generator.state)
 
     def _seeder(self, epoch: int) -> Seed:
         used, prefix = self._used, f"allranks/sample/{self._seed}/{epoch}/"
