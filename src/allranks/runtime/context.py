@@ -336,7 +336,7 @@ class Context:
         """Metrics of the training: averaged over samples and ranks, and written by rank 0."""
         from allranks.runtime.metrics import Metrics
 
-        made = Metrics(self, trackers=lambda: self._tracker_group, log_every=self.log_every, store=self._store)
+        made = Metrics(self)
         # Closed last, because other blocks may still record something while they close.
         self.closing.insert(0, made.finish)
         return made
@@ -660,12 +660,8 @@ class Context:
 
     def _start_trackers(self) -> None:
         """Open the trackers before the training starts; an error of rank 0 is raised on all ranks."""
-
-        def open_on_main() -> None:
-            assert self._tracker_group is not None
-
         if self.trackers:
-            self._main.run("trackers", open_on_main, "allranks.init(trackers=...)")
+            self._main.run("trackers", lambda: bool(self._tracker_group), "allranks.init(trackers=...)")
 
     @cached_property
     def _training(self) -> TrainingState:
