@@ -23,7 +23,7 @@ from allranks.runtime.data.loader import EvaluationLoader, Loader
 from allranks.runtime.data.mapped import BatchSource, MapSource, Order, Share, Split
 from allranks.runtime.data.randomness import Seeding
 from allranks.runtime.data.stream import ShardedSource, StreamSource, cut, no_full_batch, too_few
-from allranks.runtime.data.workers import Handling
+from allranks.runtime.data.workers import Pool
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -87,10 +87,10 @@ def make_loader(
         split = Split(samples, size.total, drop_last)
         source = _map_source(ctx, dataset, Order(samples, seed, shuffle=shuffle), split, share, options)
     elif sharded:
-        source = ShardedSource(ctx, dataset, size, options, _handling(ctx, options, 1), say=say, drop_last=drop_last)
+        source = ShardedSource(ctx, dataset, size, options, _pool(ctx, options, 1), say=say, drop_last=drop_last)
     else:
         own = partial(cut, size=size.total, share=share, drop_last=drop_last)
-        source = StreamSource(dataset, own, options, _handling(ctx, options, 1))
+        source = StreamSource(dataset, own, options, _pool(ctx, options, 1))
     loader = Loader(
         dataset,
         source,
@@ -103,7 +103,7 @@ def make_loader(
     )
     ctx.closing.append(processes.close_pools)
     steps = f", {len(loader)} batches an epoch" if samples is not None else ""
-    workers = source.pool.handling.workers
+    workers = source.pool.workers
     helped = f", {workers} worker{'s' * (workers != 1)} a rank" if workers else ""
     say(f"batch: {size.words(ctx.world_size)}{steps}{helped}")
     return loader
@@ -120,7 +120,7 @@ def make_evaluation_loader(
     source: BatchSource
     if kind == "stream":
         own = partial(cut, size=total, share=share, even=same_steps)
-        source = StreamSource(dataset, own, options, _handling(ctx, options, 1))
+        source = StreamSource(dataset, own, options, _pool(ctx, options, 1))
     else:
         samples = len(dataset)
         _check_enough(samples, share.world_size if same_steps else 1)
@@ -136,12 +136,12 @@ def _map_source(
     ctx: Context, dataset: Any, order: Order, split: Split, share: Share, options: LoaderOptions
 ) -> MapSource:
     fetch = choose(dataset, Seeding(options.seed), options.collate_fn, options.fetch)
-    handling = _handling(ctx, options, 0 if fetch.in_memory else split.count_and_last()[0] - 1)
-    return MapSource(order, split, share, fetch, handling)
+    pool = _pool(ctx, options, 0 if fetch.in_memory else split.count_and_last()[0] - 1)
+    return MapSource(order, split, share, fetch, pool)
 
 
-def _handling(ctx: Context, options: LoaderOptions, most: int) -> Handling:
-    """Return how batches are handled; ``most`` is the greatest number of workers that makes sense."""
+def _pool(ctx: Context, options: LoaderOptions, most: int) -> Pool:
+    """Return the pool of a loader; ``most`` is the greatest number of workers that makes sense."""
     # Evaluation does not wait for the other ranks to divide the CPUs.
     cpus = _cpus.get(os.getpid(), max(1, len(processes.allowed_cpus()) // ctx.local_world_size))
     count = min(cpus - 1, most) if options.workers == "auto" else options.workers
@@ -153,7 +153,7 @@ def _handling(ctx: Context, options: LoaderOptions, most: int) -> Handling:
             batch = pin(batch)
         return batch if ctx.device.type == "cpu" else move(batch, ctx.device, pinned=pinned)
 
-    return Handling(count, options.prefetch, pinned, finish, options.worker_init_fn)
+    return Pool(count, options.prefetch, pinned, finish, options.worker_init_fn)
 
 
 def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:

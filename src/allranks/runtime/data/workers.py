@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -48,9 +48,11 @@ def cpus_of(rank: int, members: Sequence[tuple[int, Sequence[int]]]) -> int:
     return max(1, min(math.floor(total + 1e-6), quota // len(there) if quota else len(mine)))
 
 
-@dataclass(frozen=True)
-class Handling:
-    """How a batch gets from the dataset to the device.
+@dataclass(eq=False)
+class Pool:
+    """Iterates over datasets whose samples are complete batches, in workers if there are some, else in the rank itself.
+
+    Workers outlive signals to the process group, and exit with their rank.
 
     Attributes:
         workers: processes that fetch; 0: the rank itself does.
@@ -65,28 +67,17 @@ class Handling:
     pinned: bool
     finish: Callable[[Any], Any]
     init: Callable[[int], None] | None = None
-
-
-class Pool:
-    """Iterates over datasets whose samples are complete batches, in workers if there are some, else in the rank itself.
-
-    Workers outlive signals to the process group, and exit with their rank.
-    """
-
-    def __init__(self, handling: Handling) -> None:
-        self.handling = handling
-        #: With a sampler: for all passes.
-        self._loader: DataLoader[Any] | None = None
-        #: Of passes that have workers. A script may hold one that it has left, and start the next.
-        self._iterators: set[Any] = set()
+    #: With a sampler: for all passes.
+    _loader: DataLoader[Any] | None = None
+    #: Of passes that have workers. A script may hold one that it has left, and start the next.
+    _iterators: set[Any] = field(default_factory=set)
 
     def batches(self, dataset: Any, sampler: Any = None) -> Iterator[Any]:
         """Yield the batches of a dataset.
 
         Workers exit with the pass. With a sampler, which gives the requests for them, they stay for the next pass.
         """
-        how = self.handling
-        if not how.workers:
+        if not self.workers:
             yield from dataset
             return
         loader = self._loader
@@ -96,11 +87,11 @@ class Pool:
                 sampler=sampler,
                 batch_size=None,
                 collate_fn=_as_it_is,
-                num_workers=how.workers,
-                prefetch_factor=how.prefetch,
-                pin_memory=how.pinned,
+                num_workers=self.workers,
+                prefetch_factor=self.prefetch,
+                pin_memory=self.pinned,
                 persistent_workers=sampler is not None,
-                worker_init_fn=partial(_start, how.init, os.getpid()),
+                worker_init_fn=partial(_start, self.init, os.getpid()),
                 # Its own: it draws a number each time, which must not come from the training's generator.
                 generator=torch.Generator(),
             )

@@ -207,7 +207,7 @@ def test_everything_with_a_device_in_a_batch_moves() -> None:
 
 
 def test_a_batch_stays_as_it_is_on_the_cpu(ctx: Context) -> None:
-    finish = ctx.loader(TENSORS, batch_size=2, quiet=True)._source.pool.handling.finish
+    finish = ctx.loader(TENSORS, batch_size=2, quiet=True)._source.pool.finish
     batch = [torch.zeros(2)]
     assert finish(batch) is batch
 
