@@ -101,7 +101,7 @@ def reap(reports):
 
 
 def main():
-    """Import what is named, then serve; a forked process runs what it was asked for."""
+    """Import what is named, then serve; a forked process runs what it was requested."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         import_module(name)

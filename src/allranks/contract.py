@@ -294,7 +294,7 @@ class BatchSpec(_JsonFile):
     master_addr: str | None
     #: How often the run may be started in all; None: no attempt follows by itself.
     max_attempts: int | None
-    #: The time limit that was asked for, and how long before it ranks are warned (0: they are not), in seconds.
+    #: The time limit that was requested, and how long before it ranks are warned (0: they are not), in seconds.
     time: int | None
     warn_before: int
     #: Whether the run's file of secrets goes when no other attempt follows.

@@ -3,7 +3,7 @@
 The tree::
 
     AllranksError                exit code 1
-    ├── UsageError               exit code 2: what was asked for makes no sense
+    ├── UsageError               exit code 2: what was requested makes no sense
     │   ├── JobError             a value in a flag, variable, job file or cluster file
     │   └── RunNotFoundError     no run of that name here
     ├── PreflightError           exit code 3: it was checked and cannot work
@@ -67,7 +67,7 @@ class AllranksError(Exception):
 
 
 class UsageError(AllranksError):
-    """What was asked for makes no sense."""
+    """What was requested makes no sense."""
 
     exit_code = 2
 

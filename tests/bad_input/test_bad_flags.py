@@ -56,14 +56,14 @@ def test_nccl_without_gpus(allranks):
 
 def test_more_gpus_than_there_are(allranks):
     allranks.script("")
-    error = "error: 2 GPUs asked for, 1 can be used\n  why: CUDA_VISIBLE_DEVICES=0,-1,1\n  fix: --gpus-per-node 1\n"
+    error = "error: 2 GPUs requested, 1 can be used\n  why: CUDA_VISIBLE_DEVICES=0,-1,1\n  fix: --gpus-per-node 1\n"
     refused(allranks, "run", "train.py", "--gpus-per-node", "2", rc=3, error=error, CUDA_VISIBLE_DEVICES="0,-1,1")
 
 
 def test_a_rank_per_gpu_without_gpus(allranks):
     allranks.script("")
     error = (
-        "error: one rank for each GPU was asked for\n"
+        "error: one rank per GPU was requested\n"
         "  why: CUDA_VISIBLE_DEVICES=\n"
         "  fix: --nproc-per-node 2 --backend gloo\n"
     )
@@ -218,7 +218,7 @@ def test_script_and_module(allranks):
 def test_several_nodes_on_one_machine(allranks):
     allranks.script("")
     error = (
-        "error: 2 nodes were asked for, and cluster local is this one machine\n"
+        "error: 2 nodes were requested, and cluster local is this one machine\n"
         "  fix: --nodes 1, or --on a cluster that has them\n"
     )
     refused(allranks, "run", "train.py", "--nodes", "2", error=error)

@@ -11,7 +11,7 @@ MACHINES = ("--hosts", "gpu1,gpu2", "--master-addr", "gpu1")
 REFUSED = {
     "spares": (
         (*PLAIN, *MACHINES, "--spares", "1"),
-        "launch.agent: false: spares were asked for, and torch's own launcher needs a fixed number of nodes",
+        "launch.agent: false: spares were requested, and torch's own launcher needs a fixed number of nodes",
     ),
     "restarts of legacy": (
         (*LEGACY, "--max-restarts", "1"),
@@ -57,7 +57,7 @@ def test_what_cannot_be_had(job: Any, verb: str, name: str):
 
 def test_a_range_of_nodes(job: Any):
     said = _refused(job, "run", "train.py", *PLAIN, "--nnodes", "1:2")
-    what = "1:2 nodes were asked for, and torch's own launcher needs a fixed number of nodes"
+    what = "1:2 nodes were requested, and torch's own launcher needs a fixed number of nodes"
     assert said[0] == f"error: launch.agent: false: {what}"
 
 
@@ -102,5 +102,5 @@ def test_lines_for_nodes_that_cannot_be_written(job: Any, name: str):
 def test_a_setup_that_fits_on_no_line(job: Any, line: str):
     job.job(f"script: train.py\nlaunch: {{agent: false}}\nenvironment:\n  node_setup: |\n    {line}\n")
     said = _refused(job, "plan", "job.yaml", "--per-node", *MACHINES)
-    assert said[0] == "error: environment.node_setup fits on no line"
+    assert said[0] == "error: environment.node_setup does not fit on one line"
     assert said[1] == f"  why: it would have to be a part of a longer line: {line}"

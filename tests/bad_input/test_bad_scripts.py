@@ -95,8 +95,8 @@ def test_bash_script(allranks):
 
 
 NO_PYTHON = {
-    "text": (b"Dear reader,\nthis is no program.\n", f"train.py:1 is no Python {VERSION}", "invalid syntax"),
-    "syntax": (b"import os\ndef f(:\n", f"train.py:2 is no Python {VERSION}", "invalid syntax"),
+    "text": (b"Dear reader,\nthis is no program.\n", f"train.py:1 is not valid Python {VERSION}", "invalid syntax"),
+    "syntax": (b"import os\ndef f(:\n", f"train.py:2 is not valid Python {VERSION}", "invalid syntax"),
     "nul": (b"x = 1\0\n", "train.py is not a Python script", "it holds NUL bytes"),
     "latin-1": (b"a = 1\nb = '\xe9'\n", "train.py:2 cannot be read as Python", "byte 0xe9 is not utf-8"),
 }

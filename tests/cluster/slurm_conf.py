@@ -58,7 +58,7 @@ class Shape:
         accounting: whether there is slurmdbd, with associations and QOS enforced.
         cgroups: whether Slurm holds jobs together, and to their memory, by control groups, as most sites do. Without,
             what leaves the process tree of its job outlives it, and there is no OUT_OF_MEMORY.
-        extra: lines added to slurm.conf. Of a setting that stands there twice, the last counts.
+        extra: lines added to slurm.conf. Of a setting that is listed twice, the last counts.
     """
 
     nodes: int = 4

@@ -118,7 +118,7 @@ def test_a_limit_that_a_qos_may_lift_is_no_refusal(
     lab, change = lab_with_accounting, ("sacctmgr", "--immediate", "modify", "qos", "urgent", "set")
     lab.script("")
     check = ("check", "train.py", "--on", "lab", "--only", "scheduler", "--time", "2:00:00")
-    told = "scheduler  02:00:00 are asked for, and partition main gives a job at most 01:00:00\n"
+    told = "scheduler  02:00:00 are requested, and partition main gives a job at most 01:00:00\n"
     refused = lab(*check)
     assert (refused.rc, f"FAIL  {told}" in refused.stdout) == (3, True), refused.stdout
     slurm_with_accounting.run(*change, "Flags=PartitionTimeLimit")

@@ -85,7 +85,7 @@ def test_each_fault_is_found_on_its_machine(ssh: Any, mended: Network, undo: Und
         ("reach", "gpu03"): ("FAIL", "it cannot reach gpu01 at port 29711: no answer within 5 s"),
         ("master-name", "gpu04"): ("FAIL", "gpu01 means 127.0.1.1"),
         ("mtu", "gpu04"): ("WARN", "9000 at eth0, and 1500 on the others"),
-        ("reach", "gpu04"): ("FAIL", "it cannot reach gpu01 at port 29711: the connection is refused"),
+        ("reach", "gpu04"): ("FAIL", "it cannot reach gpu01 at port 29711: connection refused"),
     }
     ((_, what),) = [each for each in good(found, "reach") if each[0] == "PASS"]
     assert what.startswith("1 of 3 reach gpu01 at port 29711")

@@ -37,11 +37,11 @@ def test_a_healthy_cluster(pbs_lab: Any, pbs: PbsCluster) -> None:
         (("--partition", "nothere"), "PBS has no queue nothere"),
         (
             ("--partition", "gpuq", "--time", "3:00:00"),
-            "03:00:00 are asked for, and queue gpuq gives a job at most 02:00:00",
+            "03:00:00 are requested, and queue gpuq gives a job at most 02:00:00",
         ),
         (
             ("--gpus-per-node", "5"),
-            "5 GPUs of each node are asked for, and no node of this PBS has more than 4 GPUs",
+            "5 GPUs of each node are requested, and no node of this PBS has more than 4 GPUs",
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_job_that_could_never_start_is_not_submitted(pbs_lab: Any, pbs: PbsClu
     done = pbs_lab(*asked)
     assert done.rc == 3
     assert done.stderr.splitlines()[-4:-1] == [
-        f"error: scheduler: {len(pbs.nodes) + 1} nodes are asked for, and this PBS has {len(pbs.nodes)}",
+        f"error: scheduler: {len(pbs.nodes) + 1} nodes are requested, and this PBS has {len(pbs.nodes)}",
         "  why: a scheduler rejects a job that requests more than it has, or keeps it pending forever",
         f"  fix: lower resources.nodes to {len(pbs.nodes)}, or choose another scheduler.partition; "
         "--no-check submits it all the same",

@@ -74,17 +74,17 @@ def test_a_node_that_cannot_be_set_up_is_named_and_the_others_are_looked_at(lab:
         ),
         (
             ("--nodes", "5"),
-            "5 nodes are asked for, and partition main has 4",
+            "5 nodes are requested, and partition main has 4",
             "lower resources.nodes to 4, or choose another scheduler.partition",
         ),
         (
             ("--time", "2:00:00"),
-            "02:00:00 are asked for, and partition main gives a job at most 01:00:00",
+            "02:00:00 are requested, and partition main gives a job at most 01:00:00",
             "lower resources.time, or choose another scheduler.partition",
         ),
         (
             ("--gpus-per-node", "5"),
-            "5 GPUs of each node are asked for, and no node of partition main has more than 4 GPUs",
+            "5 GPUs of each node are requested, and no node of partition main has more than 4 GPUs",
             "lower resources.gpus_per_node, or choose another scheduler.partition",
         ),
     ],
@@ -102,7 +102,7 @@ def test_a_job_that_could_never_start_is_not_submitted(lab: Any, slurm: SlurmClu
     done = lab("run", "train.py", "--on", "lab", "--nodes", "5")
     assert done.rc == 3
     assert done.stderr.splitlines()[-4:-1] == [
-        "error: scheduler: 5 nodes are asked for, and partition main has 4",
+        "error: scheduler: 5 nodes are requested, and partition main has 4",
         "  why: a scheduler rejects a job that requests more than it has, or keeps it pending forever",
         "  fix: lower resources.nodes to 4, or choose another scheduler.partition; --no-check submits it all the same",
     ]

@@ -174,9 +174,7 @@ def test_a_machine_with_another_torch(ssh: Any, mended: Network, undo: Any) -> N
     done = ssh("run", "train.py", "--no-check", *TWO, "--env", "PYTHONDONTWRITEBYTECODE=1")
     assert done.rc == 1
     versions = f"it has torch 1.99.0, and node 0 (gpu01) has torch {here.partition('+')[0]}"
-    assert done.stderr.splitlines()[-1] == (
-        f"error: {ssh.run().name} FAILED: node 1 (gpu02) was turned away: {versions}"
-    )
+    assert done.stderr.splitlines()[-1] == (f"error: {ssh.run().name} FAILED: node 1 (gpu02) was rejected: {versions}")
     assert left_on(mended, ssh.run()) == {}
 
 

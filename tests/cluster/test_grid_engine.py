@@ -27,7 +27,7 @@ WAITS = {
     "gpus": (
         "resources: [gpu=5]",
         "qw (waiting)",
-        "gpu=5,h_rt=300 is asked for, and a host offers gpu=4: "
+        "gpu=5,h_rt=300 is requested, and a host offers gpu=4: "
         "ask for less in scheduler.resources or scheduler.directives, or wait; see qhost -F",
     ),
     "uneven": ("directives: [-pe four 6]", "qw (waiting)", f"parallel environment four offers 0 slots: {RULE}"),

@@ -175,7 +175,7 @@ def test_nodes_that_were_told_different_things(by_hand: ByHand) -> None:
     code, _, err = by_hand.said(1)
     assert code == 1
     assert err.splitlines()[-3:] == [
-        "error: node 2 (gpu02) was turned away by the agent at gpu01:29500",
+        "error: node 2 (gpu02) was rejected by the agent at gpu01:29500",
         "  why: the agent there expects 2 nodes",
         "  fix: --master-addr and --master-port must be the same on all nodes of a job, and no other's",
     ]

@@ -43,7 +43,7 @@ with allranks.init() as ctx:
         checkpoints.step()
 raise SystemExit(75)
 """
-LATER = "it was asked to stop, and is to be continued"
+LATER = "it was stopped on request, and is to be continued"
 
 
 def told(lab: Any, run: str) -> dict[str, str]:

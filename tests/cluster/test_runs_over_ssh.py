@@ -293,4 +293,4 @@ def test_attached_and_detached(ssh: Any) -> None:
     ssh.script(UP)
     done = ssh("run", "train.py", "--attach", "--detach", "--nodes", "gpu01")
     assert (done.rc, ssh.runs()) == (2, [])
-    assert done.stderr.startswith("error: --detach leaves the run going, and --attach ends it with this command\n")
+    assert done.stderr.startswith("error: --detach lets the run continue, and --attach ends it with this command\n")

@@ -97,7 +97,7 @@ def test_what_is_refused_in_a_shell(lab: Any, pbs: PbsCluster, terminals: list[T
     code, said = shell.told("allranks run train.py --nodes 3")
     assert code == 3
     assert said.splitlines()[-3:] == [
-        "error: 3 nodes were asked for, and this allocation has 2",
+        "error: 3 nodes were requested, and this allocation has 2",
         f"  why: PBS_JOBID is {shell.job}: the command was typed inside an allocation",
         "  fix: --nodes 2, or qsub -I -l select=3:... -l place=scatter, "
         "or env -u PBS_JOBID allranks ... for a job of its own",

@@ -104,7 +104,7 @@ def test_what_pbs_refuses_is_told_in_words(pbs_lab: Any, flags: str) -> None:
         assert told(pbs_lab) == ("FAILED  not started", "FAILED", "1")
 
 
-#: Jobs that wait: how they are asked for, PBS's letter, and why they wait.
+#: Jobs that wait: how they are requested, PBS's letter, and why they wait.
 OUT_OF_TIME = "it reached its time limit: raise resources.time"
 WAITING = {
     "many": (

@@ -72,7 +72,7 @@ def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
     os.kill(watch.event("ranks-started")["ranks"][1]["pid"], number)
     first, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, err.decode()
-    said = f"error: {watch.run.name} is to be continued\n  why: asked to stop, the ranks have saved and left\n"
+    said = f"error: {watch.run.name} is to be continued\n  why: the ranks have saved and exited, as requested\n"
     assert said in err.decode()
     status = watch.status()
     assert (status["state"], status["exit_code"], status["restarts"]) == ("PREEMPTED", 75, 0)

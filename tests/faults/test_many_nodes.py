@@ -212,7 +212,7 @@ def test_ranks_that_saved_and_left_end_all_agents_so(run: ByHand) -> None:
     wait_for_line(run, 1, 1, "3")
     run.agents[1].send_signal(signal.SIGUSR1)
     assert run.wait() == [75, 75]
-    told = ("PREEMPTED", 75, None, "asked to stop, the ranks have saved and left")
+    told = ("PREEMPTED", 75, None, "the ranks have saved and exited, as requested")
     assert [run.ended(node) for node in (0, 1)] == [told] * 2
     begun, noted, left = map(json.loads, (run.folder / contract.CHECKPOINTS_FILE).read_text().splitlines())
     assert begun == {"attempt": 0, "step": 0, "path": None, "leaving": False}

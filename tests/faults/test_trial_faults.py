@@ -189,7 +189,7 @@ def test_torchs_own_launcher_is_refused(allranks: Any) -> None:
     done = allranks("test", *TWO, "--no-agent")
     assert (done.rc, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        "error: the test runs in the ranks, and nothing of allranks does with torch's own launcher",
+        "error: the self-test needs allranks' agent, and torch's own launcher starts ranks without it",
         "  why: launch.agent is false",
         "  fix: allranks test --agent --launcher torchrun",
     ]
@@ -212,5 +212,5 @@ def test_a_full_check_tries_the_ranks_too(allranks: Any) -> None:
     grade, what = found["all-reduce"]
     assert grade == "FAIL"
     assert what.startswith("rank 1 was killed by SIGKILL; it ended with ")
-    skipped = ("SKIP", "no ranks came so far as to measure it")
+    skipped = ("SKIP", "no rank got as far as measuring it")
     assert (found["bandwidth"], found["neighbours"]) == (skipped, skipped)

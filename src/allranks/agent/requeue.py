@@ -101,7 +101,7 @@ def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
         has_left = any(note.leaving for note in noted if note.attempt == attempt)
     if not has_left and not lost:
         return Decision(False, f"it exited with code {code}, and is not retried")
-    why = f"{', '.join(sorted(lost))} was lost" if lost else "it was asked to stop, and is to be continued"
+    why = f"{', '.join(sorted(lost))} was lost" if lost else "it was stopped on request, and is to be continued"
     if against := _why_not(noted, attempt + 1, most, _resumed(run, attempt)):
         return Decision(False, f"{why}, but {against}", given_up=True)
     return Decision(True, why, lost=bool(lost))

@@ -121,7 +121,7 @@ class Job(BatchJob):
         return named or [self.environ["SLURMD_NODENAME"]]
 
     def node_count(self, hosts: Sequence[str]) -> int:
-        """Return how many nodes take part: inside an allocation, as many as were asked for."""
+        """Return how many nodes take part: inside an allocation, as many as were requested."""
         return self.node.nnodes if self.orders.is_inside else int(self.environ["SLURM_JOB_NUM_NODES"])
 
     def run(self, attempt: Path, hosts: Sequence[str]) -> int:

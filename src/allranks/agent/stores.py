@@ -165,7 +165,7 @@ def listen(address: str | None, port: int | None) -> socket.socket:
     where = f"{address}:{port or 0}"
     fix = "launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine"
     if address is None:
-        where, fix = f"port {port or 0} of this machine", "end what holds so many ports of this machine"
+        where, fix = f"port {port or 0} of this machine", "stop what uses so many ports of this machine"
     elif port:
         fix = "leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then"
     try:

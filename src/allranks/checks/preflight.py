@@ -99,7 +99,7 @@ def preflight(
     facts = list(dict.fromkeys(fact for check in checks for fact in check.facts))
     word = secrets.token_hex(8)
     nodes: tuple[Node, ...] = ()
-    why = "no check looks at nodes"
+    why = "no check probes nodes"
     if facts:
         nodes, why = probe(kind, launch, plan, facts, folder, word=word, is_prepared=is_prepared, waiting=waiting)
     seen = Seen(

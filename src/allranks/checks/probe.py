@@ -191,9 +191,9 @@ def why_no_report(probed: ProbeResult, slow_part: str) -> Finding:
         fix = probed.fix or f"see what {host} says of it"
         return failed(f"it cannot be reached: {answer.last_words}", fix=fix, exclude=host)
     if answer.code == TOO_OLD:
-        return skipped(f"{answer.last_words} of the job's environment is too old to look with: 3.10 is needed")
+        return skipped(f"{answer.last_words} of the job's environment is too old for the checks: 3.10 is needed")
     if slow_part == "container":  # It may pass no stdin on, and run the job anyway.
-        what = f"the container could not be looked into: {answer.last_words}"
+        what = f"the container could not be inspected: {answer.last_words}"
         return warned(what, fix="see environment.container")
     fix = probed.fix or "correct environment in the job file, or install there what it names"
     return failed(answer.last_words, fix=fix)

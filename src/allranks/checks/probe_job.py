@@ -155,8 +155,8 @@ def _result(
     causes = kind.log_excerpt(run).causes if missing else ()
     if not found:
         words = status.reason or next(reversed(causes), "") or status.native
-        what = "ended" if status.state.is_final else "has not ended in time"
-        answer = Answer(1, "", f"the job that looks at the nodes {what}: {words}")
+        what = "ended" if status.state.is_final else "did not finish in time"
+        answer = Answer(1, "", f"the job that probes the nodes {what}: {words}")
         return [ProbeResult(plan.cluster, answer, f"can a job of yours write into {look.folder.parent}?")]
     fix = f"it must see {look.folder.parent}: is that on a file system that all nodes share?"
     for number in missing:
@@ -176,7 +176,7 @@ def read(attempt: Path) -> dict[int, ProbeResult]:
         started = re.search(rf"^{_STARTED} (\d+) (\S+)$", out, re.MULTILINE)
         exited = re.search(rf"^{_EXITED} (\d+)$", out, re.MULTILINE)
         if started:
-            answer = Answer(1, out, "its look has not ended in time", unreached=True, is_late=True)
+            answer = Answer(1, out, "its probe did not finish in time", unreached=True, is_late=True)
             if exited:
                 answer = Answer(int(exited[1]), out, err.read_text(errors="replace") if err.exists() else "")
             number = int(started[1])

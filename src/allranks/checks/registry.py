@@ -57,7 +57,7 @@ def node_check(
             if fact in node.facts:
                 yield find(node.facts[fact], node, seen).on(node.host)
             elif node.failure is None:
-                yield skipped(node.errors.get(fact, "it was not asked for"), host=node.host)
+                yield skipped(node.errors.get(fact, "it was not requested"), host=node.host)
 
     return Check(name, why, find_all, (fact, *also), is_full)
 
@@ -93,7 +93,7 @@ def all_checks() -> tuple[Check, ...]:
 
 
 def chosen(only: Iterable[str], skip: Iterable[str], *, is_full: bool, own: Sequence[Check] = ()) -> tuple[Check, ...]:
-    """Return the checks that were asked for: those named in ``only``, else all but those of ``--full``.
+    """Return the checks that were requested: those named in ``only``, else all but those of ``--full``.
 
     ``own`` are further checks, those of a job's directory.
 

@@ -29,7 +29,7 @@ def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dr
     With --keep and --older-than, a run is removed if both allow it.
     """
     if keep is None and older_than is None:
-        raise UsageError("which runs are old is not said", fix="allranks prune --keep 20, or --older-than 30d")
+        raise UsageError("--keep or --older-than is needed", fix="allranks prune --keep 20, or --older-than 30d")
     try:
         before = time.time() - (parse_duration(older_than) if older_than is not None else 0.0)
     except ValueError as error:

@@ -68,7 +68,7 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
     loaded = load(ctx, values)
     if detach and loaded.job.launch.attach:
         raise UsageError(
-            "--detach leaves the run going, and --attach ends it with this command",
+            "--detach lets the run continue, and --attach ends it with this command",
             why=f"launch.attach is set by {loaded.sources['launch.attach']}",
             fix="one of them; --no-attach against a file",
         )

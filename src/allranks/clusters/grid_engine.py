@@ -66,7 +66,7 @@ _MESSAGES = (
     (r"instance \S+ dropped because it is full", "the slots that it needs are in use", ""),
     (
         r"\(-l (\S+)\) cannot run (?:at host|in queue) \S+ because it offers only ..:(\w+=[\d.]+?)(?:\.0+)?\s",
-        r"\1 is asked for, and a host offers \2",
+        r"\1 is requested, and a host offers \2",
         "ask for less in scheduler.resources or scheduler.directives, or wait; see qhost -F",
     ),
     (rf"{_NAMED}\(-l (\S+)\) cannot run in queue \S+ because of cl", r"its queue does not give \1", _QUEUE),

@@ -109,7 +109,7 @@ class LocalCluster(ClusterKind):
         if agents.reported_by(_folder(run)).state.is_final:
             return  # The agent has seen to its ranks.
         if not end_marked(contract.RUN_DIR, str(run.folder), run.record.stop_timeout):
-            raise LaunchError(f"processes of {run.record.id} do not end", why="not even of SIGKILL")
+            raise LaunchError(f"processes of {run.record.id} do not end", why="SIGKILL does not end them")
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what the agent's log ends with."""

@@ -41,7 +41,7 @@ def _refuse(request: Request) -> None:
         raise PreflightError(f"jobs run on Linux, and this is {sys.platform}", why=why)
     if least > 1 and request.node_rank is None:
         raise JobError(
-            f"{least} nodes were asked for, and cluster local is this one machine",
+            f"{least} nodes were requested, and cluster local is this one machine",
             fix="--nodes 1, or --on a cluster that has them",
         )
     if plain.is_used(job):
@@ -102,7 +102,7 @@ class LocalPlanning:
         )
 
     def _stdin(self) -> int | None:
-        """Return the rank that reads the stdin of the command: the one that is asked for, or the only one."""
+        """Return the rank that reads the stdin of the command: the one that is requested, or the only one."""
         requested, ranks = self._job.launch.stdin, self._layout.nproc_per_node
         if requested is not None and requested >= ranks:
             why = f"the ranks are 0 to {ranks - 1}"

@@ -63,7 +63,7 @@ _THINGS = {
     )
     for thing in things.split()
 }
-#: The resource, and in parentheses what was asked for or what there is of it.
+#: The resource, and in parentheses what was requested or what there is of it.
 _SHORT = re.compile(
     r"Insufficient amount of (?P<of>(?:queue |server )?)resource:? (?P<name>[^\s(]+)\s*(?:\((?P<amounts>.*)\))?",
     re.DOTALL,
@@ -237,7 +237,7 @@ def _shortage(text: str, *, never: bool) -> JobReason | None:
     has, is_more_than_all = "PBS", never
     if amounts := re.fullmatch(r"R: (.*?) A: (.*?) T: (.*)", reported):
         requested, free, total = amounts.groups()
-        reported = f"{requested} asked for, {free} free, {total} in all"
+        reported = f"{requested} requested, {free} free, {total} in all"
         if not never and requested.isdecimal() and total.isdecimal() and int(requested) > int(total):
             is_more_than_all = True
             has = has if whose else "a node"  # That PBS has looked at last; another one may have more.
@@ -265,8 +265,8 @@ def _limit(text: str) -> JobReason | None:
 _SIGNALLED, _BY_SHELL, _LAST_SIGNAL, _TERM, _KILL = 256, 128, 64, signal.SIGTERM, signal.SIGKILL
 _NOT_STARTED = JobReason("PBS could not start it", "ask the site's support; the logs of its first node have details")
 _OUT_OF_CPU_TIME = JobReason("it reached its limit on CPU time", "ask for more with -l cput in scheduler.directives")
-_OUT_OF_MEMORY = JobReason("it used more memory than it asked for", "raise resources.memory")
-_TOO_MANY_CPUS = JobReason("it used more CPUs than it asked for", "raise resources.cpus_per_node")
+_OUT_OF_MEMORY = JobReason("it used more memory than it requested", "raise resources.memory")
+_TOO_MANY_CPUS = JobReason("it used more CPUs than it requested", "raise resources.cpus_per_node")
 _ABORTED = JobReason("PBS on its first node was restarted, and ended it")
 _NOT_JOINED = JobReason("one of its nodes could not join it", "pbsnodes -l lists nodes that are down")
 _HOOK = JobReason("a hook of the site refused or deleted it", _SITE)

@@ -111,7 +111,7 @@ def _refuse(request: Request) -> None:
     if job.environment.setup:
         raise JobError("environment.setup: pdsh runs all on every machine", fix="environment.node_setup does so too")
     if job.launch.attach:
-        raise JobError("launch.attach: pdsh says nothing of a connection that ends", fix=_KIND_SSH)
+        raise JobError("launch.attach: pdsh does not report a connection that breaks", fix=_KIND_SSH)
     for host in hosts_of(job, request.folder):
         if host.port or ":" in host.name:
             what = f"port {host.port}" if host.port else "address of IPv6"

@@ -1,4 +1,4 @@
-"""The kinds of cluster, loaded when they are asked for; other packages add theirs by entry point."""
+"""The kinds of cluster, loaded when they are needed; other packages add theirs by entry point."""
 
 from __future__ import annotations
 

@@ -394,7 +394,7 @@ def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> I
     if part.state == "DOWN":
         yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
     if 0 < part.nodes < requested.nodes and not 0 < part.max_nodes < requested.nodes:
-        what = f"{nodes(requested.nodes)} are asked for, and {place} has {part.nodes}"
+        what = f"{nodes(requested.nodes)} are requested, and {place} has {part.nodes}"
         yield Issue(what, f"lower resources.nodes to {part.nodes}, or {other}")
     for flag, limit in (
         ("PartitionTimeLimit", Limit(requested.time, "resources.time", format_duration, most=part.max_time)),
@@ -406,7 +406,7 @@ def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> I
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
 
-#: Directives of a user's own by which GPUs, or tasks, are asked for.
+#: Directives of a user's own by which GPUs, or tasks, are requested.
 _OWN_GPUS = re.compile(r"--gpus|-G|--gres[ =]\S*gpu|--tres-per\S*gpu")
 _OWN_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node|--gres)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(\d+)")
 _OWN_TASKS = re.compile(r"--ntasks(?!-)|-n")

@@ -49,7 +49,7 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "RECONFIG_FAIL": (State.NODE_FAIL, JobReason("a node could not be set up as asked", _NODES)),
     "OUT_OF_MEMORY": (
         State.OUT_OF_MEMORY,
-        JobReason("it used more memory than it asked for", "raise resources.memory"),
+        JobReason("it used more memory than it requested", "raise resources.memory"),
     ),
     # Another cluster of the federation has the job, and this one does not know how it ends.
     "REVOKED": (State.UNKNOWN, JobReason("another cluster of the federation runs it")),
@@ -147,7 +147,7 @@ REFUSED = (
     (r"generic resource|\bgres\b", f"change resources.gpu_type or resources.gpus_per_node; {_LISTED},Gres"),
     (r"Memory (specification|required)", f"lower resources.memory; {_LISTED},Memory"),
     (r"CPU count|More processors", f"lower resources.cpus_per_node; {_LISTED},CPUs"),
-    (NO_SUCH_NODES, f"no node has all that is asked for: lower resources; {_LISTED},CPUs,Memory,Gres"),
+    (NO_SUCH_NODES, f"no node has all that is requested: lower resources; {_LISTED},CPUs,Memory,Gres"),
     (r"Invalid node name", "change scheduler.include or scheduler.exclude; see sinfo --Node"),
     (r"node count", "change resources.nodes"),
     (r"feature", f"change scheduler.constraint; {_LISTED},Features"),

@@ -56,7 +56,7 @@ def look_like_hosts(text: str) -> bool:
 def parse_hosts(items: Sequence[str]) -> tuple[Host, ...]:
     """Return the hosts in items such as ``gpu[1-3]``, ``ada@gpu7:2222``, ``10.0.0.4`` or ``[2001:db8::7]:22``.
 
-    ValueError: an item is none, a host stands there twice, or there are more than :data:`MOST_HOSTS`.
+    ValueError: an item is none, a host is listed twice, or there are more than :data:`MOST_HOSTS`.
     """
     return _each_once(_hosts_in(items))
 
@@ -65,7 +65,7 @@ def read_hostfile(text: str) -> tuple[Host, ...]:
     """Return the hosts in a file of hosts, as Open MPI and DeepSpeed read it: ``gpu1 slots=8`` on each line."""
     found = _each_once(_hosts_in_lines(text))
     if not found:
-        raise ValueError("no host stands in it")
+        raise ValueError("it names no host")
     return found
 
 
@@ -81,7 +81,7 @@ def _hosts_in_lines(text: str) -> Iterator[Host]:
                 if not match:
                     raise ValueError(f"{word!r} is not understood, only slots=N is")
                 if slots:
-                    raise ValueError("slots stand there twice")
+                    raise ValueError("slots= is given twice")
                 slots = int(match[1])
             for host in _parse(words[0]):
                 yield replace(host, slots=slots)
@@ -152,7 +152,7 @@ def _too_few(job: Job, found: Sequence[Host], excluded: int) -> JobError:
     there += " left without those of scheduler.exclude" if excluded else " listed"
     why = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)
     fix = f"--nodes {len(found) - spares}" if len(found) > spares else "fewer --spares"
-    what = f"{' and '.join(wanted)} were asked for, and {there}"
+    what = f"{' and '.join(wanted)} were requested, and {there}"
     return JobError(what, why=why, fix=f"{fix}, or more hosts in resources.hosts")
 
 
@@ -206,6 +206,6 @@ def _each_once(hosts: Iterable[Host]) -> tuple[Host, ...]:
     seen: set[tuple[str, int | None]] = set()
     for host in found:
         if (host.name, host.port) in seen:
-            raise ValueError(f"{host} stands there twice: each host runs one agent, with as many ranks as it has GPUs")
+            raise ValueError(f"{host} is listed twice: each host runs one agent, with as many ranks as it has GPUs")
         seen.add((host.name, host.port))
     return found

@@ -179,7 +179,7 @@ class Scheduler(Section):
     """Features that the nodes must have; on PBS further resources of each chunk, such as gpu_model=a100, with Torque
     properties of the nodes."""
     resources: Lines = ()
-    """Further resources of the whole job, on PBS: filesystems=home:eagle is asked for with -l; on Grid Engine of each
+    """Further resources of the whole job, on PBS: filesystems=home:eagle is requested with -l; on Grid Engine of each
     slot: gpu=1."""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     """How Slurm is asked for GPUs: --gpus-per-node, or --gres=gpu:N where a site wants that."""

@@ -142,9 +142,9 @@ def _check_syntax(path: Path, name: str) -> None:
             compile(source, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""
-        raise JobError(f"{name}{line} is no {version}", why=error.msg, fix=fix) from error
+        raise JobError(f"{name}{line} is not valid {version}", why=error.msg, fix=fix) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise JobError(f"{name} is no {version}", why=str(error) or type(error).__name__, fix=fix) from error
+        raise JobError(f"{name} is not valid {version}", why=str(error) or type(error).__name__, fix=fix) from error
 
 
 def _check_encoding(source: bytes, name: str) -> None:

@@ -88,7 +88,7 @@ def _gpus(job: Job, machine: Machine) -> tuple[int, str]:
         return machine.gpus, machine.gpus_from
     if requested > machine.gpus:
         raise PreflightError(
-            f"{format_count(requested, 'GPU')} asked for, {machine.gpus} can be used",
+            f"{format_count(requested, 'GPU')} requested, {machine.gpus} can be used",
             why=machine.gpus_from,
             fix=f"--gpus-per-node {machine.gpus}",
         )
@@ -104,9 +104,7 @@ def _nproc(job: Job, gpus: int, gpus_why: str, machine: Machine) -> tuple[int, s
     if gpus:
         return gpus, f"one for each GPU: {gpus_why}"
     if requested == "gpu":
-        raise PreflightError(
-            "one rank for each GPU was asked for", why=gpus_why, fix="--nproc-per-node 2 --backend gloo"
-        )
+        raise PreflightError("one rank per GPU was requested", why=gpus_why, fix="--nproc-per-node 2 --backend gloo")
     return 1, f"one: {gpus_why}"
 
 

@@ -78,7 +78,7 @@ def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
     if least < most or job.resources.spares:
         requested = f"{least}:{most} nodes were" if least < most else "spares were"
         raise JobError(
-            f"{how}: {requested} asked for, and torch's own launcher needs a fixed number of nodes",
+            f"{how}: {requested} requested, and torch's own launcher needs a fixed number of nodes",
             fix="a number of nodes and no spares, or launcher torchrun with its agent",
         )
     if launch.max_restarts and launch.launcher == "legacy":
@@ -178,7 +178,7 @@ def line_of(job: Job, folder: Path, place: NodePlace) -> str:
     Relative paths of the job are relative to ``folder``.
 
     Raises:
-        JobError: what the job runs is not there, or its set-up fits on no line.
+        JobError: what the job runs is not there, or its set-up does not fit on one line.
     """
     workdir, python = workdir_of(job, folder), python_of(job, {})
     entry = find_entry(job, workdir, same_python=False)
@@ -204,6 +204,6 @@ def _on_one_line(key: str, lines: Sequence[str]) -> Iterator[str]:
             is_whole = False
         if not is_whole or "#" in line or "<<" in line or line.rstrip().endswith(_OPEN_ENDS):
             why = f"it would have to be a part of a longer line: {line.strip()}"
-            raise JobError(f"{key} fits on no line", why=why, fix="put it into a file: '. ./setup.sh'")
+            raise JobError(f"{key} does not fit on one line", why=why, fix="put it into a file: '. ./setup.sh'")
         if line.strip():
             yield f"{{ {line.strip()}; }}"

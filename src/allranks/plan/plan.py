@@ -62,7 +62,7 @@ class Plan:
     #: Names of the variables whose values are secret and travel in the environment only.
     secrets: tuple[str, ...]
     reasons: tuple[Reason, ...]
-    #: What was asked for and does not apply here.
+    #: What was requested and does not apply here.
     notes: tuple[str, ...]
     #: Whether the group may read what the run writes.
     group_readable: bool

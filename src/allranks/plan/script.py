@@ -199,14 +199,14 @@ _NO_CONDA = (
 
 
 def conda_lines(name: str | None) -> list[str]:
-    """Write the lines that activate a conda environment, if one is asked for."""
+    """Write the lines that activate a conda environment, if one is requested."""
     if not name:
         return []
     return ['eval "$("${CONDA_EXE:-conda}" shell.bash hook)"', f"conda activate {shlex.quote(name)}"]
 
 
 def venv_lines(path: str | None) -> list[str]:
-    """Write the line that activates a virtual environment, if one is asked for."""
+    """Write the line that activates a virtual environment, if one is requested."""
     return [f". {shlex.quote(path.rstrip('/') + '/bin/activate')}"] if path else []
 
 

@@ -92,7 +92,7 @@ class Manifest:
             raise ValueError("it is not a manifest of a checkpoint")
         crc = body.pop("crc32", None)
         if _crc_of(body) != crc:
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
         if body["version"] > VERSION:
             raise ValueError(f"it has format version {body['version']}, and this allranks knows up to {VERSION}")
         return cls(**{field.name: body[field.name] for field in fields(cls)})
@@ -230,7 +230,7 @@ def read_file(path: Path, name: str, manifest: Manifest) -> bytes:
     except OSError as error:
         raise CorruptError(f"{path} is corrupt", why=f"{name}: {error.strerror}") from error
     if zlib.crc32(data) != manifest.files[name]["crc32"]:
-        raise CorruptError(f"{path} is corrupt", why=f"{name}: its checksum does not fit")
+        raise CorruptError(f"{path} is corrupt", why=f"{name}: its checksum does not match")
     return data
 
 

@@ -328,7 +328,7 @@ class Context:
         if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr >= 0):
             raise RankError(f"invalid learning rate: lr={lr!r}", fix="give a finite number from 0 on")
         if rule not in ("linear", "sqrt"):
-            raise RankError(f"there is no rule {rule!r} for the learning rate", fix='rule="linear" or rule="sqrt"')
+            raise RankError(f"unknown rule {rule!r} for the learning rate", fix='rule="linear" or rule="sqrt"')
         return lr * (factor if rule == "linear" else math.sqrt(factor))
 
     @cached_property

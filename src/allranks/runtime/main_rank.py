@@ -89,7 +89,7 @@ class SignedValues:
         if self.is_error(packed):
             raise RankError(**json.loads(data))
         if not data.startswith(_ZIP):
-            raise RankError("what rank 0 handed to the others is not of torch.save", why="something else has set it")
+            raise RankError("what rank 0 sent was not written by torch.save", why="something else has set it")
 
         def locate(storage: Any, location: str) -> Any:
             target = "cpu" if location == "cpu" else str(self._device)

@@ -87,7 +87,7 @@ def init(
         )
     if isinstance(trackers, str):
         raise RankError(
-            f"trackers={trackers!r} is a text", why="it is a sequence of trackers", fix=f'trackers=["{trackers}"]'
+            f"trackers={trackers!r} is a string", why="it is a sequence of trackers", fix=f'trackers=["{trackers}"]'
         )
     limit = _limit(timeout)
     if os.getpid() in _open:

@@ -186,7 +186,9 @@ def main() -> None:
     """Search, on every node; the first one reports what was found."""
     parser = argparse.ArgumentParser(prog="allranks.selftest.search")
     parser.add_argument("--timeout", type=float, default=Limits.operation, help="seconds that an operation may take")
-    parser.add_argument("--coming", type=float, default=Limits.coming, help="seconds until all nodes must have come")
+    parser.add_argument(
+        "--coming", type=float, default=Limits.coming, help="seconds within which all nodes must have connected"
+    )
     parser.add_argument(
         "--least", type=float, default=Limits.least, help="bytes a second that are not slow; 0: unknown"
     )

@@ -137,7 +137,7 @@ def test_nodes_with_different_versions_of_torch_do_not_begin(meet):
         outcome = agent.hear("outcome")
         told = (outcome["state"], outcome["reason"], outcome["lost"])
         versions = "it has torch 2.12.1, and node 0 (host0) has torch 2.13.0"
-        assert told == ("FAILED", f"node 1 (host1) was turned away: {versions}", [])
+        assert told == ("FAILED", f"node 1 (host1) was rejected: {versions}", [])
 
 
 def test_a_node_with_another_torch_is_left_out_where_it_is_not_needed(meet):

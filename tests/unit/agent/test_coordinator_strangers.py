@@ -130,7 +130,7 @@ def test_a_stranger_who_says_nothing_does_not_keep_its_place(told, monkeypatch):
     silent.wait("the end", lambda: silent.channel.lost)
     meeting.close()
     assert told == [
-        "note: closed a connection from 127.0.0.1: it has not said who it is within 0 s; others are only counted"
+        "note: closed a connection from 127.0.0.1: it did not identify itself within 0 s; others are only counted"
     ]
 
 

@@ -16,7 +16,7 @@ from allranks.agent import batch_job
 from allranks.agent.requeue import Decision, begins, decide, go_on
 
 OPERATORS = "qrerun: Unauthorized Request  7.server"
-AGAIN = Decision(True, "it was asked to stop, and is to be continued")
+AGAIN = Decision(True, "it was stopped on request, and is to be continued")
 
 
 class Pbs:

@@ -50,7 +50,7 @@ def lose(run: Path, attempt: int, *lost: str) -> None:
 
 
 def test_ranks_that_saved_and_left_go_on(run: Path) -> None:
-    assert decide(run, 0, 75, 10) == Decision(True, "it was asked to stop, and is to be continued")
+    assert decide(run, 0, 75, 10) == Decision(True, "it was stopped on request, and is to be continued")
 
 
 def test_a_lost_node_is_a_reason_to_go_on(run: Path) -> None:
@@ -74,7 +74,8 @@ def test_any_other_end_is_none(run: Path, code: int) -> None:
 
 def test_attempts_are_counted(run: Path) -> None:
     assert decide(run, 1, 75, 3).again
-    why = "it was asked to stop, and is to be continued, but there were 3 attempts: 3 are allowed (retry.max_attempts)"
+    counted = "there were 3 attempts: 3 are allowed (retry.max_attempts)"
+    why = f"it was stopped on request, and is to be continued, but {counted}"
     assert decide(run, 2, 75, 3) == Decision(False, why, given_up=True)
     assert why_not(run, 2, 3) is None
     assert why_not(run, 3, 3) == "there were 3 attempts: 3 are allowed (retry.max_attempts)"

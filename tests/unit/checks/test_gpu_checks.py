@@ -133,7 +133,7 @@ def test_no_driver(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of NVIDIA is asked for there, nor need there be anything to ask with."""
+    """Nothing of NVIDIA is requested there, nor need there be anything to ask with."""
     monkeypatch.setattr(probe, "_DRIVERS", ("/dev/none",))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     facts = probe.gpus(ProbeRequest(("gpus",)))

@@ -76,7 +76,7 @@ def test_a_machine(name: str, facts: dict[str, Any], grade: Grade, what: str) ->
 def test_fewer_cpus_than_asked_for() -> None:
     facts = {"cpus": {"all": 8, "allowed": 2}}
     asked = {"resources": {"cpus_per_node": 4}}
-    assert _found("cpus", facts, asked) == (Grade.WARN, "2 of 8 CPUs may be used, and 4 are asked for")
+    assert _found("cpus", facts, asked) == (Grade.WARN, "2 of 8 CPUs may be used, and 4 are requested")
     ranks = {"launch": {"nproc_per_node": 4}}
     assert _found("cpus", facts, ranks) == (Grade.WARN, "2 of 8 CPUs may be used, by 4 ranks")
 
@@ -95,16 +95,16 @@ def test_numbers_of_ranks_that_no_machine_holds() -> None:
     assert _found("memory", limited, far)[0] is Grade.FAIL
     limits = {"limits": {"nproc": [64, 64], "tasks": None}}
     assert _found("processes", limits, most) == (Grade.WARN, "64")
-    assert _found("processes", limits, far) == (Grade.FAIL, "64 at most, and 65 ranks are asked for")
+    assert _found("processes", limits, far) == (Grade.FAIL, "64 at most, and 65 ranks are requested")
     kernel = {"limits": {"nproc": [None, None], "tasks": None, "kernel": 64}}
     assert _found("processes", kernel, most) == (Grade.PASS, "unlimited")
-    assert _found("processes", kernel, far) == (Grade.FAIL, "64 at most, and 65 ranks are asked for")
+    assert _found("processes", kernel, far) == (Grade.FAIL, "64 at most, and 65 ranks are requested")
 
 
 def test_less_memory_than_asked_for() -> None:
     facts = {"memory": {"total": 8 * GB, "available": 4 * GB, "limit": None}}
     asked = {"resources": {"memory": "6GB"}}
-    assert _found("memory", facts, asked) == (Grade.WARN, "4.29 GB of 8.59 GB free; 6.44 GB are asked for")
+    assert _found("memory", facts, asked) == (Grade.WARN, "4.29 GB of 8.59 GB free; 6.44 GB are requested")
 
 
 PORT = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "layer": "InfiniBand"}

@@ -105,7 +105,7 @@ def test_a_door_that_does_not_open(start: Start) -> None:
     closed = "import socket\nlisten = socket.socket.listen\nsocket.socket.listen = lambda *_: None\n"
     nodes = [start(asked, 0), start(asked, 1), start(asked, 2, closed)]
     facts = [told(process, node)["mesh"] for node, process in enumerate(nodes)]
-    why = {"2": "the connection is refused"}
+    why = {"2": "connection refused"}
     assert facts == [{"tried": 2, "unreached": why}, {"tried": 2, "unreached": why}, {"tried": 2, "unreached": {}}]
 
 
@@ -120,7 +120,7 @@ def test_a_port_that_nobody_listens_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "PATIENCE", 0.2)
     found = meeting.reach(order("reach", node=1, word="refused and told"))
     assert found is not None
-    assert found["error"] == {"kind": "refused", "text": "the connection is refused"}
+    assert found["error"] == {"kind": "refused", "text": "connection refused"}
     assert found["ended"] - found["began"] > 0.1
 
 
@@ -128,15 +128,15 @@ def test_a_name_that_means_nothing() -> None:
     found = meeting.reach(order("reach", node=1, word="names mean things", master_addr="no.such.host.invalid"))
     assert found is not None
     assert found["error"]["kind"] == "name"
-    assert found["error"]["text"].startswith("the name cannot be resolved: ")
+    assert found["error"]["text"].startswith("cannot resolve the name: ")
 
 
 @pytest.mark.parametrize(
     ("says", "kind", "text"),
     [
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "stranger", "who listens there is none of us: it says 'SSH-2.0-OpenSSH_9.2'"),
-        (None, "stranger", "who listens there is none of us: it says nothing for 0.2 s"),
-        (b"", "closed", "who listens there ends the connection without a word"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "stranger", "another program listens there: it says 'SSH-2.0-OpenSSH_9.2'"),
+        (None, "stranger", "another program listens there: it sends nothing for 0.2 s"),
+        (b"", "closed", "the listener there closes the connection without an answer"),
     ],
 )
 def test_a_stranger_at_the_port(says: bytes | None, kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_the_odd_mtu_and_the_slow_link() -> None:
     two = nodes("interface", route(eth0=card(speed=1000)), route(eth0=card()))
     assert grades("speed", two) == [("WARN", "gpu01", "1 Gbit/s, and 10 Gbit/s on the others")]
     virtual = nodes("interface", *[route(eth0=card(speed=None))] * 2)
-    assert found("speed", virtual) == [skipped("the kernel knows no speed of these interfaces")]
+    assert found("speed", virtual) == [skipped("the kernel does not report the speed of these interfaces")]
 
 
 def ports(*states: str, rate: str = "100 Gb/sec (4X EDR)") -> list[dict[str, Any]]:
@@ -249,15 +249,15 @@ def test_nobody_reaches_the_first() -> None:
 
 def test_a_node_that_was_refused_when_the_first_one_had_gone() -> None:
     """Only the closed port has refused it: nothing is known of the network."""
-    late = unmet("refused", "the connection is refused", began=100.0, ended=110.0)
-    what = "it cannot reach gpu01 at port 29500: the connection is refused, when gpu01 did not listen any more"
+    late = unmet("refused", "connection refused", began=100.0, ended=110.0)
+    what = "it cannot reach gpu01 at port 29500: connection refused, when gpu01 did not listen any more"
     assert grades("reach", meeting(came(1), met(), late))[0] == ("WARN", "gpu03", what)
-    at_once = unmet("refused", "the connection is refused", began=1.0, ended=11.0)
+    at_once = unmet("refused", "connection refused", began=1.0, ended=11.0)
     assert grades("reach", meeting(came(1), met(), at_once))[0][:2] == ("FAIL", "gpu03")
 
 
 def test_a_first_node_that_cannot_listen_is_not_the_fault_of_others() -> None:
-    strange = unmet("stranger", "who listens there is none of us: it says ''")
+    strange = unmet("stranger", "another program listens there: it says ''")
     reason = [skipped("gpu01 cannot listen at port 29500: see check port")]
     for check in ("reach", "clock"):
         assert found(check, meeting(came(error="Address already in use"), strange)) == reason

@@ -65,7 +65,7 @@ def test_a_look_that_has_not_ended_is_late(tmp_path: Path) -> None:
     node = tmp_path / "node-000"
     node.mkdir()
     (node / "rank-0.out").write_text("allranks-look 0 n1\n")
-    late = Answer(1, "allranks-look 0 n1\n", "its look has not ended in time", unreached=True, is_late=True)
+    late = Answer(1, "allranks-look 0 n1\n", "its probe did not finish in time", unreached=True, is_late=True)
     assert read(tmp_path) == {0: ProbeResult("n1", late)}
 
 

@@ -104,7 +104,7 @@ def searched(*culprits: dict[str, Any], **more: Any) -> SearchResult:
         (
             SearchResult(0, silent=(2,)),
             failed(
-                "it says nothing: it hangs, or cannot reach the first node",
+                "no answer: it hangs, or cannot reach the first node",
                 fix=f"on gpu03: {LOOK}",
                 host="gpu03",
                 exclude="gpu03",
@@ -112,11 +112,11 @@ def searched(*culprits: dict[str, Any], **more: Any) -> SearchResult:
         ),
         (
             searched(is_bad=False, seconds=0.002, least=5e7),
-            passed("what was slow or failed did not come again when the nodes were searched: all together at 1 GB/s"),
+            passed("what was slow or failed did not recur when the nodes were searched: all together at 1 GB/s"),
         ),
         (
             searched(is_bad=False, seconds=0.002),
-            skipped("all nodes alike at 1 GB/s: none is slower than the others, and what they should do is not known"),
+            skipped("all nodes alike at 1 GB/s: none is slower than the others, and the expected speed is not known"),
         ),
     ],
 )

@@ -91,9 +91,12 @@ def test_a_folder_of_executables_is_run_on_the_node(allranks: Any, folder: Calla
     assert not {"notes.d", ".hidden"} & {*shown}
     assert findings(result, "fans") == [("FAIL", "fan 3 stands still", "tell the operators; room 5")]
     assert findings(result, "dust") == [("WARN", "much", "see what it looks at")]
-    assert findings(result, "air", "gate") == [("PASS", "good", ""), ("SKIP", "it ended with 3, and says nothing", "")]
+    assert findings(result, "air", "gate") == [
+        ("PASS", "good", ""),
+        ("SKIP", "it exited with code 3 and printed nothing", ""),
+    ]
     assert findings(result, "broken") == [
-        ("WARN", "it ended with 9, and not with 0, 1, 2 or 3", "correct it, or --skip it")
+        ("WARN", "it exited with code 9, not with 0, 1, 2 or 3", "correct it, or --skip it")
     ]
     assert findings(result, "notes") == [("SKIP", f"it is not executable: chmod +x {made}/notes", "")]
 

@@ -80,7 +80,7 @@ def test_runs_of_others_and_checkpoints_that_are_gone_do_not_count(allranks: Any
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        ((), "error: which runs are old is not said\n  fix: allranks prune --keep 20, or --older-than 30d\n"),
+        ((), "error: --keep or --older-than is needed\n  fix: allranks prune --keep 20, or --older-than 30d\n"),
         (
             ("--older-than", "a month"),
             "error: invalid --older-than: 'a month'\n"

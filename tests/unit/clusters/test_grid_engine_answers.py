@@ -1,4 +1,4 @@
-"""What Grid Engine answers is read right, and it is asked for what a job needs: by answers of a real one."""
+"""What Grid Engine answers is read right, and it is requested what a job needs: by answers of a real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PENDING = {
     "array": ("9", JobReason("its queue is disabled", f"wait, or {QUEUE}")),
     "begin-time": ("7", JobReason("its time to start has not come")),
     "busy": ("15", JobReason("the slots that it needs are in use")),
-    "gpus": ("1", JobReason("gpu=5 is asked for, and a host offers gpu=4", LESS)),
+    "gpus": ("1", JobReason("gpu=5 is requested, and a host offers gpu=4", LESS)),
     "no-permission": ("5", JobReason("you may not use queue staff.q", QUEUE)),
     "queue-disabled": ("4", JobReason("its queue is disabled", f"wait, or {QUEUE}")),
     "queue-limit": ("6", JobReason("its queue does not give h_rt=3600", QUEUE)),

@@ -48,7 +48,7 @@ def test_another_number_of_nodes_is_refused(tmp_path: Path, inside: dict[str, st
         plan_of(tmp_path, inside, resources={"nodes": asked})
     count = said.split()[0]
     assert str(caught.value) == (
-        f"{said.split(' w')[0]} were asked for, and this allocation has 2\n"
+        f"{said.split(' w')[0]} were requested, and this allocation has 2\n"
         "  why: PBS_JOBID is 7.server: the command was typed inside an allocation\n"
         f"  fix: --nodes 2, or qsub -I -l select={count}:... -l place=scatter, or "
         "env -u PBS_JOBID allranks ... for a job of its own"

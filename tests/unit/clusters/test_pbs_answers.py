@@ -157,7 +157,7 @@ TORQUE = [
     (-11, "01:00:03", True, State.TIMEOUT, None, None, "it reached its time limit: raise resources.time"),
     (
         -10, "00:01:40", True, State.OUT_OF_MEMORY, None, None,
-        "it used more memory than it asked for: raise resources.memory",
+        "it used more memory than it requested: raise resources.memory",
     ),
     (271, "", False, State.CANCELLED, None, None, None),
     (0, "", False, State.CANCELLED, None, None, None),
@@ -237,7 +237,7 @@ def test_an_answer_without_an_id() -> None:
     with pytest.raises(LaunchError) as caught:
         PBS.job_id("Welcome!\n")
     assert str(caught.value) == (
-        "qsub did not tell the id of the job\n"
+        "qsub did not print the id of the job\n"
         "  why: it said 'Welcome!'\n"
         "  fix: qstat -u $USER lists the jobs that you have"
     )

@@ -61,7 +61,7 @@ def test_nodes_of_two_kinds_are_looked_for_each() -> None:
     small, big = [NodeInfo("small", "free", False, 4, GB, 0)], NodeInfo("big", "free", False, 64, GB, 8)
     assert lacking(parts, small + [big] * 4, may_share=may_share(script)) == []
     (found,) = lacking(parts, small + [big] * 3, may_share=may_share(script))
-    assert (found.what, found.is_final) == ("4 nodes are asked for, and this PBS has 3 such", True)
+    assert (found.what, found.is_final) == ("4 nodes are requested, and this PBS has 3 such", True)
     assert [*limits(parts, "q", {"resources_max.ncpus": "258", "resources_max.ngpus": "32"})] == []
     assert len([*limits(parts, "q", {"resources_max.ncpus": "257", "resources_max.nodect": "4"})]) == 2
 
@@ -70,7 +70,7 @@ def test_chunks_that_may_lie_on_one_node_need_no_more() -> None:
     script = "#PBS -l select=8:ncpus=8:ngpus=1\n#PBS -l place={}\n"
     (scattered,) = lacking(read_requested(script.format("scatter:excl")), NODES, may_share=False)
     assert (scattered.what, scattered.fix) == (
-        "8 nodes are asked for, and this PBS has 4",
+        "8 nodes are requested, and this PBS has 4",
         "lower resources.nodes to 4, or choose another scheduler.partition",
     )
     assert not may_share(script.format("scatter:excl"))
@@ -90,14 +90,14 @@ def test_what_a_queue_does_not_give() -> None:
     assert [*limits(too_much, "gpuq", QUEUES["gpuq"])] == [
         Issue("queue gpuq starts no jobs now", f"wait, or {OTHER}", is_final=False),
         Issue(
-            "03:00:00 are asked for, and queue gpuq gives a job at most 02:00:00", f"lower resources.time, or {OTHER}"
+            "03:00:00 are requested, and queue gpuq gives a job at most 02:00:00", f"lower resources.time, or {OTHER}"
         ),
         Issue(
-            "3 nodes are asked for, and queue gpuq gives a job at most 2 nodes", f"lower resources.nodes, or {OTHER}"
+            "3 nodes are requested, and queue gpuq gives a job at most 2 nodes", f"lower resources.nodes, or {OTHER}"
         ),
     ]
     *_, too_little = limits([Requested(cpus=1)], "gpuq", QUEUES["gpuq"])
-    assert too_little.what == "1 CPU are asked for, and queue gpuq gives a job at least 2 CPUs"
+    assert too_little.what == "1 CPU are requested, and queue gpuq gives a job at least 2 CPUs"
     assert [*limits(too_much, "workq", QUEUES["workq"])] == []
     (closed,) = limits([Requested()], "old", {"enabled": "False", "started": "True"})
     assert (closed.what, closed.is_final) == ("queue old takes no jobs", True)
@@ -122,8 +122,8 @@ def test_virtual_nodes_of_a_host_are_one() -> None:
 @pytest.mark.parametrize(
     ("wanted", "what", "is_final"),
     [
-        (Requested(nodes=5), "5 nodes are asked for, and this PBS has 4", True),
-        (Requested(cpus=99), "99 CPUs of each node are asked for, and no node of this PBS has more than 8 CPUs", True),
+        (Requested(nodes=5), "5 nodes are requested, and this PBS has 4", True),
+        (Requested(cpus=99), "99 CPUs of each node are requested, and no node of this PBS has more than 8 CPUs", True),
         (Requested(nodes=4), "too few of its nodes are up now: pbs04 is offline (broken fan)", False),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_users_own_request_for_nodes_counts(tmp_path: Path, value: str, nodes:
     [
         ({"launch": {"launcher": "legacy"}}, JobError, "launcher legacy does not exist on cluster hall"),
         ({"launch": {"agent": False}}, JobError, "launch.agent cannot be false on cluster hall"),
-        ({"launch": {"nproc_per_node": "cpu"}}, JobError, "one rank for each CPU was asked for"),
+        ({"launch": {"nproc_per_node": "cpu"}}, JobError, "one rank per CPU was requested"),
         (
             {"launch": {"launcher": "direct"}, "scheduler": {"directives": ["-l select=1:ngpus=2+1:ngpus=4"]}},
             JobError,
@@ -141,7 +141,7 @@ def test_a_users_own_request_for_nodes_counts(tmp_path: Path, value: str, nodes:
         (
             {"resources": {"nodes": "3"}, "scheduler": {"directives": ["-l select=1:ncpus=2+1"]}},
             JobError,
-            "3 nodes are asked for by resources.nodes, and 2 by scheduler.directives\n"
+            "3 nodes are requested by resources.nodes, and 2 by scheduler.directives\n"
             "  why: scheduler.directives: -l select=1:ncpus=2+1\n"
             "  fix: leave one of them out",
         ),
@@ -150,7 +150,7 @@ def test_a_users_own_request_for_nodes_counts(tmp_path: Path, value: str, nodes:
         (
             {"scheduler": {"output": "logs here/a.log"}},
             JobError,
-            "scheduler.output: there is no directory {folder}/logs here\n  why: the script could not say anything\n"
+            "scheduler.output: there is no directory {folder}/logs here\n  why: nothing could be written there\n"
             "  fix: mkdir -p '{folder}/logs here'",
         ),
     ],
@@ -201,8 +201,8 @@ def test_each_line_has_its_reason(tmp_path: Path) -> None:
     assert found["-l select"] == ("2:mpiprocs=1", "resources, for each node")
     assert found["-l walltime"] == ("00:02:00", "resources.time")
     assert found["master"] == ("the first node, a port from the job's id", "free there, and no other job's")
-    assert found["scheduler.output"] == (f"{tmp_path}/o", "what the script says")
-    assert found["scheduler.error"] == ("/e", "what the script says")
+    assert found["scheduler.output"] == (f"{tmp_path}/o", "what the script prints")
+    assert found["scheduler.error"] == ("/e", "what the script prints")
     assert len([subject for subject in found if subject.startswith("-")]) == len(directives(plan))
 
 

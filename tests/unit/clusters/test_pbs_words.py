@@ -25,7 +25,7 @@ RECORDED = {
     "stopped-queue": (False, "its queue starts no jobs: choose another scheduler.partition, or wait"),
     "busy": (
         False,
-        "too little of what it asks for is free: CPUs (32 asked for, 18 free, 32 in all): "
+        "too little of what it asks for is free: CPUs (32 requested, 18 free, 32 in all): "
         "wait, or change resources.cpus_per_node",
     ),
     "never-ngpus": (
@@ -38,7 +38,7 @@ RECORDED = {
     ),
     "never-ncpus": (
         True,
-        "it asks for more CPUs than PBS has (99 asked for, 32 free, 32 in all), and so it will never start: "
+        "it asks for more CPUs than PBS has (99 requested, 32 free, 32 in all), and so it will never start: "
         "lower resources.cpus_per_node",
     ),
     "never-host": (
@@ -96,15 +96,15 @@ COMMENTS = {
     ),
     "Insufficient amount of resource: host ": "hosts that it needs are down or in use: pbsnodes -aSj shows the nodes",
     "Insufficient amount of queue resource: ngpus (R: 8 A: 0 T: 16)": (
-        "too little of what it asks for is free in its queue: GPUs (8 asked for, 0 free, 16 in all): "
+        "too little of what it asks for is free in its queue: GPUs (8 requested, 0 free, 16 in all): "
         "wait, or change resources.gpus_per_node"
     ),
     "Insufficient amount of server resource: matlab_lic (R: 1 A: 0 T: 4)": (
-        "too little of what it asks for is free in its server: matlab_lic (1 asked for, 0 free, 4 in all): "
+        "too little of what it asks for is free in its server: matlab_lic (1 requested, 0 free, 4 in all): "
         "wait, or change scheduler.constraint or scheduler.resources"
     ),
     "Insufficient amount of resource: ncpus (R: 100 A: 8 T: 8)": (
-        "it asks for more CPUs than a node has (100 asked for, 8 free, 8 in all): lower resources.cpus_per_node"
+        "it asks for more CPUs than a node has (100 requested, 8 free, 8 in all): lower resources.cpus_per_node"
     ),
     "host set gpu01 has too few free resources": "no group of nodes that belong together has room for it",
     "Can't fit in the largest placement set, and can't span placement sets": (
@@ -147,7 +147,7 @@ def test_comments(comment: str) -> None:
 def test_what_can_never_run_is_hopeless() -> None:
     told = str(why_pending("Can Never Run: Insufficient amount of resource: mem (R: 2tb A: 1tb T: 1tb)"))
     assert told == (
-        "it asks for more memory than PBS has (2tb asked for, 1tb free, 1tb in all), and so it will never start: "
+        "it asks for more memory than PBS has (2tb requested, 1tb free, 1tb in all), and so it will never start: "
         "lower resources.memory"
     )
     assert not why_pending("Not Running: Insufficient amount of resource: mem (R: 2tb A: 1tb T: 4tb)").hopeless

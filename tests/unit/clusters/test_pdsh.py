@@ -74,7 +74,7 @@ def test_the_plan_has_the_same_command_for_all_nodes(tmp_path: Path):
         ("gpu1:2222", "", "gpu1:2222: pdsh takes no port 2222"),
         ("2001:db8::7", "", "2001:db8::7: pdsh takes no address of IPv6"),
         ("gpu1", "sync: rsync\n", "sync: over pdsh nothing is copied to the machines"),
-        ("gpu1", "launch: {attach: true}\n", "launch.attach: pdsh says nothing of a connection that ends"),
+        ("gpu1", "launch: {attach: true}\n", "launch.attach: pdsh does not report a connection that breaks"),
     ],
 )
 def test_what_only_ssh_has(tmp_path: Path, hosts: str, rest: str, what: str):

@@ -284,7 +284,7 @@ def test_an_answer_without_an_id() -> None:
     with pytest.raises(LaunchError) as caught:
         SLURM.job_id("allocation granted\n")
     assert str(caught.value) == (
-        "sbatch did not tell the id of the job\n"
+        "sbatch did not print the id of the job\n"
         "  why: it said 'allocation granted'\n"
         "  fix: squeue --me lists the jobs that you have"
     )

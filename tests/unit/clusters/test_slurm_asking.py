@@ -25,7 +25,7 @@ REFUSED = [
     "set scheduler.partition to one that sinfo --summarize lists and you may use",
     f"change scheduler.account; {ASSOCIATIONS}",
     f"change scheduler.qos; {ASSOCIATIONS}",
-    "no node has all that is asked for: lower resources; see sinfo --Format=NodeList,CPUs,Memory,Gres",
+    "no node has all that is requested: lower resources; see sinfo --Format=NodeList,CPUs,Memory,Gres",
     "change resources.gpu_type or resources.gpus_per_node; see sinfo --Format=NodeList,Gres",
     "lower resources.memory; see sinfo --Format=NodeList,Memory",
     "lower resources.cpus_per_node; see sinfo --Format=NodeList,CPUs",

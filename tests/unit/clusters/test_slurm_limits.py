@@ -99,11 +99,11 @@ def test_what_waits_for_ever_although_slurm_takes_it() -> None:
     assert TESTED["--time=2:00:00"][0] == TESTED["--partition=closed"][0] == 0
     (time,) = limits(Requested(time=7200), PARTITIONS[:1])
     assert time == Issue(
-        "02:00:00 are asked for, and partition main gives a job at most 01:00:00",
+        "02:00:00 are requested, and partition main gives a job at most 01:00:00",
         "lower resources.time, or choose another scheduler.partition",
     )
     (two,) = limits(Requested(nodes=3), PARTITIONS[4:5])
-    assert two.what == "3 nodes are asked for, and partition two gives a job at most 2 nodes"
+    assert two.what == "3 nodes are requested, and partition two gives a job at most 2 nodes"
     (closed,) = limits(Requested(), PARTITIONS[5:])
     assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
 
@@ -138,7 +138,7 @@ def test_the_limit_of_a_qos() -> None:
     known = parse_qos("normal||\nbrief|00:01:00|\n")
     assert limits(Requested(time=60, qos="brief"), PARTITIONS[:1], known) == []
     (found,) = limits(Requested(time=1800, qos="brief"), PARTITIONS[:1], known)
-    assert found.what == "00:30:00 are asked for, and QOS brief gives a job at most 00:01:00"
+    assert found.what == "00:30:00 are requested, and QOS brief gives a job at most 00:01:00"
     assert limits(Requested(time=1800, qos="normal"), PARTITIONS[:1], known) == []
 
 
@@ -154,17 +154,17 @@ def test_nodes_and_why_they_are_away() -> None:
     [
         (
             Requested(gpus=5),
-            "5 GPUs of each node are asked for, and no node of partition main has more than 4 GPUs",
+            "5 GPUs of each node are requested, and no node of partition main has more than 4 GPUs",
             True,
         ),
         (
             Requested(cpus=9),
-            "9 CPUs of each node are asked for, and no node of partition main has more than 8 CPUs",
+            "9 CPUs of each node are requested, and no node of partition main has more than 8 CPUs",
             True,
         ),
         (
             Requested(memory=1024 * GB),
-            "1T of each node are asked for, and no node of partition main has more than 32000M",
+            "1T of each node are requested, and no node of partition main has more than 32000M",
             True,
         ),
         (Requested(nodes=3), "too few of its nodes are up now: node[03-04] are down* (Not responding)", False),

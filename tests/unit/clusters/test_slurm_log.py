@@ -25,7 +25,7 @@ srun: Force Terminated StepId=1.0
 """
 OOM = ": it ran out of memory"
 LAST = "allranks: no other attempt: it exited with code 143, and is not retried\n"
-FOLLOWS = "allranks: another attempt follows: it was asked to stop, and is to be continued\n"
+FOLLOWS = "allranks: another attempt follows: it was stopped on request, and is to be continued\n"
 #: As seen when an admin requeues a job: what its ranks end with comes after the line that tells of it.
 REQUEUED = """\
 slurmstepd-node01: error: *** JOB 8 ON node01 CANCELLED AT 2026-11-21T17:16:20 DUE TO JOB REQUEUE ***

@@ -144,8 +144,8 @@ def test_ranks_of_a_node_and_their_backend(tmp_path: Path, job: dict[str, Any], 
     ("job", "error", "what"),
     [
         ({"launch": {"launcher": "legacy"}}, JobError, "launcher legacy does not exist on cluster lab"),
-        ({"launch": {"nproc_per_node": "cpu"}}, JobError, "one rank for each CPU was asked for"),
-        ({"launch": {"nproc_per_node": "gpu"}}, PreflightError, "one rank for each GPU was asked for"),
+        ({"launch": {"nproc_per_node": "cpu"}}, JobError, "one rank per CPU was requested"),
+        ({"launch": {"nproc_per_node": "gpu"}}, PreflightError, "one rank per GPU was requested"),
         ({"launch": {"backend": "nccl"}}, PreflightError, "1 rank on 0 GPUs with backend nccl"),
         (
             {"resources": {"gpus_per_node": 2}, "launch": {"nproc_per_node": 4}},
@@ -281,7 +281,7 @@ def test_inside_an_allocation_less_can_be_used(tmp_path: Path):
     plan = plan_of(tmp_path, ALLOCATION, resources={"nodes": "1:4", "gpus_per_node": 0})
     assert (plan.nnodes, plan.nproc_per_node, plan.backend) == (2, 1, "gloo")
     assert plan_of(tmp_path, ALLOCATION, resources={"nodes": "1"}).nnodes == 1
-    with pytest.raises(PreflightError, match=r"^3 nodes were asked for, and this allocation has 2\n"):
+    with pytest.raises(PreflightError, match=r"^3 nodes were requested, and this allocation has 2\n"):
         plan_of(tmp_path, ALLOCATION, resources={"nodes": "3"})
 
 

@@ -54,7 +54,7 @@ RECORDED = {
         "Slurm could not start the script: its work directory, or that of its output, is not there on the node",
     ),
     "node-fail": (False, "a node failed"),
-    "out-of-memory": (False, "it used more memory than it asked for: raise resources.memory"),
+    "out-of-memory": (False, "it used more memory than it requested: raise resources.memory"),
     "preempted": (False, "its nodes were taken for a job with precedence"),
     "timeout": (False, "it reached its time limit: raise resources.time"),
     "failed": (False, None),

@@ -63,8 +63,8 @@ def test_what_is_written_is_read_again(given: list[Host]):
         ("gpu1:0", "'gpu1:0': there is no port 0"),
         ("gpu[3-1]", "invalid range of numbers: '3-1'"),
         ("gpu1,,gpu2", "an empty name in 'gpu1,,gpu2'"),
-        ("gpu1,gpu1", "gpu1 stands there twice"),
-        ("ada@gpu1,bob@gpu1", "bob@gpu1 stands there twice"),
+        ("gpu1,gpu1", "gpu1 is listed twice"),
+        ("ada@gpu1,bob@gpu1", "bob@gpu1 is listed twice"),
     ],
 )
 def test_what_is_no_list_of_hosts(text: str, error: str):
@@ -122,9 +122,9 @@ def test_a_file_of_hosts():
     [
         ("gpu1\ngpu2 slot=8\n", "line 2: 'slot=8' is not understood, only slots=N is"),
         ("gpu1 slots=0", "line 1: 'slots=0' is not understood, only slots=N is"),
-        ("gpu1 slots=1 slots=2", "line 1: slots stand there twice"),
-        ("# nothing\n", "no host stands in it"),
-        ("gpu1\ngpu1", "gpu1 stands there twice"),
+        ("gpu1 slots=1 slots=2", "line 1: slots= is given twice"),
+        ("# nothing\n", "it names no host"),
+        ("gpu1\ngpu1", "gpu1 is listed twice"),
     ],
 )
 def test_what_is_no_file_of_hosts(text: str, error: str):
@@ -211,7 +211,7 @@ def test_what_is_excluded_in_vain(tmp_path: Path):
         (
             "gpu2",
             {"nodes": 3},
-            "3 nodes were asked for, and 2 hosts are left without those of scheduler.exclude\n  why: gpu1, gpu3\n"
+            "3 nodes were requested, and 2 hosts are left without those of scheduler.exclude\n  why: gpu1, gpu3\n"
             "  fix: --nodes 2, or more hosts in resources.hosts",
         ),
         (
@@ -233,12 +233,12 @@ def test_too_many_are_left_out(tmp_path: Path, exclude: str, resources: dict[str
     ("resources", "error"),
     [
         ({}, "cluster lab has no hosts\n"),
-        ({"hosts": "gpu[1-2]", "nodes": 3}, "3 nodes were asked for, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
-        ({"hosts": "gpu1", "nodes": "2:4"}, "at least 2 nodes were asked for, and 1 host is listed\n  why: gpu1\n"),
-        ({"hosts": "gpu[1-2]", "spares": 2}, "2 spares were asked for, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
+        ({"hosts": "gpu[1-2]", "nodes": 3}, "3 nodes were requested, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
+        ({"hosts": "gpu1", "nodes": "2:4"}, "at least 2 nodes were requested, and 1 host is listed\n  why: gpu1\n"),
+        ({"hosts": "gpu[1-2]", "spares": 2}, "2 spares were requested, and 2 hosts are listed\n  why: gpu1, gpu2\n"),
         (
             {"hosts": "gpu[1-4]", "nodes": 4, "spares": 1},
-            "4 nodes and 1 spare were asked for, and 4 hosts are listed\n  why: gpu1, gpu2, gpu3, gpu4\n",
+            "4 nodes and 1 spare were requested, and 4 hosts are listed\n  why: gpu1, gpu2, gpu3, gpu4\n",
         ),
         ({"hosts": "gpu[1"}, "resources.hosts: "),
         ({"hostfile": "nowhere"}, "resources.hostfile: cannot read nowhere\n  why: No such file or directory"),

@@ -159,7 +159,7 @@ def test_of_an_array_all_ranks_are_told_and_the_task_that_failed(unsettled: Run)
 
 
 def test_it_tells_of_the_ranks_and_nodes_that_were_started_last(unsettled: Run) -> None:
-    """An elastic run may get fewer nodes than it asked for, and lose some later."""
+    """An elastic run may get fewer nodes than it requested, and lose some later."""
     other = unsettled.folder / "attempts/000/node-001"
     other.mkdir()
     for folder, events in ((unsettled.node_folder(0), ((8, 12, 3), (9, 8, 2))), (other, ((8, 12, 3),))):

@@ -53,9 +53,9 @@ def test_each_decision_has_its_reason():
         (FOUR_GPUS, None, {"nproc_per_node": 5}, "5 ranks on 4 GPUs with backend nccl"),
         (FOUR_GPUS, 1, {"nproc_per_node": 2}, "2 ranks on 1 GPU with backend nccl"),
         (CPU_ONLY, None, {"backend": "nccl"}, "1 rank on 0 GPUs with backend nccl"),
-        (CPU_ONLY, 1, {}, "1 GPU asked for, 0 can be used"),
-        (FOUR_GPUS, 8, {}, "8 GPUs asked for, 4 can be used"),
-        (CPU_ONLY, None, {"nproc_per_node": "gpu"}, "one rank for each GPU was asked for"),
+        (CPU_ONLY, 1, {}, "1 GPU requested, 0 can be used"),
+        (FOUR_GPUS, 8, {}, "8 GPUs requested, 4 can be used"),
+        (CPU_ONLY, None, {"nproc_per_node": "gpu"}, "one rank per GPU was requested"),
     ],
 )
 def test_what_cannot_work(machine: Machine, gpus: int | None, launch: dict[str, object], what: str):

@@ -119,7 +119,7 @@ def test_what_is_no_tracker_is_an_error(tracker, what, tmp_path):
 
 
 def test_a_text_instead_of_a_sequence_is_an_error():
-    with pytest.raises(RankError, match="trackers='wandb' is a text"):
+    with pytest.raises(RankError, match="trackers='wandb' is a string"):
         allranks.init(trackers="wandb")
 
 

@@ -206,7 +206,7 @@ class CoordinatorClient:
             self._wait_for_master(wait, _LONGEST_PAUSE)
         if self._master:
             return None
-        problem = self._channel.lost or f"who listens there says nothing for {JOIN_SECONDS:g} s"
+        problem = self._channel.lost or f"the listener there sends nothing for {JOIN_SECONDS:g} s"
         self._channel.close()
         return _OTHER_KEY if self._channel.is_greeted else problem
 
@@ -266,7 +266,7 @@ class CoordinatorClient:
                 self.outcome = Outcome(**{**fields, "lost": tuple(fields["lost"])})
             case "refused":
                 raise LaunchError(
-                    f"{self._name} was turned away by the agent at {self._where}",
+                    f"{self._name} was rejected by the agent at {self._where}",
                     why=fields["why"],
                     fix="--master-addr and --master-port must be the same on all nodes of a job, and no other's",
                 )

@@ -141,7 +141,7 @@ class Coordinator:
             for _ in range(0 if self._awaits_own else _MOST_AT_ONCE):
                 channel = self._channel(self._listener.accept()[0])
                 if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
-                    self._refuse(next(iter(self._unauthenticated)), "it has not said who it is")
+                    self._refuse(next(iter(self._unauthenticated)), "it did not identify itself")
                 self._unauthenticated[channel] = time.monotonic()
         except OSError:
             pass  # There is no other connection, or it is closed already.
@@ -154,7 +154,7 @@ class Coordinator:
             elif channel.lost:
                 self._refuse(channel, channel.lost)
             elif now - since > _PROOF_SECONDS:
-                self._refuse(channel, f"it has not said who it is within {_PROOF_SECONDS:g} s")
+                self._refuse(channel, f"it did not identify itself within {_PROOF_SECONDS:g} s")
 
     def _channel(self, connection: socket.socket) -> Channel:
         return Channel(connection, self._key, is_coordinator=True, patient=self._node.needs_all)
@@ -187,7 +187,7 @@ class Coordinator:
 
     def _refusal(self, hello: Message) -> str | None:
         if hello["kind"] != "hello":
-            return "it has not said hello"
+            return "it did not send a hello"
         if hello["attempt"] != self._node.attempt:
             return f"the agent there belongs to attempt {self._node.attempt}, and this one to {hello['attempt']}"
         if self._is_over and not self._outcome:
@@ -210,7 +210,7 @@ class Coordinator:
 
     def _reject(self, peer: _Peer, why: str) -> None:
         """Continue without a node that cannot take part; if too few are left, all fail for that reason."""
-        outcome = Outcome("FAILED", 1, f"{peer.name} was turned away: {why}")
+        outcome = Outcome("FAILED", 1, f"{peer.name} was rejected: {why}")
         peer.channel.send("welcome", host=socket.gethostname())
         peer.channel.send("outcome", **asdict(outcome))
         peer.channel.close()

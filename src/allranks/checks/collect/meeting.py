@@ -37,7 +37,7 @@ _MOST_NODES = 64
 _CLOCK, _BYE, _MESH = "clock", "bye", "mesh"
 _CLOCK_ROUNDS = 5
 _LONGEST_LINE = 1 << 20
-_STRANGER = "who listens there is none of us:"
+_STRANGER = "another program listens there:"
 
 
 def _once(function: Callable[[ProbeRequest], T]) -> Callable[[ProbeRequest], T]:
@@ -343,13 +343,13 @@ def greet(address: str, port: int, word: str, node: int) -> Talk:
         heard = talk.hear()
     except TimeoutError:
         talk.close()
-        raise TalkError("stranger", f"{_STRANGER} it says nothing for {ANSWER_SECONDS:g} s") from None
+        raise TalkError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s") from None
     except OSError:
         heard = ""
     if heard != word[middle:]:
         talk.close()
         if not heard:
-            raise TalkError("closed", "who listens there ends the connection without a word")
+            raise TalkError("closed", "the listener there closes the connection without an answer")
         raise TalkError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
     return talk
 
@@ -389,9 +389,9 @@ def stop(listener: socket.socket) -> None:
 
 def _why(error: OSError) -> TalkError:
     if isinstance(error, socket.gaierror):
-        return TalkError("name", f"the name cannot be resolved: {error.strerror}")
+        return TalkError("name", f"cannot resolve the name: {error.strerror}")
     if isinstance(error, ConnectionRefusedError):
-        return TalkError("refused", "the connection is refused")
+        return TalkError("refused", "connection refused")
     if isinstance(error, TimeoutError):
         return TalkError("dropped", f"no answer within {ANSWER_SECONDS:g} s")
     kind = "route" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else "other"

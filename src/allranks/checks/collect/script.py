@@ -210,4 +210,4 @@ def _near(name: str, importer: Path) -> str | None:
 def _why_no_python(file: Path, error: SyntaxError | ValueError) -> str:
     line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
     said = error.msg if isinstance(error, SyntaxError) else error
-    return f"{file}{line} is no Python {sys.version_info[0]}.{sys.version_info[1]}: {said}"
+    return f"{file}{line} is not valid Python {sys.version_info[0]}.{sys.version_info[1]}: {said}"

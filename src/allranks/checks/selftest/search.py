@@ -93,7 +93,7 @@ def search(launch: Launch, kind: ClusterKind, hosts: Sequence[str], *, watcher: 
     trial = run_trial(launch, kind, ("--least", f"{least:g}"), module=_MODULE, watcher=watcher)
     results = trial.of(SearchResult)
     if not results:
-        return [skipped(f"the search for the node or link at fault did not come to its end: {why_failed(trial)}")]
+        return [skipped(f"the search for the node or link at fault did not finish: {why_failed(trial)}")]
     names = hosts if len(hosts) == len(results[0].hosts) else results[0].hosts
     return [*findings(results[0], names)]
 
@@ -102,7 +102,7 @@ def findings(result: SearchResult, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield the findings of a search; ``hosts`` are the nodes' names, in their order."""
     on_it = f"on {{}}: {_COMMANDS}"
     for node in result.silent:
-        host, what = hosts[node], "it says nothing: it hangs, or cannot reach the first node"
+        host, what = hosts[node], "no answer: it hangs, or cannot reach the first node"
         yield failed(what, fix=on_it.format(host), host=host, exclude=host)
     links = [culprit for culprit in result.culprits if len(culprit["nodes"]) == 2]
     for culprit in result.culprits:
@@ -116,12 +116,12 @@ def findings(result: SearchResult, hosts: Sequence[str]) -> Iterator[Finding]:
         yield _link(link, hosts[leave_out], result, hosts)
     if links[_NAMED:]:
         what = f"{format_count(len(links) - _NAMED, 'further pair')} of nodes: as badly with each other"
-        yield warned(what, fix="put right what is named, and search again")
+        yield warned(what, fix="fix what is named, and search again")
     if result.more:
         what = (
             f"{format_count(result.more, 'further node')} did well with no other one, and few others were left to try"
         )
-        yield warned(what, fix="put right or leave out what is named, and search again")
+        yield warned(what, fix="fix or leave out what is named, and search again")
     how = _how(result.seconds, result.error if result.is_bad else "", result)
     if result.is_bad and not (result.culprits or result.more):
         alike = "alike" if _are_all_slow(result) else "together"
@@ -131,9 +131,9 @@ def findings(result: SearchResult, hosts: Sequence[str]) -> Iterator[Finding]:
     if result.is_bad or result.silent:
         return
     if result.least:  # It is known what is good.
-        yield passed(f"what was slow or failed did not come again when the nodes were searched: all together {how}")
+        yield passed(f"what was slow or failed did not recur when the nodes were searched: all together {how}")
     else:
-        yield skipped(f"all nodes alike {how}: none is slower than the others, and what they should do is not known")
+        yield skipped(f"all nodes alike {how}: none is slower than the others, and the expected speed is not known")
 
 
 def _link(culprit: Mapping[str, Any], exclude: str, result: SearchResult, hosts: Sequence[str]) -> Finding:

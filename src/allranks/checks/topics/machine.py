@@ -32,13 +32,13 @@ _LEFT_NAMED = 3
 
 @on_each_node("cpus", why="ranks that share a CPU, or workers without one, keep the GPUs waiting", fact="cpus")
 def cpus(fact: Any, node: Node, seen: Seen) -> Finding:
-    """Compare the CPUs that a node gives with those that are asked for, and with its ranks."""
+    """Compare the CPUs that a node gives with those that are requested, and with its ranks."""
     given, requested, ranks = fact["allowed"], seen.job.resources.cpus_per_node, seen.plan.nproc_per_node
     what = f"{given} of {format_count(fact['all'], 'CPU')} may be used"
     if requested and given < requested:
-        return warned(f"{what}, and {requested} are asked for", fix=f"--cpus-per-node {given}, or a node with more")
+        return warned(f"{what}, and {requested} are requested", fix=f"--cpus-per-node {given}, or a node with more")
     if ranks > given * _MOST_RANKS_PER_CPU and seen.plan.backend != "nccl":
-        why = f"more than {_MOST_RANKS_PER_CPU} ranks on each CPU do not get anywhere"
+        why = f"more than {_MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
         fix = f"--nproc-per-node {given}; --no-check starts them regardless"
         return failed(f"{what}, by {format_count(ranks, 'rank')}", fix=fix, why=why)
     if given < ranks:
@@ -48,13 +48,13 @@ def cpus(fact: Any, node: Node, seen: Seen) -> Finding:
 
 @on_each_node("memory", why="the kernel kills a rank when there is no memory left", fact="memory")
 def memory(fact: Any, node: Node, seen: Seen) -> Finding:
-    """Compare the memory that is free on a node with what is asked for, and with what bare ranks take."""
+    """Compare the memory that is free on a node with what is requested, and with what bare ranks take."""
     limit, free, requested = fact["limit"], fact["available"], seen.job.resources.memory
     bound = f", of which this process may use {format_size(limit)}" if limit else ""
     what = f"{format_size(free)} of {format_size(fact['total'])} free{bound}"
     usable, fix = min(free, limit or free), "see what uses it: ps aux --sort=-rss | head"
     if requested and usable < requested:
-        return warned(f"{what}; {format_size(requested)} are asked for", fix=fix)
+        return warned(f"{what}; {format_size(requested)} are requested", fix=fix)
     ranks, most = seen.plan.nproc_per_node, min(fact["total"], limit or fact["total"])
     if most < ranks * _MEMORY_LEAST:
         what = f"{what}; {format_count(ranks, 'rank')} take {format_size(ranks * _MEMORY_LEAST)} at least"
@@ -141,7 +141,7 @@ def processes(fact: Any, node: Node, seen: Seen) -> Finding:
     most = min((each for each in (*bounds, fact.get("kernel")) if each is not None), default=None)
     if most is not None and most < seen.plan.nproc_per_node:
         ranks = format_count(seen.plan.nproc_per_node, "rank")
-        return failed(f"{most} at most, and {ranks} are asked for", fix=f"--nproc-per-node {most} or fewer")
+        return failed(f"{most} at most, and {ranks} are requested", fix=f"--nproc-per-node {most} or fewer")
     if bounds and min(bounds) < seen.plan.nproc_per_node * _PROCESSES_PER_RANK:
         of_group = "TasksMax=infinity for slurmd or sshd, docker run --pids-limit -1"
         return warned(what, fix=of_group if min(bounds) == tasks else "'nproc unlimited' in /etc/security/limits.conf")

@@ -35,7 +35,7 @@ def _why_nothing(seen: Seen, fact: str = "") -> str:
     if not seen.nodes:
         return seen.why_no_nodes
     if len(seen.nodes) == 1:
-        return "one node meets no other"
+        return "there is only one node"
     if fact and not _facts(seen, fact):
         errors = [node.errors[fact] for node in seen.nodes if fact in node.errors]
         return errors[0] if errors else "the rendezvous address is not known yet"
@@ -123,7 +123,7 @@ def dns(fact: Any, node: Node, seen: Seen) -> Finding:
         return skipped(reason)
     reverse = fact["reverse"]
     if reverse is None:
-        return skipped("the first node has no address there whose name could be asked for")
+        return skipped("the first node has no address there to look up")
     seconds = reverse["seconds"]
     if seconds is not None and seconds < _SLOW_SECONDS:
         return passed(f"names of addresses are found within {_SLOW_SECONDS:g} s")
@@ -183,7 +183,7 @@ def speed(seen: Seen) -> Iterator[Finding]:
     """Check that no interface is slower than those of the others."""
     speeds = {host: card["speed"] for host, (_, card) in _cards(seen).items() if card["speed"]}
     if not speeds:
-        yield skipped("the kernel knows no speed of these interfaces")
+        yield skipped("the kernel does not report the speed of these interfaces")
         return
     usual, odd = odd_ones(dict(sorted(speeds.items(), key=lambda item: -item[1])))
     slow = {host: value for host, value in odd.items() if value < usual}

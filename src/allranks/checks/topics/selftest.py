@@ -102,7 +102,7 @@ def training(seen: Seen) -> Iterator[Finding]:
     """Check a small model that all ranks have trained."""
     found = _parts(seen, "training")
     if not found:
-        yield skipped(seen.why_no_trial or "no ranks came so far as to train")
+        yield skipped(seen.why_no_trial or "no rank got as far as training")
     for part in found:
         steps, rate = part.figures["steps"], part.figures["steps_per_second"]
         if part.wrong:
@@ -127,7 +127,7 @@ def culprit(seen: Seen) -> Iterator[Finding]:
 def _why_unmeasured(seen: Seen) -> str:
     if [part.figures["ranks"] for part in _parts(seen, "ranks")] == [1]:
         return "a single rank has no peer"
-    return seen.why_no_trial or "no ranks came so far as to measure it"
+    return seen.why_no_trial or "no rank got as far as measuring it"
 
 
 def _speed(seen: Seen) -> float:

@@ -77,7 +77,7 @@ class Limit:
 
     def objections(self, place: str, other: str, *, is_final: bool = True) -> Iterator[Issue]:
         """Yield what it has against the job; ``other`` is what the user can do but change the key."""
-        reported = f"{self.words(self.amount)} are asked for, and {place} gives a job at"
+        reported = f"{self.words(self.amount)} are requested, and {place} gives a job at"
         if 0 < self.most < self.amount:
             yield Issue(f"{reported} most {self.words(self.most)}", f"lower {self.key}, or {other}", is_final)
         if 0 < self.amount < self.least:
@@ -112,13 +112,13 @@ def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: s
     ):
         wanted, most = getattr(requested, name), max(getattr(node, name) for node in candidates)
         if wanted > most:
-            text = f"{words(wanted)} of each node are asked for, and no node of {where} has more than {words(most)}"
+            text = f"{words(wanted)} of each node are requested, and no node of {where} has more than {words(most)}"
             return [Issue(text, f"lower {key}, or choose another scheduler.partition")]
     needed = ("cpus", "memory", "gpus")
     fitting = [node for node in candidates if all(getattr(node, key) >= getattr(requested, key) for key in needed)]
     if len(fitting) < requested.nodes:
         such, of_nodes = (" such", "") if len(fitting) < len(all_nodes) else ("", f".nodes to {len(fitting)}")
-        text = f"{format_count(requested.nodes, 'node')} are asked for, and {where} has {len(fitting)}{such}"
+        text = f"{format_count(requested.nodes, 'node')} are requested, and {where} has {len(fitting)}{such}"
         return [Issue(text, f"lower resources{of_nodes}, or choose another scheduler.partition")]
     away = [node for node in fitting if node.is_away]
     if not away:

@@ -106,7 +106,7 @@ def _requested(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tu
     least, most = resources.nodes
     if count is not None and "nodes" in resources.model_fields_set and count != most:
         raise JobError(
-            f"{most} nodes are asked for by resources.nodes, and {count} by scheduler.directives",
+            f"{most} nodes are requested by resources.nodes, and {count} by scheduler.directives",
             why=f"scheduler.directives: {', '.join(job.scheduler.directives)}",
             fix="leave one of them out",
         )
@@ -114,7 +114,7 @@ def _requested(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tu
     nodes = (most if scheduler.is_exact else least, most)
     if resources.gpus_per_node is not None:
         return nodes, UsableGpus(resources.gpus_per_node, f"gpus_per_node is {resources.gpus_per_node}")
-    why = "scheduler.directives asks for them" if gpus else "none are asked for"
+    why = "scheduler.directives asks for them" if gpus else "none are requested"
     return nodes, None if gpus is None else UsableGpus(gpus, why)
 
 
@@ -127,7 +127,7 @@ def _allocated(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tu
         leave = f"env -u {variables.allocation or variables.job_id} allranks ..."
         another = f"{scheduler.allocate.format(needed)}, or {leave} for a job of its own"
         raise PreflightError(
-            f"{format_count(needed, 'node')} were asked for, and this allocation has {there}",
+            f"{format_count(needed, 'node')} were requested, and this allocation has {there}",
             why=f"{variables.job_id} is {variables.job(environ)}: the command was typed inside an allocation",
             fix=f"--nodes {there}, or {another}",
         )
@@ -149,7 +149,7 @@ def _with_log_paths(request: Request) -> Job:
         if not (request.standalone or "%" in str(folder) or folder.is_dir()):
             raise JobError(
                 f"scheduler.{key}: there is no directory {folder}",
-                why="the script could not say anything",
+                why="nothing could be written there",
                 fix=f"mkdir -p {shlex.quote(str(folder))}",
             )
     return request.job.model_copy(update={"scheduler": requested.model_copy(update=paths)})
@@ -166,7 +166,7 @@ def _refuse(job: Job, gpus: UsableGpus | None, scheduler: str) -> None:
         raise JobError(f"launch.agent cannot be false on cluster {job.cluster}", why=why, fix="--launcher direct")
     if launch.nproc_per_node == "cpu" and not job.resources.cpus_per_node:
         why = f"how many CPUs {scheduler} gives is not known yet"
-        raise JobError("one rank for each CPU was asked for", why=why, fix="--cpus-per-node 8")
+        raise JobError("one rank per CPU was requested", why=why, fix="--cpus-per-node 8")
     if launch.launcher == "direct" and launch.nproc_per_node in ("auto", "gpu") and gpus is None:
         why = "scheduler.directives asks for GPUs, but does not report how many there are on each node"
         raise JobError("launcher direct must know the number of ranks on each node", why=why, fix="--nproc-per-node 4")
@@ -255,7 +255,7 @@ def _reasons(draft: Draft, added: Additions, settings: Sequence[Reason], known: 
     yield from environment.kept(job, None, known)
     for key in ("output", "error") if added.log else ():
         if path := getattr(job.scheduler, key):
-            yield Reason(f"scheduler.{key}", path, "what the script says")
+            yield Reason(f"scheduler.{key}", path, "what the script prints")
 
 
 def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str]:

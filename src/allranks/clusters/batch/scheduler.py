@@ -224,7 +224,7 @@ class Scheduler:
         found = [*self.submitted.finditer(printed)]
         if not found:
             why, fix = f"it said {printed.strip()!r}", f"{self.list_jobs} lists the jobs that you have"
-            raise LaunchError(f"{self.submit} did not tell the id of the job", why=why, fix=fix)
+            raise LaunchError(f"{self.submit} did not print the id of the job", why=why, fix=fix)
         return ";".join(filter(None, found[-1].groups()))  # A site's own messages come before.
 
     def refusal(self, command: Sequence[str], code: int, printed: str) -> LaunchError:

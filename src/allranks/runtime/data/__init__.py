@@ -202,8 +202,8 @@ def _kind_of(dataset: Any) -> Kind:
     name = type(dataset).__name__
     if hasattr(dataset, "__next__"):
         raise RankError(
-            f"the dataset, a {name}, can be run through only once",
-            why="each epoch runs through it again, and a resume once more",
+            f"the dataset, a {name}, can be iterated only once",
+            why="each epoch iterates it again, and so does a resume",
             fix="give an object whose __iter__() starts from the beginning, such as a torch IterableDataset",
         )
     if hasattr(dataset, "__iter__"):

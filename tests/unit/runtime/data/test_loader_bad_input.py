@@ -36,7 +36,7 @@ TEN = TensorDataset(torch.arange(10))
         (TEN, {"batch_size": 2, "fetch": "all"}, ["fetch='all'", '"item"']),
         (TEN, {"batch_size": 2, "sharded": True}, ["sharded=True with a dataset whose samples have numbers"]),
         (Stream(), {"batch_size": 2, "workers": 2}, ["workers=2 for a stream", "workers=1", "sharded=True"]),
-        (iter([1, 2]), {"batch_size": 2}, ["a list_iterator, can be run through only once", "__iter__()"]),
+        (iter([1, 2]), {"batch_size": 2}, ["a list_iterator, can be iterated only once", "__iter__()"]),
         (
             DataLoader(TEN, batch_size=5),
             {"batch_size": 2},
@@ -123,7 +123,7 @@ def test_scaled_learning_rates(ctx: Context) -> None:
         (float("nan"), {"batch_size": 1, "base_batch_size": 1}, "invalid learning rate: lr=nan"),
         (0.1, {"batch_size": 0, "base_batch_size": 1}, "batch_size=0"),
         (0.1, {"batch_size": 1, "base_batch_size": -4}, "base_batch_size=-4"),
-        (0.1, {"batch_size": 1, "base_batch_size": 1, "rule": "cubic"}, "no rule 'cubic'"),
+        (0.1, {"batch_size": 1, "base_batch_size": 1, "rule": "cubic"}, "unknown rule 'cubic'"),
     ],
 )
 def test_learning_rates_that_make_no_sense(lr: float, options: dict[str, Any], part: str) -> None:
