@@ -336,7 +336,7 @@ class Context:
         """Metrics of the training: averaged over samples and ranks, and written by rank 0."""
         from allranks.runtime.metrics import Metrics
 
-        made = Metrics(self, trackers=lambda: self._tracker_group, log_every=self.log_every, store=self._store)
+        made = Metrics(self)
         # Closed last, because other blocks may still record something while they close.
         self.closing.insert(0, made.finish)
         return made
@@ -452,9 +452,7 @@ class Context:
             RankError: there are no parameters, or no ``lr`` to scale; ``scale_lr`` is unknown; or the optimizer has
                 other parameters than the model, or already has a scheduler.
         """
-        made: OptimizerT = self._training.optimizer(
-            cls, model, options=options, clip_norm=clip_norm, scale_lr=scale_lr, start_step=self.metrics.start_step
-        )
+        made: OptimizerT = self._training.optimizer(cls, model, options=options, clip_norm=clip_norm, scale_lr=scale_lr)
         return made
 
     @property
@@ -662,12 +660,8 @@ class Context:
 
     def _start_trackers(self) -> None:
         """Open the trackers before the training starts; an error of rank 0 is raised on all ranks."""
-
-        def open_on_main() -> None:
-            assert self._tracker_group is not None
-
         if self.trackers:
-            self._main.run("trackers", open_on_main, "allranks.init(trackers=...)")
+            self._main.run("trackers", lambda: bool(self._tracker_group), "allranks.init(trackers=...)")
 
     @cached_property
     def _training(self) -> TrainingState:

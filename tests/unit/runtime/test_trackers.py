@@ -123,6 +123,19 @@ def test_a_text_instead_of_a_sequence_is_an_error():
         allranks.init(trackers="wandb")
 
 
+def test_a_tracker_is_closed_with_the_context_although_nothing_was_recorded(run_ranks):
+    script = """
+import allranks
+class Own:
+    def write(self, step, values): pass
+    def close(self): print("closed")
+with allranks.init(trackers=[Own()]) as ctx:
+    ctx.metrics
+print("after")
+"""
+    assert run_ranks(script, 1) == [(0, "closed\nafter\n", "")]
+
+
 @pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])
 def test_a_package_that_is_missing_ends_all_ranks(run_ranks, package):
     script = f"""

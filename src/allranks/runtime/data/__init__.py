@@ -1,12 +1,239 @@
 """Data for a training loop: which rank gets which samples, when, and how they are fetched.
 
-``fetch`` and ``workers`` get the samples; ``mapped`` and ``stream`` say what is in each batch, and make it; ``loader``
-is what a script iterates; ``make`` checks what the script gave, and makes loaders.
+``fetch`` and ``workers`` get the samples; ``mapped`` and ``stream`` define what is in each batch, and make it;
+``loader`` is what a script iterates. Here a loader is made, after what the script gave was checked.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from allranks.errors import RankError
+from allranks.runtime import batch
+from allranks.runtime.data import workers as processes
+from allranks.runtime.data.fetch import Collate, Fetching, choose, move, pin
 from allranks.runtime.data.loader import EvaluationLoader, Loader
-from allranks.runtime.data.make import LoaderOptions, make_evaluation_loader, make_loader
+from allranks.runtime.data.mapped import BatchSource, MapSource, Order, Share, Split
+from allranks.runtime.data.randomness import Seeding
+from allranks.runtime.data.stream import ShardedSource, StreamSource, cut, no_full_batch, too_few
+from allranks.runtime.data.workers import Pool
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
 
 __all__ = ["EvaluationLoader", "Loader", "LoaderOptions", "make_evaluation_loader", "make_loader"]
+
+Kind = Literal["map", "stream"]
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """What loaders for training and for evaluation have in common; see ``Context.loader``."""
+
+    seed: int
+    workers: int | Literal["auto"]
+    pin_memory: bool | None
+    prefetch: int
+    collate_fn: Collate | None
+    worker_init_fn: Callable[[int], None] | None
+    fetch: Fetching
+
+
+#: CPUs that this rank has for itself, by process id: found out together with the other ranks by the first loader.
+_cpus: dict[int, int] = {}
+
+
+def make_loader(
+    ctx: Context,
+    dataset: Any,
+    options: LoaderOptions,
+    *,
+    batch_size: int | None,
+    global_batch_size: int | None,
+    shuffle: bool,
+    drop_last: bool,
+    sharded: bool,
+    quiet: bool,
+) -> Loader:
+    """Make the result of ``Context.loader``; all ranks call it."""
+    kind, seed = _check(dataset, options, sharded=sharded), options.seed
+    size = batch.resolve(batch_size, global_batch_size, ctx.world_size)
+    samples = len(dataset) if kind == "map" else None
+    shuffled = shuffle and kind == "map"
+    facts = {
+        "samples": samples,
+        "global_batch_size": size.total,
+        "shuffle": shuffled,
+        "seed": seed,
+        "drop_last": drop_last,
+    }
+    gathered = ctx.control.gather((facts, ctx.node_rank, processes.allowed_cpus()))
+    _check_same([theirs for theirs, _, _ in gathered])
+    _cpus[os.getpid()] = processes.cpus_of(ctx.rank, [(node, cpus) for _, node, cpus in gathered])
+    say: Callable[[str], None] = (lambda _: None) if quiet else ctx.print
+    share = Share(ctx.rank, ctx.world_size, filler=True)
+    source: BatchSource
+    if samples is not None:
+        _check_enough(samples, ctx.world_size)
+        if drop_last and samples < size.total:
+            raise no_full_batch("dataset", samples, size.total)
+        split = Split(samples, size.total, drop_last)
+        source = _map_source(ctx, dataset, Order(samples, seed, shuffle=shuffle), split, share, options)
+    elif sharded:
+        source = ShardedSource(ctx, dataset, size, options, _pool(ctx, options, 1), say=say, drop_last=drop_last)
+    else:
+        own = partial(cut, size=size.total, share=share, drop_last=drop_last)
+        source = StreamSource(dataset, own, options, _pool(ctx, options, 1))
+    loader = Loader(
+        dataset,
+        source,
+        size,
+        ctx.progress,
+        {"kind": "sharded" if sharded else kind, "length": samples, "seed": seed, "shuffle": shuffled},
+        world_size=ctx.world_size,
+        length=split.count_and_last()[0] if samples is not None else None,
+        say=say,
+    )
+    ctx.closing.append(processes.close_pools)
+    steps = f", {len(loader)} batches an epoch" if samples is not None else ""
+    workers = source.pool.workers
+    helped = f", {workers} worker{'s' * (workers != 1)} a rank" if workers else ""
+    say(f"batch: {size.words(ctx.world_size)}{steps}{helped}")
+    return loader
+
+
+def make_evaluation_loader(
+    ctx: Context, dataset: Any, options: LoaderOptions, *, batch_size: int, same_steps: bool, whole: bool
+) -> EvaluationLoader:
+    """Make the result of ``Context.evaluation_loader``; it needs no other rank."""
+    kind = _check(dataset, options, sharded=False)
+    share = Share(0, 1, filler=False) if whole else Share(ctx.rank, ctx.world_size, filler=False)
+    total = batch.positive("batch_size", batch_size) * share.world_size
+    length = None
+    source: BatchSource
+    if kind == "stream":
+        own = partial(cut, size=total, share=share, even=same_steps)
+        source = StreamSource(dataset, own, options, _pool(ctx, options, 1))
+    else:
+        samples = len(dataset)
+        _check_enough(samples, share.world_size if same_steps else 1)
+        split = Split(samples, total, even_over=share.world_size if same_steps else 0)
+        source = _map_source(ctx, dataset, Order(samples, options.seed, shuffle=False), split, share, options)
+        length = sum(share.rank < stop - start for start, stop in split.batches())
+    loader = EvaluationLoader(dataset, source, batch_size, ctx.progress, length)
+    ctx.closing.append(processes.close_pools)
+    return loader
+
+
+def _map_source(
+    ctx: Context, dataset: Any, order: Order, split: Split, share: Share, options: LoaderOptions
+) -> MapSource:
+    fetch = choose(dataset, Seeding(options.seed), options.collate_fn, options.fetch)
+    pool = _pool(ctx, options, 0 if fetch.in_memory else split.count_and_last()[0] - 1)
+    return MapSource(order, split, share, fetch, pool)
+
+
+def _pool(ctx: Context, options: LoaderOptions, most: int) -> Pool:
+    """Return the pool of a loader; ``most`` is the greatest number of workers that makes sense."""
+    # Evaluation does not wait for the other ranks to divide the CPUs.
+    cpus = _cpus.get(os.getpid(), max(1, len(processes.allowed_cpus()) // ctx.local_world_size))
+    count = min(cpus - 1, most) if options.workers == "auto" else options.workers
+    on_gpu = ctx.device.type == "cuda"
+    pinned = torch.cuda.is_available() and (on_gpu if options.pin_memory is None else options.pin_memory)
+
+    def finish(batch: Any) -> Any:
+        if pinned and not count:  # Workers' batches are pinned by torch.
+            batch = pin(batch)
+        return batch if ctx.device.type == "cpu" else move(batch, ctx.device, pinned=pinned)
+
+    return Pool(count, options.prefetch, pinned, finish, options.worker_init_fn)
+
+
+def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
+    """Check that the options are possible, also with this kind of dataset; return the kind."""
+    workers, prefetch, seed, fetch = options.workers, options.prefetch, options.seed, options.fetch
+    if workers != "auto" and not _whole(workers, 0):
+        raise RankError(f"invalid number of processes: workers={workers!r}", fix='give "auto" or a number from 0 on')
+    if not _whole(prefetch, 1):
+        raise RankError(f"invalid number of batches: prefetch={prefetch!r}", fix="give a number from 1 on")
+    if not _whole(seed, None):
+        raise RankError(f"invalid seed: seed={seed!r}", fix="give a whole number")
+    kind = _kind_of(dataset)
+    if sharded and kind == "map":
+        raise RankError(
+            "sharded=True with a dataset whose samples have numbers",
+            why="the loader gives each rank its part of such a dataset",
+            fix="give every rank the whole dataset, without sharded=True",
+        )
+    if kind == "stream" and not sharded and isinstance(workers, int) and workers > 1:
+        raise RankError(
+            f"workers={workers} for a stream",
+            why="each worker would read the complete stream",
+            fix="workers=1, or sharded=True if the dataset divides itself among ranks and workers",
+        )
+    if fetch not in ("auto", "item"):
+        raise RankError(f"invalid way to fetch: fetch={fetch!r}", fix='fetch="auto" or fetch="item"')
+    return kind
+
+
+def _whole(value: object, least: int | None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def _kind_of(dataset: Any) -> Kind:
+    """Return whether samples have numbers (``map``), or can only be iterated (``stream``)."""
+    if isinstance(dataset, DataLoader):
+        raise RankError(
+            "the loader got a DataLoader, not a dataset",
+            why="its batches would count as samples, and each rank would get all of them",
+            fix=f"ctx.loader(dataset, batch_size={dataset.batch_size or 64}), with the DataLoader's own dataset",
+        )
+    if isinstance(dataset, IterableDataset):
+        return "stream"
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return "map"
+    name = type(dataset).__name__
+    if hasattr(dataset, "__next__"):
+        raise RankError(
+            f"the dataset, a {name}, can be iterated only once",
+            why="each epoch iterates it again, and so does a resume",
+            fix="give an object whose __iter__() starts from the beginning, such as a torch IterableDataset",
+        )
+    if hasattr(dataset, "__iter__"):
+        return "stream"
+    raise RankError(
+        f"the loader got a {name}, which is not a dataset",
+        why="a dataset has __getitem__ and __len__, or __iter__",
+        fix="give a torch Dataset, a list or an IterableDataset; a DataLoader is not needed here",
+    )
+
+
+def _check_same(facts: Sequence[dict[str, Any]]) -> None:
+    """Check that all ranks agree with rank 0."""
+    for rank, theirs in enumerate(facts):
+        for name, here in facts[0].items():
+            if here != theirs[name]:
+                raise RankError(
+                    f"the ranks disagree on their data: {name} is {theirs[name]} on rank {rank} and {here} on rank 0",
+                    why="all ranks must make the same steps, and divide the same samples among them",
+                    fix="make the same dataset and loader on all ranks; the loader gives each rank its part",
+                )
+
+
+def _check_enough(length: int, world_size: int) -> None:
+    """Check that there is a sample for each rank."""
+    if length == 0:
+        raise RankError(
+            "the dataset is empty",
+            why="its length is 0",
+            fix="check that the directory or filter that it is made from finds files on this node",
+        )
+    if length < world_size:
+        raise too_few(length, world_size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
@@ -16,75 +17,72 @@ Collate = Callable[[list[Any]], Any]
 Fetching = Literal["auto", "item"]
 
 
+@dataclass(frozen=True, eq=False)
 class TensorFetch:
     """Takes rows of the tensors of a ``TensorDataset``."""
 
-    in_memory = True
-
-    def __init__(self, tensors: Sequence[torch.Tensor], among: torch.Tensor | None) -> None:
-        self._tensors = tensors
-        self._among = among
+    tensors: Sequence[torch.Tensor]
+    among: torch.Tensor | None
+    in_memory: ClassVar[bool] = True
 
     def __call__(self, epoch: int, numbers: torch.Tensor) -> list[torch.Tensor]:
         """Return the rows of these numbers as a list of new tensors, like torch's own loader."""
-        rows = numbers if self._among is None else self._among.index_select(0, numbers)
-        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
+        rows = numbers if self.among is None else self.among.index_select(0, numbers)
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors]
 
 
+@dataclass(frozen=True, eq=False)
 class ListFetch:
     """Calls the dataset's ``__getitems__`` with a list of numbers.
 
     What that returns as a list are samples, as torch has it. Anything else is a batch already.
     """
 
-    in_memory = True
-
-    def __init__(self, dataset: Any, seeding: Seeding, collate: Collate | None, among: torch.Tensor | None) -> None:
-        self._dataset = dataset
-        self._seeding = seeding
-        self._collate = collate
-        self._among = among
+    dataset: Any
+    seeding: Seeding
+    collate: Collate | None
+    among: torch.Tensor | None
+    in_memory: ClassVar[bool] = True
 
     def __call__(self, epoch: int, numbers: torch.Tensor) -> Any:
         """Fetch a batch, with the generators seeded once, for its first sample."""
-        rows = numbers if self._among is None else self._among.index_select(0, numbers)
+        rows = numbers if self.among is None else self.among.index_select(0, numbers)
         listed = rows.tolist()
 
         def read(seed: Seed) -> Any:
             seed(listed[0])
-            got = self._dataset.__getitems__(listed)
-            if self._collate is not None:
-                return self._collate(got)
+            got = self.dataset.__getitems__(listed)
+            if self.collate is not None:
+                return self.collate(got)
             return default_collate(got) if isinstance(got, list) else got
 
-        return self._seeding.run(epoch, read)
+        return self.seeding.run(epoch, read)
 
 
+@dataclass(frozen=True, eq=False)
 class ItemFetch:
     """Calls the dataset with one number after the other, the generators seeded for each."""
 
-    in_memory = False
-
-    def __init__(self, dataset: Any, seeding: Seeding, collate: Collate | None) -> None:
-        self._dataset = dataset
-        self._seeding = seeding
-        self._collate = collate
+    dataset: Any
+    seeding: Seeding
+    collate: Collate | None
+    in_memory: ClassVar[bool] = False
 
     def __call__(self, epoch: int, numbers: torch.Tensor) -> Any:
         """Fetch a batch; a collate function of the user's is seeded with the number of the first sample."""
-        listed, dataset = numbers.tolist(), self._dataset
+        listed, dataset = numbers.tolist(), self.dataset
 
         def read(seed: Seed) -> Any:
             samples = []
             for number in listed:
                 seed(number)
                 samples.append(dataset[number])
-            if self._collate is None:
+            if self.collate is None:
                 return default_collate(samples)
             seed(~listed[0])
-            return self._collate(samples)
+            return self.collate(samples)
 
-        return self._seeding.run(epoch, read)
+        return self.seeding.run(epoch, read)
 
 
 Fetch = TensorFetch | ListFetch | ItemFetch

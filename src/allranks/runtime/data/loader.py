@@ -1,4 +1,4 @@
-"""What a script iterates: batches of this rank, in training with a position that can be saved and continued."""
+"""What a script iterates: batches of this rank, in training with a position that can be saved and resumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.mapped import BatchSource
 from allranks.runtime.progress import Progress
 
-#: What two loaders must have in common for the position of one to mean something to the other, and how it is said.
+#: What must be equal for the position of one loader to be valid in another; the difference and the fix in the error.
 _SAME = {
     "kind": ("a dataset of kind {0} and not {1}", "ctx.loader() gets the same kind of dataset"),
     "length": ("{0} samples and not {1}", "it gets the same dataset"),
@@ -91,7 +91,7 @@ class Loader:
             RankError: ``count`` is negative or not an integer.
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise RankError(f"epochs({count!r}): not a number of epochs", fix="give a whole number from 0 on")
+            raise RankError(f"invalid number of epochs: epochs({count!r})", fix="give a whole number from 0 on")
         return self._epochs(count)
 
     def _epochs(self, count: int) -> Iterator[int]:
@@ -121,8 +121,8 @@ class Loader:
         if self._in_epochs and self._passed:
             raise RankError(
                 f"a second pass over the loader in epoch {self._epoch}",
-                why="loader.epochs() hands each sample out once in an epoch",
-                fix="take ctx.evaluation_loader() for a pass that is no training, or one more epoch",
+                why="loader.epochs() yields each sample once in an epoch",
+                fix="use ctx.evaluation_loader() for a pass that is not training, or one more epoch",
             )
         return self._batches()
 
@@ -200,7 +200,7 @@ class Loader:
                         "the loader's position in the checkpoint is of "
                         f"{difference.format(state[name], self._identity[name])}",
                         why="the order of samples depends on it, so this loader cannot continue there",
-                        fix=f"see that {fix.format(state[name])}; to start afresh with the weights, load the "
+                        fix=f"see that {fix.format(state[name])}; to keep only the weights, load the "
                         "checkpoint without the loader",
                     )
             return int(state["epoch"]), int(state["position"])

@@ -7,13 +7,13 @@ The order of an epoch depends on seed, epoch and length alone. Global batch ``b`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from allranks.runtime.data.fetch import Fetch
-from allranks.runtime.data.workers import Handling, Pool
+from allranks.runtime.data.workers import Pool
 from allranks.runtime.seed import hashed
 
 
@@ -86,14 +86,12 @@ class Split:
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, int]]:
         """Yield start and stop of each global batch that follows after ``position`` samples."""
-        start, end = position, self.length
-        if self.drop_last:
-            end -= max(0, end - position) % self.batch
-        while start < end:
-            left = end - start
-            stop = start + min(left, self.batch)
-            if self.batch < left < self.batch + self.even_over:
-                stop = end if left < 2 * self.even_over else start + (left + 1) // 2
+        count, last = self.count_and_last(position)
+        end = position + count * self.batch if self.drop_last else self.length
+        start = position
+        for left in range(count, 0, -1):
+            # The last two may have shared their samples.
+            stop = start + self.batch if left > 2 else end - last * (left - 1)
             yield start, stop
             start = stop
 
@@ -136,50 +134,6 @@ class Share:
     filler: bool
 
 
-class MapSource:
-    """Batches of a dataset with ``__getitem__``."""
-
-    def __init__(
-        self,
-        order: Order,
-        split: Split,
-        share: Share,
-        fetch: Fetch,
-        handling: Handling,
-    ) -> None:
-        self._order = order
-        self._split = split
-        self._share = share
-        self._fetch = fetch
-        self.pool = Pool(handling)
-        self._requests = _Requests()
-
-    def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
-        """Yield the batches of an epoch that follow after ``position`` samples."""
-        finish, (left, last) = self.pool.handling.finish, self._split.count_and_last(position)
-        fetched = self._fetched(epoch, position)
-        for start, stop, begin, end in self._parts(position):
-            left -= 1
-            yield Delivery(finish(next(fetched)), end - begin, stop - start, stop, left, last)
-
-    def _parts(self, position: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield start and stop of each global batch in which this rank takes part, and of its part."""
-        rank, world_size, filler = self._share.rank, self._share.world_size, self._share.filler
-        for start, stop in self._split.batches(position):
-            begin, end = part(start, stop, rank, world_size)
-            if begin < end or filler:
-                yield start, stop, begin, end
-
-    def _fetched(self, epoch: int, position: int) -> Iterator[Any]:
-        take, fetch, parts = self._order.take, self._fetch, self._parts(position)
-        # Instead of an empty part, the first sample of the batch: a filler.
-        wanted = (take(epoch, *((begin, end) if begin < end else (start, start + 1))) for start, _, begin, end in parts)
-        if not self.pool.handling.workers:
-            return (fetch(epoch, numbers) for numbers in wanted)
-        self._requests.following = ((epoch, numbers.tolist()) for numbers in wanted)
-        return self.pool.batches(_Answers(fetch), self._requests)
-
-
 class _Requests:
     """The sampler of torch's data loader: it yields requests for a worker."""
 
@@ -187,6 +141,42 @@ class _Requests:
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         return self.following
+
+
+@dataclass
+class MapSource:
+    """Batches of a dataset with ``__getitem__``."""
+
+    order: Order
+    split: Split
+    share: Share
+    fetch: Fetch
+    pool: Pool
+    _requests: _Requests = field(default_factory=_Requests)
+
+    def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
+        """Yield the batches of an epoch that follow after ``position`` samples."""
+        finish, (left, last) = self.pool.finish, self.split.count_and_last(position)
+        fetched = self._fetched(epoch, position)
+        for start, stop, begin, end in self._parts(position):
+            left -= 1
+            yield Delivery(finish(next(fetched)), end - begin, stop - start, stop, left, last)
+
+    def _parts(self, position: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield start and stop of each global batch in which this rank takes part, and of its part."""
+        for start, stop in self.split.batches(position):
+            begin, end = part(start, stop, self.share.rank, self.share.world_size)
+            if begin < end or self.share.filler:
+                yield start, stop, begin, end
+
+    def _fetched(self, epoch: int, position: int) -> Iterator[Any]:
+        take, fetch, parts = self.order.take, self.fetch, self._parts(position)
+        # Instead of an empty part, the first sample of the batch: a filler.
+        wanted = (take(epoch, *((begin, end) if begin < end else (start, start + 1))) for start, _, begin, end in parts)
+        if not self.pool.workers:
+            return (fetch(epoch, numbers) for numbers in wanted)
+        self._requests.following = ((epoch, numbers.tolist()) for numbers in wanted)
+        return self.pool.batches(_Answers(fetch), self._requests)
 
 
 class _Answers:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from allranks.runtime.seed import hashed, random_states, restore_random
+from allranks.runtime.seed import hashed
 
 T = TypeVar("T")
 #: Seeds what needs it, for the sample of this number.
@@ -39,22 +39,14 @@ class Generator:
     read: Callable[[], Any]
     write: Callable[[Any], object]
     seed: Callable[[int], object]
-    _marked: object = None
-    _state: Any = None
+    marked: object = None
+    state: Any = None
 
     def save(self, *, exact: bool) -> None:
-        """Remember the state; unless ``exact``, the last one that was read stands for what has the same mark."""
+        """Remember mark and state; unless ``exact``, the last state that was read stands for those of equal mark."""
         mark = self.mark()
-        if exact or mark != self._marked:
-            self._marked, self._state = mark, self.read()
-
-    def moved(self) -> bool:
-        """Return whether numbers were drawn since :meth:`save`."""
-        return self.mark() != self._marked
-
-    def restore(self) -> None:
-        """Put back the state that was remembered."""
-        self.write(self._state)
+        if exact or mark != self.marked:
+            self.marked, self.state = mark, self.read()
 
 
 def all_generators() -> list[Generator]:
@@ -119,13 +111,13 @@ class Seeding:
         try:
             while True:
                 result = read(self._seeder(epoch))
-                moved = [one for one in generators if one not in self._used and one.moved()]
+                moved = [one for one in generators if one not in self._used and one.mark() != one.marked]
                 if not moved:
                     return result
                 self._used += moved
         finally:
             for generator in self._used:
-                generator.restore()
+                generator.write(generator.state)
 
     def _seeder(self, epoch: int) -> Seed:
         used, prefix = self._used, f"allranks/sample/{self._seed}/{epoch}/"
@@ -145,9 +137,9 @@ def apart(make: Callable[[], Iterator[T]], name: str) -> Iterator[T]:
 
     ``make`` makes the iterator, with the generators seeded with a hash of the name.
     """
-    cpu = torch.device("cpu")
-    training = random_states(cpu)
-    for generator in all_generators():
+    generators = all_generators()
+    training = [generator.read() for generator in generators]
+    for generator in generators:
         generator.seed(hashed(name))
     iterator = make()
     while True:
@@ -156,8 +148,14 @@ def apart(make: Callable[[], Iterator[T]], name: str) -> Iterator[T]:
         except StopIteration:
             return
         finally:
-            own = random_states(cpu)
-            restore_random(training, cpu)
+            own = _swap(generators, training)
         yield item
-        training = random_states(cpu)
-        restore_random(own, cpu)
+        training = _swap(generators, own)
+
+
+def _swap(generators: list[Generator], states: list[Any]) -> list[Any]:
+    """Set the states of generators; return those that they had."""
+    before = [generator.read() for generator in generators]
+    for generator, state in zip(generators, states, strict=True):
+        generator.write(state)
+    return before

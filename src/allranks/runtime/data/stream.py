@@ -1,6 +1,6 @@
-"""Batches of a dataset that can only be run through (``IterableDataset``).
+"""Batches of a dataset that can only be iterated (``IterableDataset``).
 
-Each rank runs through the whole stream and keeps its own samples (:class:`StreamSource`): every world size has the same
+Each rank reads the complete stream and keeps its own samples (:class:`StreamSource`): every world size has the same
 global batches, and a resume skips what was done. That is exact as long as the stream is the same each time. Or the
 dataset gives each rank a part of its own, whose length is not known beforehand (:class:`ShardedSource`).
 """
@@ -8,6 +8,7 @@ dataset gives each rank a part of its own, whose length is not known beforehand 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +20,11 @@ from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.fetch import Collate
 from allranks.runtime.data.mapped import Delivery, Share
 from allranks.runtime.data.randomness import apart
-from allranks.runtime.data.workers import Handling, Pool
+from allranks.runtime.data.workers import Pool
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
-    from allranks.runtime.data.make import LoaderOptions
+    from allranks.runtime.data import LoaderOptions
 
 
 class Kept(NamedTuple):
@@ -100,7 +101,7 @@ def too_few(samples: int, world_size: int) -> RankError:
     return RankError(
         f"the dataset has {samples} sample{'s' * (samples != 1)}, fewer than there are ranks ({world_size})",
         why="every rank needs one at least",
-        fix=f"take {samples} rank{'s' * (samples != 1)} or fewer, or more data",
+        fix=f"use {samples} rank{'s' * (samples != 1)} or fewer, or more data",
     )
 
 
@@ -109,67 +110,62 @@ def no_full_batch(what: str, samples: int, batch: int) -> RankError:
     return RankError(
         f"the {what} has {samples} samples, and a batch takes {batch}",
         why="drop_last=True leaves out what does not fill a batch",
-        fix="take smaller batches, or drop_last=False",
+        fix="use smaller batches, or drop_last=False",
     )
 
 
+@dataclass(eq=False)
 class Pass(IterableDataset[Any]):
     """One pass over a stream, wherever it is made; its random numbers are none of the training's.
 
     If the dataset has ``set_epoch``, that is called before.
 
-    Args:
+    Attributes:
         dataset: gives the stream again with each ``iter()``.
         epoch: of the pass.
         cut: makes whole batches of the stream's samples.
         name: from which the generators are seeded when the stream starts; ``{}`` stands for the worker's number.
     """
 
-    def __init__(self, dataset: Any, epoch: int, cut: Callable[[Iterable[Any]], Iterator[Any]], name: str) -> None:
-        self._dataset = dataset
-        self._epoch = epoch
-        self._cut = cut
-        self._name = name
+    dataset: Any
+    epoch: int
+    cut: Callable[[Iterable[Any]], Iterator[Any]]
+    name: str
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        return apart(self._read, self._name.format(worker.id if worker else 0))
+        return apart(self._read, self.name.format(worker.id if worker else 0))
 
     def _read(self) -> Iterator[Any]:
-        set_epoch = getattr(self._dataset, "set_epoch", None)
+        set_epoch = getattr(self.dataset, "set_epoch", None)
         if callable(set_epoch):
-            set_epoch(self._epoch)
-        yield from self._cut(self._dataset)
+            set_epoch(self.epoch)
+        yield from self.cut(self.dataset)
 
 
+@dataclass
 class StreamSource:
-    """Batches of a stream that every rank runs through; the generators are seeded alike on all ranks.
+    """Batches of a stream that every rank reads completely; the generators are seeded alike on all ranks.
 
     ``cut`` is :func:`cut` with the size of a batch and this rank's share.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        cut: Callable[..., Iterator[Kept]],
-        options: LoaderOptions,
-        handling: Handling,
-    ) -> None:
-        self.pool = Pool(handling)
-        self._dataset = dataset
-        self._cut = partial(cut, collate=options.collate_fn or default_collate)
-        self._seed = options.seed
+    dataset: Any
+    cut: Callable[..., Iterator[Kept]]
+    options: LoaderOptions
+    pool: Pool
 
     def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
         """Yield the batches of an epoch that follow after ``position`` samples."""
-        cut = partial(self._cut, skip=position)
-        one_pass = Pass(self._dataset, epoch, cut, f"allranks/stream/{self._seed}/{epoch}")
+        cut = partial(self.cut, skip=position, collate=self.options.collate_fn or default_collate)
+        one_pass = Pass(self.dataset, epoch, cut, f"allranks/stream/{self.options.seed}/{epoch}")
         for batch, counted, total, is_last in self.pool.batches(one_pass):
             position += total
             known = (0, total) if is_last else (None, None)
-            yield Delivery(self.pool.handling.finish(batch), counted, total, position, *known)
+            yield Delivery(self.pool.finish(batch), counted, total, position, *known)
 
 
+@dataclass
 class ShardedSource:
     """Batches of this rank's own part of a stream.
 
@@ -179,31 +175,19 @@ class ShardedSource:
     ``drop_last`` also ends the epoch with a batch that is not full on some rank.
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        dataset: Any,
-        size: BatchSize,
-        options: LoaderOptions,
-        handling: Handling,
-        *,
-        say: Callable[[str], None],
-        drop_last: bool,
-    ) -> None:
-        self.pool = Pool(handling)
-        self._ctx = ctx
-        self._dataset = dataset
-        self._size = size
-        self._collate = options.collate_fn or default_collate
-        self._seed = options.seed
-        self._say = say
-        self._least = size.rank if drop_last else 1
+    ctx: Context
+    dataset: Any
+    size: BatchSize
+    options: LoaderOptions
+    pool: Pool
+    say: Callable[[str], None]
+    drop_last: bool
 
     def batches(self, epoch: int, position: int) -> Iterator[Delivery]:
         """Yield the batches of an epoch, without the first ones, for which ``position`` stands."""
-        cut = partial(_batches, size=self._size.rank, collate=self._collate)
-        own = self.pool.batches(Pass(self._dataset, epoch, cut, f"allranks/part/{self._seed}/{epoch}/{{}}"))
-        skip = position // self._size.total
+        cut = partial(_batches, size=self.size.rank, collate=self.options.collate_fn or default_collate)
+        own = self.pool.batches(Pass(self.dataset, epoch, cut, f"allranks/part/{self.options.seed}/{epoch}/{{}}"))
+        skip, least = position // self.size.total, self.size.rank if self.drop_last else 1
         for _ in range(skip):
             next(own, None)
         following = next(own, (None, 0))
@@ -212,25 +196,24 @@ class ShardedSource:
             raise RankError(
                 f"the dataset gives rank {counts.index(0)} no samples",
                 why="with sharded=True each rank has a part of its own, and all make the same number of steps",
-                fix="see that every rank gets a part, or take sharded=False, where each rank runs through the whole "
-                "stream",
+                fix="give every rank a part, or use sharded=False, where each rank reads the complete stream",
             )
         done = skip
-        while min(counts) >= self._least:
+        while min(counts) >= least:
             (batch, samples), total, done = following, sum(counts), done + 1
             following = next(own, (None, 0))
             counts = self._agree(following[1])
-            known = (None, None) if min(counts) >= self._least else (0, total)
-            yield Delivery(self.pool.handling.finish(batch), samples, total, done * self._size.total, *known)
+            known = (None, None) if min(counts) >= least else (0, total)
+            yield Delivery(self.pool.finish(batch), samples, total, done * self.size.total, *known)
         if any(counts):
             lacking = counts.index(min(counts))
-            self._say(f"data: the epoch ended after {done} steps, for lack of samples on rank {lacking}")
+            self.say(f"data: the epoch ended after {done} steps, for lack of samples on rank {lacking}")
 
     def _agree(self, samples: int) -> list[int]:
         """Return how many samples each rank has for the next step."""
-        mine = [0] * self._ctx.world_size
-        mine[self._ctx.rank] = samples
-        return self._ctx.control.agree(*mine)
+        mine = [0] * self.ctx.world_size
+        mine[self.ctx.rank] = samples
+        return self.ctx.control.agree(*mine)
 
 
 def _batches(samples: Iterable[Any], size: int, collate: Collate) -> Iterator[tuple[Any, int]]:

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -48,9 +48,11 @@ def cpus_of(rank: int, members: Sequence[tuple[int, Sequence[int]]]) -> int:
     return max(1, min(math.floor(total + 1e-6), quota // len(there) if quota else len(mine)))
 
 
-@dataclass(frozen=True)
-class Handling:
-    """How a batch gets from the dataset to the device.
+@dataclass(eq=False)
+class Pool:
+    """Iterates over datasets whose samples are complete batches, in workers if there are some, else in the rank itself.
+
+    Workers outlive signals to the process group, and exit with their rank.
 
     Attributes:
         workers: processes that fetch; 0: the rank itself does.
@@ -65,68 +67,56 @@ class Handling:
     pinned: bool
     finish: Callable[[Any], Any]
     init: Callable[[int], None] | None = None
-
-
-class Pool:
-    """Runs through datasets of whole batches, in workers if there are some, else in the rank itself.
-
-    Workers outlive signals to the process group, and exit with their rank.
-    """
-
-    def __init__(self, handling: Handling) -> None:
-        self.handling = handling
-        self._loader: DataLoader[Any] | None = None
-        self._iterator: Any = None
+    #: With a sampler: for all passes.
+    _loader: DataLoader[Any] | None = None
+    #: Of passes that have workers. A script may hold one that it has left, and start the next.
+    _iterators: set[Any] = field(default_factory=set)
 
     def batches(self, dataset: Any, sampler: Any = None) -> Iterator[Any]:
         """Yield the batches of a dataset.
 
         Workers exit with the pass. With a sampler, which gives the requests for them, they stay for the next pass.
         """
-        how = self.handling
-        if not how.workers:
+        if not self.workers:
             yield from dataset
             return
-        if self._loader is None:
-            self._loader = DataLoader(
+        loader = self._loader
+        if loader is None:
+            loader = DataLoader(
                 dataset,
                 sampler=sampler,
                 batch_size=None,
                 collate_fn=_as_it_is,
-                num_workers=how.workers,
-                prefetch_factor=how.prefetch,
-                pin_memory=how.pinned,
+                num_workers=self.workers,
+                prefetch_factor=self.prefetch,
+                pin_memory=self.pinned,
                 persistent_workers=sampler is not None,
-                worker_init_fn=partial(_start, how.init, os.getpid()),
+                worker_init_fn=partial(_start, self.init, os.getpid()),
                 # Its own: it draws a number each time, which must not come from the training's generator.
                 generator=torch.Generator(),
             )
+            if sampler is not None:
+                self._loader = loader
             _pools.add(self)
         # Workers inherit the mask, so that no signal can end them before they have their handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM)
         try:
-            self._iterator = iter(self._loader)
+            iterator = iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._iterators.add(iterator)
         try:
-            yield from self._iterator
+            yield from iterator
         finally:
             if sampler is None:
-                self.close()
+                self._iterators.discard(iterator)
+                _stop_workers(iterator)
 
     def close(self) -> None:
         """Stop the workers and wait until they are gone. Later use starts new ones."""
-        iterator, self._iterator, self._loader = self._iterator, None, None
-        # Torch does it when the iterator is collected, which may be late: a traceback can hold it.
-        shutdown = getattr(iterator, "_shutdown_workers", None)
-        if shutdown is None:
-            return
-        shutdown()
-        # Torch stops those that are stuck in the dataset with SIGTERM, which they ignore.
-        for worker in getattr(iterator, "_workers", ()):
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
+        self._loader = None
+        while self._iterators:
+            _stop_workers(self._iterators.pop())
 
     def __del__(self) -> None:
         self.close()
@@ -141,6 +131,16 @@ def close_pools() -> None:
     """Stop the workers of all loaders."""
     for pool in list(_pools):
         pool.close()
+
+
+def _stop_workers(iterator: Any) -> None:
+    # Torch does it when the iterator is collected, which may be late: a traceback can hold it.
+    iterator._shutdown_workers()
+    # Torch stops those that are stuck in the dataset with SIGTERM, which they ignore.
+    for worker in iterator._workers:
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The means that are written every few steps, without a stop of the training."""
+"""The means that are written every few steps, without stopping the training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,18 +15,15 @@ from torch import distributed
 from allranks.runtime.metrics.sums import Sums, Totals, means, merge, pack
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup, Work
 
     from allranks.runtime.context import Context
 
 #: How many ranks have left something for rank 0 in the store.
 _RESTS = "metrics/rests"
-#: Steps that a record may be on its way before the host waits for it: a GPU is so many steps behind at most.
+#: Number of steps after which the host waits for a record: a GPU is at most so many steps behind.
 _STEPS_ON_THE_WAY = 8
 _CPU = torch.device("cpu")
-
-Writer = Callable[[int, "dict[str, float]", float], None]
 
 
 @dataclass
@@ -81,22 +77,18 @@ class _Flight:
 
 
 class Records:
-    """Starts to average what was logged every few steps, and writes the means when they have arrived.
-
-    ``every`` is a number of optimizer steps, 0 for no records; rank 0 calls ``write``.
+    """Starts to average what was logged every ``ctx.log_every`` steps; rank 0 writes the means when they have arrived.
 
     Attributes:
         window: what was logged since the last record.
         next: the step at which the next record is due.
     """
 
-    def __init__(self, ctx: Context, totals: Totals, every: int, store: Store | None, write: Writer) -> None:
+    def __init__(self, ctx: Context, totals: Totals) -> None:
         self._ctx = ctx
         self._progress = ctx.progress
         self._totals = totals
-        self._every = every
-        self._store = store
-        self._writer = write
+        self._every = every = ctx.log_every
         adds_there = ctx.world_size == 1 or "nccl" in ctx.backend
         self._on_gpu = ctx.device if ctx.device.type == "cuda" and adds_there else None
         self.window: dict[str, Sums] = {}
@@ -131,16 +123,14 @@ class Records:
             self._totals.agree(window)
         box = pack(window, self._totals.names, self._on_gpu or _CPU)
         self.window = {name: sums for name, sums in window.items() if name not in self._totals.names}
-        group = None
-        if self._ctx.world_size > 1:
-            group = distributed.group.WORLD if self._on_gpu else self._ctx.control.group
+        on_gpus = self._on_gpu is not None and self._ctx.world_size > 1
+        group = distributed.group.WORLD if on_gpus else self._ctx.control.group
         flight = _Flight(step, list(self._totals.names), self._speed(step), self._last[1], box)
         flight.start(group)
         self._flights.append(flight)
         if self._ctx.rank == 0:
             self.unwritten.append(flight)
-            if self.unwritten[0].done():
-                self._write(self.unwritten.popleft())
+            self.poll()
 
     def poll(self) -> None:
         """On rank 0: write the oldest record that is on its way, if it has arrived."""
@@ -157,12 +147,12 @@ class Records:
 
         A job that was asked to stop has it in its checkpoint.
         """
-        if self._ctx.rank == 0 or self._store is None or self._progress.stopping or not self.window:
+        if self._ctx.rank == 0 or self._progress.stopping or not self.window:
             return
         rows = pack(self.window, list(self.window), _CPU).tolist()
         try:
-            self._store.set(_rest(self._ctx.rank), json.dumps(named(list(self.window), rows[:-1])))
-            self._store.add(_RESTS, 1)
+            self._ctx._store.set(_rest(self._ctx.rank), json.dumps(named(list(self.window), rows[:-1])))
+            self._ctx._store.add(_RESTS, 1)
         except RuntimeError:
             pass  # The store went with rank 0, and so did what writes the metrics.
 
@@ -183,7 +173,7 @@ class Records:
     def _write(self, flight: _Flight) -> None:
         values = means(flight.names, flight.rows()[:-1])
         if values:
-            self._writer(flight.step, {**values, **flight.extra}, flight.when)
+            self._ctx._tracker_group.write(flight.step, {**values, **flight.extra}, flight.when)
 
     def _speed(self, step: int) -> dict[str, float]:
         """Return steps, and samples over all ranks, per second since the last record."""
@@ -199,8 +189,8 @@ class Records:
         return extra
 
     def _write_rest(self) -> None:
-        window, store = self.window, self._store
-        if store is not None and store.add(_RESTS, 0):
+        window, store = self.window, self._ctx._store
+        if store.add(_RESTS, 0):
             for rank in range(1, self._ctx.world_size):
                 if store.check([_rest(rank)]):
                     merge(window, {name: Sums(*sums) for name, sums in json.loads(store.get(_rest(rank))).items()})
@@ -208,7 +198,7 @@ class Records:
         extra = self._speed(step)
         values = means(window, pack(window, list(window), _CPU).tolist()[:-1])
         if values:
-            self._writer(step, {**values, **extra}, self._last[1])
+            self._ctx._tracker_group.write(step, {**values, **extra}, self._last[1])
 
 
 def named(names: list[str], rows: list[list[float]]) -> dict[str, list[float]]:

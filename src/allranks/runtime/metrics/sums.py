@@ -13,7 +13,7 @@ from allranks.errors import RankError
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: So many values that lie on a device are held before they are added up there, in a few operations for all of them.
+#: Number of values on a device that are held before they are added up there, in a few operations for all of them.
 _HELD = 64
 #: Bytes of the largest number.
 _ONE = 16
@@ -121,7 +121,7 @@ def pack(sums: dict[str, Sums], names: Sequence[str], device: torch.device) -> t
     nothing = first.new_zeros(2)
     there = torch.stack([nothing if part is None else part.to(first.device) for part in (*parts, None)])
     if device.type == "cpu":
-        return box + there.to(device=device, dtype=torch.float64)
+        return box + there.cpu()
     return send(box, device) + there
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from allranks.runtime.model.sharding import is_sharded, unsent
+from allranks.runtime.model.wrappers import is_sharded, unsent
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -23,7 +23,7 @@ from allranks.errors import RankError
 if TYPE_CHECKING:
     from allranks.runtime.cpu_group import CpuGroup
 
-#: Bytes of gradients from which on shared memory is quicker than a message, whose time is mostly that of system calls.
+#: Least bytes of gradients with which shared memory is quicker than a message, whose time is mostly system calls.
 LEAST = 1 << 20
 #: Bytes in front of each block that show that it is the right one.
 _TOKEN = 64

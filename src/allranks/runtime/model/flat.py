@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
     from allranks.runtime.model.wrappers import PrepareOptions
 
-#: Numbers in a gradient from which on it is sent by itself, as soon as it is there: half a megabyte in fp32.
+#: A gradient of at least so many numbers is sent by itself, as soon as it is ready: half a megabyte in fp32.
 _LARGE = 1 << 17
 
 

@@ -14,10 +14,8 @@ from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
 from allranks.runtime.model.accumulation import Accumulation, weight
-from allranks.runtime.model.ddp import Buckets
 from allranks.runtime.model.flat import Flat, unwrap
-from allranks.runtime.model.sharding import is_sharded
-from allranks.runtime.model.wrappers import trained, unused
+from allranks.runtime.model.wrappers import Buckets, is_sharded, trained, unused
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -36,8 +34,6 @@ def make_optimizer(
     clip_norm: float | None,
     scale_lr: Literal["linear", "sqrt"] | None,
     counts_steps: bool,
-    scaler: Scaler | None,
-    start_step: Callable[[], None],
 ) -> torch.optim.Optimizer:
     """Make an optimizer of a class that is also a ``cls``, or make the script's own such an optimizer."""
     model = what if isinstance(what, nn.Module) else None
@@ -56,15 +52,18 @@ def make_optimizer(
             why="expected the class of an optimizer",
             fix="ctx.optimizer(torch.optim.SGD, model, lr=0.1)",
         )
+    sharded = model is not None and is_sharded(model)
     made._around = Around(
         ctx=ctx,
+        progress=ctx.progress,
         model=model,
+        sharded=sharded,
         parameters=frozenset(map(id, _tensors(groups))),
-        scaler=scaler,
+        scaler=ctx.scaler if ctx.precision == "fp16" else None,
         clip_norm=clip_norm,
         counts_steps=counts_steps,
-        start_step=start_step,
-        check_used=bool(getattr(model, "all_used", False)),
+        start_step=ctx.metrics.start_step,
+        check_used=(sharded or isinstance(model, Buckets)) and bool(model.all_used),  # type: ignore[union-attr]
         weighed=ctx.progress.weighed,
         backwards=ctx.progress.backwards,
     )
@@ -143,7 +142,7 @@ def _scaled_lr(
 ) -> dict[str, Any]:
     """Return the options with the learning rate multiplied, and multiply those in the groups."""
     if rule not in ("linear", "sqrt"):
-        raise RankError(f"scale_lr={rule!r}", fix='"linear", "sqrt" or None')
+        raise RankError(f"invalid rule for the learning rate: scale_lr={rule!r}", fix='"linear", "sqrt" or None')
     factor = world_size if rule == "linear" else math.sqrt(world_size)
     for number, group in enumerate(groups):
         if isinstance(group, dict) and "lr" in group:
@@ -205,7 +204,9 @@ class Around:
     """
 
     ctx: Context
+    progress: Progress
     model: nn.Module | None
+    sharded: bool
     parameters: frozenset[int]
     scaler: Scaler | None
     clip_norm: float | None
@@ -219,16 +220,6 @@ class Around:
     stepped: bool = False
     consumed: bool = False
     in_scaler: bool = False
-
-    @property
-    def progress(self) -> Progress:
-        """Where the training is."""
-        return self.ctx.progress
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the model is sharded."""
-        return self.model is not None and is_sharded(self.model)
 
 
 class Managed(torch.optim.Optimizer):
@@ -320,7 +311,7 @@ def _waits(around: Around) -> bool:
         raise RankError(
             f"optimizer.step() with an effective batch that was left after {own[0].words()}",
             why="its gradients would be added to those of a backward pass outside of ctx.accumulate",
-            fix="finish it; or put that backward pass into ctx.accumulate(model, steps=1), which forgets what was left",
+            fix="finish it; or put that backward pass into ctx.accumulate(model, steps=1), which drops what was left",
         )
     progress.accumulation, progress.micro = 1, 0
     return False

@@ -10,7 +10,16 @@ from torch import nn
 
 from allranks.errors import RankError
 from allranks.runtime.model.flat import Flat
-from allranks.runtime.model.wrappers import DTYPES, PrepareOptions, Strategy, copy_from_first, trained
+from allranks.runtime.model.wrappers import (
+    DTYPES,
+    Buckets,
+    PrepareOptions,
+    Strategy,
+    copy_from_first,
+    matching,
+    shard,
+    trained,
+)
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -21,7 +30,7 @@ FLAT_LIMIT = 64 << 20
 
 
 def prepare(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
-    """Place a model and make it data parallel."""
+    """Place a model and make it data parallel, with the weights of rank 0 on all ranks."""
     _check(module, options)
     module = module.to(ctx.device)
     if options.channels_last:
@@ -34,15 +43,17 @@ def prepare(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Modu
         # Keys of state_dict stay the same.
         apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, kinds))
     if options.compile:
-        from allranks.runtime.model.sharding import matching
-
         # In place, so that keys stay the same: the whole model or, before it is sharded, its shards.
         parts = matching(module, options.shard) if options.strategy == "fsdp" and options.shard else [module]
         for part in parts:
             part.compile(mode=options.compile if isinstance(options.compile, str) else None)
     if ctx.world_size == 1:
         return module
-    return _spread(ctx, module, options)
+    strategy = _choose(ctx, module) if options.strategy == "auto" else options.strategy
+    if strategy == "ddp":
+        return Buckets(ctx, module, options)
+    copy_from_first([*module.parameters(), *module.buffers()])
+    return Flat(ctx, module, options) if strategy == "flat" else shard(ctx, module, options)
 
 
 def _check(module: nn.Module, options: PrepareOptions) -> None:
@@ -95,21 +106,6 @@ def _check_same(ctx: Context, module: nn.Module) -> None:
         why=f"rank 0 has {' '.join(first) or 'nothing more'}; rank {other} has {' '.join(theirs) or 'nothing more'}",
         fix="build the model from values that are the same on all ranks",
     )
-
-
-def _spread(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
-    """Make the model data parallel, with the weights of rank 0 on all ranks."""
-    strategy = _choose(ctx, module) if options.strategy == "auto" else options.strategy
-    if strategy == "ddp":
-        from allranks.runtime.model.ddp import Buckets
-
-        return Buckets(ctx, module, options)
-    copy_from_first([*module.parameters(), *module.buffers()])
-    if strategy == "flat":
-        return Flat(ctx, module, options)
-    from allranks.runtime.model.sharding import shard
-
-    return shard(ctx, module, options)
 
 
 def _choose(ctx: Context, module: nn.Module) -> Strategy:

@@ -1,21 +1,23 @@
-"""What the wrappers around a model have in common, and the options that choose one."""
+"""torch's wrappers around a model, with the settings that are fast and right, and what all wrappers have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
 from allranks.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-    from torch import nn
-
+    from allranks.runtime.context import Context
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Strategy = Literal["auto", "ddp", "flat", "fsdp"]
@@ -42,6 +44,149 @@ class PrepareOptions:
         return None if self.compress is None else DTYPES[self.compress]
 
 
+class Buckets(DistributedDataParallel):
+    """DistributedDataParallel that names the parameters that got no gradient, and counts backward passes.
+
+    torch sorts its buckets again after the first step, in the order in which gradients were ready, and so sums them in
+    another order; a run that was continued does that one step after its continuation, an undisturbed one after its
+    first step, and from three ranks on their bits differ. torch leaves the buckets alone if it looks for unused
+    parameters in each step (``Reducer::should_rebuild_buckets``), which is what ``deterministic`` does; torch warns
+    once that it found none.
+
+    Attributes:
+        all_used: whether all parameters are expected to get gradients.
+        must_average: whether the next backward pass must average: torch learns a static graph from the first one only.
+    """
+
+    def __init__(self, ctx: Context, module: nn.Module, options: PrepareOptions) -> None:
+        super().__init__(
+            module,
+            device_ids=[ctx.device] if ctx.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            static_graph=options.static_graph and not ctx.deterministic,
+            find_unused_parameters=options.find_unused_parameters or ctx.deterministic,
+        )
+        self.all_used = not (options.find_unused_parameters or self.static_graph)
+        self.must_average = self.static_graph
+        self._progress = ctx.progress
+        self._queued = False
+        if options.sent_as is not None:
+            # A lambda, because torch refuses annotations that are strings.
+            self.register_comm_hook(options.sent_as, lambda dtype, bucket: _narrowed(dtype, bucket))
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model; raise if parameters got no gradient in the step before."""
+        try:
+            output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            names = list(trained(self.module))
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            missing = [names[int(number)] for number in found[1].split()] if found else ["(torch does not say which)"]
+            raise unused(missing, distributed.get_rank()) from None
+        if self.require_backward_grad_sync and torch.is_grad_enabled():
+            self._queued = False  # Left behind by a backward pass that failed.
+            hook_outputs(output, self._on_backward)
+        return output
+
+    def _on_backward(self, _: Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            self._progress.start_backward()
+            Variable._execution_engine.queue_callback(self._count)
+
+    def _count(self) -> None:
+        """Count a backward pass, unless its gradients were not the parameters' (torch.autograd.grad)."""
+        self._queued = False
+        if any(parameter.grad is not None for parameter in self.module.parameters()):
+            self._progress.backwards += 1
+            self.must_average = False
+
+
+def _narrowed(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket in another type. torch's own hooks refuse bf16 over gloo, which can do it."""
+    buffer = bucket.buffer()
+    sent = buffer.to(dtype).div_(distributed.get_world_size())
+    work: distributed.Work = distributed.all_reduce(sent, async_op=True)
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda _: buffer.copy_(sent))
+    return future
+
+
+def shard(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
+    """Shard a model, equal on all ranks, in place with torch's ``fully_shard``, and return it.
+
+    Each rank holds a part of the parameters, gradients and optimizer state. Modules of the classes in
+    ``options.shard`` are gathered and freed one by one; what is left, with the root. Gradients are summed in fp32,
+    whatever the type for computing, or in that of ``options.compress``. The attribute ``all_used`` is set on the model:
+    whether all parameters are expected to get gradients.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:  # Before torch 2.6 it was elsewhere.
+        try:
+            from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
+                MixedPrecisionPolicy,
+                fully_shard,
+            )
+        except ImportError:
+            raise RankError(
+                f"torch {torch.__version__} has no fully_shard",
+                why='strategy="fsdp" needs it',
+                fix='pip install "torch>=2.6", or strategy="ddp"',
+            ) from None
+    progress, narrow = ctx.progress, DTYPES.get(ctx.precision)
+
+    def count(module: nn.Module, _: object) -> None:
+        """Count steps by the forward passes, which wait for the other ranks already."""
+        if module.training and torch.is_grad_enabled() and (progress.is_boundary or not progress.open):
+            progress.backwards += 1
+
+    module.register_forward_pre_hook(count)
+    mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
+    summed_as = options.sent_as or (torch.float32 if narrow else None)
+    for part in [*matching(module, options.shard), module]:
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=summed_as))
+    module.all_used = not options.find_unused_parameters  # type: ignore[assignment]
+    return module
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to the model."""
+    return hasattr(module, "set_requires_gradient_sync")
+
+
+def unsent(module: nn.Module) -> list[tuple[Any, str]]:
+    """Return where gradients of a sharded model wait for further micro-batches: objects, and names of attributes."""
+    found: list[tuple[Any, str]] = []
+    try:
+        for part in filter(is_sharded, module.modules()):
+            state: Any = part._get_fsdp_state()  # type: ignore[operator]
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            for each in [each for group in groups if group is not None for each in group.fsdp_params]:
+                found += [(each, "unsharded_accumulated_grad"), (each._unsharded_param, "grad")]
+    except AttributeError as error:
+        raise RankError(
+            f"torch {torch.__version__} does not show the gradients of micro-batches of a sharded model",
+            why=str(error),
+            fix='let each loop end with a complete effective batch of ctx.accumulate, or take strategy="ddp"',
+        ) from error
+    return found
+
+
+def matching(module: nn.Module, classes: Sequence[type[nn.Module]]) -> list[nn.Module]:
+    """Return the modules of some classes below the root, each with the wrapper that checkpoints its activations."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+    wrapped = {
+        part._checkpoint_wrapped_module: part for part in module.modules() if isinstance(part, CheckpointWrapper)
+    }
+    found = [part for part in module.modules() if part is not module and isinstance(part, tuple(classes))]
+    return [wrapped.get(part, part) for part in found]
+
+
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that get gradients, by the script's names; shared ones once."""
     return {
@@ -60,9 +205,8 @@ def copy_from_first(tensors: Iterable[Tensor]) -> None:
     _broadcast_coalesced(everyone, [tensor.detach() for tensor in tensors], 1 << 28, 0)
 
 
-def unused(names: Iterable[str], rank: int) -> RankError:
+def unused(names: Sequence[str], rank: int) -> RankError:
     """Make the error for parameters that got no gradient."""
-    names = list(names)
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     return RankError(
         f"{len(names)} parameter{'s' if len(names) > 1 else ''} of the model got no gradient on rank {rank}: {shown}",

@@ -1,7 +1,10 @@
-"""What a tracker is, and what it knows of the run."""
+"""What a tracker is, what it knows of the run, and the tracker that is always there: metrics as lines of JSON."""
 
 from __future__ import annotations
 
+import atexit
+import json
+import math
 import os
 import re
 import sys
@@ -10,10 +13,17 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks import contract
+from allranks.errors import RunFolderError
+from allranks.record.files import write_atomically
+from allranks.runtime.log import log
 
 Value = float | int
 #: How a run's id ends: the date and the time, and a number if need be.
 _STAMP = re.compile(r"-\d{4}-\d{4}(-\d+)?$")
+#: What is kept for a disk that is full now and may have space again later.
+_MOST_UNWRITTEN = 1 << 20
+#: From one write to the next: a write takes longer than all that is logged in some quick steps.
+_SECONDS = 1.0
 
 
 class Tracker(Protocol):
@@ -51,3 +61,117 @@ class RunInfo:
         run, folder = os.environ.get(contract.RUN_ID), os.environ.get(contract.RUN_DIR)
         name = _STAMP.sub("", run) if run else Path(sys.argv[0]).stem or "python"
         return cls(name, run, Path(folder) if folder else None)
+
+
+class JsonLines:
+    """Appends a line to a file for each record, in one piece: at once, but not more often than once a second.
+
+    What has to wait comes with the next record, and with :meth:`flush`, :meth:`close` and the end of the process. A
+    process that is killed loses what it recorded within a second.
+
+    A line is ``{"step": 50, "time": 1731000000.5, "loss": 0.25}``; a number that is not finite is null. A file
+    that an earlier start has left is moved aside, unless the training continues from a step of it
+    (:meth:`resume`). A disk that is full or gone is reported once; what could not be written comes later, if
+    there is space again. With ``announce`` it prints once where the file is.
+    """
+
+    def __init__(self, path: Path, *, announce: bool = False) -> None:
+        self._path = path
+        self._announce = announce
+        self._descriptor: int | None = None
+        self._waiting: list[tuple[int, dict[str, Value], float]] = []
+        #: The time of the record that was written without having to wait.
+        self._written = -math.inf
+        self._unwritten = b""
+        self._reported = False
+        self._continues = False
+
+    def write(self, step: int, values: dict[str, Value], when: float) -> None:
+        """Append a record with its time, in seconds since 1970; ``values`` is read later and must not be changed."""
+        self._waiting.append((step, values, when))
+        # A clock may be set back.
+        if not 0 <= when - self._written < _SECONDS:
+            self._written = when
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        waiting, self._waiting = self._waiting, []
+        self._unwritten += b"".join(_line(*record) for record in waiting)
+        if not self._unwritten:
+            return
+        try:
+            descriptor = self._open()
+            # A write may stop in the middle of a line; the next one continues there.
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(descriptor, self._unwritten) :]
+            self._reported = False
+        except OSError as error:
+            self._report(error.strerror or str(error))
+            self._unwritten = self._unwritten[-_MOST_UNWRITTEN:]
+
+    def resume(self, step: int) -> None:
+        """Drop the records after ``step``, which the training makes once more; and a last line that was cut off."""
+        self._continues = True
+        self.close()
+        try:
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if _is_kept(line, step)]
+            if kept != lines:
+                write_atomically(self._path, "".join(kept), self._path.stat().st_mode & 0o777)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._report(error.strerror or str(error))
+        except RunFolderError as error:
+            self._report(error.why or error.what)
+
+    def close(self) -> None:
+        """Write what waits and close the file; a later record opens it again."""
+        self.flush()
+        if self._descriptor is not None:
+            atexit.unregister(self.close)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            if not self._continues:
+                self._move_aside()
+            self._continues = True
+            if self._announce:
+                log(f"metrics go to {self._path}")
+            self._announce = False
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o666)
+            # Also for a script that ends without closing anything.
+            atexit.register(self.close)
+        return self._descriptor
+
+    def _move_aside(self) -> None:
+        """Give a file of an earlier start another name, ``metrics.1.jsonl``."""
+        if not self._path.exists() or self._path.stat().st_size == 0:
+            return
+        number = 1
+        while (aside := self._path.with_suffix(f".{number}{self._path.suffix}")).exists():
+            number += 1
+        self._path.rename(aside)
+        log(f"{self._path} was there from an earlier start; it is now {aside.name}")
+
+    def _report(self, why: str) -> None:
+        if not self._reported:
+            log(f"warning: cannot write {self._path}: {why}; the training continues")
+        self._reported = True
+
+
+def _line(step: int, values: dict[str, Value], when: float) -> bytes:
+    record: dict[str, Value | None] = {"step": step, "time": round(when, 3)}
+    record.update({name: value if math.isfinite(value) else None for name, value in values.items()})
+    return json.dumps(record).encode() + b"\n"
+
+
+def _is_kept(line: str, step: int) -> bool:
+    try:
+        return bool(line.endswith("\n") and json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False

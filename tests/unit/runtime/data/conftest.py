@@ -15,7 +15,7 @@ from allranks.runtime.data.fetch import ItemFetch
 from allranks.runtime.data.loader import Loader
 from allranks.runtime.data.mapped import MapSource, Order, Share, Split
 from allranks.runtime.data.randomness import Seeding
-from allranks.runtime.data.workers import Handling
+from allranks.runtime.data.workers import Pool
 from allranks.runtime.progress import Progress
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL", "MASTER_", "TORCHELASTIC", "SLURM_", "PBS_", "OMPI_", "PMI", "ALLRANKS_")
@@ -42,7 +42,7 @@ def make_rank() -> Callable[..., Loader]:
             split,
             Share(rank, world_size, filler=True),
             ItemFetch(range(length), Seeding(seed), list),
-            Handling(workers=0, prefetch=2, pinned=False, finish=lambda batch: batch),
+            Pool(workers=0, prefetch=2, pinned=False, finish=lambda batch: batch),
         )
         identity: dict[str, Any] = {"kind": "map", "length": length, "seed": seed, "shuffle": shuffle}
         size = BatchSize(total // world_size, total)

@@ -227,7 +227,7 @@ def test_a_state_of_no_loader_is_refused(make_rank: Callable[..., Loader]) -> No
 
 @pytest.mark.parametrize("count", [-1, 2.5, True, "3"])
 def test_epochs_are_a_number(make_rank: Callable[..., Loader], count: Any) -> None:
-    with pytest.raises(RankError, match="no number of epochs"):
+    with pytest.raises(RankError, match="invalid number of epochs"):
         make_rank(40, 8, 0, 1).epochs(count)
 
 

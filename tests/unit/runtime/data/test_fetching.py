@@ -206,6 +206,12 @@ def test_everything_with_a_device_in_a_batch_moves() -> None:
     assert moved[4].device == "meta"
 
 
+def test_a_batch_stays_as_it_is_on_the_cpu(ctx: Context) -> None:
+    finish = ctx.loader(TENSORS, batch_size=2, quiet=True)._source.pool.finish
+    batch = [torch.zeros(2)]
+    assert finish(batch) is batch
+
+
 def test_a_batch_of_lists_is_seeded_as_a_whole(ctx: Context) -> None:
     class Random(Items):
         def __getitem__(self, number: int) -> float:

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
+from allranks import Context
 from allranks.runtime.data.mapped import Order
 from allranks.runtime.data.workers import cpus_of
 from waiting import PATIENCE, is_alive, wait_for
@@ -170,6 +172,21 @@ def test_a_stream_has_the_same_batches_on_any_number_of_ranks(run_ranks: Ranks) 
     begun, state = train(2, WORKERS="0", STOP="1")
     rest, _ = train(1, WORKERS="0", STATE=json.dumps(state))
     assert begun + rest == alone
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_pass_over_a_stream_that_is_held_changes_nothing_in_the_next(ctx: Context, sharded: bool) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8))
+
+    loader = ctx.loader(Stream(), batch_size=2, workers=1, sharded=sharded, quiet=True)
+    held = iter(loader)
+    assert next(held).tolist() == [0, 1]
+    batches = iter(loader)
+    assert next(batches).tolist() == [2, 3]
+    del held
+    assert [batch.tolist() for batch in batches] == [[4, 5], [6, 7]]
 
 
 SHARDED = """

@@ -378,6 +378,16 @@ def test_weight_of_a_micro_batch(progress, world_size, expected):
     assert weight(progress, world_size) == expected
 
 
+def test_an_attribute_of_the_scripts_own_model_is_not_taken_for_a_wrappers(start):
+    ctx = start()
+    model = net()
+    model.all_used = True
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    ctx.backward(model[0](batch(0)).sum())
+    optimizer.step()  # The last layer has no gradient.
+    assert ctx.progress.step == 1
+
+
 def test_a_batch_after_accumulation_counts_in_full(start):
     ctx = start()
     model, reference = net(), net()
