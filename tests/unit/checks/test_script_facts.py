@@ -171,6 +171,15 @@ def test_where_else_a_module_is(read_in: Read, tmp_path: Path) -> None:
     assert [(each["name"], each["near"]) for each in found["missing"]] == [("lib_q", str(tmp_path)), ("data_q", None)]
 
 
+def test_a_directory_of_very_many_files_is_not_searched_to_its_end(
+    read_in: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_in(files={"many_q/a.py": "", "scripts/train.py": "import many_q\n"})
+    monkeypatch.setattr(script, "_MOST_ENTRIES", 0)
+    found = script.script(ProbeRequest((), kind="script", target=str(tmp_path / "scripts/train.py")))
+    assert [each["near"] for each in found["missing"]] == [None]
+
+
 @pytest.mark.parametrize(
     ("folder", "owner", "names"),
     [
