@@ -42,7 +42,7 @@ class Finding:
 
 
 def passed(what: str, *, host: str = "") -> Finding:
-    """Make a finding of what is right."""
+    """Make a finding that a check passed."""
     return Finding(Grade.PASS, what, host=host)
 
 
@@ -63,7 +63,7 @@ def skipped(what: str, *, host: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class Node:
-    """A node's facts, by the names in ``checks.collect.gather``, errors of others, or why there are none at all."""
+    """A node's facts by name (``checks.collect.gather``), the errors of those that failed, or why there are none."""
 
     number: int
     host: str

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from allranks.launch.submit import Launch
     from allranks.plan.plan import Plan
 
-#: Time limit of a fact, of a node, and of one that connects to each other one and waits until all have.
+#: Time limits in seconds: of a fact, of a node, and of a node that also connects to all others and waits for them.
 _FACT_SECONDS, _NODE_SECONDS, _MESH_SECONDS = 10.0, 60.0, 90.0
 #: A file that all nodes must see; and how the name of its directory starts where there is no run yet.
 _SHARED, _PREFIX = "look.word", ".look-"

@@ -81,7 +81,7 @@ def _add(check: Check) -> None:
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Return all checks that there are, in the order in which their findings are shown.
+    """Return all checks, in the order in which their findings are shown.
 
     Raises:
         AllranksError: a package's checks cannot be loaded.

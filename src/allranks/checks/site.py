@@ -1,7 +1,7 @@
 """The checks that a site adds by a directory of executables, which are run on each node.
 
-They end as plugins of Nagios do: with 0 where all is well, 1 for a warning, 2 for a failure, and 3 where nothing can be
-said. The first line says what was found, all others what to do about it.
+They exit as plugins of Nagios do: with 0 if all is well, 1 for a warning, 2 for a failure, and 3 if nothing is known.
+The first line of their output says what was found, the others what to do about it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ _UNPREPARED = "environment.node_setup is run by allranks check and by the job it
 _COPIED = "it is copied to the machines when the run starts"
 #: As many missing imports are named.
 _NAMED = 3
-#: Well-known modules, with their packages where these are called otherwise. No other package is proposed: a stranger's
-#: package may have that module.
+#: Well-known modules, with their packages where these are called otherwise. No other package is proposed: an
+#: unrelated one may have that name.
 _KNOWN = """
     accelerate attr=attrs bs4=beautifulsoup4 cv2=opencv-python-headless datasets dateutil=python-dateutil deepspeed
     diffusers einops evaluate flash_attn=flash-attn h5py huggingface_hub=huggingface-hub hydra=hydra-core lightning
