@@ -11,7 +11,7 @@ import torch
 from allranks.checks.collect.gpus import gpus
 from allranks.checks.collect.request import ProbeRequest
 from allranks.checks.model import Grade
-from allranks.checks.topics.gpu_health import judge_computed as judge
+from allranks.checks.topics.gpus import judge_computed as judge
 from allranks.selftest.gpu_compute import measure
 
 pytestmark = [

@@ -11,7 +11,7 @@ from typing import Any
 from allranks import contract
 from allranks.checks.model import Grade
 from allranks.checks.selftest.run import Trial
-from allranks.checks.topics.gpu_health import judge_computed
+from allranks.checks.topics.gpus import judge_computed
 from allranks.job.units import format_count
 from allranks.logs.cause import cause_of
 from allranks.record import selftest
