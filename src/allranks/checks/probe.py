@@ -20,7 +20,7 @@ from allranks import contract
 from allranks.checks import site
 from allranks.checks.collect.request import ProbeRequest, read_reports
 from allranks.checks.model import Finding, Node, failed, skipped, warned
-from allranks.checks.topics.config import named_files, named_folders
+from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
 from allranks.plan.resolve import environment_of, python_of
