@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.checks import site
-from allranks.checks.collect.request import ProbeRequest, read_reports
+from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.model import Finding, Node, failed, skipped, warned
 from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from allranks.checks.collect import meeting
+from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.collect.meeting import opened, port
-from allranks.checks.collect.request import ProbeRequest, read_reports
 from allranks.checks.probe import _BOOTSTRAP, program
 from waiting import wait_for
 

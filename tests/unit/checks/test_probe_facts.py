@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from allranks.checks.collect import leftovers, machine, script
-from allranks.checks.collect.gather import FACTS, gather
-from allranks.checks.collect.request import ProbeRequest, read_reports, report_lines
+from allranks.checks.collect.gather import FACTS, ProbeRequest, gather, read_reports, report_lines
 from waiting import PATIENCE
 
 
@@ -117,8 +116,8 @@ def orphan(tmp_path: Path) -> Iterator[int]:
 
 #: What is lost in a container, by an id of torchrun's.
 _LOOK = (
-    "from allranks.checks.collect import leftovers, request;"
-    "print(*[each['command'] for each in leftovers.leftovers(request.ProbeRequest(())) if each['run'] == 'lost-1'])"
+    "from allranks.checks.collect import gather, leftovers;"
+    "print(*[each['command'] for each in leftovers.leftovers(gather.ProbeRequest(())) if each['run'] == 'lost-1'])"
 )
 #: A launcher with a rank, and a shell that has taken a rank in: each the first process of its container.
 _LAUNCHER = f"""

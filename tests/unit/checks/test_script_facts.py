@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from allranks.checks.collect import script
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 
 Read = Callable[..., dict[str, Any]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.system import processes
 from allranks.system.processes import command_of, text_of
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.contract import is_secret
 from allranks.system import cgroups
 from allranks.system.processes import text_of

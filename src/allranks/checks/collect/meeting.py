@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.system import processes
 from allranks.system.processes import command_of, text_of
 from allranks.system.routes import listen_everywhere, listen_for

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 
 #: What torch says of its build, in a file that needs no import.
 _VERSION = re.compile(r"^(?:__version__|cuda)\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
