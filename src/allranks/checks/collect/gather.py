@@ -17,14 +17,16 @@ from typing import Any
 
 from allranks import contract
 
-#: Each fact by the module with the function of its name, which takes the request and returns what JSON can hold.
-FACTS = {
-    **dict.fromkeys(("host", "cpus", "memory", "shm", "limits", "interfaces", "disks", "variables"), "machine"),
-    **dict.fromkeys(("names", "interface", "infiniband"), "network"),
-    **dict.fromkeys(("port", "reach", "mesh"), "meeting"),
-    **dict.fromkeys(("torch", "script", "files", "shared"), "script"),
-    **{name: name for name in ("gpus", "site", "leftovers")},
+#: The facts of each module: its function of that name takes the request, and returns what JSON can hold.
+_MODULES = {
+    "machine": ("host", "cpus", "memory", "shm", "limits", "interfaces", "disks", "variables", "leftovers"),
+    "network": ("names", "interface", "infiniband"),
+    "meeting": ("port", "reach", "mesh"),
+    "script": ("torch", "script", "files", "shared"),
+    "gpus": ("gpus",),
+    "site": ("site",),
 }
+FACTS = {name: module for module, names in _MODULES.items() for name in names}
 #: Facts that wait for other nodes, or for programs, and end by themselves, get more seconds than the request says.
 _SECONDS = {"reach": 50.0, "mesh": 50.0, "site": 15.0}
 #: Facts about several nodes: a single node does not even import their modules, and waits for no resolver.
