@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.checks import site
 from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.model import Finding, Node, failed, skipped, warned
+from allranks.checks.registry import site_programs
 from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
@@ -122,7 +122,7 @@ def request_for(launch: Launch, plan: Plan, facts: Collection[str], folder: Path
         target=entry.value,
         folders={} if is_copied else folders,
         variables=launch.job.checks.variables,
-        executables=site.programs(launch, facts),
+        executables=site_programs(launch, facts),
         files=() if is_copied else tuple(str(path) for _, path in named_files(args, workdir)),
         shared="" if is_copied or nnodes == 1 else str(folder / _SHARED),
         word=word,
