@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from allranks.checks.selftest.run import Trial
+    from allranks.checks.selftest import Trial
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
