@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from allranks.launch.submit import Launch
     from allranks.plan.plan import Plan
 
-#: Time limits in seconds: of a fact, of a node, and of a node that also connects to all others and waits for them.
-_FACT_SECONDS, _NODE_SECONDS, _MESH_SECONDS = 10.0, 60.0, 90.0
+#: Time limits in seconds: of a node, and of one that also connects to all others and waits for them.
+_NODE_SECONDS, _MESH_SECONDS = 60.0, 90.0
 #: A file that all nodes must see; and how the name of its directory starts where there is no run yet.
 _SHARED, _PREFIX = "look.word", ".look-"
 #: The exit code where the interpreter is too old for the program; of those no shell uses.
@@ -128,7 +128,6 @@ def request_for(launch: Launch, plan: Plan, facts: Collection[str], folder: Path
         word=word,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
-        seconds=_FACT_SECONDS,
     )
 
 

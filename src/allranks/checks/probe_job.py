@@ -113,17 +113,16 @@ def job_of(job: Job, folder: Path, independent: Sequence[str] = ()) -> Job:
     script = shlex.quote(str(folder / _NODE))
     words = ("-c", f'[ ! -r {script} ] || . {script} "$GROUP_RANK" || true')
     own = (*(job.launch.launcher_args if job.launch.agent else ()), *independent)
-    defaults = {"name": "check", "module": None, "script": None, "binary": "bash", "args": words, "workdir": "/"}
     time_limit = min(_SECONDS, job.resources.time or _SECONDS)
-    gone = {"array": None, "mail": None, "output": None, "error": None}
+    left_out = {"array": None, "mail": None, "output": None, "error": None}
     return job.model_copy(
         update={
-            **defaults,
+            **{"name": "check", "module": None, "script": None, "binary": "bash", "args": words, "workdir": "/"},
             "debug": False,
             "resources": job.resources.model_copy(update={"time": time_limit, "spares": 0}),
             "launch": Launch(launcher="direct", nproc_per_node=1, launcher_args=own),
             "environment": Environment(variables=job.environment.variables, python=python),
-            "scheduler": job.scheduler.model_copy(update=gone),
+            "scheduler": job.scheduler.model_copy(update=left_out),
             "retry": Retry(requeue=False, warn_before=0),
         }
     )

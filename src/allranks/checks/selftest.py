@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from allranks import contract
 from allranks.checks.model import Grade
 from allranks.checks.topics.gpus import judge_computed
-from allranks.checks.waiting import Watcher
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.errors import JobError
 from allranks.job.secrets import redacted
@@ -25,6 +24,7 @@ from allranks.record import selftest
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
+    from allranks.checks.waiting import Watcher
     from allranks.clusters.base import ClusterKind
     from allranks.launch.submit import Launch
     from allranks.runs.record import Run
@@ -71,14 +71,13 @@ class Trial:
 
 
 def run_trial(
-    launch: Launch, kind: ClusterKind, args: Sequence[str] = (), *, watcher: Watcher | None = None, module: str = MODULE
+    launch: Launch, kind: ClusterKind, args: Sequence[str], *, watcher: Watcher, module: str = MODULE
 ) -> Trial:
     """Run all ranks of a job with a module of ours instead of its script, and wait until they have exited.
 
     Raises:
         AllranksError: it could not be started. One that was started and failed is returned.
     """
-    watcher = watcher or Watcher()
     trying = trial_of(launch, kind, args, module)
     run, plan = launching.prepare(trying, kind)
     environ = trying.environ_for(plan)
@@ -100,7 +99,7 @@ def run_trial(
     return Trial(run, size, tuple(selftest.read(run.attempt_folder)))
 
 
-def trial_of(launch: Launch, kind: ClusterKind, args: Sequence[str], module: str = MODULE) -> Launch:
+def trial_of(launch: Launch, kind: ClusterKind, args: Sequence[str], module: str) -> Launch:
     """Return a launch with the self-test instead of the script, in one attempt that ends with this command.
 
     Raises:

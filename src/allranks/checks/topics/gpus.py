@@ -316,9 +316,7 @@ def _down(gpu: Gpu, gpus: Iterable[Gpu]) -> str:
 
 
 @on_each_node(
-    "gpu-peers",
-    why="GPUs without peer access exchange data through host memory, which is slower",
-    fact="gpus",
+    "gpu-peers", why="GPUs without peer access exchange data through host memory, which is slower", fact="gpus"
 )
 def peers(fact: Any, node: Node, seen: Seen) -> Finding:
     """Check that the GPUs of a node reach each other. Without NVLink the driver lets no GeForce do so."""

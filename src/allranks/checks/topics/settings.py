@@ -71,12 +71,7 @@ def _finding(remarks: list[tuple[str, str]], good: str) -> Finding:
     return warned("; ".join(whats), fix="; ".join(dict.fromkeys(fixes)))
 
 
-@on_each_node(
-    "debug",
-    why="debug settings make a run slow, and its logs large",
-    fact="variables",
-    also=("infiniband",),
-)
+@on_each_node("debug", why="debug settings make a run slow, and its logs large", fact="variables", also=("infiniband",))
 def debug(fact: Any, node: Node, seen: Seen) -> Finding:
     """Check for debug settings that were left on."""
     if seen.job.debug:
@@ -144,9 +139,7 @@ def site_variables(fact: Any, node: Node, seen: Seen) -> Finding:
 
 
 @on_the_whole(
-    "same-variables",
-    why="ranks with different NCCL settings may wait for each other forever",
-    facts=("variables",),
+    "same-variables", why="ranks with different NCCL settings may wait for each other forever", facts=("variables",)
 )
 def same_variables(seen: Seen) -> Iterator[Finding]:
     """Compare the settings of NCCL on all nodes."""
