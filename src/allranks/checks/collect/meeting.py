@@ -200,8 +200,11 @@ class _Meeting:
         with self._changed:
             self._done.add(node)
             self._changed.notify_all()
-            all_nodes = {0} | {other for other, (_, port) in self.came.items() if port}
-            self._changed.wait_for(lambda: self._done >= all_nodes, _ALTOGETHER)
+            self._changed.wait_for(self._are_all_done, _ALTOGETHER)
+
+    def _are_all_done(self) -> bool:
+        """Return True if all have tried to connect to all, those included that have come since this is waited for."""
+        return self._done >= {0} | {node for node, (_, port) in self.came.items() if port}
 
 
 # --- the others ---
