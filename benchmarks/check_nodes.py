@@ -23,8 +23,7 @@ from nodes import why_no_nodes
 from ssh_nodes import SSH, SshNodes, why_no_sshd
 from ssh_start import reached
 
-from allranks.checks.collect.gather import gather
-from allranks.checks.collect.request import ProbeRequest, report_lines
+from allranks.checks.collect.gather import ProbeRequest, gather, report_lines
 from allranks.clusters.ssh.transport import run_all, ssh_command
 from allranks.job.hosts import parse_hosts
 

@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.checks.collect.gpus import gpus
-from allranks.checks.collect.request import ProbeRequest
 from allranks.checks.model import Grade
-from allranks.checks.topics.gpu_health import judge_computed as judge
+from allranks.checks.topics.gpus import judge_computed as judge
 from allranks.selftest.gpu_compute import measure
 
 pytestmark = [

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from allranks.checks.selftest.run import Trial
+    from allranks.checks.selftest import Trial
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
@@ -42,7 +42,7 @@ class Finding:
 
 
 def passed(what: str, *, host: str = "") -> Finding:
-    """Make a finding of what is right."""
+    """Make a finding that a check passed."""
     return Finding(Grade.PASS, what, host=host)
 
 
@@ -63,7 +63,7 @@ def skipped(what: str, *, host: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class Node:
-    """A node's facts, by the names in ``checks.collect.gather``, errors of others, or why there are none at all."""
+    """A node's facts by name (``checks.collect.gather``), the errors of those that failed, or why there are none."""
 
     number: int
     host: str

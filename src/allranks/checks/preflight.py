@@ -78,17 +78,14 @@ def preflight(
     waiting: Waiting | None = None,
     timeout: float = 0.0,
 ) -> Report:
-    """Check a job and its nodes.
+    """Check a job and its nodes; :class:`Seen` describes the arguments that are not here.
 
     Args:
-        checks: from :func:`allranks.checks.registry.chosen`.
+        checks: from :func:`allranks.checks.registry.chosen_for`.
         kind: the kind of cluster that made the plan.
         launch: what is or would be launched.
         plan: its plan.
         folder: a directory here for what the nodes may need: that of the run, if there is one.
-        is_prepared: whether lines of ``environment.node_setup`` are run on the nodes.
-        has_target: whether the job says what to run.
-        is_submitted: whether the job is submitted next, if no check fails.
         waiting: how to wait for nodes of a scheduler; None: none are requested.
         timeout: seconds that ranks wait for each other in the self-test.
 
@@ -103,12 +100,11 @@ def preflight(
     if facts:
         nodes, why = probe(kind, launch, plan, facts, folder, word=word, is_prepared=is_prepared, waiting=waiting)
     seen = Seen(
-        *(launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word, is_submitted),
-        without=kind.without,
+        launch.job, plan, launch.environ, nodes, why, is_prepared, has_target, word, is_submitted, without=kind.without
     )
     results = run_checks([check for check in checks if not check.needs_trial], seen)
     if of_trial := [check for check in checks if check.needs_trial]:
-        from allranks.checks.selftest.search import with_trial  # Not before each run, whose checks need none.
+        from allranks.checks.search import with_trial  # Not before each run, whose checks need none.
         from allranks.checks.waiting import Patience, noted
 
         with noted() as signals:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.checks import site
-from allranks.checks.collect.request import ProbeRequest, read_reports
+from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.model import Finding, Node, failed, skipped, warned
-from allranks.checks.topics.config import named_files, named_folders
+from allranks.checks.registry import site_programs
+from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
 from allranks.plan.resolve import environment_of, python_of
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from allranks.launch.submit import Launch
     from allranks.plan.plan import Plan
 
-#: Time limit of a fact, of a node, and of one that connects to each other one and waits until all have.
-_FACT_SECONDS, _NODE_SECONDS, _MESH_SECONDS = 10.0, 60.0, 90.0
+#: Time limits in seconds: of a node, and of one that also connects to all others and waits for them.
+_NODE_SECONDS, _MESH_SECONDS = 60.0, 90.0
 #: A file that all nodes must see; and how the name of its directory starts where there is no run yet.
 _SHARED, _PREFIX = "look.word", ".look-"
 #: The exit code where the interpreter is too old for the program; of those no shell uses.
@@ -122,13 +122,12 @@ def request_for(launch: Launch, plan: Plan, facts: Collection[str], folder: Path
         target=entry.value,
         folders={} if is_copied else folders,
         variables=launch.job.checks.variables,
-        executables=site.programs(launch, facts),
+        executables=site_programs(launch, facts),
         files=() if is_copied else tuple(str(path) for _, path in named_files(args, workdir)),
         shared="" if is_copied or nnodes == 1 else str(folder / _SHARED),
         word=word,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
-        seconds=_FACT_SECONDS,
     )
 
 

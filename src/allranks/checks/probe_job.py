@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from allranks.runs.record import Run
     from allranks.runs.status import Status
 
-#: Time limit of the job, where the user's own job does not have a shorter one.
+#: Time limit of the job in seconds, unless the user's own job has a shorter one.
 _SECONDS = 300
-#: How often signals are looked for while the job waits or runs, and what it gets beyond the time for the probe.
+#: Seconds between polls for signals and news, and those that the job gets beyond the time limit of the probe.
 _POLL_SECONDS, _GRACE_SECONDS = 0.2, 15.0
 #: In the directory of a probe: what sets a node up, what it then reads, and what runs both.
 _SETUP, _PROGRAM, _NODE = "look.sh", "look.json", "node.sh"
@@ -86,7 +86,7 @@ def probe_by_job(
 
 
 def _wait(kind: ClusterKind, run: Run, started: Started, look: Probe, waiting: Waiting, signals: list[int]) -> Status:
-    """Wait until the job has ended, or its time has; return its status at that time."""
+    """Wait until the job has ended or runs out of time; return its status at that moment."""
     until, is_running = time.monotonic() + waiting.seconds, False
     while not started.wait(_POLL_SECONDS):
         for line in started.news():
@@ -113,17 +113,16 @@ def job_of(job: Job, folder: Path, independent: Sequence[str] = ()) -> Job:
     script = shlex.quote(str(folder / _NODE))
     words = ("-c", f'[ ! -r {script} ] || . {script} "$GROUP_RANK" || true')
     own = (*(job.launch.launcher_args if job.launch.agent else ()), *independent)
-    defaults = {"name": "check", "module": None, "script": None, "binary": "bash", "args": words, "workdir": "/"}
     time_limit = min(_SECONDS, job.resources.time or _SECONDS)
-    gone = {"array": None, "mail": None, "output": None, "error": None}
+    left_out = {"array": None, "mail": None, "output": None, "error": None}
     return job.model_copy(
         update={
-            **defaults,
+            **{"name": "check", "module": None, "script": None, "binary": "bash", "args": words, "workdir": "/"},
             "debug": False,
             "resources": job.resources.model_copy(update={"time": time_limit, "spares": 0}),
             "launch": Launch(launcher="direct", nproc_per_node=1, launcher_args=own),
             "environment": Environment(variables=job.environment.variables, python=python),
-            "scheduler": job.scheduler.model_copy(update=gone),
+            "scheduler": job.scheduler.model_copy(update=left_out),
             "retry": Retry(requeue=False, warn_before=0),
         }
     )

@@ -60,7 +60,7 @@ def command(
     """
     from allranks.checks.preflight import preflight
     from allranks.checks.probe import folder_in
-    from allranks.checks.site import chosen_for
+    from allranks.checks.registry import chosen_for
     from allranks.checks.waiting import Waiting
     from allranks.clusters.registry import kind_for
     from allranks.launch import submit as launching

@@ -73,7 +73,7 @@ def check_first(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None
         StartCancelledError: Ctrl-C.
     """
     from allranks.checks.preflight import FILE, preflight
-    from allranks.checks.site import chosen_for
+    from allranks.checks.registry import chosen_for
     from allranks.launch.submit import note_refusal
     from allranks.record.files import write_json
 

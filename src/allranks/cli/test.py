@@ -21,8 +21,7 @@ from allranks.job.units import format_count, format_size
 from allranks.record.selftest import RankInfo
 
 if TYPE_CHECKING:
-    from allranks.checks.selftest.evaluate import PartResult
-    from allranks.checks.selftest.run import Trial
+    from allranks.checks.selftest import PartResult, Trial
     from allranks.clusters.base import Started
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -51,8 +50,7 @@ def command(ctx: click.Context, /, is_quick: bool, timeout: float, as_json: bool
 
     Exits with 0, with 3 if a result is wrong, and as allranks run does if the run failed.
     """
-    from allranks.checks.selftest.evaluate import judged
-    from allranks.checks.selftest.run import run_trial
+    from allranks.checks.selftest import judged, run_trial
     from allranks.clusters.registry import kind_for
 
     loaded = load(ctx, values, needs_target=False)
@@ -106,7 +104,7 @@ def _conclude(trial: Trial, parts: Sequence[PartResult]) -> int:
         fix = f"allranks check --full, with the same job, {finds}"
         raise PreflightError(what, why=wrong[0].wrong, fix=fix, see=render.path(run.attempt_folder))
     if not trial.has_succeeded:
-        from allranks.checks.selftest.evaluate import where
+        from allranks.checks.selftest import where
 
         if place := where(trial):
             render.talk(f"allranks: {run.record.id}: it ended with {place}")

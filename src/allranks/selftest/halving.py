@@ -239,12 +239,8 @@ def pairings(nodes: Sequence[int]) -> list[list[Group]]:
     for _ in circle[1:]:
         half = len(circle) // 2
         opposite = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append([_sorted(one, other) for one, other in opposite if one is not None and other is not None])
+        found.append([tuple(sorted((a, b))) for a, b in opposite if a is not None and b is not None])
         circle = [circle[0], circle[-1], *circle[1:-1]]
     count = len(found)
     far = next(step for step in range(max(1, 2 * count // 5), 0, -1) if gcd(step, count) == 1)
     return [found[turn * far % count] for turn in range(count)]
-
-
-def _sorted(*nodes: int) -> Group:
-    return tuple(sorted(nodes))

@@ -16,7 +16,7 @@ from recorded_nvml import RecordedNvml
 from seen import found, seen_of
 
 from allranks.checks.collect import gpus as probe
-from allranks.checks.collect.request import ProbeRequest, read_reports
+from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.model import Finding, Grade, Seen
 from allranks.checks.probe import _BOOTSTRAP, _sent_along, program
 from allranks.job.spec import Job

@@ -10,7 +10,7 @@ from seen import found, seen_of
 
 from allranks.checks.model import Finding, Grade
 from allranks.checks.registry import chosen
-from allranks.checks.topics.gpu_health import judge_computed as judge
+from allranks.checks.topics.gpus import judge_computed as judge
 from allranks.selftest import gpu_compute
 
 Facts = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded_trial import trial_of, who
 
-from allranks.checks.selftest.evaluate import judged, where
+from allranks.checks.selftest import judged, where
 from allranks.record.selftest import (
     Bandwidth,
     Collective,

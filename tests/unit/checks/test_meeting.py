@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from allranks.checks.collect import meeting
+from allranks.checks.collect.gather import ProbeRequest, read_reports
 from allranks.checks.collect.meeting import opened, port
-from allranks.checks.collect.request import ProbeRequest, read_reports
 from allranks.checks.probe import _BOOTSTRAP, program
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 WORD = "0123456789abcdef"
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -215,3 +215,21 @@ def test_facts_ask_once_and_whoever_asks_in_the_meantime_waits() -> None:
         thread.join()
     meeting.stop(opened(asked)[0])
     assert found == [{"port": asked.master_port, "error": None, "holder": None}] * 8
+
+
+def test_a_node_that_comes_at_the_last_moment_is_waited_for() -> None:
+    """Else the others are gone when it tries to connect to them."""
+    here = meeting._Meeting(order("mesh", nodes=4), mesh_port=1)
+    here.came[1] = ("gpu02", 1)
+    first = threading.Thread(target=here._finish, args=(0,))
+    first.start()
+    wait_for("the first node to have tried all", lambda: 0 in here._done)
+    here.came[2] = ("gpu03", 1)
+    second = threading.Thread(target=here._finish, args=(1,))
+    second.start()
+    first.join(0.5)
+    assert first.is_alive()
+    here._finish(2)
+    for thread in (first, second):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from allranks.checks.collect.gather import FACTS
-from allranks.checks.collect.request import ProbeRequest, read_reports
+from allranks.checks.collect.gather import FACTS, ProbeRequest, read_reports
 from allranks.checks.probe import _BOOTSTRAP, TOO_OLD, program
 
 CODE = _BOOTSTRAP

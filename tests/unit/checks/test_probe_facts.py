@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.checks.collect import leftovers, machine, script
-from allranks.checks.collect.gather import FACTS, gather
-from allranks.checks.collect.request import ProbeRequest, read_reports, report_lines
+from allranks.checks.collect import machine, script
+from allranks.checks.collect.gather import FACTS, ProbeRequest, gather, read_reports, report_lines
 from waiting import PATIENCE
 
 
@@ -117,8 +116,8 @@ def orphan(tmp_path: Path) -> Iterator[int]:
 
 #: What is lost in a container, by an id of torchrun's.
 _LOOK = (
-    "from allranks.checks.collect import leftovers, request;"
-    "print(*[each['command'] for each in leftovers.leftovers(request.ProbeRequest(())) if each['run'] == 'lost-1'])"
+    "from allranks.checks.collect import gather, machine;"
+    "print(*[each['command'] for each in machine.leftovers(gather.ProbeRequest(())) if each['run'] == 'lost-1'])"
 )
 #: A launcher with a rank, and a shell that has taken a rank in: each the first process of its container.
 _LAUNCHER = f"""
@@ -165,14 +164,14 @@ def test_what_a_user_s_systemd_has_taken_in_is_found() -> None:
     pid = int(systemd.stdout.readline())
     _until_it_sleeps(pid)
     try:
-        assert [each["run"] for each in leftovers.leftovers(ProbeRequest(())) if each["pid"] == pid] == ["/runs/old-1"]
+        assert [each["run"] for each in machine.leftovers(ProbeRequest(())) if each["pid"] == pid] == ["/runs/old-1"]
     finally:
         os.kill(pid, 9)
         systemd.communicate("\n")
 
 
 def _left(folder: Path) -> list[tuple[int, str, str]]:
-    left = leftovers.leftovers(ProbeRequest(()))
+    left = machine.leftovers(ProbeRequest(()))
     return [(each["pid"], each["run"], each["command"]) for each in left if each["run"].startswith(str(folder))]
 
 
@@ -232,7 +231,7 @@ def test_what_is_in_the_group_of_another_job_is_not_left(
     orphan: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = {orphan: "/job_7", "self": "/job_8"}
-    monkeypatch.setattr(leftovers, "_job_of", lambda pid: groups.get(pid, ""))
+    monkeypatch.setattr(machine, "_job_of", lambda pid: groups.get(pid, ""))
     assert _left(tmp_path) == []
     groups["self"] = "/job_7"
     assert [pid for pid, *_ in _left(tmp_path)] == [orphan]

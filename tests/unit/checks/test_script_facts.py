@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from allranks.checks.collect import script
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 
 Read = Callable[..., dict[str, Any]]
 
@@ -169,6 +169,15 @@ def test_where_else_a_module_is(read_in: Read, tmp_path: Path) -> None:
     read_in(files={"lib_q/a.py": "", "scripts/train.py": "import lib_q\nimport data_q\n", "data_q/x.csv": ""})
     found = script.script(ProbeRequest((), kind="script", target=str(tmp_path / "scripts/train.py")))
     assert [(each["name"], each["near"]) for each in found["missing"]] == [("lib_q", str(tmp_path)), ("data_q", None)]
+
+
+def test_a_directory_of_very_many_files_is_not_searched_to_its_end(
+    read_in: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_in(files={"many_q/a.py": "", "scripts/train.py": "import many_q\n"})
+    monkeypatch.setattr(script, "_MOST_ENTRIES", 0)
+    found = script.script(ProbeRequest((), kind="script", target=str(tmp_path / "scripts/train.py")))
+    assert [each["near"] for each in found["missing"]] == [None]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from seen import found, seen_of
 
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.checks.collect.machine import variables
-from allranks.checks.collect.request import ProbeRequest
 from allranks.checks.known_variables import FAMILIES, KNOWN, OBSOLETE
 from allranks.checks.model import Finding, Grade
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from allranks.checks.collect import site
-from allranks.checks.collect.gather import gather
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest, gather
 from allranks.job.load import load_job
 from allranks.system.processes import marked
 from waiting import wait_for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.checks.selftest.evaluate import PartResult
+from allranks.checks.selftest import PartResult
 from allranks.cli.test import _listed
 
 

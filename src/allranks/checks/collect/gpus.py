@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 
 #: The first exists where NVIDIA's driver is loaded, the second under Windows; the third where AMD's is.
 _DRIVERS, _AMD = ("/dev/nvidiactl", "/dev/dxg"), "/dev/kfd"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.system import processes
 from allranks.system.processes import command_of, text_of
 from allranks.system.routes import listen_everywhere, listen_for
@@ -107,12 +107,13 @@ def mesh(request: ProbeRequest) -> dict[str, Any] | None:
 def _met(request: ProbeRequest) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     if request.nnodes == 1 or not request.master_port or not request.master_addr:
         return None, None
-    door = _Door(request.word) if "mesh" in request.wanted and request.nnodes <= _MOST_NODES else None
+    is_mesh = "mesh" in request.wanted and request.nnodes <= _MOST_NODES
+    mesh_port = _MeshPort(request.word) if is_mesh else None
     try:
-        return _host(request, door) if request.node == 0 else _visit(request, door)
+        return _wait_on_first(request, mesh_port) if request.node == 0 else _join_first(request, mesh_port)
     finally:
-        if door:
-            stop(door.listener)
+        if mesh_port:
+            stop(mesh_port.listener)
 
 
 def _window(began: float) -> dict[str, float]:
@@ -123,48 +124,48 @@ def _window(began: float) -> dict[str, float]:
 # --- the first node ---
 
 
-def _host(request: ProbeRequest, door: _Door | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _wait_on_first(request: ProbeRequest, mesh_port: _MeshPort | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     began, (listener, why) = time.time(), opened(request)
     if listener is None:
         return {"error": {"kind": "port", "text": why}, "came": [], **_window(began)}, None
-    hall = _Hall(request, door)
-    serve(listener, hall.receive)
-    hall.wait_for_all()
+    meeting = _Meeting(request, mesh_port.port if mesh_port else 0)
+    serve(listener, meeting.accept)
+    meeting.wait_for_all()
     stop(listener)
-    reached = {"error": None, "came": sorted(hall.came), **_window(began)}
-    return reached, hall.try_all(door) if door else None
+    reached = {"error": None, "came": sorted(meeting.came), **_window(began)}
+    return reached, meeting.try_all(mesh_port) if mesh_port else None
 
 
-class _Hall:
-    """Where the nodes come together; ``door`` is that of the first node, where all shall connect to all."""
+class _Meeting:
+    """The meeting of all nodes at the first one, whose port for the mesh is ``mesh_port``; 0: none is tried."""
 
-    def __init__(self, request: ProbeRequest, door: _Door | None) -> None:
-        self._request, self._door_port = request, door.port if door else 0
+    def __init__(self, request: ProbeRequest, mesh_port: int) -> None:
+        self._request, self._mesh_port = request, mesh_port
         self._changed, self._last = threading.Condition(), time.monotonic()
         self._is_closed = False
         self._done: set[int] = set()
-        #: Address, and port of the door (0: none), of each node that has come.
+        #: Address, and port for the mesh (0: none), of each node that has come.
         self.came: dict[int, tuple[str, int]] = {}
 
-    def receive(self, connection: socket.socket) -> None:
-        """Talk with a node that has connected."""
-        met = receive(connection, self._request.word)
+    def accept(self, connection: socket.socket) -> None:
+        """Serve a node that has connected."""
+        met = accept(connection, self._request.word)
         if met is None:
             return
-        talk, node = met
-        door = 0
+        peer, node = met
+        mesh_port = 0
         with contextlib.suppress(OSError):  # It has come, even if it is gone since.
-            while (line := talk.hear()) == _CLOCK:
-                talk.say(repr(time.time()))
+            while (line := peer.read()) == _CLOCK:
+                peer.send(repr(time.time()))
             if line.startswith(_MESH):
-                door = int(line.split()[1])
+                mesh_port = int(line.split()[1])
         with self._changed:
-            self.came[node] = (talk.peer, door)
+            self.came[node] = (peer.address, mesh_port)
             self._last = time.monotonic()
             self._changed.notify_all()
-        if door:
-            self._join(node, talk)
-        talk.close()
+        if mesh_port:
+            self._join(node, peer)
+        peer.close()
 
     def wait_for_all(self) -> None:
         """Wait until all have come, or no other one is to be expected."""
@@ -178,20 +179,20 @@ class _Hall:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _join(self, node: int, talk: Talk) -> None:
-        """Send a node the doors of the others, and wait until it has tried to connect to them, and until all have."""
+    def _join(self, node: int, peer: Peer) -> None:
+        """Send a node the ports of the others, and wait until it has tried to connect to them, and until all have."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed)
-            doors = {str(other): door for other, door in self.came.items() if door[1] and other != node}
+            ports = {str(other): place for other, place in self.came.items() if place[1] and other != node}
         with contextlib.suppress(OSError):  # It is gone: the others need not wait for it.
             # Address and port of each; no address: that of the first node as seen from there.
-            talk.say(json.dumps({**doors, "0": ("", self._door_port)}))
-            talk.hear(_ALTOGETHER)
+            peer.send(json.dumps({**ports, "0": ("", self._mesh_port)}))
+            peer.read(_ALTOGETHER)
         self._finish(node)
 
-    def try_all(self, door: _Door) -> dict[str, Any]:
+    def try_all(self, mesh_port: _MeshPort) -> dict[str, Any]:
         """Connect to all others too, and wait until all have."""
-        found = door.try_all({node: other for node, other in self.came.items() if other[1]}, 0)
+        found = mesh_port.try_all({node: place for node, place in self.came.items() if place[1]}, 0)
         self._finish(0)
         return found
 
@@ -199,103 +200,106 @@ class _Hall:
         with self._changed:
             self._done.add(node)
             self._changed.notify_all()
-            all_nodes = {0} | {other for other, (_, door) in self.came.items() if door}
-            self._changed.wait_for(lambda: self._done >= all_nodes, _ALTOGETHER)
+            self._changed.wait_for(self._are_all_done, _ALTOGETHER)
+
+    def _are_all_done(self) -> bool:
+        """Return True if all have tried to connect to all, those included that have come since this is waited for."""
+        return self._done >= {0} | {node for node, (_, port) in self.came.items() if port}
 
 
 # --- the others ---
 
 
-def _visit(request: ProbeRequest, door: _Door | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _join_first(request: ProbeRequest, mesh_port: _MeshPort | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     began = time.time()
     try:
-        talk = _greet_first(request)
-        clock = _compare_clocks(talk)
-        talk.say(f"{_MESH} {door.port}" if door else _BYE)
-    except (TalkError, OSError, ValueError) as error:
+        peer = _connect_to_first(request)
+        clock = _compare_clocks(peer)
+        peer.send(f"{_MESH} {mesh_port.port}" if mesh_port else _BYE)
+    except (PeerError, OSError, ValueError) as error:
         why = {"kind": getattr(error, "kind", "other"), "text": str(error)}
         return {"error": why, **_window(began)}, None
-    reached = {"error": None, "address": talk.peer, "clock": clock, **_window(began)}
+    reached = {"error": None, "address": peer.address, "clock": clock, **_window(began)}
     found = None
-    if door:
+    if mesh_port:
         # The connection may break, or bring something else: then it is unknown.
         with contextlib.suppress(OSError, ValueError):
-            doors = json.loads(talk.hear(_ALTOGETHER + PATIENCE))
-            addresses = {int(other): (address or talk.peer, port) for other, (address, port) in doors.items()}
-            tried = door.try_all(addresses, request.node)
-            talk.say(_BYE)
-            talk.hear(_ALTOGETHER)  # The others may not have tried our door yet: the first node closes when all have.
+            ports = json.loads(peer.read(_ALTOGETHER + PATIENCE))
+            addresses = {int(other): (address or peer.address, port) for other, (address, port) in ports.items()}
+            tried = mesh_port.try_all(addresses, request.node)
+            peer.send(_BYE)
+            peer.read(_ALTOGETHER)  # The others may not have tried ours yet: the first node closes when all have.
             found = tried
-    talk.close()
+    peer.close()
     return reached, found
 
 
-def _greet_first(request: ProbeRequest) -> Talk:
+def _connect_to_first(request: ProbeRequest) -> Peer:
     """Connect to the first node; it may not listen yet."""
     until, pause = time.monotonic() + PATIENCE, _FIRST_PAUSE
     while True:
         try:
-            return greet(request.master_addr, request.master_port, request.word, request.node)
-        except TalkError as error:
+            return connect(request.master_addr, request.master_port, request.word, request.node)
+        except PeerError as error:
             if error.kind not in ("refused", "closed") or time.monotonic() + pause > until:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _compare_clocks(talk: Talk) -> dict[str, float]:
+def _compare_clocks(peer: Peer) -> dict[str, float]:
     """Return how many seconds the first node's clock is ahead of ours, and how well that is known."""
     rounds = []
     for _ in range(_CLOCK_ROUNDS):
         sent, started = time.time(), time.monotonic()
-        talk.say(_CLOCK)
-        theirs = float(talk.hear())
+        peer.send(_CLOCK)
+        theirs = float(peer.read())
         took = time.monotonic() - started
         rounds.append((took, theirs - (sent + took / 2)))
     took, ahead = min(rounds)
     return {"ahead": round(ahead, 6), "within": round(took / 2, 6)}
 
 
-class _Door:
+class _MeshPort:
     """A port that the kernel chose, as those of collectives, where other nodes connect to this one."""
 
     def __init__(self, word: str) -> None:
         self._word, self.listener = word, listen_everywhere(0)
         self.port: int = self.listener.getsockname()[1]
-        serve(self.listener, self._receive)
+        serve(self.listener, self._accept)
 
-    def _receive(self, connection: socket.socket) -> None:
-        if met := receive(connection, self._word):
+    def _accept(self, connection: socket.socket) -> None:
+        if met := accept(connection, self._word):
             met[0].close()
 
-    def try_all(self, doors: Mapping[int, tuple[str, int]], node: int) -> dict[str, Any]:
-        """Connect to the doors of others; return how many were tried, and which could not be reached and why."""
+    def try_all(self, others: Mapping[int, tuple[str, int]], node: int) -> dict[str, Any]:
+        """Connect to address and port of others; return how many were tried, and which were not reached and why."""
         from concurrent.futures import ThreadPoolExecutor
 
-        def why_not(door: tuple[str, int]) -> str | None:
+        def why_not(other: tuple[str, int]) -> str | None:
             try:
-                greet(*door, self._word, node).close()
-            except TalkError as error:
+                connect(*other, self._word, node).close()
+            except PeerError as error:
                 return str(error)
             return None
 
-        with ThreadPoolExecutor(min(_MOST_NODES, len(doors)) or 1) as pool:
-            found = dict(zip(map(str, doors), pool.map(why_not, doors.values()), strict=True))
-        return {"tried": len(doors), "unreached": {other: why for other, why in found.items() if why}}
+        with ThreadPoolExecutor(min(_MOST_NODES, len(others)) or 1) as pool:
+            found = dict(zip(map(str, others), pool.map(why_not, others.values()), strict=True))
+        return {"tried": len(others), "unreached": {other: why for other, why in found.items() if why}}
 
 
-# --- how two nodes talk ---
+# --- connections between two nodes ---
 
 
-class TalkError(Exception):
-    """Why two nodes cannot talk, in words and as a ``kind``: refused, dropped, route, name, stranger, closed, other."""
+class PeerError(Exception):
+    """Why two nodes cannot connect; ``kind`` is refused, dropped, route, name, stranger, closed or other."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 
 
-class Talk:
+class Peer:
     """One end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -303,18 +307,18 @@ class Talk:
         self._connection.settimeout(ANSWER_SECONDS)
         self._lines = connection.makefile("r", encoding="utf-8", errors="replace", newline="\n")
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send a line."""
         self._connection.sendall(f"{text}\n".encode())
 
-    def hear(self, seconds: float | None = None) -> str:
+    def read(self, seconds: float | None = None) -> str:
         """Wait for a line, and set another time limit first if one is given; empty: the connection is closed."""
         if seconds is not None:
             self._connection.settimeout(seconds)
         return self._lines.readline(_LONGEST_LINE).strip()
 
     @property
-    def peer(self) -> str:
+    def address(self) -> str:
         """The address of the other end."""
         return str(self._connection.getpeername()[0]).removeprefix("::ffff:")
 
@@ -324,11 +328,11 @@ class Talk:
         self._connection.close()
 
 
-def greet(address: str, port: int, word: str, node: int) -> Talk:
+def connect(address: str, port: int, word: str, node: int) -> Peer:
     """Connect to a node, and have it prove that it belongs to the same probe.
 
     Raises:
-        TalkError: why that failed.
+        PeerError: why that failed.
     """
     try:
         connection = socket.create_connection((address, port), ANSWER_SECONDS)
@@ -337,39 +341,39 @@ def greet(address: str, port: int, word: str, node: int) -> Talk:
     if connection.getsockname() == connection.getpeername():  # TCP can connect a port of its own to itself.
         connection.close()
         raise _why(ConnectionRefusedError(errno.ECONNREFUSED, ""))
-    talk, middle = Talk(connection), len(word) // 2
+    peer, middle = Peer(connection), len(word) // 2
     try:
-        talk.say(f"{word[:middle]} {node}")
-        heard = talk.hear()
+        peer.send(f"{word[:middle]} {node}")
+        heard = peer.read()
     except TimeoutError:
-        talk.close()
-        raise TalkError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s") from None
+        peer.close()
+        raise PeerError("stranger", f"{_STRANGER} it says nothing for {ANSWER_SECONDS:g} s") from None
     except OSError:
         heard = ""
     if heard != word[middle:]:
-        talk.close()
+        peer.close()
         if not heard:
-            raise TalkError("closed", "the listener there closes the connection without an answer")
-        raise TalkError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
-    return talk
+            raise PeerError("closed", "who listens there ends the connection without a word")
+        raise PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
+    return peer
 
 
-def receive(connection: socket.socket, word: str) -> tuple[Talk, int] | None:
+def accept(connection: socket.socket, word: str) -> tuple[Peer, int] | None:
     """Let a peer prove that it belongs to this probe, and prove it to the peer; None for a stranger."""
-    talk, middle = Talk(connection), len(word) // 2
+    peer, middle = Peer(connection), len(word) // 2
     with contextlib.suppress(OSError):  # It says nothing, or is gone: a stranger.
-        proof, _, node = talk.hear().partition(" ")
+        proof, _, node = peer.read().partition(" ")
         if proof == word[:middle] and node.isdecimal():
-            talk.say(word[middle:])
-            return talk, int(node)
-    talk.close()
+            peer.send(word[middle:])
+            return peer, int(node)
+    peer.close()
     return None
 
 
 def serve(listener: socket.socket, each: Callable[[socket.socket], None]) -> None:
     """Accept connections in a thread, until :func:`stop`; each is handled in a thread of its own."""
 
-    def accept() -> None:
+    def accept_all() -> None:
         while True:
             try:
                 connection, _ = listener.accept()
@@ -377,7 +381,7 @@ def serve(listener: socket.socket, each: Callable[[socket.socket], None]) -> Non
                 return
             threading.Thread(target=each, args=(connection,), daemon=True).start()
 
-    threading.Thread(target=accept, daemon=True).start()
+    threading.Thread(target=accept_all, daemon=True).start()
 
 
 def stop(listener: socket.socket) -> None:
@@ -387,12 +391,12 @@ def stop(listener: socket.socket) -> None:
     listener.close()
 
 
-def _why(error: OSError) -> TalkError:
+def _why(error: OSError) -> PeerError:
     if isinstance(error, socket.gaierror):
-        return TalkError("name", f"cannot resolve the name: {error.strerror}")
+        return PeerError("name", f"the name cannot be resolved: {error.strerror}")
     if isinstance(error, ConnectionRefusedError):
-        return TalkError("refused", "connection refused")
+        return PeerError("refused", "the connection is refused")
     if isinstance(error, TimeoutError):
-        return TalkError("dropped", f"no answer within {ANSWER_SECONDS:g} s")
+        return PeerError("dropped", f"no answer within {ANSWER_SECONDS:g} s")
     kind = "route" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else "other"
-    return TalkError(kind, os.strerror(error.errno).lower() if error.errno else str(error))
+    return PeerError(kind, os.strerror(error.errno).lower() if error.errno else str(error))

@@ -14,11 +14,13 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 
 #: What torch says of its build, in a file that needs no import.
 _VERSION = re.compile(r"^(?:__version__|cuda)\b[^=\n]*=\s*'([^']+)'", re.MULTILINE)
@@ -29,6 +31,8 @@ _ALTERS_PATH = re.compile(
 )
 #: As many files of the job's own are read.
 _MOST_FILES = 500
+#: As many entries of a directory are searched for Python: one of data may have millions.
+_MOST_ENTRIES = 1000
 #: How a path starts that leads to the copy of this program on the node: the job has none.
 _COPY = "/proc/self/fd/"
 
@@ -202,8 +206,11 @@ def _is_own(path: str, folders: Sequence[Path]) -> bool:
 def _near(name: str, importer: Path) -> str | None:
     """Return a directory of the job that has a module of that name, where an import does not find it."""
     for folder in (Path.cwd(), *importer.parents[:2]):
-        if (folder / f"{name}.py").is_file() or next((folder / name).glob("*.py"), None):
+        if (folder / f"{name}.py").is_file():
             return str(folder)
+        with suppress(OSError), os.scandir(folder / name) as entries:
+            if any(entry.name.endswith(".py") for entry in islice(entries, _MOST_ENTRIES)):
+                return str(folder)
     return None
 
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from allranks.checks.collect.request import ProbeRequest
+from allranks.checks.collect.gather import ProbeRequest
 from allranks.system.processes import signal_group
 
 #: Time limit of a program, in seconds.

@@ -88,7 +88,7 @@ def _room(purpose: str, disk: Any) -> Finding:
         return failed(f"{disk['path']} cannot be written: {disk['error']}", fix="free some space, or --runs-folder DIR")
     if disk["error"]:
         return warned(f"{disk['path']} ({purpose}) cannot be written: {disk['error']}", fix="free some space there")
-    # File systems that make room for files as they need it tell 0 free ones of 0.
+    # File systems that make room for files as they need it report 0 free of 0.
     if disk["free"] < _ROOM_LOW or 0 < disk["files"] < _FILES_LOW:
         return warned(f"{what}, for {disk['files']} files", fix=f"free some: du -xh {disk['there']} | sort -h | tail")
     return passed(what)

@@ -210,7 +210,7 @@ def infiniband(seen: Seen) -> Iterator[Finding]:
     names = sorted({name for each in ports.values() for name in each})
     if not names:
         why = "there is no InfiniBand or RoCE device"
-        yield skipped(why if ports else _why_nothing(seen, "infiniband") or "not told")
+        yield skipped(why if ports else _why_nothing(seen, "infiniband"))
         return
     bad = [*_unmanaged(ports), *(finding for name in names for finding in _differ(name, ports))]
     yield from bad

@@ -22,7 +22,7 @@ def scheduler(seen: Seen) -> Iterator[Finding]:
     try:
         feasibility = load_kind(seen.plan.kind).feasibility(seen.plan, seen.environ)
     except LaunchError as error:
-        if seen.is_submitted:  # Who may not list nodes may submit jobs anyway.
+        if seen.is_submitted:  # A user who may not list nodes may still submit jobs.
             yield skipped(error.in_a_line)
             return
         fix = error.fix or f"run this where jobs of {seen.plan.cluster} can be submitted"
@@ -33,7 +33,7 @@ def scheduler(seen: Seen) -> Iterator[Finding]:
         return
     for objection in feasibility.objections:
         if seen.is_submitted and objection.is_refusal:
-            yield skipped(objection.what)  # The scheduler says it in a moment.
+            yield skipped(objection.what)  # The scheduler itself reports it next.
         elif objection.is_final:
             yield failed(objection.what, fix=objection.fix + (_REGARDLESS if seen.is_submitted else ""))
         else:

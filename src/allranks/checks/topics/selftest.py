@@ -13,7 +13,7 @@ from allranks.checks.topics.network import gigabits
 from allranks.job.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from allranks.checks.selftest.evaluate import PartResult
+    from allranks.checks.selftest import PartResult
 
 #: Below this part of what the slowest link can do, or of what the fastest one does, data goes slowly. Other work on a
 #: node, and few CPUs, cost a factor of two or three.
@@ -28,7 +28,7 @@ _on_the_trial = partial(on_the_whole, facts=("host", "interface", "infiniband"),
 
 
 def _parts(seen: Seen, *kinds: str) -> list[PartResult]:
-    from allranks.checks.selftest.evaluate import judged  # Not before each run, which has no self-test.
+    from allranks.checks.selftest import judged  # Not before each run, which has no self-test.
 
     return [part for part in judged(seen.trial) if part.kind in kinds] if seen.trial else []
 
@@ -36,7 +36,7 @@ def _parts(seen: Seen, *kinds: str) -> list[PartResult]:
 @_on_the_trial("all-reduce", why="training needs collectives that complete, with correct results")
 def all_reduce(seen: Seen) -> Iterator[Finding]:
     """Check that all ranks came to the end, and all collectives were right."""
-    from allranks.checks.selftest.evaluate import where, why_failed
+    from allranks.checks.selftest import where, why_failed
 
     parts = _parts(seen, "ranks", "collective")
     done = [part for part in parts if part.kind == "collective" and not part.why_not]

@@ -18,9 +18,9 @@ _TYPING_ERROR = 0.9
 #: With fewer CPUs for each rank than this, a single thread is what there is room for.
 _MANY_CPUS = 8
 _ON = ("1", "Y", "ON", "YES", "TRUE")
-#: What may well differ, as the devices of nodes do.
+#: Settings that may differ, since the devices of nodes do.
 _OF_A_NODE = {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_TOPO_FILE"}
-#: Values that are for the search of an error, in capitals, and what they cost.
+#: Debug values, in capitals, and what they cost.
 _DEBUG = {
     "NCCL_DEBUG": (("INFO", "TRACE"), "each rank writes many lines at its start, among which others are not seen"),
     "TORCH_CPP_LOG_LEVEL": (("INFO",), "each rank writes lines at its start"),
@@ -29,7 +29,7 @@ _DEBUG = {
     "CUDA_LAUNCH_BLOCKING": (_ON, "the CPU waits for each kernel"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": (_ON, "each tensor is allocated by the driver"),
 }
-#: What NCCL tells of each operation, if NCCL_DEBUG_SUBSYS asks for it; without that it is INIT, BOOTSTRAP and ENV.
+#: Values of NCCL_DEBUG_SUBSYS with which NCCL logs each operation; its default is INIT, BOOTSTRAP and ENV.
 _EACH_OPERATION = {"ALL", "COLL", "CALL", "TUNING"}
 
 
@@ -71,12 +71,7 @@ def _finding(remarks: list[tuple[str, str]], good: str) -> Finding:
     return warned("; ".join(whats), fix="; ".join(dict.fromkeys(fixes)))
 
 
-@on_each_node(
-    "debug",
-    why="debug settings make a run slow, and its logs large",
-    fact="variables",
-    also=("infiniband",),
-)
+@on_each_node("debug", why="debug settings make a run slow, and its logs large", fact="variables", also=("infiniband",))
 def debug(fact: Any, node: Node, seen: Seen) -> Finding:
     """Check for debug settings that were left on."""
     if seen.job.debug:
@@ -133,7 +128,7 @@ def threads(fact: Any, node: Node, seen: Seen) -> Finding:
 def site_variables(fact: Any, node: Node, seen: Seen) -> Finding:
     """Check that the variables that this site needs are set."""
     needed = seen.job.checks.variables
-    # Values of secrets are not brought to where we look.
+    # Of secrets a node reports the names alone.
     missing = [name for name in needed if name not in (*fact["set"], *seen.job.environment.variables)]
     if missing and not seen.is_prepared:
         return skipped(f"not set before environment.node_setup, which runs with the job: {listed(missing, 'and')}")
@@ -144,9 +139,7 @@ def site_variables(fact: Any, node: Node, seen: Seen) -> Finding:
 
 
 @on_the_whole(
-    "same-variables",
-    why="ranks with different NCCL settings may wait for each other forever",
-    facts=("variables",),
+    "same-variables", why="ranks with different NCCL settings may wait for each other forever", facts=("variables",)
 )
 def same_variables(seen: Seen) -> Iterator[Finding]:
     """Compare the settings of NCCL on all nodes."""
