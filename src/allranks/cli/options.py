@@ -179,7 +179,7 @@ def _take_hosts(flags: dict[str, object]) -> None:
 
 
 def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
-    """Note what is to run among the flags, or return the job file that says it."""
+    """Return the job file; None if there is none. What else is to run is added to the flags."""
     for kind in ("module", "binary"):
         if values.get(kind):
             flags[kind] = values[kind]

@@ -192,10 +192,10 @@ def log_excerpt(folder: Path) -> LogExcerpt:
 
 def failed_setup(folder: Path) -> tuple[str, int] | None:
     """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
-    log_excerpt = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
-    if found := _EXITED.fullmatch(log_excerpt):
+    last = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
+    if found := _EXITED.fullmatch(last):
         return f"{found[1]} failed: {found[2]}", int(found[3])
-    if found := _FAILED.fullmatch(log_excerpt):
+    if found := _FAILED.fullmatch(last):
         return f"{_key_of(Path(found[3]), int(found[4]))} failed: {found[1]}", int(found[2])
     return None
 

@@ -242,7 +242,7 @@ def _is_run(folder: Path, *, unreadable: bool) -> bool:
 
 
 def _created(run: Path) -> tuple[float, str]:
-    """Order by the time of the plan, which is written once; ids of one minute are told apart by it."""
+    """Order by the time of the plan, which is written once; it orders the runs of one minute."""
     try:
         return ((run / contract.PLAN_FILE).stat().st_mtime, run.name)
     except OSError:
