@@ -16,9 +16,8 @@ from allranks import contract
 from allranks.cli import render
 from allranks.errors import AllranksError
 from allranks.job.problems import printable
-from allranks.logs.follow import Tail
 from allranks.logs.lineform import LineForm
-from allranks.logs.merge import MergedLogs
+from allranks.logs.merge import MergedLogs, Tail
 from allranks.runs.record import Run
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.

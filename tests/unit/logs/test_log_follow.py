@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_attempt import FakeAttempt
 
-from allranks.logs.follow import INTERVAL, Tail, follow
+from allranks.logs.merge import INTERVAL, Tail, follow
 
 
 def test_follows_until_the_end(tmp_path: Path) -> None:
