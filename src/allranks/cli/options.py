@@ -195,7 +195,7 @@ def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
 
 def launch_of(loaded: LoadedJob) -> Launch:
     """Return what is launched for a loaded job."""
-    from allranks.job.secrets import redacted
+    from allranks.job.variables import redacted
     from allranks.job.yaml import dump_yaml
     from allranks.launch.submit import Launch
 

@@ -108,7 +108,7 @@ def _write_files(plan: Plan, folder: Path) -> int:
 
 
 def _show_sources(loaded: LoadedJob, as_json: bool) -> None:
-    from allranks.job.secrets import redacted
+    from allranks.job.variables import redacted
 
     values = redacted(loaded.job)
     rows = [(path, _value_at(values, path), str(source)) for path, source in loaded.sources.items()]

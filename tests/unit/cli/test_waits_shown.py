@@ -19,7 +19,7 @@ from allranks import contract
 from allranks.cli.live import Live
 from allranks.cli.run import _News
 from allranks.logs.merge import MergedLogs
-from allranks.runs.news import Happened
+from allranks.runs.agents import Happened
 from allranks.runs.record import load
 from waiting import PATIENCE
 

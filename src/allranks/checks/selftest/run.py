@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from allranks.checks.waiting import Watcher
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.errors import JobError
-from allranks.job.secrets import redacted
+from allranks.job.variables import redacted
 from allranks.job.yaml import dump_yaml
 from allranks.launch import submit as launching
 from allranks.launch.refresh import settled
