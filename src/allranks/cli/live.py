@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from allranks import contract
 from allranks.cli import render
@@ -182,7 +183,5 @@ class Live:
 
 
 def _to_terminal(text: bytes) -> None:
-    try:
+    with suppress(OSError):  # The terminal is gone; the signal that comes with it ends the run.
         os.write(2, text)
-    except OSError:
-        pass  # The terminal is gone; the signal that comes with it ends the run.

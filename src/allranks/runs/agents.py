@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.errors import RunFolderError
@@ -16,10 +15,8 @@ from allranks.job.units import format_count
 from allranks.logs.cause import find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
 from allranks.runs.blame import restart_cause
+from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
-
-if TYPE_CHECKING:
-    from allranks.runs.record import Run
 
 #: How a node's script reports a line that fails, and an ``exit`` among the user's lines: see plan/script.py.
 _FAILED = re.compile(r"(.*) failed with exit code (\d+) \((.*), line (\d+)\)")
@@ -142,13 +139,9 @@ def size(attempt: Path) -> tuple[int, int] | None:
     which is part of every generation, or the one node of a job whose nodes were started by hand.
     """
     for folder in sorted(attempt.glob("node-*")):
-        found = [
-            event.fields
-            for event in read_events(folder / contract.AGENT_EVENTS)
-            if event.kind == contract.RANKS_STARTED
-        ]
-        if found and "nodes" in found[-1]:
-            return int(found[-1]["world_size"]), int(found[-1]["nodes"])
+        started = _last(folder, contract.RANKS_STARTED)
+        if started and "nodes" in started.fields:
+            return int(started.fields["world_size"]), int(started.fields["nodes"])
     return None
 
 
@@ -171,8 +164,8 @@ def task_name(attempt: Path) -> str:
 
 def agent_pid(folder: Path) -> int:
     """Return the process id that a node's agent reported; 0 if it has not."""
-    events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.AGENT_STARTED]
-    return int(events[-1].fields.get("pid", 0)) if events else 0
+    started = _last(folder, contract.AGENT_STARTED)
+    return int(started.fields.get("pid", 0)) if started else 0
 
 
 def heartbeat_age(folder: Path) -> float | None:
@@ -217,8 +210,12 @@ def _key_of(script: Path, number: int) -> str:
 
 def reported_error(folder: Path) -> Event | None:
     """Return the error that a node's agent ended with; None if it reported none."""
-    errors = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.ERROR]
-    return errors[-1] if errors else None
+    return _last(folder, contract.ERROR)
+
+
+def _last(folder: Path, kind: str) -> Event | None:
+    events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == kind]
+    return events[-1] if events else None
 
 
 class Happened:
