@@ -62,11 +62,11 @@ def cause_of(path: Path) -> str | None:
     return find_cause(tail(path))
 
 
-def tail(path: Path, start: int = 0, most: int = _TAIL_BYTES) -> list[str]:
-    """Return the lines of a file's last bytes, at most so many and from ``start`` on; none if it is not there."""
+def tail(path: Path, most: int = _TAIL_BYTES) -> list[str]:
+    """Return the lines of a file's last bytes, at most so many; none if it is not there."""
     try:
         with path.open("rb") as stream:
-            stream.seek(max(start, path.stat().st_size - most))
+            stream.seek(max(0, path.stat().st_size - most))
             return stream.read().decode(errors="replace").splitlines()
     except OSError:
         return []

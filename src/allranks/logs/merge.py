@@ -154,7 +154,12 @@ class MergedLogs:
 
     def _read_in_turns(self, reads: list[Growth]) -> None:
         share = min(max(FLOOD // len(reads), _LEAST_SHARE), _MOST_SHARE)
-        left = [(growth, stream) for growth in reads if (stream := self._begin(growth))]
+        left = []
+        for growth in reads:
+            if stream := self._logs.open(growth):
+                if growth.restarted:
+                    self._accept(stream, growth.time, stream.restart())
+                left.append((growth, stream))
         while left:
             again = []
             for growth, stream in left:
@@ -178,12 +183,6 @@ class MergedLogs:
         if stream.cutter.unfinished():
             self._prompt = stream
         return block
-
-    def _begin(self, growth: Growth) -> LogStream | None:
-        stream = self._logs.open(growth)
-        if stream and growth.restarted:
-            self._accept(stream, growth.time, stream.restart())
-        return stream
 
     def _accept(self, stream: LogStream, arrival: int, block: bytes) -> None:
         """Take complete lines of a stream, without the parts of tracebacks that are not shown."""

@@ -117,9 +117,9 @@ def newest_attempt(folder: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def new_run_id(folder: Path, name: str, now: float | None = None) -> str:
+def new_run_id(folder: Path, name: str) -> str:
     """Return an id that no run in ``folder`` has: the name, the date and the time, and a number if need be."""
-    stem = f"{name}-{time.strftime('%m%d-%H%M', time.localtime(now))}"
+    stem = f"{name}-{time.strftime('%m%d-%H%M')}"
     number = 1
     while (folder / (run_id := stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
