@@ -147,8 +147,11 @@ class LineCutter:
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             return self._hold(self._rest + chunk)
-        block = _shorten_first(_tidy(b"".join((self._rest, memoryview(chunk)[:cut]))))
+        block = _tidy(b"".join((self._rest, memoryview(chunk)[:cut])))
         self._rest = b""
+        end = block.find(b"\n")
+        if end > LONGEST:  # The other lines came whole in a chunk, and are shorter.
+            block = b"\n".join(_in_pieces(block[:end])) + block[end:]
         return block + self._hold(chunk[cut:])
 
     def end(self) -> bytes:
@@ -172,13 +175,8 @@ class LineCutter:
             # A bar that runs for hours is one line: keep only what it shows now. The \r before it stays, so
             # that the finished line is known for a bar; the one after it stays, as \n may follow.
             text = body[max(body.rfind(b"\r"), 0) :] + (b"\r" if len(body) < len(text) else b"")
-        pieces = []
-        while len(text) > LONGEST:
-            cut = _boundary(text, LONGEST)
-            pieces.append(_tidy(text[:cut] + b"\n"))
-            text = text[cut:]
-        self._rest = text
-        return b"".join(pieces)
+        *pieces, self._rest = _in_pieces(text)
+        return b"".join(_tidy(piece + b"\n") for piece in pieces)
 
 
 def _tidy(block: bytes) -> bytes:
@@ -194,22 +192,11 @@ def _tidy(block: bytes) -> bytes:
     return b"".join(kept)
 
 
-def _shorten_first(block: bytes) -> bytes:
-    """Cut the first line in pieces if it is too long; the others came whole in a chunk and are not."""
-    end = block.find(b"\n")
-    if end <= LONGEST:
-        return block
-    pieces, start = [], 0
-    while end - start > LONGEST:
-        cut = _boundary(block, start + LONGEST)
-        pieces.append(block[start:cut])
-        start = cut
-    return b"\n".join([*pieces, block[start:]])
-
-
-def _boundary(text: bytes, cut: int) -> int:
-    """Move a cut back so that it does not split a UTF-8 character; other bytes are cut where they are."""
-    for back in range(4):
-        if text[cut - back] & 0xC0 != 0x80:
-            return cut - back
-    return cut
+def _in_pieces(line: bytes) -> list[bytes]:
+    """Cut a line that is too long in pieces, not inside a UTF-8 character; other bytes are cut where they are."""
+    pieces = []
+    while len(line) > LONGEST:
+        cut = next((cut for cut in range(LONGEST, LONGEST - 4, -1) if line[cut] & 0xC0 != 0x80), LONGEST)
+        pieces.append(line[:cut])
+        line = line[cut:]
+    return [*pieces, line]
