@@ -10,9 +10,10 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from allranks import contract
 from allranks.logs.dedup import Dedup, LogBlock
@@ -34,15 +35,8 @@ _LEAST_WRITE = 1 << 18
 #: Seconds between two polls. With the index's ticks and the wait for equal lines a line takes about 0.1 s.
 INTERVAL = 0.02
 
-
-class Sink(Protocol):
-    """Where lines go: a binary file that takes all that it is given, as ``sys.stdout.buffer``."""
-
-    def write(self, data: bytes, /) -> object:
-        """Write all of ``data``."""
-
-    def flush(self) -> object:
-        """Pass on what was written."""
+#: Where lines go: a function that writes all that it is given.
+Sink: TypeAlias = Callable[[bytes], object]
 
 
 class MergedLogs:
@@ -107,7 +101,6 @@ class MergedLogs:
         self._release(self._latest + int((self._clock() - self._latest_seen) * 1000))
         if self._everyone is not None:
             self._write({kind: dedup.common(self._everyone) for kind, dedup in self._dedups.items()})
-        self._flush_sinks()
 
     def finish(self) -> None:
         """Write all that is left, also unfinished lines and bytes that no index noted: the run has ended."""
@@ -121,7 +114,6 @@ class MergedLogs:
             self._take_in(stream, UNKNOWN_ARRIVAL, stream.frames.end())
         self._flush(UNKNOWN_ARRIVAL)
         self._bar = None
-        self._flush_sinks()
 
     def transient(self) -> bytes | None:
         """Return the newest unfinished progress bar with its prefix, for the last line of a terminal.
@@ -204,7 +196,7 @@ class MergedLogs:
             self._dedups[stream.kind].add(stream.source, arrival, block)
         else:
             parts = self._format(stream.kind, LogBlock(arrival, (stream.source,), block))
-            (self.out if stream.kind == "o" else self.err).write(b"".join(parts))
+            (self.out if stream.kind == "o" else self.err)(b"".join(parts))
 
     def _release(self, now: int) -> None:
         """Write the lines that have waited long enough at a time of the index."""
@@ -230,9 +222,9 @@ class MergedLogs:
                 batch += self._format(kind, block)
                 size += len(block.text)
                 if size >= _LEAST_WRITE:
-                    sinks[kind].write(b"".join(batch))
+                    sinks[kind](b"".join(batch))
                     batch, size = [], 0
-            sinks[kind].write(b"".join(batch))
+            sinks[kind](b"".join(batch))
 
     def _format(self, kind: str, block: LogBlock) -> Iterable[bytes | memoryview]:
         chosen = self._form.chosen(block.arrival, block.text)
@@ -243,10 +235,6 @@ class MergedLogs:
         prefix = self._form.stamp(block.arrival) + self._prefix(block.sources)
         # In parts, so that the text is copied but once before it is written.
         return prefix, memoryview(chosen.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
-
-    def _flush_sinks(self) -> None:
-        self.out.flush()
-        self.err.flush()
 
 
 def follow(
@@ -268,30 +256,20 @@ def follow(
 
 
 class Tail:
-    """Keeps the last lines of both sinks. Use it as the sinks of a ``MergedLogs``, then ``write`` it."""
+    """Keeps the last lines of both sinks. Give ``out`` and ``err`` to a ``MergedLogs``, then ``write`` what is kept."""
 
     def __init__(self, lines: int) -> None:
-        self._kept: deque[tuple[bool, bytes]] = deque(maxlen=lines)
-        self.out: Sink = _TailSink(self._kept, lines, is_out=True)
-        self.err: Sink = _TailSink(self._kept, lines, is_out=False)
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=lines)
+        self.out: Sink = partial(self._keep, "o")
+        self.err: Sink = partial(self._keep, "e")
 
     def write(self, out: Sink, err: Sink) -> None:
         """Write the kept lines, in their order, and forget them."""
-        for is_out, line in self._kept:
-            (out if is_out else err).write(line + b"\n")
+        for kind, line in self._kept:
+            (out if kind == "o" else err)(line + b"\n")
         self._kept.clear()
-        out.flush()
-        err.flush()
 
-
-class _TailSink:
-    def __init__(self, kept: deque[tuple[bool, bytes]], most: int, *, is_out: bool) -> None:
-        self._kept, self._most, self._is_out = kept, most, is_out
-
-    def write(self, data: bytes, /) -> None:
-        if self._most:
-            lines = data.rsplit(b"\n", self._most + 1)[-self._most - 1 : -1]
-            self._kept.extend((self._is_out, line) for line in lines)
-
-    def flush(self) -> None:
-        """Do nothing: ``Tail.write`` shows what is kept."""
+    def _keep(self, kind: str, data: bytes) -> None:
+        if most := self._kept.maxlen:
+            lines = data.rsplit(b"\n", most + 1)[-most - 1 : -1]
+            self._kept.extend((kind, line) for line in lines)

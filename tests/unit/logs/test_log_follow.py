@@ -57,7 +57,7 @@ def test_tail(tmp_path: Path, lines: int, shown: bytes) -> None:
     tail = Tail(lines)
     merged.out, merged.err = tail.out, tail.err
     merged.finish()
-    tail.write(attempt.out, attempt.err)
+    tail.write(attempt.out.write, attempt.err.write)
     assert attempt.shown() == shown
-    tail.write(attempt.out, attempt.err)
+    tail.write(attempt.out.write, attempt.err.write)
     assert attempt.shown() == b""
