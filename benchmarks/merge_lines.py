@@ -164,7 +164,7 @@ def merged_once(attempt: Path, fold: bool) -> float:
     reader.start()
     start = time.perf_counter()
     with os.fdopen(write_end, "wb") as sink:
-        MergedLogs(attempt, sink, sink, fold=fold).finish()
+        MergedLogs(attempt, sink.write, sink.write, fold=fold).finish()
     reader.join()
     os.close(read_end)
     return time.perf_counter() - start

@@ -11,14 +11,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from allranks import contract
 from allranks.cli import render
 from allranks.errors import AllranksError
 from allranks.job.problems import printable
-from allranks.logs.follow import Tail
 from allranks.logs.lineform import LineForm
-from allranks.logs.merge import MergedLogs
+from allranks.logs.merge import MergedLogs, Tail
 from allranks.runs.record import Run
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
@@ -44,7 +44,7 @@ class Outlet:
         #: Why nothing more can be written; None if it can.
         self.failure: OSError | None = None
 
-    def write(self, text: bytes, /) -> int:
+    def write(self, text: bytes) -> None:
         """Write all of ``text``; drop it when the reader is gone. A terminal gets no control sequences but colours."""
         self._wipe()
         if self._is_terminal:
@@ -57,10 +57,6 @@ class Outlet:
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 self.failure = error  # A closed pipe, a terminal that is gone, a full disk.
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: all has been written."""
 
 
 class Live:
@@ -80,7 +76,8 @@ class Live:
         self._form = form or LineForm(fold_frames=sys.stderr.isatty())
         self._lively = render.is_lively(sys.stderr)
         self._out, self._err = Outlet(1, self.wipe), Outlet(2, self.wipe)
-        self._sinks = (self._err if keeps_stdout else self._out, self._out if self._form.as_json else self._err)
+        out, err = self._out.write, self._err.write
+        self._sinks = (err if keeps_stdout else out, out if self._form.as_json else err)
         self._tail: Tail | None = None
         self._drawn = self._waiting = b""
         self._since = 0.0
@@ -183,7 +180,5 @@ class Live:
 
 
 def _to_terminal(text: bytes) -> None:
-    try:
+    with suppress(OSError):  # The terminal is gone; the signal that comes with it ends the run.
         os.write(2, text)
-    except OSError:
-        pass  # The terminal is gone; the signal that comes with it ends the run.

@@ -18,7 +18,7 @@ from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
 from allranks.job.units import parse_duration
 from allranks.logs.lineform import LineForm
-from allranks.logs.merge import MergedLogs
+from allranks.logs.merge import MergedLogs, follow
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
@@ -95,8 +95,6 @@ def command(
 
 
 def _follow(live: Live, merged: MergedLogs, run: Run, attempt: int, ended: Callable[[], bool]) -> None:
-    from allranks.logs.follow import follow
-
     def step(action: Callable[[], None]) -> None:
         action()
         live.draw(merged)

@@ -179,7 +179,7 @@ def _take_hosts(flags: dict[str, object]) -> None:
 
 
 def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
-    """Note what is to run among the flags, or return the job file that says it."""
+    """Return the job file; None if there is none. What else is to run is added to the flags."""
     for kind in ("module", "binary"):
         if values.get(kind):
             flags[kind] = values[kind]
@@ -195,7 +195,7 @@ def _target(values: dict[str, Any], flags: dict[str, object]) -> Path | None:
 
 def launch_of(loaded: LoadedJob) -> Launch:
     """Return what is launched for a loaded job."""
-    from allranks.job.secrets import redacted
+    from allranks.job.variables import redacted
     from allranks.job.yaml import dump_yaml
     from allranks.launch.submit import Launch
 

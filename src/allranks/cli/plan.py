@@ -61,7 +61,8 @@ def command(
         found = per_node_lines(ctx, values, loaded, kind_for(loaded, os.environ))
         if as_json:
             render.as_json(found)
-        for each in () if as_json else found:
+            return 0
+        for each in found:
             on = f" on {each['host']}" if each["host"] else ""
             render.data(f"# node {each['node']}{on}\n{each['line']}")
         return 0
@@ -108,7 +109,7 @@ def _write_files(plan: Plan, folder: Path) -> int:
 
 
 def _show_sources(loaded: LoadedJob, as_json: bool) -> None:
-    from allranks.job.secrets import redacted
+    from allranks.job.variables import redacted
 
     values = redacted(loaded.job)
     rows = [(path, _value_at(values, path), str(source)) for path, source in loaded.sources.items()]

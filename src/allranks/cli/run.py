@@ -22,6 +22,7 @@ from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count
+from allranks.logs.merge import follow
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
@@ -250,8 +251,6 @@ class Relay:
 
 
 def _follow(run: Run, started: Started, kind: ClusterKind, live: Live, news: _News) -> None:
-    from allranks.logs.follow import follow
-
     def show(attempt: int) -> None:
         merged = live.merge(run, attempt)
 

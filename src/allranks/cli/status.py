@@ -1,4 +1,4 @@
-"""``allranks status``: what became of a run."""
+"""``allranks status``: the state of a run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from allranks import contract
-from allranks.runs.news import Happened
+from allranks.runs.agents import Happened
 from allranks.runs.status import Handle, State, Status
 from allranks.system import processes
 

@@ -18,10 +18,9 @@ from allranks.job import sources
 from allranks.job.files import cluster_files, file_layer, read_cluster_file, read_job_file
 from allranks.job.options import TARGETS
 from allranks.job.problems import Problem, did_you_mean, error_of, listed, quoted, shown_path
-from allranks.job.secrets import fill_secrets, scrub, secret_problems, secret_values
 from allranks.job.sources import CHECKS_FOLDER, DEFAULT, GivenValue, Layer, ValueSource, texts_of, variables_of
 from allranks.job.spec import Cluster, Job
-from allranks.job.variables import variable_problems
+from allranks.job.variables import fill_secrets, scrub, secret_problems, secret_values, variable_problems
 from allranks.job.yaml import Number, YamlMapping, kind_of
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -161,7 +161,7 @@ OPTIONS: tuple[Option, ...] = (
         "Parallel environment of the job, on Grid Engine.",
     ),
     Option("scheduler.account", ("--account", "-A"), "NAME", "Account to charge."),
-    Option("scheduler.project", ("--project",), "NAME", "Project of the job, on PBS."),
+    Option("scheduler.project", ("--project",), "NAME", "Project of the job, on PBS and Grid Engine."),
     Option("scheduler.qos", ("--qos", "-q"), "NAME", "Quality of service."),
     Option("scheduler.constraint", ("--constraint", "-C"), "FEATURES", "Features that the nodes must have."),
     Option("scheduler.include", ("--include", "--nodelist", "-w"), "HOSTS", "Hosts that must be among the nodes."),

@@ -71,14 +71,12 @@ def flag_layer(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, 
     for path, value in flags.items():
         if value is None or value == ():
             continue
-        if path in TARGET_FLAGS:
-            spelling = TARGET_FLAGS[path]
-        else:
-            spelling = (value is False and options[path].off_flag) or options[path].flags[0]
+        spelling = TARGET_FLAGS.get(path) or (value is False and options[path].off_flag) or options[path].flags[0]
+        source = ValueSource("flag", spelling)
         if path == VARIABLES:
-            found |= _variables(value, environ, ValueSource("flag", spelling), problems)
+            found |= _variables(value, environ, source, problems)
         else:
-            found |= _settings(path, value, ValueSource("flag", spelling), cwd, problems)
+            found |= _settings(path, value, source, cwd, problems)
     return found
 
 

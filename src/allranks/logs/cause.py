@@ -44,7 +44,7 @@ _SOURCE = re.compile(r"\[/\S+:\d+\] ")
 #: A frame of a traceback or of faulthandler's stack; files that are no user's: of packages, of Python, of ours.
 _FRAME = re.compile(r' *File "([^"]+)", line (\d+)')
 _FOREIGN = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<|/allranks/(?:agent|runtime|record|selftest)/"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<|/allranks/(?:agent|record|runtime|selftest|system)/"
 )
 
 #: In the traceback of torch's own launcher, which was started by ``python -m``. The last one is its own.
@@ -62,11 +62,11 @@ def cause_of(path: Path) -> str | None:
     return find_cause(tail(path))
 
 
-def tail(path: Path, start: int = 0, most: int = _TAIL_BYTES) -> list[str]:
-    """Return the lines of a file's last bytes, at most so many and from ``start`` on; none if it is not there."""
+def tail(path: Path, most: int = _TAIL_BYTES) -> list[str]:
+    """Return the lines of a file's last bytes, at most so many; none if it is not there."""
     try:
         with path.open("rb") as stream:
-            stream.seek(max(start, path.stat().st_size - most))
+            stream.seek(max(0, path.stat().st_size - most))
             return stream.read().decode(errors="replace").splitlines()
     except OSError:
         return []

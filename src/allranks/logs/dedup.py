@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-#: Pending bytes that are a flood, which nobody reads line by line; of each rank, the bytes that are compared in one.
+#: More pending bytes are a flood, too much to be read line by line; of each rank, the bytes that are compared in one.
 _FLOOD, _SAMPLE = 1 << 18, 8192
 #: A line without its newline; the second of equal ones of a rank is (line, 1).
 _Line = bytes | tuple[bytes, int]

@@ -1,4 +1,4 @@
-"""The logs of all ranks of an attempt as one stream of lines, in the order in which they arrived.
+"""The logs of all ranks of an attempt as one stream of lines, in the order in which they arrived, read or followed.
 
 The order comes from the nodes' indexes alone (``logindex``), so that following a run and reading it afterwards show the
 same. Lines wait up to ``HOLD`` ms for the same line of another rank.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from allranks import contract
 from allranks.logs.dedup import Dedup, LogBlock
@@ -30,16 +32,11 @@ _LEAST_SHARE = 1 << 16
 _MOST_SHARE = 1 << 20
 #: What is written at once, at least: more costs memory again each time, less a call each.
 _LEAST_WRITE = 1 << 18
+#: Seconds between two polls. With the index's ticks and the wait for equal lines a line takes about 0.1 s.
+INTERVAL = 0.02
 
-
-class Sink(Protocol):
-    """Where lines go: a binary file that takes all that it is given, as ``sys.stdout.buffer``."""
-
-    def write(self, data: bytes, /) -> object:
-        """Write all of ``data``."""
-
-    def flush(self) -> object:
-        """Pass on what was written."""
+#: Where lines go: a function that writes all that it is given.
+Sink: TypeAlias = Callable[[bytes], object]
 
 
 class MergedLogs:
@@ -104,7 +101,6 @@ class MergedLogs:
         self._release(self._latest + int((self._clock() - self._latest_seen) * 1000))
         if self._everyone is not None:
             self._write({kind: dedup.common(self._everyone) for kind, dedup in self._dedups.items()})
-        self._flush_sinks()
 
     def finish(self) -> None:
         """Write all that is left, also unfinished lines and bytes that no index noted: the run has ended."""
@@ -118,7 +114,6 @@ class MergedLogs:
             self._take_in(stream, UNKNOWN_ARRIVAL, stream.frames.end())
         self._flush(UNKNOWN_ARRIVAL)
         self._bar = None
-        self._flush_sinks()
 
     def transient(self) -> bytes | None:
         """Return the newest unfinished progress bar with its prefix, for the last line of a terminal.
@@ -151,7 +146,12 @@ class MergedLogs:
 
     def _read_in_turns(self, reads: list[Growth]) -> None:
         share = min(max(FLOOD // len(reads), _LEAST_SHARE), _MOST_SHARE)
-        left = [(growth, stream) for growth in reads if (stream := self._begin(growth))]
+        left = []
+        for growth in reads:
+            if stream := self._logs.open(growth):
+                if growth.restarted:
+                    self._accept(stream, growth.time, stream.restart())
+                left.append((growth, stream))
         while left:
             again = []
             for growth, stream in left:
@@ -176,12 +176,6 @@ class MergedLogs:
             self._prompt = stream
         return block
 
-    def _begin(self, growth: Growth) -> LogStream | None:
-        stream = self._logs.open(growth)
-        if stream and growth.restarted:
-            self._accept(stream, growth.time, stream.restart())
-        return stream
-
     def _accept(self, stream: LogStream, arrival: int, block: bytes) -> None:
         """Take complete lines of a stream, without the parts of tracebacks that are not shown."""
         if stream.kind == "e":
@@ -202,7 +196,7 @@ class MergedLogs:
             self._dedups[stream.kind].add(stream.source, arrival, block)
         else:
             parts = self._format(stream.kind, LogBlock(arrival, (stream.source,), block))
-            (self.out if stream.kind == "o" else self.err).write(b"".join(parts))
+            (self.out if stream.kind == "o" else self.err)(b"".join(parts))
 
     def _release(self, now: int) -> None:
         """Write the lines that have waited long enough at a time of the index."""
@@ -228,9 +222,9 @@ class MergedLogs:
                 batch += self._format(kind, block)
                 size += len(block.text)
                 if size >= _LEAST_WRITE:
-                    sinks[kind].write(b"".join(batch))
+                    sinks[kind](b"".join(batch))
                     batch, size = [], 0
-            sinks[kind].write(b"".join(batch))
+            sinks[kind](b"".join(batch))
 
     def _format(self, kind: str, block: LogBlock) -> Iterable[bytes | memoryview]:
         chosen = self._form.chosen(block.arrival, block.text)
@@ -242,6 +236,40 @@ class MergedLogs:
         # In parts, so that the text is copied but once before it is written.
         return prefix, memoryview(chosen.replace(b"\n", b"\n" + prefix))[: -len(prefix)]
 
-    def _flush_sinks(self) -> None:
-        self.out.flush()
-        self.err.flush()
+
+def follow(
+    merged: MergedLogs,
+    ended: Callable[[], bool],
+    wait: Callable[[float], object],
+    *,
+    around: Callable[[Callable[[], None]], None] | None = None,
+) -> None:
+    """Write the ranks' lines as they come; return when the run has ended and all is written.
+
+    ``wait`` may return earlier when the run ends; ``around`` calls each step that it is given, and draws a bar, say.
+    """
+    step = around or (lambda action: action())
+    while not ended():
+        step(merged.pump)
+        wait(INTERVAL)
+    step(merged.finish)
+
+
+class Tail:
+    """Keeps the last lines of both sinks. Give ``out`` and ``err`` to a ``MergedLogs``, then ``write`` what is kept."""
+
+    def __init__(self, lines: int) -> None:
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=lines)
+        self.out: Sink = partial(self._keep, "o")
+        self.err: Sink = partial(self._keep, "e")
+
+    def write(self, out: Sink, err: Sink) -> None:
+        """Write the kept lines, in their order, and forget them."""
+        for kind, line in self._kept:
+            (out if kind == "o" else err)(line + b"\n")
+        self._kept.clear()
+
+    def _keep(self, kind: str, data: bytes) -> None:
+        if most := self._kept.maxlen:
+            lines = data.rsplit(b"\n", most + 1)[-most - 1 : -1]
+            self._kept.extend((kind, line) for line in lines)

@@ -1,4 +1,7 @@
-"""The log files of an attempt: found as they appear, read as the nodes' indexes say."""
+"""The log files of an attempt: found as they appear, read as the nodes' indexes say, cut into complete lines.
+
+Unfinished lines wait, endless ones are cut, and ``\\r`` overwrites.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from pathlib import Path
 from allranks import contract
 from allranks.logs.dedup import LogSource
 from allranks.logs.lineform import Frames
-from allranks.logs.lines import LineCutter
 from allranks.record.logindex import KINDS, Growth, LogIndexReader
 
 _NODE = re.compile(r"node-(\d+)")
 _LOG = re.compile(r"(?:rank-(\d+)|node)\.(out|err)")
+#: A line longer than this is passed on in pieces, so that memory stays bounded.
+LONGEST = 1 << 20
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -130,3 +134,69 @@ def _entries(folder: Path) -> list[tuple[str, Path]]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         return [(entry.name, folder / entry.name) for entry in entries]
     return []
+
+
+class LineCutter:
+    """Cuts what one stream wrote into blocks: complete lines, each ending in ``\\n``."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes of the stream, at most ``LONGEST``, and return the lines that are complete now."""
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            return self._hold(self._rest + chunk)
+        block = _tidy(b"".join((self._rest, memoryview(chunk)[:cut])))
+        self._rest = b""
+        end = block.find(b"\n")
+        if end > LONGEST:  # The other lines came whole in a chunk, and are shorter.
+            block = b"\n".join(_in_pieces(block[:end])) + block[end:]
+        return block + self._hold(chunk[cut:])
+
+    def end(self) -> bytes:
+        """Return the unfinished line, finished: the stream has ended."""
+        rest, self._rest = self._rest, b""
+        return _tidy(rest + b"\n") if rest else b""
+
+    def progress(self) -> bytes | None:
+        """Return the text of an unfinished line that is drawn with ``\\r``: a progress bar."""
+        if b"\r" not in self._rest:
+            return None
+        return self._rest.strip(b"\r").rpartition(b"\r")[2] or None
+
+    def unfinished(self) -> bytes:
+        """Return the text of an unfinished line that is not drawn: a prompt, or the first half of a line."""
+        return b"" if b"\r" in self._rest else self._rest
+
+    def _hold(self, text: bytes) -> bytes:
+        if b"\r" in text:
+            body = text.rstrip(b"\r")
+            # A bar that runs for hours is one line: keep only what it shows now. The \r before it stays, so
+            # that the finished line is known for a bar; the one after it stays, as \n may follow.
+            text = body[max(body.rfind(b"\r"), 0) :] + (b"\r" if len(body) < len(text) else b"")
+        *pieces, self._rest = _in_pieces(text)
+        return b"".join(_tidy(piece + b"\n") for piece in pieces)
+
+
+def _tidy(block: bytes) -> bytes:
+    """Make ``\\r\\n`` end a line like ``\\n``, and keep of each line what stands after its last ``\\r``."""
+    block = block.replace(b"\r\n", b"\n")
+    if b"\r" not in block:
+        return block
+    kept = []
+    for line in block[:-1].split(b"\n"):
+        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+        if b"\r" not in line or shown.strip():
+            kept.append(shown + b"\n")
+    return b"".join(kept)
+
+
+def _in_pieces(line: bytes) -> list[bytes]:
+    """Cut a line that is too long in pieces, not inside a UTF-8 character; other bytes are cut where they are."""
+    pieces = []
+    while len(line) > LONGEST:
+        cut = next((cut for cut in range(LONGEST, LONGEST - 4, -1) if line[cut] & 0xC0 != 0x80), LONGEST)
+        pieces.append(line[:cut])
+        line = line[cut:]
+    return [*pieces, line]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from allranks.job.secrets import secret_names
 from allranks.job.units import format_count
+from allranks.job.variables import secret_names
 from allranks.plan.layout import Layout
 from allranks.plan.plan import Reason
 

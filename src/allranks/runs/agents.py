@@ -1,4 +1,4 @@
-"""The status of a run, from what its agents have reported."""
+"""What the agents of a run have reported: its status, and news of it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from allranks import contract
+from allranks.errors import RunFolderError
+from allranks.job.units import format_count
 from allranks.logs.cause import find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
+from allranks.runs.blame import restart_cause
+from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
-
-if TYPE_CHECKING:
-    from allranks.runs.record import Run
 
 #: How a node's script reports a line that fails, and an ``exit`` among the user's lines: see plan/script.py.
 _FAILED = re.compile(r"(.*) failed with exit code (\d+) \((.*), line (\d+)\)")
@@ -26,6 +26,8 @@ _KEY = re.compile(r"# environment\.\w+$")
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
 #: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
 HEARTBEAT_IS_OLD = contract.scaled_wait(30.0)
+_MOST_NAMED = 4
+_STARTING = "starting ranks"
 
 
 def fold(events: Iterable[Event]) -> Status:
@@ -137,13 +139,9 @@ def size(attempt: Path) -> tuple[int, int] | None:
     which is part of every generation, or the one node of a job whose nodes were started by hand.
     """
     for folder in sorted(attempt.glob("node-*")):
-        found = [
-            event.fields
-            for event in read_events(folder / contract.AGENT_EVENTS)
-            if event.kind == contract.RANKS_STARTED
-        ]
-        if found and "nodes" in found[-1]:
-            return int(found[-1]["world_size"]), int(found[-1]["nodes"])
+        started = _last(folder, contract.RANKS_STARTED)
+        if started and "nodes" in started.fields:
+            return int(started.fields["world_size"]), int(started.fields["nodes"])
     return None
 
 
@@ -166,8 +164,8 @@ def task_name(attempt: Path) -> str:
 
 def agent_pid(folder: Path) -> int:
     """Return the process id that a node's agent reported; 0 if it has not."""
-    events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.AGENT_STARTED]
-    return int(events[-1].fields.get("pid", 0)) if events else 0
+    started = _last(folder, contract.AGENT_STARTED)
+    return int(started.fields.get("pid", 0)) if started else 0
 
 
 def heartbeat_age(folder: Path) -> float | None:
@@ -192,10 +190,10 @@ def log_excerpt(folder: Path) -> LogExcerpt:
 
 def failed_setup(folder: Path) -> tuple[str, int] | None:
     """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
-    log_excerpt = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
-    if found := _EXITED.fullmatch(log_excerpt):
+    last = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
+    if found := _EXITED.fullmatch(last):
         return f"{found[1]} failed: {found[2]}", int(found[3])
-    if found := _FAILED.fullmatch(log_excerpt):
+    if found := _FAILED.fullmatch(last):
         return f"{_key_of(Path(found[3]), int(found[4]))} failed: {found[1]}", int(found[2])
     return None
 
@@ -212,5 +210,91 @@ def _key_of(script: Path, number: int) -> str:
 
 def reported_error(folder: Path) -> Event | None:
     """Return the error that a node's agent ended with; None if it reported none."""
-    errors = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == contract.ERROR]
-    return errors[-1] if errors else None
+    return _last(folder, contract.ERROR)
+
+
+def _last(folder: Path, kind: str) -> Event | None:
+    events = [event for event in read_events(folder / contract.AGENT_EVENTS) if event.kind == kind]
+    return events[-1] if events else None
+
+
+class Happened:
+    """Reads new events of an agent in its node's directory. All agents record the same about other nodes."""
+
+    def __init__(self, node: Path) -> None:
+        self._awaited = _STARTING
+        self._node = node
+        self._size = self._count = self._failures = 0
+        self._has_changed = False
+        self._missed: set[str | None] = set()
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for until ranks run; empty while they run."""
+        return self._awaited if self._awaited and not self._lacks_agent() else ""
+
+    def news(self) -> list[str]:
+        """Return what has happened since the last call, a line each."""
+        path = self._node / contract.AGENT_EVENTS
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return []
+        if size == self._size:
+            return []
+        self._size = size
+        events = [*read_events(path)][self._count :]
+        self._count += len(events)
+        return [line for event in events if (line := self._line(event))]
+
+    def _lacks_agent(self) -> bool:
+        """Return True if a scheduler has started the ranks: there are logs, and no agent."""
+        return (self._node / contract.LOG_INDEX).exists() and not (self._node / contract.HEARTBEAT).exists()
+
+    def _line(self, event: Event) -> str | None:
+        fields = event.fields
+        match event.kind:
+            case contract.RANKS_STARTED:
+                return self._started(fields["world_size"], fields.get("nodes", 1))
+            case contract.ENDED:
+                self._awaited = ""
+            case contract.MISSING:
+                return self._missing(fields["nodes"], fields["of"], fields.get("at"))
+            case contract.RESTART:
+                return self._restart(event)
+            case contract.NODE_LOST:
+                return f"node {fields['node']} ({event.host}) was lost: {fields['why']}"
+            case contract.WARNED:
+                return f"{fields['signal']}: the job is to end; ranks that listen save and exit"
+        return None
+
+    def _started(self, ranks: int, nodes: int) -> str | None:
+        has_changed, self._has_changed, self._awaited = self._has_changed, False, ""
+        self._missed.clear()
+        return f"restarted with {format_count(ranks, 'rank')} on {format_count(nodes, 'node')}" if has_changed else None
+
+    def _missing(self, nodes: list[int], count: int, at: str | None) -> str | None:
+        """Return which nodes are missing; only the first time until ranks start, as they may come one by one."""
+        if not nodes:
+            self._awaited = _STARTING  # All have come.
+            return None
+        named = ", ".join(map(str, nodes[:_MOST_NAMED])) + (", …" if len(nodes) > _MOST_NAMED else "")
+        where = f" at {at}" if at else f": {count - len(nodes)} of {count} here"
+        self._awaited = f"waiting for {'node' if len(nodes) == 1 else 'nodes'} {named}{where}"
+        is_known = at in self._missed
+        self._missed.add(at)
+        return None if is_known else self._awaited
+
+    def _restart(self, event: Event) -> str | None:
+        rank, restart, delay = (event.fields[name] for name in ("because_of_rank", "restart", "delay"))
+        self._awaited = f"restarting in {delay:g} s" if delay else "restarting"
+        self._has_changed = rank is None
+        if rank is None:
+            return None  # Nodes have left or joined: the next start of ranks reports how many there are.
+        self._failures += 1
+        why = f"rank {rank} failed"
+        with contextlib.suppress(RunFolderError):
+            why = restart_cause(self._node.parent, rank, restart - 1)
+        if most := event.fields.get("max_restarts"):
+            self._awaited += f", {self._failures} of {most}"
+        return f"{why}; {self._awaited}"

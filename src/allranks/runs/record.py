@@ -117,9 +117,9 @@ def newest_attempt(folder: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def new_run_id(folder: Path, name: str, now: float | None = None) -> str:
+def new_run_id(folder: Path, name: str) -> str:
     """Return an id that no run in ``folder`` has: the name, the date and the time, and a number if need be."""
-    stem = f"{name}-{time.strftime('%m%d-%H%M', time.localtime(now))}"
+    stem = f"{name}-{time.strftime('%m%d-%H%M')}"
     number = 1
     while (folder / (run_id := stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
@@ -242,7 +242,7 @@ def _is_run(folder: Path, *, unreadable: bool) -> bool:
 
 
 def _created(run: Path) -> tuple[float, str]:
-    """Order by the time of the plan, which is written once; ids of one minute are told apart by it."""
+    """Order by the time of the plan, which is written once; it orders the runs of one minute."""
     try:
         return ((run / contract.PLAN_FILE).stat().st_mtime, run.name)
     except OSError:

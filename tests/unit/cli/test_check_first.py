@@ -69,8 +69,10 @@ def test_without_checks_nothing_is_looked_at(allranks: Any) -> None:
 
 def test_the_run_keeps_nothing_else_of_a_look(allranks: Any) -> None:
     allranks.script("print('ran')\n")
-    assert allranks("run", "train.py").rc == 0
-    assert not [path.name for path in allranks.run().iterdir() if path.name.startswith((".look", "look"))]
+    assert allranks("run", "train.py", "--name", "checked").rc == 0
+    assert allranks("run", "train.py", "--name", "unchecked", "--no-check").rc == 0
+    of_checked, of_unchecked = ({path.name for path in run.iterdir()} for run in allranks.runs())
+    assert of_checked - of_unchecked == {"preflight.json"}
 
 
 def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import time
+from pathlib import Path
 
 from waiting import PATIENCE, wait_for
 
@@ -47,3 +50,16 @@ def test_a_run_that_nothing_has_been_seen_of(allranks, failed_run):
     assert (done.rc, done.stdout) == (0, said)
     assert re.fullmatch(rf"{failed_run.name} has ended: FAILED, \d+ (s|min) ago\n", done.stderr)
     assert json.loads(allranks("top", "--json", cwd=failed_run.parent.parent).stdout) == []
+
+
+def test_each_gpu_of_a_node_has_a_row(allranks, failed_run: Path):
+    run = allranks.folder / "runs" / failed_run.name
+    shutil.copytree(failed_run, run)
+    gpus = [{"busy": 97, "memory": 2e9, "total": 80e9}, {"busy": 0, "memory": 0, "total": 80e9}]
+    usage = {"host": "gpu1", "time": time.time(), "cpus": 3.25, "memory": 5e9, "gpus": gpus}
+    (run / "attempts/000/node-000/usage.json").write_text(json.dumps(usage))
+    _, first, second = allranks("top").stdout.splitlines()
+    assert re.fullmatch(r"0 gpu1 +3\.2 +5 GB +0 +97 % +2 GB of 80 GB +\d+\.\d s ago", first)
+    assert re.fullmatch(r" +1 +0 % +0 B of 80 GB", second)
+    (shown,) = json.loads(allranks("top", "--json").stdout)
+    assert (shown["node"], shown["gpus"]) == (0, gpus)

@@ -19,7 +19,7 @@ from allranks import contract
 from allranks.cli.live import Live
 from allranks.cli.run import _News
 from allranks.logs.merge import MergedLogs
-from allranks.runs.news import Happened
+from allranks.runs.agents import Happened
 from allranks.runs.record import load
 from waiting import PATIENCE
 
@@ -112,7 +112,8 @@ def test_a_bar_of_a_rank_wins_over_the_spinner(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("allranks.cli.live._to_terminal", drawn.append)
     monkeypatch.setattr("allranks.cli.render.is_lively", lambda stream: True)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    live, merged, bar = Live(), MergedLogs(tmp_path, sys.stdout.buffer, sys.stderr.buffer), [b"[0] 10%", None, None]
+    live, bar = Live(), [b"[0] 10%", None, None]
+    merged = MergedLogs(tmp_path, sys.stdout.buffer.write, sys.stderr.buffer.write)
     monkeypatch.setattr(merged, "transient", lambda: bar.pop(0))
     for awaited in ("restarting", "restarting", ""):
         live.draw(merged, awaited)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from allranks.errors import JobError
 from allranks.job.load import load_job
-from allranks.job.secrets import redacted, secret_names
 from allranks.job.spec import Environment, Job
+from allranks.job.variables import redacted, secret_names
 from allranks.job.yaml import dump_yaml
 from allranks.job.yaml_reader import parse_yaml
 

@@ -9,8 +9,8 @@ import pytest
 from allranks.errors import JobError
 from allranks.job.load import load_job
 from allranks.job.options import OPTIONS
-from allranks.job.secrets import literal_secret
 from allranks.job.spec import Job
+from allranks.job.variables import literal_secret
 
 SECRET = "s3cret-value"
 WHY = "a job's texts are written into scripts and records, and everybody on the machine can see arguments"

@@ -44,7 +44,7 @@ class FakeAttempt:
 
     def merged(self, **options: object) -> MergedLogs:
         options.setdefault("clock", lambda: self.ms / 1000)
-        return MergedLogs(self.folder, self.out, self.err, **options)  # type: ignore[arg-type]
+        return MergedLogs(self.folder, self.out.write, self.err.write, **options)  # type: ignore[arg-type]
 
     def shown(self) -> bytes:
         """What both sinks got since the last call, in one order."""
@@ -68,6 +68,3 @@ class _Tee:
     def write(self, data: bytes, /) -> object:
         self.data += data
         return self._log.write(data)
-
-    def flush(self) -> object:
-        return None

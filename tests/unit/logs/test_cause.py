@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from allranks import contract
 from allranks.errors import RankError
 from allranks.logs.cause import find_cause
 
@@ -95,6 +96,15 @@ Current thread 0x00007f2a (most recent call first):
 
 Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 """
+#: Below the user's line are files of a run's copy of allranks, one in each of its directories.
+IN_OURS = "Traceback (most recent call last):\n" + "".join(
+    f'  File "{file}", line 3, in a\n'
+    for file in (
+        "/home/me/train.py",
+        *(f"/home/me/runs/x-1/code/allranks/{part}/a.py" for part in contract.NODE_CODE if "." not in part),
+    )
+)
+IN_OURS += "ValueError: invalid rank\n"
 WORKER = """\
 Traceback (most recent call last):
   File "/home/me/train.py", line 30, in <module>
@@ -166,6 +176,7 @@ STORE = "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /a\
         (WATCHDOG + ABORTED, TIMED_OUT),
         (FRAMES + ABORTED, "Fatal Python error: Aborted (train.py:31)"),
         (SEGFAULT, "Fatal Python error: Segmentation fault (train.py:3)"),
+        (IN_OURS, "ValueError: invalid rank (train.py:3)"),
         ("RuntimeError: [/__w/gloo/transport/tcp/pair.cc:553] Connection closed\n", "RuntimeError: Connection closed"),
         (VALUE_ERROR + HYDRA, PLACED),
         (VALUE_ERROR + WANDB, PLACED),

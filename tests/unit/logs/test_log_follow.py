@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_attempt import FakeAttempt
 
-from allranks.logs.follow import INTERVAL, Tail, follow
+from allranks.logs.merge import INTERVAL, Tail, follow
 
 
 def test_follows_until_the_end(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_tail(tmp_path: Path, lines: int, shown: bytes) -> None:
     tail = Tail(lines)
     merged.out, merged.err = tail.out, tail.err
     merged.finish()
-    tail.write(attempt.out, attempt.err)
+    tail.write(attempt.out.write, attempt.err.write)
     assert attempt.shown() == shown
-    tail.write(attempt.out, attempt.err)
+    tail.write(attempt.out.write, attempt.err.write)
     assert attempt.shown() == b""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.logs.lines import LONGEST, LineCutter
+from allranks.logs.streams import LONGEST, LineCutter
 
 
 def feed(*chunks: bytes) -> list[bytes]:

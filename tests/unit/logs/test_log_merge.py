@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from allranks import contract
 from allranks.logs.lineform import LineForm
-from allranks.logs.lines import LONGEST
 from allranks.logs.merge import HOLD
+from allranks.logs.streams import LONGEST
 
 
 @pytest.fixture

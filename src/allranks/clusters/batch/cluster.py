@@ -23,7 +23,7 @@ from allranks.job.options import TARGETS
 from allranks.job.variables import without_those_of_ranks
 from allranks.record.files import write_atomically
 from allranks.runs import agents
-from allranks.runs.news import Happened
+from allranks.runs.agents import Happened
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 from allranks.system import schedulers

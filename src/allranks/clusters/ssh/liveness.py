@@ -15,8 +15,7 @@ from allranks import contract
 from allranks.clusters.ssh import multiplexing
 from allranks.clusters.ssh.transport import Ssh, folder_on_nodes
 from allranks.runs import agents
-from allranks.runs.agents import NodeReport
-from allranks.runs.news import Happened
+from allranks.runs.agents import Happened, NodeReport
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle
 
