@@ -13,8 +13,8 @@ from allranks.checks.model import Grade
 from allranks.checks.topics.gpus import judge_computed
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.errors import JobError
-from allranks.job.variables import redacted
 from allranks.job.units import format_count
+from allranks.job.variables import redacted
 from allranks.job.yaml import dump_yaml
 from allranks.launch import submit as launching
 from allranks.launch.refresh import settled
