@@ -203,6 +203,9 @@ class _StandIn(dict[Any, Any]):
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
 
+    def __call__(self, *_: object) -> _StandIn:
+        return self
+
     def __getattr__(self, _: str) -> Any:
         return lambda *_: None
 
