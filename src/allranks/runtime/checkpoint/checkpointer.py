@@ -203,8 +203,8 @@ class Checkpointer:
             self._start(metric)
             if not self._background:
                 self._finish()
-        elif self._snapshots.reserved is None and not saver.busy:
-            self._snapshots.reserved = saver.run(self._snapshots.reserve().touch)
+        elif self._snapshots.buffer is None and not saver.busy:
+            self._snapshots.reserve(saver.run)
         if self._ctx.world_size == 1:
             return False
         self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if saver.shared else _AGREE_SECONDS)
