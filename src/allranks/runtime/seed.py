@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib import util
 from typing import TYPE_CHECKING, Any
 
-from allranks.runtime.log import log
+from allranks.runtime import log
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from allranks.errors import RankError
+from allranks.runtime import log
 from allranks.runtime.liveness import Peers, poll
-from allranks.runtime.log import log
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

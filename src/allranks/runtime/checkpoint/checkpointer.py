@@ -13,13 +13,12 @@ import torch
 
 from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
-from allranks.runtime import stop
+from allranks.runtime import log, stop
 from allranks.runtime.checkpoint.directory import CheckpointDirectory
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
 from allranks.runtime.checkpoint.state import StatePart
-from allranks.runtime.log import log
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context

@@ -31,8 +31,8 @@ from allranks.record.checkpoints import (
     read_manifest,
     unfinished,
 )
-from allranks.runtime.checkpoint.writing import sync_directory, write_durably, write_rank
-from allranks.runtime.log import log
+from allranks.runtime import log
+from allranks.runtime.checkpoint.saving import sync_directory, write_durably, write_rank
 from allranks.system import schedulers
 
 if TYPE_CHECKING:

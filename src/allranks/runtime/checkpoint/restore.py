@@ -30,9 +30,9 @@ from allranks.record.checkpoints import (
     read_manifest,
     read_tensors,
 )
+from allranks.runtime import log
 from allranks.runtime.checkpoint.snapshot import box, is_sharded
 from allranks.runtime.checkpoint.state import PLACEHOLDER, StatePart, join, names_in
-from allranks.runtime.log import log
 from allranks.runtime.seed import hashed, restore_random, seed_all
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from allranks.errors import RankError
 from allranks.record.checkpoints import CONFIG, OBJECTS
+from allranks.runtime.checkpoint.saving import Buffer
 from allranks.runtime.checkpoint.state import StatePart, split
-from allranks.runtime.checkpoint.writing import Buffer
 from allranks.runtime.seed import random_states
 
 if TYPE_CHECKING:

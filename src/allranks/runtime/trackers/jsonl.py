@@ -10,7 +10,7 @@ from pathlib import Path
 
 from allranks.errors import RunFolderError
 from allranks.record.files import write_atomically
-from allranks.runtime.log import log
+from allranks.runtime import log
 from allranks.runtime.trackers.base import Value
 
 #: What is kept for a disk that is full now and may have space again later.
