@@ -38,7 +38,7 @@ SENDABLE = "numbers, texts, bytes, tensors, or lists, tuples, sets and dicts of 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set)
 _MAPPINGS = (dict, OrderedDict)
-#: First bytes of a file that torch.save has written since 1.6; older code, with holes, unpickles others.
+#: First bytes of a file that torch.save has written since 1.6. Others are unpickled by older code, which has holes.
 _ZIP = b"PK"
 _SIGNATURE = 32
 _VALUE, _ERROR = b"V", b"E"
@@ -156,7 +156,7 @@ class SignedValues:
         if self.is_error(packed):
             raise RankError(**json.loads(data))
         if not data.startswith(_ZIP):
-            raise RankError("what rank 0 handed to the others is not of torch.save", why="something else has set it")
+            raise RankError("the value of rank 0 was not written by torch.save", why="another program has set it")
 
         def locate(storage: Any, location: str) -> Any:
             target = "cpu" if location == "cpu" else str(self._device)

@@ -12,9 +12,8 @@ import os
 import socket
 from collections import defaultdict
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from allranks.errors import DeviceError, RankError, unknown
 from allranks.runtime import device as devices
@@ -46,8 +45,7 @@ _PATIENCE = timedelta(seconds=10)
 _SHOWN = 16
 
 
-@dataclass(frozen=True)
-class RankIdentity:
+class RankIdentity(NamedTuple):
     """Where a rank is, and the identity of its GPU if it has one."""
 
     rank: int
@@ -55,8 +53,7 @@ class RankIdentity:
     gpu: str | None = None
 
 
-@dataclass(frozen=True)
-class HostPlace:
+class HostPlace(NamedTuple):
     """Number of ranks on a rank's host, and the host's number in order of lowest rank."""
 
     local_world_size: int
@@ -261,7 +258,7 @@ def meet(store: Store, arrival: RankIdentity, world_size: int, timeout: timedelt
     """Wait for all ranks and return this rank's place; an error is raised on all ranks alike."""
     from torch import distributed
 
-    store.set(f"arrived/{arrival.rank}", json.dumps(asdict(arrival)))
+    store.set(f"arrived/{arrival.rank}", json.dumps(arrival))
     if arrival.rank == 0:
         store.set(_VERDICT, _judge(store, world_size, timeout))
     try:
@@ -317,10 +314,10 @@ def _judge(store: Store, world_size: int, timeout: timedelta) -> str:
             "if it is only slow, give init() a longer timeout",
         )
     else:
-        arrivals = [RankIdentity(**json.loads(text)) for text in store.multi_get(keys)]
+        arrivals = [RankIdentity(*json.loads(text)) for text in store.multi_get(keys)]
         shared = find_shared_gpu(arrivals)
         if shared is None:
-            return json.dumps({"places": {host: asdict(place) for host, place in places(arrivals).items()}})
+            return json.dumps({"places": places(arrivals)})
         error = shared
     kind = "device" if isinstance(error, DeviceError) else "rank"
     return json.dumps({"kind": kind, "what": error.what, "why": error.why, "fix": error.fix})
@@ -328,7 +325,7 @@ def _judge(store: Store, world_size: int, timeout: timedelta) -> str:
 
 def _read_verdict(verdict: dict[str, Any], arrival: RankIdentity) -> HostPlace:
     if "places" in verdict:
-        return HostPlace(**verdict["places"][arrival.host])
+        return HostPlace(*verdict["places"][arrival.host])
     error = DeviceError if verdict["kind"] == "device" else RankError
     raise error(verdict["what"], why=verdict["why"], fix=verdict["fix"])
 

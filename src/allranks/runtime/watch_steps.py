@@ -139,7 +139,7 @@ class StepWatch:
             fix="give all ranks the same number of batches, as ctx.loader() does also where the samples do not divide",
         )
         try:
-            self._store.set(_VERDICT, json.dumps({"what": error.what, "why": error.why, "fix": error.fix}))
+            self._store.set(_VERDICT, json.dumps(vars(error)))
         except RuntimeError:
             pass  # The store went with the rank that served it; the error is reported here.
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import io
 import math
 import pickle
 import re
 import zipfile
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def load_newest(
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             log(f"{path} is corrupt and is skipped: {found[0]}{more}")
     if corrupt and ctx.is_main:
-        log(f"no checkpoint in {directory} is whole: training starts from the beginning")
+        log(f"no checkpoint in {directory} is complete: training starts from the beginning")
     return None, corrupt
 
 
@@ -215,7 +215,7 @@ class _Inert(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "collections" and name in ("OrderedDict", "Counter"):
-            return {"OrderedDict": OrderedDict, "Counter": Counter}[name]
+            return getattr(collections, name)
         return type(name, (_StandIn,), {"kind": f"{module}.{name}"})
 
     def persistent_load(self, _: object) -> None:
@@ -296,7 +296,7 @@ def _read_part(
     common: list[Tensor] = []
     size = 0
     likes = _sharded_likes(part, skeleton, tensors)
-    for name in dict.fromkeys(names_in(skeleton)):
+    for name in names_in(skeleton):
         entry = tensors[name]
         if name in likes:
             found[name] = _read_sharded(path, entry, likes[name])

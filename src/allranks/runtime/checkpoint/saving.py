@@ -70,7 +70,11 @@ class Save:
 
 
 class Saver:
-    """Writes one save at a time. Ranks agree on ``pending`` and ``failed``, and then call ``settle``."""
+    """Writes one save at a time. Ranks agree on ``pending`` and ``failure``, and then call ``settle``.
+
+    Attributes:
+        save: the save that is not complete, on all ranks alike; None between saves.
+    """
 
     def __init__(self, ctx: Context) -> None:
         self._control = ctx.control
@@ -78,27 +82,25 @@ class Saver:
         self._world_size = ctx.world_size
         self._barrier = StoreBarrier(ctx)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="allranks-checkpoint", initializer=lower_priority)
-        self._save: Save | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a save is not complete; the same on all ranks."""
-        return self._save is not None
-
-    @property
-    def shared(self) -> bool:
-        """Whether several ranks write the save that is not complete."""
-        return self._save is not None and self._save.several
+        self.save: Save | None = None
 
     @property
     def pending(self) -> bool:
-        """Whether this rank still works on it."""
-        return self._save is not None and self._save.future is not None and not self._save.future.done()
+        """Whether this rank still works on the save."""
+        return self.save is not None and self.save.future is not None and not self.save.future.done()
 
     @property
-    def failed(self) -> bool:
-        """Whether this rank's part of it failed."""
-        return self._failure() is not None
+    def failure(self) -> str | None:
+        """Why this rank's part of the save failed; None if it did not, or is pending."""
+        future = self.save.future if self.save else None
+        error = future.exception() if future and future.done() else None
+        if error is None:
+            return None
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        else:
+            reason = error.what if isinstance(error, AllranksError) else f"{type(error).__name__}: {error}"
+        return f"rank {self._rank} on {socket.gethostname()}: {reason}"
 
     def run(self, work: Callable[[], None]) -> Future[None]:
         """Run other work in the thread."""
@@ -106,8 +108,8 @@ class Saver:
 
     def start(self, save: Save, write: Callable[[], Written] | None) -> None:
         """Start a save; all ranks call it. ``write`` writes this rank's files, if it has any."""
-        assert self._save is None
-        self._save = save
+        assert self.save is None
+        self.save = save
         self._barrier.start_round(self._world_size if save.several else 1)
         if not save.several:
             commit, save.commit = save.commit, None
@@ -124,15 +126,15 @@ class Saver:
 
         ``failed`` is True if any rank has failed: the same on all ranks.
         """
-        save = self._save
+        save = self.save
         assert save is not None
         if failed:
-            reasons = [reason for reason in self._control.gather(self._failure()) if reason]
+            reasons = [reason for reason in self._control.gather(self.failure) if reason]
             save.failure = "; ".join(dict.fromkeys(reasons))
             if self._rank == 0:
                 self._pool.submit(partial(shutil.rmtree, save.temporary, ignore_errors=True))
         if failed or save.commit is None:
-            self._save = None
+            self.save = None
             return save
         commit, save.commit = save.commit, None
         files: Written = {}
@@ -145,11 +147,11 @@ class Saver:
     def finish(self) -> Save | None:
         """Wait until the save is complete and return it, None if there was none; all ranks call it."""
         ended = None
-        while self._save is not None:
-            if self._save.future is not None:
-                wait([self._save.future])
+        while self.save is not None:
+            if self.save.future is not None:
+                wait([self.save.future])
             self._barrier.wait()
-            ended = self.settle(failed=bool(self._control.agree(int(self.failed))[0]))
+            ended = self.settle(failed=bool(self._control.agree(int(self.failure is not None))[0]))
         return ended
 
     def close(self) -> None:
@@ -167,19 +169,6 @@ class Saver:
                 self._barrier.arrive(key)
 
         return self._pool.submit(work_and_arrive)
-
-    def _failure(self) -> str | None:
-        save = self._save
-        if save is None or save.future is None or not save.future.done():
-            return None
-        error = save.future.exception()
-        if error is None:
-            return None
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-        else:
-            reason = error.what if isinstance(error, AllranksError) else f"{type(error).__name__}: {error}"
-        return f"rank {self._rank} on {socket.gethostname()}: {reason}"
 
 
 class StoreBarrier:

@@ -34,14 +34,9 @@ MOST_WRITERS = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor that this rank writes.
+    """A box of a tensor that this rank writes: ``source``, whose first element has the index ``start`` in the tensor.
 
-    Attributes:
-        name: name of the tensor.
-        source: the elements of the box.
-        start: index of the first of them in the tensor.
-        whole: shape of the tensor.
-        offset: position in the data file, in bytes.
+    ``whole`` is the shape of the tensor, ``offset`` the position in the data file, in bytes.
     """
 
     name: str
