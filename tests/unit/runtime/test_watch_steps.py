@@ -79,9 +79,12 @@ print("done")
     assert [(code, out, err) for code, out, err in run_ranks(script)] == [(0, "None\ndone\n", "")] * 2
 
 
-def test_different_numbers_at_the_end_are_told():
+def test_different_numbers_at_the_end_are_told(capsys):
     store = HashStore()
     watches = [StepWatch(rank, 2, Progress(backwards=3 + rank), store) for rank in (0, 1)]
+    for watch in watches:
+        watch.arrive("waits in ctx.on_main(evaluate)")
+    assert capsys.readouterr().err == "allranks: warning: rank 0 has made 3 backward passes, rank 1 4\n"
     first = threading.Thread(target=watches[0].leave, args=(timedelta(seconds=60),))
     first.start()
     watches[1].leave(timedelta(seconds=60))
