@@ -319,15 +319,13 @@ def _judge(store: Store, world_size: int, timeout: timedelta) -> str:
         if shared is None:
             return json.dumps({"places": places(arrivals)})
         error = shared
-    kind = "device" if isinstance(error, DeviceError) else "rank"
-    return json.dumps({"kind": kind, "what": error.what, "why": error.why, "fix": error.fix})
+    return json.dumps({"is_device": isinstance(error, DeviceError), "error": vars(error)})
 
 
 def _read_verdict(verdict: dict[str, Any], arrival: RankIdentity) -> HostPlace:
     if "places" in verdict:
         return HostPlace(*verdict["places"][arrival.host])
-    error = DeviceError if verdict["kind"] == "device" else RankError
-    raise error(verdict["what"], why=verdict["why"], fix=verdict["fix"])
+    raise (DeviceError if verdict["is_device"] else RankError)(**verdict["error"])
 
 
 def _seconds(time: timedelta) -> str:

@@ -9,7 +9,7 @@ import math
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,8 @@ _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?(?:GLOBAL|class) ([\w.]+)")
 _SHOWN = 8
 #: Bytes of tensors that are broadcast together.
 _TOGETHER = 64 << 20
+#: The tensors of a checkpoint, by name.
+TensorIndex = dict[str, TensorEntry]
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _load(ctx: Context, path: Path, own: list[StatePart], internal: list[StatePa
     return Resumed(path, manifest.step, manifest.epoch, objects["config"])
 
 
-def _load_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: dict[str, TensorEntry]) -> None:
+def _load_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: TensorIndex) -> None:
     """Load one part; if it fails on one rank, all raise."""
     found = _read_part(ctx, path, part, skeleton, tensors)
     failure: Exception | None = None
@@ -237,10 +239,7 @@ def _places_of(kind: str, value: Any, place: str = "") -> Iterator[str]:
 
 
 def _differences(
-    parts: Iterable[StatePart],
-    skeletons: Mapping[str, Any],
-    shapes: Mapping[str, Any],
-    tensors: Mapping[str, TensorEntry],
+    parts: list[StatePart], skeletons: dict[str, Any], shapes: dict[str, Any], tensors: TensorIndex
 ) -> list[str]:
     """Return how a checkpoint differs from the parts: in keys, shapes, parameters of optimizers."""
     found = []
@@ -259,7 +258,7 @@ def _differences(
     return found
 
 
-def _module_differences(part: StatePart, skeleton: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> list[str]:
+def _module_differences(part: StatePart, skeleton: dict[str, Any], tensors: TensorIndex) -> list[str]:
     current = part.held.state_dict()
     found = []
     if missing := [key for key in current if key not in skeleton]:
@@ -288,9 +287,7 @@ def _tensor_name(value: Any) -> str | None:
 # --- reading tensors ---
 
 
-def _read_part(
-    ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: Mapping[str, TensorEntry]
-) -> dict[str, Tensor]:
+def _read_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: TensorIndex) -> dict[str, Tensor]:
     """Return the tensors of a part on all ranks: rank 0 reads what all need, each rank its own box of a DTensor."""
     found: dict[str, Tensor] = {}
     common: list[Tensor] = []
@@ -320,7 +317,7 @@ def _broadcast(ctx: Context, tensors: list[Tensor]) -> None:
         distributed._broadcast_coalesced(ctx.control.group, tensors, _TOGETHER, 0)  # type: ignore[attr-defined]
 
 
-def _sharded_likes(part: StatePart, skeleton: Any, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+def _sharded_likes(part: StatePart, skeleton: Any, tensors: TensorIndex) -> dict[str, Any]:
     """Return a DTensor of the same layout for each tensor that is to be sharded."""
     likes = {}
     if part.kind == "module":

@@ -244,14 +244,14 @@ def lower_priority() -> None:
 
 def write_rank(
     directory: Path, rank: int, buffer: Buffer, size: int, index: dict[str, Any], small: dict[str, bytes]
-) -> dict[str, dict[str, int]]:
+) -> Written:
     """Write the files of a rank durably into ``directory``, and return their entries in the manifest.
 
     They are the data (the first ``size`` bytes of the buffer), its ``index`` with checksums, and ``small`` files by
     name.
     """
     directory.mkdir(exist_ok=True)
-    files: dict[str, dict[str, int]] = {}
+    files: Written = {}
     if size or index["aliases"]:
         whole = -(-size // BLOCK) * BLOCK
         data, name = index["data"], f"rank-{rank}.json"
