@@ -17,9 +17,8 @@ from allranks import contract
 from allranks.errors import RankError
 from allranks.runtime.batch import positive
 from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
-from allranks.runtime.liveness import ALL_LEFT, Peers
+from allranks.runtime.peers import ALL_LEFT, Peers, StepWatch
 from allranks.runtime.progress import Progress
-from allranks.runtime.watch_steps import StepWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

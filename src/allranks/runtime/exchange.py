@@ -23,14 +23,12 @@ from allranks import contract
 from allranks.errors import AllranksError, RankError
 from allranks.record import key as run_key
 from allranks.runtime import log
-from allranks.runtime.liveness import Peers, poll
+from allranks.runtime.peers import Peers, StepWatch, poll
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
-
-    from allranks.runtime.watch_steps import StepWatch
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from allranks.errors import DeviceError, RankError, unknown
 from allranks.runtime import device as devices
 from allranks.runtime import environment, stop
 from allranks.runtime.context import Context, Membership
-from allranks.runtime.liveness import Peers
+from allranks.runtime.peers import Peers
 from allranks.runtime.seed import make_deterministic, seed_all
 from allranks.system.processes import let_gloo_rest
 

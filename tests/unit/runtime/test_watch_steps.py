@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import HashStore
 
 from allranks import RankError
+from allranks.runtime.peers import StepWatch
 from allranks.runtime.progress import Progress
-from allranks.runtime.watch_steps import StepWatch
 
 TRAINING = """
 import torch, allranks
@@ -64,7 +64,7 @@ def test_a_rank_that_is_in_on_main_is_named(run_ranks, early):
 def test_ranks_that_agree_come_to_their_ends_at_different_times(run_ranks):
     script = f"""
 import time
-from allranks.runtime.watch_steps import StepWatch
+from allranks.runtime.peers import StepWatch
 StepWatch.__init__.__defaults__ = (0.1,)  # Seconds between two looks.
 {TRAINING}
     assert ctx._watch._seconds == 0.1

@@ -31,7 +31,7 @@ import torch
 from allranks.errors import AllranksError
 from allranks.record import blocksums
 from allranks.record.checkpoints import PART
-from allranks.runtime.liveness import Peers, poll
+from allranks.runtime.peers import Peers, poll
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
