@@ -94,7 +94,7 @@ with allranks.init(seed=1) as ctx:
         ctx.barrier()
 
     subjects = {
-        "ours": (checkpoints.save, lambda _: not checkpoints._saver.busy),
+        "ours": (checkpoints.save, lambda _: not checkpoints._saver.save),
         "blocking": (blocking, lambda _: True),
         "dcp": (theirs, lambda future: future.done()),
     }

@@ -54,7 +54,7 @@ CLASSES = (
         "ctx.progress",
         "abandon backwards start_backward blocks groups load_state_dict open plain state_dict weighed",
     ),
-    Shown("CpuGroup", ("runtime/cpu_group.py",), "ctx.control", "release"),
+    Shown("CpuGroup", ("runtime/exchange.py",), "ctx.control", "release"),
     Shown("Tracker", ("runtime/trackers/base.py",), "tracker"),
     Shown("AllranksError", ("errors.py",), internal="exit_code"),
     *(Shown(name, ("errors.py",)) for name in ("RankError", "RankEnvironmentError", "DeviceError")),

@@ -14,7 +14,7 @@ from doc_pages import ROOT
 import allranks
 from allranks.errors import AllranksError
 from allranks.runtime.context import Context
-from allranks.runtime.cpu_group import CpuGroup
+from allranks.runtime.exchange import CpuGroup
 from allranks.runtime.progress import Progress
 
 PAGE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")

@@ -225,9 +225,9 @@ def test_a_rank_that_waits_for_one_of_another_node_leaves_when_that_is_killed(ru
     """Nobody on its own machine can see that: node 0's agent tells it."""
     run.orders("""
 import os, signal, torch, allranks
-from allranks.runtime import liveness
+from allranks.runtime import peers
 from allranks.runtime.checkpoint.directory import CheckpointDirectory
-liveness._machine = lambda: [os.environ["GROUP_RANK"]]  # The nodes of this test are one machine.
+peers._machine = lambda: [os.environ["GROUP_RANK"]]  # The nodes of this test are one machine.
 with allranks.init() as ctx:
     if ctx.rank == 1:
         CheckpointDirectory.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

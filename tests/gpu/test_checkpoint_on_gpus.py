@@ -35,7 +35,7 @@ with allranks.init(seed=1) as ctx:
     model, optimizer, checkpoints = made(ctx)
     train(ctx, model, optimizer, checkpoints, 5)
     checkpoints.save()
-    assert checkpoints._snapshots._buffer.bytes.is_pinned()
+    assert checkpoints._snapshots.buffer.bytes.is_pinned()
     train(ctx, model, optimizer, checkpoints, 5)  # While it is written.
     assert checkpoints.wait()
     whole = [parameter.clone() for parameter in model.parameters()]

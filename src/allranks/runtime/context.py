@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from allranks import contract
 from allranks.errors import RankError
 from allranks.runtime.batch import positive
-from allranks.runtime.cpu_group import CpuGroup
-from allranks.runtime.liveness import ALL_LEFT, Peers
-from allranks.runtime.main_rank import MainRank, SignedValues
+from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
+from allranks.runtime.peers import ALL_LEFT, Peers, StepWatch
 from allranks.runtime.progress import Progress
-from allranks.runtime.watch_steps import StepWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

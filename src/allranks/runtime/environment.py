@@ -42,13 +42,7 @@ class TorchElastic(EnvironmentKind):
         )
 
 
-class _Mpi(EnvironmentKind):
-    def find_node_rank(self, env: Variables) -> int | None:
-        """Return 0 if all ranks are on this host; MPI sets no node rank."""
-        return 0 if self.find_local_world_size(env) == self.find_world_size(env) else None
-
-
-class OpenMpi(_Mpi):
+class OpenMpi(EnvironmentKind):
     """Open MPI's mpirun.
 
     Source: "Environment variables set by mpirun" in Open MPI's manual; seen with 4.1.4. OMPI_COMM_WORLD_NODE_RANK is
@@ -66,7 +60,7 @@ class OpenMpi(_Mpi):
         return self.get(env, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2")) or "openmpi"
 
 
-class Mpich(_Mpi):
+class Mpich(EnvironmentKind):
     """MPICH's and Intel MPI's mpiexec (Hydra).
 
     Source: Hydra's PMI environment (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS); seen with MPICH 4.0.2.
@@ -83,7 +77,10 @@ class Mpich(_Mpi):
         """Return False if a scheduler started the rank by its own PMI, as srun's plugin does: it sets no local rank."""
         if not super().present(env) or self.get(env, self.local_rank):
             return super().present(env)
-        return not any(scheduler.get(env, scheduler.rank) for _, scheduler in schedulers.environments())
+        return not any(
+            scheduler.get(env, scheduler.rank) and self.rank[0].startswith(scheduler.of_a_job)
+            for _, scheduler in schedulers.environments()
+        )
 
     def job_key(self, env: Variables) -> str:
         """Return the process id of Hydra's proxy, which started the ranks of this host; Hydra names no job.

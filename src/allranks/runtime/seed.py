@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib import util
 from typing import TYPE_CHECKING, Any
 
-from allranks.runtime.log import log
+from allranks.runtime import log
 
 if TYPE_CHECKING:
     import torch
@@ -93,10 +93,8 @@ def make_deterministic(*, report: bool, seeded: bool) -> Callable[[], None]:
     if _CUBLAS not in os.environ:
         os.environ[_CUBLAS] = _CUBLAS_VALUE
         undo.callback(os.environ.pop, _CUBLAS, None)
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     undo.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
     torch.use_deterministic_algorithms(True)
     for owner, name, value in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -198,6 +199,28 @@ def test_an_object_that_cannot_be_loaded_without_code_is_named(allranks, changed
     )
     assert not {"pwned", "out.pt"} & {path.name for path in allranks.folder.iterdir()}
     assert allranks("checkpoint", "export", "checkpoints", "out.safetensors").rc == 0
+
+
+class Factory:
+    """Comes out of a pickle as the result of a function, and makes another object in it."""
+
+    def __call__(self):
+        """Be callable."""
+
+    def __reduce__(self):
+        return os.getcwd, ()
+
+
+class Made:
+    def __reduce__(self):
+        return Factory(), ()
+
+
+def test_an_object_that_another_one_in_the_pickle_makes_is_found_too():
+    box = io.BytesIO()
+    torch.save({"parts": [1, Made()]}, box)
+    with pytest.raises(RankError, match=r"holds an object, parts\.1, of type posix\.getcwd"):
+        load_objects(Path("x"), box.getvalue())
 
 
 def test_objects_of_which_torch_has_written_none():

@@ -244,6 +244,11 @@ class TestPbs:
         assert detect({**shell, "PBS_TASKNUM": "2"}).rank == 0
         assert detect({**shell, "PBS_NODENUM": "1"}).rank == 1
 
+    def test_an_mpi_without_local_ranks_is_named_and_does_not_start_single_processes(self, nodefile):
+        shell = {**nodefile, "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_ENVIRONMENT": "PBS_BATCH"}
+        with pytest.raises(RankEnvironmentError, match="PMI_RANK and PMI_SIZE are set, but MPI_LOCALRANKID is not"):
+            detect({**shell, "PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "n1"})
+
     def test_no_node_file(self, nodefile):
         with pytest.raises(RankEnvironmentError, match="PBS_NODENUM is set, but PBS_NODEFILE is not"):
             detect({"PBS_NODENUM": "1"})

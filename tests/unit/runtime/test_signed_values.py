@@ -14,7 +14,7 @@ import torch
 from allranks import contract
 from allranks.errors import LaunchError, RankError
 from allranks.record import key
-from allranks.runtime.main_rank import SignedValues
+from allranks.runtime.exchange import SignedValues
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "a b")

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import HashStore
 
 from allranks import RankError
+from allranks.runtime.peers import StepWatch
 from allranks.runtime.progress import Progress
-from allranks.runtime.watch_steps import StepWatch
 
 TRAINING = """
 import torch, allranks
@@ -64,7 +64,7 @@ def test_a_rank_that_is_in_on_main_is_named(run_ranks, early):
 def test_ranks_that_agree_come_to_their_ends_at_different_times(run_ranks):
     script = f"""
 import time
-from allranks.runtime.watch_steps import StepWatch
+from allranks.runtime.peers import StepWatch
 StepWatch.__init__.__defaults__ = (0.1,)  # Seconds between two looks.
 {TRAINING}
     assert ctx._watch._seconds == 0.1
@@ -79,9 +79,12 @@ print("done")
     assert [(code, out, err) for code, out, err in run_ranks(script)] == [(0, "None\ndone\n", "")] * 2
 
 
-def test_different_numbers_at_the_end_are_told():
+def test_different_numbers_at_the_end_are_told(capsys):
     store = HashStore()
     watches = [StepWatch(rank, 2, Progress(backwards=3 + rank), store) for rank in (0, 1)]
+    for watch in watches:
+        watch.arrive("waits in ctx.on_main(evaluate)")
+    assert capsys.readouterr().err == "allranks: warning: rank 0 has made 3 backward passes, rank 1 4\n"
     first = threading.Thread(target=watches[0].leave, args=(timedelta(seconds=60),))
     first.start()
     watches[1].leave(timedelta(seconds=60))

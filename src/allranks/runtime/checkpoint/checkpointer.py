@@ -13,13 +13,12 @@ import torch
 
 from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
-from allranks.runtime import stop
+from allranks.runtime import log, stop
 from allranks.runtime.checkpoint.directory import CheckpointDirectory
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
 from allranks.runtime.checkpoint.state import StatePart
-from allranks.runtime.log import log
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -190,24 +189,25 @@ class Checkpointer:
         step, saver = self._progress.step, self._saver
         reason = stop.requested()
         due = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
-        mine = (reason is not None, due, saver.pending, saver.failed, self._schedule.microseconds_per_step(step))
+        mine = (reason is not None, due, saver.pending, bool(saver.failure), self._schedule.microseconds_per_step(step))
         stopping, any_due, pending, failed, microseconds = self._ctx.control.agree(*map(int, mine))
-        if saver.busy and not pending:
+        if saver.save and not pending:
             self._record(saver.settle(failed=bool(failed)))
         if stopping:
             self._finish()
             self._start(metric)
             self._leave(reason)
             return True
-        if (any_due or self._is_due(step)) and not saver.busy:
+        if (any_due or self._is_due(step)) and not saver.save:
             self._start(metric)
             if not self._background:
                 self._finish()
-        elif self._snapshots.reserved is None and not saver.busy:
-            self._snapshots.reserved = saver.run(self._snapshots.reserve().touch)
+        elif self._snapshots.buffer is None and not saver.save:
+            self._snapshots.reserve(saver.run)
         if self._ctx.world_size == 1:
             return False
-        self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if saver.shared else _AGREE_SECONDS)
+        several_write = saver.save and saver.save.several
+        self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if several_write else _AGREE_SECONDS)
         if (every := self._every_steps) and not self._is_due(step):
             self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
         return False

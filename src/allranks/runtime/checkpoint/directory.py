@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from allranks import contract
-from allranks.errors import RankError
+from allranks.errors import AllranksError, RankError
 from allranks.record.checkpoints import (
     LATEST,
     MANIFEST,
@@ -31,8 +31,8 @@ from allranks.record.checkpoints import (
     read_manifest,
     unfinished,
 )
-from allranks.runtime.checkpoint.writing import sync_directory, write_durably, write_rank
-from allranks.runtime.log import log
+from allranks.runtime import log
+from allranks.runtime.checkpoint.saving import sync_directory, write_durably, write_rank
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class CheckpointDirectory:
         """Make the directory on rank 0 and try to write to it; return True if all ranks see and can write it.
 
         Raises:
-            RankError: it cannot be made or written; on all ranks.
+            RankError: it cannot be made, read or written; on all ranks.
         """
         # Named as a save that is being written: if this process is killed now, the next one removes it.
         probe = self._path / self._ctx.control.broadcast(temporary_name(0, owner(self._job, 0)))
@@ -80,9 +80,9 @@ class CheckpointDirectory:
                 self._sequence = max((entry.sequence for entry in entries(self._path)), default=0)
                 probe.mkdir()
                 (probe / "probe").write_bytes(b"1")
-            except OSError as error:
+            except (AllranksError, OSError) as error:
                 shutil.rmtree(probe, ignore_errors=True)
-                failure = error.strerror or str(error)
+                failure = error.in_a_line if isinstance(error, AllranksError) else error.strerror or str(error)
         if failure := self._ctx.control.broadcast(failure):
             raise RankError(
                 f"checkpoints cannot be written to {self._path}",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import io
 import math
 import pickle
 import re
 import zipfile
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,9 @@ from allranks.record.checkpoints import (
     read_manifest,
     read_tensors,
 )
+from allranks.runtime import log
 from allranks.runtime.checkpoint.snapshot import box, is_sharded
 from allranks.runtime.checkpoint.state import PLACEHOLDER, StatePart, join, names_in
-from allranks.runtime.log import log
 from allranks.runtime.seed import hashed, restore_random, seed_all
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?(?:GLOBAL|class) ([\w.]+)")
 _SHOWN = 8
 #: Bytes of tensors that are broadcast together.
 _TOGETHER = 64 << 20
+#: The tensors of a checkpoint, by name.
+TensorIndex = dict[str, TensorEntry]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def load_newest(
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             log(f"{path} is corrupt and is skipped: {found[0]}{more}")
     if corrupt and ctx.is_main:
-        log(f"no checkpoint in {directory} is whole: training starts from the beginning")
+        log(f"no checkpoint in {directory} is complete: training starts from the beginning")
     return None, corrupt
 
 
@@ -129,7 +131,7 @@ def _load(ctx: Context, path: Path, own: list[StatePart], internal: list[StatePa
     return Resumed(path, manifest.step, manifest.epoch, objects["config"])
 
 
-def _load_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: dict[str, TensorEntry]) -> None:
+def _load_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: TensorIndex) -> None:
     """Load one part; if it fails on one rank, all raise."""
     found = _read_part(ctx, path, part, skeleton, tensors)
     failure: Exception | None = None
@@ -203,6 +205,9 @@ class _StandIn(dict[Any, Any]):
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
 
+    def __call__(self, *_: object) -> _StandIn:
+        return self
+
     def __getattr__(self, _: str) -> Any:
         return lambda *_: None
 
@@ -212,7 +217,7 @@ class _Inert(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "collections" and name in ("OrderedDict", "Counter"):
-            return {"OrderedDict": OrderedDict, "Counter": Counter}[name]
+            return getattr(collections, name)
         return type(name, (_StandIn,), {"kind": f"{module}.{name}"})
 
     def persistent_load(self, _: object) -> None:
@@ -234,10 +239,7 @@ def _places_of(kind: str, value: Any, place: str = "") -> Iterator[str]:
 
 
 def _differences(
-    parts: Iterable[StatePart],
-    skeletons: Mapping[str, Any],
-    shapes: Mapping[str, Any],
-    tensors: Mapping[str, TensorEntry],
+    parts: list[StatePart], skeletons: dict[str, Any], shapes: dict[str, Any], tensors: TensorIndex
 ) -> list[str]:
     """Return how a checkpoint differs from the parts: in keys, shapes, parameters of optimizers."""
     found = []
@@ -256,7 +258,7 @@ def _differences(
     return found
 
 
-def _module_differences(part: StatePart, skeleton: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> list[str]:
+def _module_differences(part: StatePart, skeleton: dict[str, Any], tensors: TensorIndex) -> list[str]:
     current = part.held.state_dict()
     found = []
     if missing := [key for key in current if key not in skeleton]:
@@ -285,15 +287,13 @@ def _tensor_name(value: Any) -> str | None:
 # --- reading tensors ---
 
 
-def _read_part(
-    ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: Mapping[str, TensorEntry]
-) -> dict[str, Tensor]:
+def _read_part(ctx: Context, path: Path, part: StatePart, skeleton: Any, tensors: TensorIndex) -> dict[str, Tensor]:
     """Return the tensors of a part on all ranks: rank 0 reads what all need, each rank its own box of a DTensor."""
     found: dict[str, Tensor] = {}
     common: list[Tensor] = []
     size = 0
     likes = _sharded_likes(part, skeleton, tensors)
-    for name in dict.fromkeys(names_in(skeleton)):
+    for name in names_in(skeleton):
         entry = tensors[name]
         if name in likes:
             found[name] = _read_sharded(path, entry, likes[name])
@@ -317,7 +317,7 @@ def _broadcast(ctx: Context, tensors: list[Tensor]) -> None:
         distributed._broadcast_coalesced(ctx.control.group, tensors, _TOGETHER, 0)  # type: ignore[attr-defined]
 
 
-def _sharded_likes(part: StatePart, skeleton: Any, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+def _sharded_likes(part: StatePart, skeleton: Any, tensors: TensorIndex) -> dict[str, Any]:
     """Return a DTensor of the same layout for each tensor that is to be sharded."""
     likes = {}
     if part.kind == "module":

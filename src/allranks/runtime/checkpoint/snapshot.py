@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from allranks.errors import RankError
 from allranks.record.checkpoints import CONFIG, OBJECTS
+from allranks.runtime.checkpoint.saving import Buffer
 from allranks.runtime.checkpoint.state import StatePart, split
-from allranks.runtime.checkpoint.writing import Buffer
 from allranks.runtime.seed import random_states
 
 if TYPE_CHECKING:
@@ -34,14 +34,9 @@ MOST_WRITERS = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor that this rank writes.
+    """A box of a tensor that this rank writes: ``source``, whose first element has the index ``start`` in the tensor.
 
-    Attributes:
-        name: name of the tensor.
-        source: the elements of the box.
-        start: index of the first of them in the tensor.
-        whole: shape of the tensor.
-        offset: position in the data file, in bytes.
+    ``whole`` is the shape of the tensor, ``offset`` the position in the data file, in bytes.
     """
 
     name: str
@@ -103,19 +98,18 @@ class Snapshots:
         self._config = config
         self._shared_disk = shared_disk
         self._pinned = ctx.device.type == "cuda"
-        self._buffer: Buffer | None = None
-        #: Work in a thread that has to end before the buffer is used.
-        self.reserved: Future[None] | None = None
+        self.buffer: Buffer | None = None
+        self._touched: Future[None] | None = None
 
-    def reserve(self) -> Buffer:
-        """Return the buffer, allocated for the state as it is now: its pages can be touched ahead of a save."""
-        return self._fitting(self._lay_out()[1].size)
+    def reserve(self, run: Callable[[Callable[[], None]], Future[None]]) -> None:
+        """Allocate the buffer for the state as it is now, and have ``run`` touch its pages in a thread."""
+        self._touched = run(self._fitting(self._lay_out()[1].size).touch)
 
     def take(self) -> Snapshot:
         """Copy the state; all ranks call it at the same step."""
         skeletons, layout, several = self._lay_out()
-        if self.reserved:
-            self.reserved.result()
+        if self._touched:
+            self._touched.result()
         buffer = self._fitting(layout.size)
         for piece in layout.pieces:
             if piece.source.numel():
@@ -142,10 +136,10 @@ class Snapshots:
         return skeletons, make_layout(tensors, equal, self._ctx.rank, writers), several
 
     def _fitting(self, size: int) -> Buffer:
-        if self._buffer is None or self._buffer.size < size:
-            self._buffer = None  # Free the old one first.
-            self._buffer = Buffer(size, pinned=self._pinned)
-        return self._buffer
+        if self.buffer is None or self.buffer.size < size:
+            self.buffer = None  # Free the old one first.
+            self.buffer = Buffer(size, pinned=self._pinned)
+        return self.buffer
 
     def _equal_tensors(self, tensors: dict[str, Tensor]) -> set[str]:
         """Return the names of tensors that data parallelism keeps equal on all ranks: no buffers, no averages."""

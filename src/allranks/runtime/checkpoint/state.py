@@ -7,7 +7,7 @@ name.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,20 +118,14 @@ def _not_plain(path: str, why: str) -> RankError:
     )
 
 
-def names_in(skeleton: Any) -> Iterator[str]:
-    """Yield the names of the tensors in a skeleton."""
-    if isinstance(skeleton, dict):
-        if PLACEHOLDER in skeleton:
-            yield skeleton[PLACEHOLDER]
-            return
-        skeleton = skeleton.values()
-    elif not isinstance(skeleton, (list, tuple, set)):
-        return
-    for child in skeleton:
-        yield from names_in(child)
+def names_in(skeleton: Any) -> list[str]:
+    """Return the names of the tensors in a skeleton, each once."""
+    names: dict[str, None] = {}
+    join(skeleton, names.setdefault)
+    return list(names)
 
 
-def join(skeleton: Any, tensor: Callable[[str], Tensor]) -> Any:
+def join(skeleton: Any, tensor: Callable[[str], Tensor | None]) -> Any:
     """Return the state, with ``tensor(name)`` for each placeholder."""
     if isinstance(skeleton, dict):
         if PLACEHOLDER in skeleton:

@@ -21,7 +21,7 @@ from torch import Tensor, distributed, nn
 from allranks.errors import RankError
 
 if TYPE_CHECKING:
-    from allranks.runtime.cpu_group import CpuGroup
+    from allranks.runtime.exchange import CpuGroup
 
 #: Least bytes of gradients with which shared memory is quicker than a message, whose time is mostly system calls.
 LEAST = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.log import log
+from allranks.runtime import log
 from allranks.runtime.trackers.base import JsonLines, RunInfo, Tracker, Value
 from allranks.runtime.trackers.packages import open_mlflow, open_tensorboard, open_wandb
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from allranks import contract
 from allranks.errors import RunFolderError
 from allranks.record.files import write_atomically
-from allranks.runtime.log import log
+from allranks.runtime import log
 
 Value = float | int
 #: How a run's id ends: the date and the time, and a number if need be.

@@ -80,7 +80,7 @@ def test_none_whole_begins_anew_and_says_so(folder, loop, capfd):
     for path in folder.glob("step-*/objects.pt"):
         path.unlink()
     assert loop().checkpoints.resumed is None
-    assert "is whole: training starts from the beginning" in capfd.readouterr().err
+    assert "is complete: training starts from the beginning" in capfd.readouterr().err
 
 
 def test_what_is_left_of_a_save_goes_with_the_next_and_only_our_own(folder, loop):

@@ -201,6 +201,25 @@ def test_a_folder_that_cannot_be_written_is_told_on_all_ranks(run_ranks, tmp_pat
     assert all(code not in (0, 75) and "checkpoints cannot be written to" in err for code, _, err in results), results
 
 
+UNREADABLE = """
+from allranks.errors import AllranksError
+from allranks.runtime.checkpoint import directory
+
+def refuse(path):
+    raise AllranksError(f"cannot read {path}", why="Permission denied")  # As of a directory of mode 0o300.
+
+directory.unfinished = refuse
+"""
+
+
+def test_a_folder_that_cannot_be_read_is_told_on_all_ranks(run_ranks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code, _, err in run_ranks(UNREADABLE + PLAIN, 2):
+        assert code not in (0, 75)
+        assert "checkpoints cannot be written to checkpoints" in err
+        assert "why: cannot read checkpoints: Permission denied" in err
+
+
 def test_a_damaged_checkpoint_is_skipped_by_all_ranks(run_ranks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):

@@ -137,6 +137,27 @@ def test_a_second_save_of_a_step_replaces_the_first(loop, tmp_path):
     assert not unfinished(tmp_path / "checkpoints")
 
 
+@pytest.mark.parametrize(("every", "calls"), [(1, 3), (9, 1)])
+def test_the_state_is_read_once_a_save_and_once_ahead_of_the_first(context, tmp_path, every, calls):
+    class Counted:
+        calls = 0
+
+        def state_dict(self):
+            self.calls += 1
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    part = Counted()
+    checkpoints = context().checkpoints(tmp_path, part=part, every=every, background=False, save_at_end=False)
+    for _ in range(3):
+        checkpoints.step()
+    checkpoints._every_steps = 9
+    checkpoints.step()
+    assert part.calls == calls
+
+
 def test_every_means_multiples(loop, tmp_path):
     loop(every="3 steps", keep=9, background=False).train(10)
     assert steps(tmp_path / "checkpoints") == [9, 6, 3]

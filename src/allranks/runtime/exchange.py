@@ -1,5 +1,6 @@
-"""Work for rank 0 alone, while the others wait: however long it takes, no collective operation times out.
+"""Values that ranks exchange apart from the gradients: on the CPU, and what rank 0 returns from work of its own.
 
+While rank 0 works alone the others wait in the store, so that no collective operation times out, however long it takes.
 The result travels through the store, signed with the run's key. Anyone who reaches the store's port can set any key
 there, since it has no password; unpickling what is found there would run a stranger's code. :func:`torch.load` with
 ``weights_only`` runs none, and reads the types that :data:`SENDABLE` names.
@@ -14,20 +15,20 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from allranks import contract
 from allranks.errors import AllranksError, RankError
 from allranks.record import key as run_key
-from allranks.runtime.liveness import Peers, poll
-from allranks.runtime.log import log
+from allranks.runtime import log
+from allranks.runtime.peers import Peers, StepWatch, poll
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
-
-    from allranks.runtime.watch_steps import StepWatch
+    from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
 
@@ -35,12 +36,76 @@ SENDABLE = "numbers, texts, bytes, tensors, or lists, tuples, sets and dicts of 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set)
 _MAPPINGS = (dict, OrderedDict)
-#: First bytes of a file that torch.save has written since 1.6; older code, with holes, unpickles others.
+#: First bytes of a file that torch.save has written since 1.6. Others are unpickled by older code, which has holes.
 _ZIP = b"PK"
 _SIGNATURE = 32
 _VALUE, _ERROR = b"V", b"E"
 #: After an error, rank 0 may take the store with it: it gives the others so many seconds to read what happened.
 _SECONDS_TO_READ = 5.0
+
+
+class CpuGroup:
+    """Exchanges small values between ranks, over the CPU. Use it as ``ctx.control``.
+
+    All methods are collective: every rank calls them at the same point.
+
+    Attributes:
+        group: the gloo process group that it uses, for tensors on the CPU; None in a world of one rank.
+    """
+
+    def __init__(self, world_size: int, timeout: timedelta) -> None:
+        self._world_size = world_size
+        self.group: ProcessGroup | None = None
+        if world_size > 1:
+            from torch import distributed
+
+            if distributed.get_backend() == "gloo":
+                self.group = distributed.group.WORLD
+            else:  # The default group does not work on the CPU.
+                self.group = distributed.new_group(backend="gloo", timeout=timeout)
+
+    def agree(self, *values: int) -> list[int]:
+        """Return the maximum of each value over all ranks."""
+        if self.group is None:
+            return list(values)
+        import torch
+        from torch import distributed
+
+        box = torch.tensor(values, dtype=torch.int64)
+        distributed.all_reduce(box, distributed.ReduceOp.MAX, group=self.group)
+        return [int(value) for value in box.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of ranks, on all ranks."""
+        if self.group is None:
+            return [value]
+        from torch import distributed
+
+        box: list[T | None] = [None] * self._world_size
+        distributed.all_gather_object(box, value, group=self.group)
+        return box  # type: ignore[return-value]
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on all ranks."""
+        if self.group is None:
+            return value
+        from torch import distributed
+
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.agree(0)
+
+    def release(self) -> None:
+        """Drop the group, so that it is gone, with its threads, when torch destroys it.
+
+        A thread of gloo's that frees a tensor needs the interpreter; if that is ending just then, the process
+        aborts (seen with torch 2.13, as "terminate called without an active exception").
+        """
+        self.group = None
 
 
 class SignedValues:
@@ -89,7 +154,7 @@ class SignedValues:
         if self.is_error(packed):
             raise RankError(**json.loads(data))
         if not data.startswith(_ZIP):
-            raise RankError("what rank 0 sent was not written by torch.save", why="something else has set it")
+            raise RankError("the value of rank 0 was not written by torch.save", why="another program has set it")
 
         def locate(storage: Any, location: str) -> Any:
             target = "cpu" if location == "cpu" else str(self._device)
