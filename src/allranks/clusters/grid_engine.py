@@ -115,7 +115,7 @@ def parse(job_id: str, shown: str, listed: str) -> JobInfo | None:
     if f"<JB_job_number>{number}</JB_job_number>" not in shown:
         return None
     rows = re.findall(rf"<JB_job_number>{number}</JB.*?<state>(\w+)</state>(.*?)</job_list>", listed, re.DOTALL)
-    if not rows:  # The list has the jobs of the one who asks.
+    if not rows:  # The list has only the jobs of the user who queries it.
         rows = [("r" if re.search(r"<JAT_start_time>[1-9]", shown) else "qw", "")]
     tasks = ((state, found[1] if (found := re.search(r"<tasks>(.*)</tasks>", row)) else "") for state, row in rows)
     return overall(_in_queue(job_id, letters, of, shown) for letters, of in tasks if not task or _holds(of, int(task)))
@@ -190,7 +190,7 @@ def query_job(job_id: str) -> JobInfo | None:
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
-    """Query whether the job of a plan's script could ever start: qsub -w v tells that, and submits nothing."""
+    """Query whether the job of a plan's script could ever start: qsub -w v checks that, and submits nothing."""
     queue = re.search(r"^#\$ -q (\S+)", plan.files[0].text, re.MULTILINE)
     where = f"queue {queue[1]}" if queue else "the queues"
     done = query.run(GRID_ENGINE, ("qsub", "-w", "v"), environ, sent=plan.files[0].text)

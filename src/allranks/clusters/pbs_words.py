@@ -240,7 +240,7 @@ def _shortage(text: str, *, never: bool) -> JobReason | None:
         reported = f"{requested} asked for, {free} free, {total} in all"
         if not never and requested.isdecimal() and total.isdecimal() and int(requested) > int(total):
             is_more_than_all = True
-            has = has if whose else "a node"  # That PBS has looked at last; another one may have more.
+            has = has if whose else "a node"  # PBS checked that one last; another one may have more.
     reported = f" ({reported})" if reported else ""
     if is_more_than_all:
         return JobReason(f"it asks for more {thing} than {has} has{whose}{reported}", f"lower {key}")

@@ -345,7 +345,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 
 def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
-    """Read what sinfo prints of nodes, in the columns that :func:`outlook` wants."""
+    """Read what sinfo prints of nodes, in the columns that :func:`feasibility` asks for."""
     rows = (line.split("|", 5) for line in text.splitlines())
     return tuple(
         NodeInfo(
@@ -521,7 +521,7 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
         f"the nodes of this allocation have {least} to {most} GPUs, of which {least} on each are used: "
         "salloc --gpus-per-node gives all nodes the same number"
     )
-    return UsableGpus(least, f"the nodes of this allocation have {least} to {most}", must_be_queried=True, note=note)
+    return UsableGpus(least, f"the nodes of this allocation have {least} to {most}", must_be_requested=True, note=note)
 
 
 def parse_gpus(text: str) -> set[int]:
@@ -542,7 +542,7 @@ def _additions(draft: Draft) -> Additions:
     if draft.inside:
         step = f'"$SLURM_JOB_ID.$SLURM_STEP_ID" >"${contract.RUN_DIR}/{contract.STEP}"'
         node.append(f'[ "$SLURM_NODEID" -gt 0 ] || echo {step}')
-        if gpus and gpus.count and (gpus.must_be_queried or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
+        if gpus and gpus.count and (gpus.must_be_requested or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
             start.append(f"--gpus-per-node={gpus.count}")
     if not draft.is_direct:
         count = f" {contract.NODE_NPROC}=${{SLURM_GPUS_ON_NODE:-${contract.NODE_NPROC}}}"

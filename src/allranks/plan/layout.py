@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.entry import Program
 
-#: Where the ranks of a single node meet; of several, the first node tells the others.
+#: Where the ranks of a single node meet; of several, all meet on the first node.
 _ALONE = "127.0.0.1"
 #: One of them is there where NVIDIA's driver is loaded, the second under Windows.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))

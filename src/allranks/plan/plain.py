@@ -133,7 +133,7 @@ def command(job: Job, python: Sequence[str], entry: Program, place: NodePlace) -
 
 
 def own_place(spec: NodeSpec, port: int) -> list[str]:
-    """Return the lines that tell a node its place where no other script does; its argument is the attempt."""
+    """Return the lines that set a node's place where no other script does; its argument is the attempt."""
     return [
         f"export {contract.RUN_DIR}={shlex.quote(spec.run_dir)} {contract.ATTEMPT}=${{1:-0}}",
         f"export {contract.NODE_RANK}={spec.node} {contract.NODE_COUNT}={spec.nnodes}",

@@ -71,9 +71,9 @@ def _python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tuple[tupl
 @cache
 def _works(python: str) -> bool:
     """Return whether an interpreter runs, and can run agents."""
-    requests = "import sys; sys.exit(sys.version_info < (3, 10))"
+    program = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
-        return not subprocess.run([python, "-c", requests], capture_output=True, timeout=10).returncode
+        return not subprocess.run([python, "-c", program], capture_output=True, timeout=10).returncode
     except (OSError, subprocess.TimeoutExpired):
         return False
 

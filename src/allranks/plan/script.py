@@ -24,7 +24,7 @@ NAME_FAILURES = (
     """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR"""
 )
 STRICT = ("set -e", NAME_FAILURES)
-#: Ends node.sh and the orders in a script that is all there is of its run.
+#: Ends node.sh and the configurations in a script that is all there is of its run.
 _END = "END_OF_NODE_SCRIPT"
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
@@ -211,6 +211,6 @@ def venv_lines(path: str | None) -> list[str]:
 
 
 def required(secrets: Sequence[str], by_hand: str = "set it before you start this script by hand") -> list[str]:
-    """Write lines that end the script where a secret is not set, with what somebody has to do about it."""
+    """Write lines that end the script where a secret is not set, with what to do about it."""
     check = [f': "${{{name}?{by_hand}}}"' for name in secrets]
     return [comment("secrets: they come with the environment, their values are written nowhere"), *check]

@@ -93,7 +93,7 @@ class UsableGpus:
 
     count: int
     why: str  # Where that is from.
-    must_be_queried: bool = False  # Whether a task gets them only if the command that starts it asks for them.
+    must_be_requested: bool = False  # Whether a task gets them only if the command that starts it asks for them.
     note: str = ""  # What is not as one may think.
 
 

@@ -50,23 +50,23 @@ class Liveness:
 
         Args:
             attempt: directory of the newest attempt.
-            told: what each node's agent has reported.
+            reported: what each node's agent has reported.
         """
         nodes = {attempt / f"node-{node['node']:03}": node for node in self._handle.extra.get("nodes", ())}
         open_ = {folder for folder in nodes if folder not in reported or not reported[folder].status.state.is_final}
         gone = agents.lost_folders(reported)
         if self._found >= open_ or open_ <= gone:
             return open_
-        requested = open_ - gone
+        queried = open_ - gone
         has_none_ended = {*nodes} - open_ <= gone
         is_early = time.monotonic() < self._next
-        if is_early or (has_none_ended and not self._are_quiet(requested, agents.HEARTBEAT_IS_OLD)):
+        if is_early or (has_none_ended and not self._are_quiet(queried, agents.HEARTBEAT_IS_OLD)):
             return set()
-        answers = self._ssh.query([nodes[folder] for folder in requested], self._place, "0", _POLL_SECONDS)
+        answers = self._ssh.query([nodes[folder] for folder in queried], self._place, "0", _POLL_SECONDS)
         self._next = time.monotonic() + _QUERY_SECONDS
-        # Looked at now: ssh may have tried for 10 s. Others that have lost a node could not reach it either.
+        # Read now: ssh may have tried for 10 s. Others that have lost a node could not reach it either.
         is_lost = any(each.ended_by_loss for each in reported.values())
-        are_quiet = self._are_quiet(requested, _LOST_SECONDS if is_lost else agents.HEARTBEAT_IS_OLD)
+        are_quiet = self._are_quiet(queried, _LOST_SECONDS if is_lost else agents.HEARTBEAT_IS_OLD)
         if all(are_quiet if answer.unreached else answer.code for answer in answers):
             # Read again after the processes: one may have reported its end between the two; the next call hears.
             self._found = {folder for folder in open_ if not agents.reported_by(folder).state.is_final}

@@ -260,11 +260,11 @@ class Fetcher:
         for is_complete in (False, True) if is_time else (False,):
             now = time.monotonic()
             silent = {node: said for node, (until, said) in self._silent.items() if now < until}
-            requested = [(node, host) for node, host in self._nodes if node not in silent]
-            commands = [self._command(node, host, is_complete=is_complete) for node, host in requested]
+            queried = [(node, host) for node, host in self._nodes if node not in silent]
+            commands = [self._command(node, host, is_complete=is_complete) for node, host in queried]
             answers = run_all(commands, os.environ, seconds=_PATIENCE)
             failed |= silent
-            for (node, _), answer in zip(requested, answers, strict=True):
+            for (node, _), answer in zip(queried, answers, strict=True):
                 if answer.code not in (0, _VANISHED):
                     failed[node] = error_of_rsync(answer)
                 if answer.unreached:

@@ -133,7 +133,7 @@ def folder_on_nodes(copied_to: str, run_dir: Path) -> str:
 
 
 def end_commands(nodes: Iterable[Mapping[str, Any]], folder: str, what: str) -> list[tuple[str, ...]]:
-    """Return the commands that run ``end.sh`` with ``what`` for agents; see :meth:`Ssh.ask`."""
+    """Return the commands that run ``end.sh`` with ``what`` for agents; see :meth:`Ssh.query`."""
     words = ("bash", f"{folder}/{END}", what)
     return [ssh_command(node["host"], (*words, str(node["pid"]), str(node["started"]))) for node in nodes]
 
