@@ -23,7 +23,7 @@ from allranks.checks.model import Finding, Node, failed, skipped, warned
 from allranks.checks.topics.config import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
-from allranks.plan.resolve import environment_of, python_of
+from allranks.plan.environment import environment_of, python_of
 from allranks.plan.script import STRICT, set_up
 from allranks.record.files import unwritable, write_atomically
 

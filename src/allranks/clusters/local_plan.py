@@ -13,9 +13,7 @@ from allranks import contract
 from allranks.errors import JobError, PreflightError
 from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
-from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
-from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import (
+from allranks.plan.environment import (
     environment_of,
     missing_here,
     only_over_ssh,
@@ -24,6 +22,8 @@ from allranks.plan.resolve import (
     unused_scheduler,
     workdir_of,
 )
+from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
+from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, become, export, naming_exits, node_script
 
 if TYPE_CHECKING:

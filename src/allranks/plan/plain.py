@@ -16,7 +16,7 @@ from allranks import contract
 from allranks.errors import JobError
 from allranks.plan import environment, script
 from allranks.plan.entry import find_entry
-from allranks.plan.resolve import environment_of, python_of, workdir_of
+from allranks.plan.environment import environment_of, python_of, workdir_of
 
 if TYPE_CHECKING:
     from allranks.contract import NodeSpec

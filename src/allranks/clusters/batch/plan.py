@@ -19,9 +19,9 @@ from allranks.job.units import format_count
 from allranks.plan import environment
 from allranks.plan.directives import warning_seconds, written
 from allranks.plan.entry import find_entry, name_of
+from allranks.plan.environment import environment_of, only_over_ssh, python_of, python_reason, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, only_over_ssh, python_of, python_reason, workdir_of
 from allranks.plan.script import CODE, SPEC, batch_script, become, comment, node_script, required
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from allranks.job.hosts import Host, excluded_in_vain, hosts_of, taking_part
 from allranks.job.units import format_count
 from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
+from allranks.plan.environment import environment_of, python_of, python_reason, unused_scheduler, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, python_reason, unused_scheduler, workdir_of
 from allranks.plan.script import CODE, SPEC, become, fill, node_script, umask
 
 if TYPE_CHECKING:
