@@ -153,7 +153,7 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
     chosen: Environment = environment_of(job, launch.folder)
     chosen = chosen.model_copy(update={"setup": ()} if is_prepared else {"setup": (), "node_setup": ()})
     workdir = "." if plan.copied_to else plan.workdir
-    python = python_of(job, launch.environ, elsewhere=bool(plan.copied_to))
+    python, _ = python_of(job, launch.environ, elsewhere=bool(plan.copied_to))
     keep = "exec 3<&0 </dev/null  # the program comes by stdin: no line of a set-up may read it"
     set_up_lines = set_up(workdir, chosen, environment.settings(job, None, {}))
     become = f'exec {shlex.join((*chosen.container, *python, "-c", _BOOTSTRAP))} "$1" <&3 3<&-'

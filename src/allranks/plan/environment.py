@@ -51,22 +51,17 @@ def workdir_of(job: Job, folder: Path) -> Path:
     return workdir
 
 
-def python_of(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> tuple[str, ...]:
-    """Return the command line of the ranks' interpreter: as asked, that of their environment, or this one.
+def python_of(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> tuple[tuple[str, ...], Reason]:
+    """Return the command line of the ranks' interpreter, and why: as asked, that of their environment, or this one.
 
     Where this one has no torch, as that of a tool installed for itself, it is that of the active environment.
     ``elsewhere`` is whether the ranks run where this interpreter is not.
     """
-    return _python(job, environ, elsewhere)[0]
+    command, why = _choose_python(job, environ, elsewhere)
+    return command, Reason("python", shlex.join(command), why)
 
 
-def python_reason(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> Reason:
-    """Return which interpreter :func:`python_of` has chosen, and why."""
-    command, why = _python(job, environ, elsewhere)
-    return Reason("python", shlex.join(command), why)
-
-
-def _python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tuple[tuple[str, ...], str]:
+def _choose_python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tuple[tuple[str, ...], str]:
     chosen = job.environment
     if chosen.python:
         return chosen.python, "environment.python"
