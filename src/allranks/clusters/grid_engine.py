@@ -247,7 +247,8 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
             why="Grid Engine takes hosts that may be used, not hosts that must be",
             fix="name as many as there are nodes, or those not to use in scheduler.exclude",
         )
-    hosts = "&".join([f"({'|'.join(named)})"] * bool(named) + [f"!({'|'.join(others)})"] * bool(others))
+    hosts = [f"({'|'.join(named)})"] if named else []
+    hosts += [f"!({'|'.join(others)})"] if others else []
     array, _, at_once = (requested.array or "").partition("%")
     yield from given(
         ("-l h_rt", resources.time, "resources.time"),
@@ -255,7 +256,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         *((f"-l {line}", True, "scheduler.resources") for line in requested.resources),
         (f"-l {requested.constraint}", bool(requested.constraint), "scheduler.constraint"),
         ("-l exclusive", requested.exclusive and "true", "scheduler.exclusive"),
-        ("-l hostname", hosts, "scheduler.include, scheduler.exclude"),
+        ("-l hostname", "&".join(hosts), "scheduler.include, scheduler.exclude"),
         ("-q", requested.partition, "scheduler.partition"),
         ("-A", requested.account, "scheduler.account"),
         ("-P", requested.project, "scheduler.project"),

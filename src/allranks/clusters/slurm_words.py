@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobReason
+from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobReason
 from allranks.runs.status import State
 
 _never = partial(JobReason, hopeless=True)
@@ -47,10 +47,7 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "NODE_FAIL": (State.NODE_FAIL, JobReason("a node failed")),
     "BOOT_FAIL": (State.NODE_FAIL, JobReason("a node did not start", _NODES)),
     "RECONFIG_FAIL": (State.NODE_FAIL, JobReason("a node could not be set up as asked", _NODES)),
-    "OUT_OF_MEMORY": (
-        State.OUT_OF_MEMORY,
-        JobReason("it used more memory than it asked for", "raise resources.memory"),
-    ),
+    "OUT_OF_MEMORY": (State.OUT_OF_MEMORY, OUT_OF_MEMORY),
     # Another cluster of the federation has the job, and this one does not know how it ends.
     "REVOKED": (State.UNKNOWN, JobReason("another cluster of the federation runs it")),
 }
@@ -185,10 +182,9 @@ def why_pending(word: str) -> JobReason:
         return known
     if re.search(r"requeued (?:in )?held", words):
         return JobReason(f"it could not be started or was requeued, and is held ({words})", _RELEASE)
-    if nodes := _NOT_AVAILABLE.search(word):
-        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})")
     if word.startswith("ReqNodeNotAvail"):
-        return _AWAY
+        nodes = _NOT_AVAILABLE.search(word)
+        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})") if nodes else _AWAY
     limit = _LIMIT.fullmatch(word)
     if limit and (limit["kind"] or (limit["who"] and word.endswith("Limit"))):
         return _at_limit(limit)
