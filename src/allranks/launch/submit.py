@@ -149,7 +149,7 @@ def prepare_resume(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
         raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} is not a plan of this version", why=str(error)) from error
-    if any(reason.subject == "--array" for reason in plan.reasons):
+    if any(reason.why == "scheduler.array" for reason in plan.reasons):
         raise LaunchError(
             f"{plan.run_id} is a job array: its tasks cannot be resumed together",
             why="those that have succeeded would run again",
