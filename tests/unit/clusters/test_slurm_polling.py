@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -252,6 +253,9 @@ def test_a_run_began_with_its_first_attempt(controller: Controller, run: Run) ->
 
 def test_a_forgotten_job_that_left_a_log_was_not_deleted_in_the_queue(controller: Controller, run: Run) -> None:
     (controller.bin / "scontrol").write_text("#!/bin/sh\necho 'Invalid job id specified' >&2\nexit 1\n")
+    (run.folder.parent / "mine.log").write_text("of another run\n")
+    reasons = [{"subject": "--output", "value": str(run.folder.parent / "mine.log"), "why": "scheduler.output"}]
+    (run.folder / "plan.json").write_text(json.dumps({"reasons": reasons}))
     assert SlurmCluster().status(run).reason == "it was deleted before it started"
     (run.folder / "slurm-16.out").write_text("script.sbatch: line 12: python: there is no python3 here\n")
     status = SlurmCluster().status(run)

@@ -164,7 +164,9 @@ class BatchCluster(ClusterKind):
             status = _combined(info, reported)
         else:
             traces = ((attempt / contract.JOB).exists(), *folder.glob(f"{contract.TASK}*"))
-            has_started = any(traces) or bool(files.logs_of(self.scheduler, folder, job_id))
+            # A log elsewhere, of the user's own, may have the text of other runs.
+            has_log = any(folder in log.parents for log in files.logs_of(self.scheduler, folder, job_id))
+            has_started = has_log or any(traces)
             why = f"{title} has no record of job {job_id}"
             status = _forgotten(attempt, reported, why, has_started=has_started)
         status = blame(self.scheduler, status, folder, attempt, job_id)
