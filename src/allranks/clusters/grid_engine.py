@@ -123,11 +123,8 @@ def parse(job_id: str, shown: str, listed: str) -> JobInfo | None:
 
 def _holds(tasks: str, number: int) -> bool:
     """Return whether a number is among tasks: ``1,3-7:2``."""
-    for part in filter(None, tasks.split(",")):
-        first, last, step = re.fullmatch(r"(\d+)(?:-(\d+):(\d+))?", part).groups()  # type: ignore[union-attr]
-        if number in range(int(first), int(last or first) + 1, int(step or 1)):
-            return True
-    return False
+    parts = re.findall(r"(\d+)(?:-(\d+):(\d+))?", tasks)
+    return any(number in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in parts)
 
 
 def _in_queue(job_id: str, letters: str, tasks: str, shown: str) -> JobInfo:

@@ -30,7 +30,6 @@ _DEBUG = {
     "TORCH_SHOW_CPP_STACKTRACES": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-_LOOPBACK = "lo"
 #: What an agent decides on its node, unless it is set, and by which rule.
 _DECIDED_ON_NODES = {
     "GLOO_SOCKET_IFNAME": "the interface that carries the route to the first node",
@@ -187,7 +186,7 @@ def _decide(job: Job, layout: Layout | None) -> Iterator[Reason]:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             yield Reason(name, job.launch.interface, "launch.interface")
     elif layout and job.launch.master_addr is None:
-        yield Reason("GLOO_SOCKET_IFNAME", _LOOPBACK, "all ranks are on this machine")
+        yield Reason("GLOO_SOCKET_IFNAME", "lo", "all ranks are on this machine")
     if job.resources.gpus_per_node == 0:
         yield Reason("CUDA_VISIBLE_DEVICES", "", "gpus_per_node is 0")
     if job.debug:

@@ -382,7 +382,8 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     code = failure.code if failure.code > 0 else 128 - failure.code
     if failure.rank is None or not of_ranks:
         return replace(status, exit_code=code)
-    reason = failure.in_words(with_host=files.plan_of(folder).get("nnodes", 1) > 1)
+    nodes = files.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
+    reason = failure.in_words(with_host=nodes > 1)
     # A rank of another node may have no log yet: that node was still being set up.
     rank = failure.rank if contract.rank_log(failure.rank, "err") in of_ranks else None
     return replace(status, reason=reason, exit_code=code, rank=rank)

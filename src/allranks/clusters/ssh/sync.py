@@ -51,8 +51,6 @@ _NEVER = (".git/", ".hg/", ".svn/", "__pycache__/", ".venv/", "venv/", ".*_cache
 _NOT_OF_THE_RUN = (f"/{contract.ATTEMPTS_DIR}/", "/*.jsonl", f"/{contract.RECORD_FILE}")
 #: A file in rsync's list: its length and name. Directories end with a slash, and remarks have no length.
 _LISTED = re.compile(r"^(\d+) (.*[^/\n])$", re.MULTILINE)
-#: How many of the largest entries an error names.
-_NAMED = 3
 #: What only grows: of a node, and of the training.
 _GROWING = ("*.out", "*.err", "*.jsonl", "*.log", contract.LOG_INDEX)
 _OF_THE_TRAINING = (contract.METRICS_FILE, contract.CHECKPOINTS_FILE)
@@ -119,7 +117,7 @@ class Copy:
             sizes[top + inside] += int(length)
         size = f"{format_count(len(found), 'file')}, {format_size(sizes.total())}"
         if sizes.total() > sync.max_size:
-            largest = sizes.most_common(_NAMED)
+            largest = sizes.most_common(3)
             named = ", ".join(f"{name} {format_size(amount)}" for name, amount in largest)
             raise JobError(
                 f"the working directory is too large to be copied to each machine: {size}",

@@ -44,8 +44,6 @@ _OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", f"-oServ
 _AT_ONCE = 64
 #: What a machine may take beyond the ranks' own time to end a run, and to answer.
 _END_SECONDS = 60.0
-#: What ssh may take to stop the use of a connection.
-_STOP_SECONDS = 10.0
 #: What ssh prints, and what its user can do.
 _FIXES = {
     "Host key verification failed": "ssh {typed} once by hand, and check the key that it shows before you accept it",
@@ -57,8 +55,6 @@ _FIXES = {
     BROKE: "has {host} lost its power, or its network?",
     "timed out": "is {host} up, and does no firewall close the port of its sshd?",
 }
-#: How long a connection is kept that is not used.
-_KEPT_SECONDS = 60
 #: The user's own settings for it, in a file and in what ``ssh -G`` prints; and where ``ssh -v`` names its files.
 _OWN = re.compile(r"^\s*Control(Path|Master)\b", re.IGNORECASE | re.MULTILINE)
 _TOLD = re.compile(r"^controlpath ", re.MULTILINE)
@@ -71,8 +67,6 @@ _SOCKET_BYTES = 104
 _NAME_BYTES = 40 + 17
 #: A directory that is there on all systems, where the path of the one for temporary files is too long.
 _SHORT = "/tmp"
-#: What ssh may take to read its configuration.
-_READ_SECONDS = 10.0
 
 
 def ssh_command(host: Host | str, words: Sequence[str]) -> tuple[str, ...]:
@@ -105,7 +99,7 @@ def kept_options(environ: Mapping[str, str]) -> tuple[str, ...]:
     folder = next(filter(_is_usable, places), None)
     if folder is None or _has_own(frozenset(environ.items())):
         return ()
-    return ("-oControlMaster=auto", f"-oControlPath={folder}/%C", f"-oControlPersist={_KEPT_SECONDS}")
+    return ("-oControlMaster=auto", f"-oControlPath={folder}/%C", "-oControlPersist=60")
 
 
 def _is_usable(folder: Path) -> bool:
@@ -133,7 +127,7 @@ def _has_own(environ: frozenset[tuple[str, str]]) -> bool:
 
     Cached: following a run calls this twice a second. ssh reads the same files for any host.
     """
-    answer = run_one(["ssh", "-v", "-G", "localhost"], dict(environ), seconds=_READ_SECONDS)
+    answer = run_one(["ssh", "-v", "-G", "localhost"], dict(environ), seconds=10.0)
     if answer.code or _TOLD.search(answer.out):
         return True
     try:
@@ -175,7 +169,7 @@ def run_all(
         answer = run_one(words, environ, sent=sent, seconds=seconds, is_over=lambda: given_up.is_set() or is_over())
         if kept and answer.is_late and words[0] == "ssh":
             # Its machine may be gone, and ssh not know it yet.
-            run_one(["ssh", "-O", "stop", *words[1:-1]], environ, seconds=_STOP_SECONDS)
+            run_one(["ssh", "-O", "stop", *words[1:-1]], environ, seconds=10.0)
         hear(place, answer)
         return answer
 
