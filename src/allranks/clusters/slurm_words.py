@@ -182,9 +182,10 @@ def why_pending(word: str) -> JobReason:
         return known
     if re.search(r"requeued (?:in )?held", words):
         return JobReason(f"it could not be started or was requeued, and is held ({words})", _RELEASE)
+    if nodes := _NOT_AVAILABLE.search(word):
+        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})")
     if word.startswith("ReqNodeNotAvail"):
-        nodes = _NOT_AVAILABLE.search(word)
-        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})") if nodes else _AWAY
+        return _AWAY
     limit = _LIMIT.fullmatch(word)
     if limit and (limit["kind"] or (limit["who"] and word.endswith("Limit"))):
         return _at_limit(limit)
