@@ -13,7 +13,7 @@ from cluster_tools import wait_until
 from nodes import Network
 from ssh_nodes import SshNodes
 
-from allranks.clusters.ssh import multiplexing
+from allranks.clusters.ssh import transport
 from allranks.clusters.ssh.transport import run_all, ssh_command, ssh_options
 from allranks.job.hosts import parse_hosts
 from allranks.system.commands import Answer
@@ -49,7 +49,7 @@ def own(nodes: SshNodes, *lines: str, host: str = "*") -> None:
     """Put lines for a host into the user's configuration."""
     config = nodes.folder / "config"
     config.write_text("\n    ".join((f"Host {host}", *lines)) + "\n" + config.read_text())
-    multiplexing._has_own.cache_clear()
+    transport._has_own.cache_clear()
 
 
 def test_a_second_command_goes_over_the_same_connection(nodes: SshNodes) -> None:
@@ -156,7 +156,7 @@ def test_the_end_of_an_sshd_ends_what_was_kept(nodes: SshNodes) -> None:
 def _without_runtime(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have temporary files in a directory, wherever they may go."""
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.setattr("allranks.clusters.ssh.multiplexing._SHORT", str(folder))
+    monkeypatch.setattr("allranks.clusters.ssh.transport._SHORT", str(folder))
 
 
 def _masters_in(folder: Path) -> list[bytes]:

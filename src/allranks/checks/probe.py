@@ -23,7 +23,7 @@ from allranks.checks.registry import site_programs
 from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
-from allranks.plan.resolve import environment_of, python_of
+from allranks.plan.environment import environment_of, python_of
 from allranks.plan.script import STRICT, set_up
 from allranks.record.files import unwritable, write_atomically
 
@@ -152,7 +152,7 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
     chosen: Environment = environment_of(job, launch.folder)
     chosen = chosen.model_copy(update={"setup": ()} if is_prepared else {"setup": (), "node_setup": ()})
     workdir = "." if plan.copied_to else plan.workdir
-    python = python_of(job, launch.environ, elsewhere=bool(plan.copied_to))
+    python, _ = python_of(job, launch.environ, elsewhere=bool(plan.copied_to))
     keep = "exec 3<&0 </dev/null  # the program comes by stdin: no line of a set-up may read it"
     set_up_lines = set_up(workdir, chosen, environment.settings(job, None, {}))
     become = f'exec {shlex.join((*chosen.container, *python, "-c", _BOOTSTRAP))} "$1" <&3 3<&-'

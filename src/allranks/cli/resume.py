@@ -24,12 +24,12 @@ def command(run: str | None, folder: str | None, detach: bool, as_json: bool) ->
     newest checkpoint if the script uses ctx.checkpoints(), or loads its own. Ends as allranks run does.
     """
     from allranks.clusters.registry import load_kind
-    from allranks.launch import resume
     from allranks.launch.refresh import settled
+    from allranks.launch.submit import prepare_resume
 
     found = settled(find(runs_folder(folder), run))
     kind = load_kind(found.record.kind)
-    resumed, plan = resume.prepare(found, kind)
+    resumed, plan = prepare_resume(found, kind)
     point_latest(resumed)
     where = "no checkpoint: the script starts from the beginning, unless it loads one of its own"
     if saved := [save for save in read_saves(resumed.folder) if save.path]:

@@ -115,7 +115,7 @@ def parse(job_id: str, shown: str, listed: str) -> JobInfo | None:
     if f"<JB_job_number>{number}</JB_job_number>" not in shown:
         return None
     rows = re.findall(rf"<JB_job_number>{number}</JB.*?<state>(\w+)</state>(.*?)</job_list>", listed, re.DOTALL)
-    if not rows:  # The list has the jobs of the one who asks.
+    if not rows:  # The list has only the jobs of the user who queries it.
         rows = [("r" if re.search(r"<JAT_start_time>[1-9]", shown) else "qw", "")]
     tasks = ((state, found[1] if (found := re.search(r"<tasks>(.*)</tasks>", row)) else "") for state, row in rows)
     return overall(_in_queue(job_id, letters, of, shown) for letters, of in tasks if not task or _holds(of, int(task)))
@@ -123,11 +123,8 @@ def parse(job_id: str, shown: str, listed: str) -> JobInfo | None:
 
 def _holds(tasks: str, number: int) -> bool:
     """Return whether a number is among tasks: ``1,3-7:2``."""
-    for part in filter(None, tasks.split(",")):
-        first, last, step = re.fullmatch(r"(\d+)(?:-(\d+):(\d+))?", part).groups()  # type: ignore[union-attr]
-        if number in range(int(first), int(last or first) + 1, int(step or 1)):
-            return True
-    return False
+    parts = re.findall(r"(\d+)(?:-(\d+):(\d+))?", tasks)
+    return any(number in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in parts)
 
 
 def _in_queue(job_id: str, letters: str, tasks: str, shown: str) -> JobInfo:
@@ -190,7 +187,7 @@ def query_job(job_id: str) -> JobInfo | None:
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
-    """Query whether the job of a plan's script could ever start: qsub -w v tells that, and submits nothing."""
+    """Query whether the job of a plan's script could ever start: qsub -w v checks that, and submits nothing."""
     queue = re.search(r"^#\$ -q (\S+)", plan.files[0].text, re.MULTILINE)
     where = f"queue {queue[1]}" if queue else "the queues"
     done = query.run(GRID_ENGINE, ("qsub", "-w", "v"), environ, sent=plan.files[0].text)
@@ -247,7 +244,8 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
             why="Grid Engine takes hosts that may be used, not hosts that must be",
             fix="name as many as there are nodes, or those not to use in scheduler.exclude",
         )
-    hosts = "&".join([f"({'|'.join(named)})"] * bool(named) + [f"!({'|'.join(others)})"] * bool(others))
+    hosts = [f"({'|'.join(named)})"] if named else []
+    hosts += [f"!({'|'.join(others)})"] if others else []
     array, _, at_once = (requested.array or "").partition("%")
     yield from given(
         ("-l h_rt", resources.time, "resources.time"),
@@ -255,7 +253,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         *((f"-l {line}", True, "scheduler.resources") for line in requested.resources),
         (f"-l {requested.constraint}", bool(requested.constraint), "scheduler.constraint"),
         ("-l exclusive", requested.exclusive and "true", "scheduler.exclusive"),
-        ("-l hostname", hosts, "scheduler.include, scheduler.exclude"),
+        ("-l hostname", "&".join(hosts), "scheduler.include, scheduler.exclude"),
         ("-q", requested.partition, "scheduler.partition"),
         ("-A", requested.account, "scheduler.account"),
         ("-P", requested.project, "scheduler.project"),

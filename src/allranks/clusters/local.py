@@ -67,7 +67,7 @@ class LocalCluster(ClusterKind):
         """Start the agent of the plan's one node."""
         (node,) = plan.commands
         log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
-        # All that belongs to the run can be found by this variable, whatever becomes of its agent.
+        # All that belongs to the run can be found by this variable, also when its agent is gone.
         marked = {**without_those_of_ranks(environ), contract.RUN_DIR: plan.run_dir}
         self._child = ChildAgent(node.command, marked, log, plan.file_mode, attached=not detach, stdin=plan.stdin)
         return self._child
@@ -130,7 +130,7 @@ class LocalCluster(ClusterKind):
         if run.record.id in self._cancelled:
             return replace(reported, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if reported.started is None:
-            # Of a detached run, whose exit code nobody has, the log has the code of a line that failed.
+            # Of a detached run, whose exit code no process has, the log has the code of a line that failed.
             reason, code = agents.failed_setup(_folder(run)) or ("the node's script ended before the agent started", 1)
             ended = child.code if child else None
             return Status(State.FAILED, "agent gone", reason, ended if ended and ended > 0 else code or 1)

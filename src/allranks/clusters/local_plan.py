@@ -13,17 +13,16 @@ from allranks import contract
 from allranks.errors import JobError, PreflightError
 from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
-from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
-from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import (
+from allranks.plan.environment import (
     environment_of,
     missing_here,
     only_over_ssh,
     python_of,
-    python_reason,
     unused_scheduler,
     workdir_of,
 )
+from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
+from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, become, export, naming_exits, node_script
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class LocalPlanning:
             job = job.model_copy(update={"launch": job.launch.model_copy(update={"master_port": port})})
         self._request, self._job = request, job
         self._workdir = workdir_of(job, request.folder)
-        self._python = python_of(job, request.environ)
+        self._python, self._python_reason = python_of(job, request.environ)
         self._entry = find_entry(job, self._workdir, same_python=self._python[0] == sys.executable)
         self._layout = layout = lay_out(job, this_machine(request.environ))
         nodes = 1 if node is None else job.resources.nodes[1]
@@ -143,7 +142,7 @@ class LocalPlanning:
         port = f"port {spec.master_port}" if spec.master_port else "a free port"
         why = "as asked" if job.launch.master_addr or spec.master_port else "all ranks are on this machine"
         yield Reason(self._entry.kind, self._entry.target, self._entry.why)
-        yield python_reason(job, environ)
+        yield self._python_reason
         yield from self._layout.reasons
         yield Reason("master", f"{spec.master_addr}, {port}", why)
         yield from self._settings

@@ -86,10 +86,8 @@ def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
     info = replace(info, started=started, peak_memory=memory)
     if letter not in pbs_words.ENDED:
         return info
-    ended = next(
-        (fields[name] for name in ("obittime", "comp_time", "history_timestamp", "mtime") if name in fields), ""
-    )
-    return replace(pbs_words.ending(info, fields), ended=time_of(ended))
+    times = (fields.get(name) for name in ("obittime", "comp_time", "history_timestamp", "mtime"))
+    return replace(pbs_words.ending(info, fields), ended=time_of(next(filter(None, times), "")))
 
 
 def flavour(environ: Mapping[str, str]) -> Flavour | None:
@@ -134,9 +132,8 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
         if jobs := parse_jobs(done.out):
             # What PBS reports of the array as a whole counts only if it reports of no task.
             return overall([job for job in jobs if "[]" not in job.job_id] or jobs)
-    raise LaunchError(
-        f"qstat printed nothing about job {job_id} that allranks can parse", fix="qstat --version shows which it is"
-    )
+    what = f"qstat printed nothing about job {job_id} that allranks can parse"
+    raise LaunchError(what, fix="qstat --version shows which it is")
 
 
 #: Says nothing of the cause of an end.
@@ -283,8 +280,7 @@ def _lines(job: Job) -> list[str]:
 
 def own_nodes(job: Job) -> str | None:
     """Return what the user's own directives ask for instead of ours: the value of select, or of nodes."""
-    found = next(filter(None, map(_OWN_NODES.match, _lines(job))), None)
-    return found["value"] if found else None
+    return next((found["value"] for line in _lines(job) if (found := _OWN_NODES.match(line))), None)
 
 
 def own(job: Job) -> tuple[int | None, int | None]:
@@ -293,9 +289,10 @@ def own(job: Job) -> tuple[int | None, int | None]:
     None if they do not ask for nodes, and if nodes differ in their GPUs.
     """
     value = own_nodes(job)
-    chunks = [re.match(r"(\d*)(?::|$)", chunk) for chunk in (value or "").split("+")]  # One with a host first is one.
-    count = sum(int(found[1] or 1) if found else 1 for found in chunks)
-    gpus = {int(found[1]) if (found := _GPUS.search(chunk)) else 0 for chunk in (value or "").split("+")}
+    chunks = (value or "").split("+")
+    counts = [re.match(r"(\d*)(?::|$)", chunk) for chunk in chunks]  # One with a host first is one.
+    count = sum(int(found[1] or 1) if found else 1 for found in counts)
+    gpus = {int(found[1]) if (found := _GPUS.search(chunk)) else 0 for chunk in chunks}
     return count if value else None, gpus.pop() if len(gpus) == 1 else None
 
 
@@ -309,6 +306,7 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
     """
     requested, resources, is_torque = job.scheduler, job.resources, flavour == "torque"
     _refuse(job, flavour)
+    named = [line.partition("=") for line in requested.resources]
     users = [Directive(line, None, "scheduler.directives") for line in _lines(job)]
     yield from (line for line in users if line.option.startswith("-l"))
     yield Directive("-N", plain_name(name_of(job), _LONGEST_NAME), "name")
@@ -316,13 +314,12 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
     if not own_nodes(job):
         yield from _nodes(job, nproc, is_torque)
     if not (is_torque or any(map(_OWN_PLACE.match, _lines(job)))):
-        where, why = "scatter", "a node for each chunk"
-        if requested.exclusive:
-            where, why = "scatter:excl", "a node for each chunk, scheduler.exclusive"
-        yield Directive("-l place", where, why, "else chunks may lie on one node together")
-    requeue, note = ("y", "back into the queue when a node fails, and when it is preempted")
+        excl, why = (":excl", ", scheduler.exclusive") if requested.exclusive else ("", "")
+        note = "else chunks may lie on one node together"
+        yield Directive("-l place", f"scatter{excl}", f"a node for each chunk{why}", note)
+    requeue = ("y", "retry.requeue", "back into the queue when a node fails, and when it is preempted")
     if not job.retry.requeue:
-        requeue, note = ("n", "when a node fails, the job ends")
+        requeue = ("n", "retry.requeue is false", "when a node fails, the job ends")
     yield from given(
         ("-l walltime", resources.time and format_duration(resources.time), "resources.time"),
         ("-q", requested.partition, "scheduler.partition"),
@@ -330,16 +327,13 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
         ("-A", requested.account, "scheduler.account"),
         ("-P", requested.project, "scheduler.project"),
         ("-l qos", requested.qos, "scheduler.qos"),
-        *(
-            (f"-l {name}", value or True, "scheduler.resources")
-            for name, _, value in (line.partition("=") for line in requested.resources)
-        ),
+        *((f"-l {name}", value or True, "scheduler.resources") for name, _, value in named),
         ("-t" if is_torque else "-J", requested.array, "scheduler.array"),
         ("-M", requested.mail, "scheduler.mail"),
         ("-m", requested.mail and "ae", "scheduler.mail"),
         ("-j", "oe", "one log"),
         ("-o", output, "in the run's directory", "what PBS itself says; it comes when the job has ended"),
-        ("-r", requeue, "retry.requeue" if job.retry.requeue else "retry.requeue is false", note),
+        ("-r", *requeue),
     )
     yield from (line for line in users if not line.option.startswith("-l"))
 
@@ -347,22 +341,19 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
 def _refuse(job: Job, flavour: Flavour) -> None:
     requested = job.scheduler
     if requested.exclude:
-        raise JobError(
-            "scheduler.exclude: PBS cannot leave hosts out",
-            why="it has no option for that",
-            fix="name those to use in scheduler.include, or a feature that they have in scheduler.constraint",
-        )
+        fix = "name those to use in scheduler.include, or a feature that they have in scheduler.constraint"
+        raise JobError("scheduler.exclude: PBS cannot leave hosts out", why="it has no option for that", fix=fix)
     if requested.qos and flavour == "openpbs":
         fix = "choose another scheduler.partition"
         raise JobError("scheduler.qos: OpenPBS and PBS Pro have no quality of service", fix=fix)
     if requested.project and flavour == "torque":
         raise JobError("scheduler.project: Torque has no projects", fix="scheduler.account (-A) names who is charged")
     if requested.reservation and requested.partition and flavour == "openpbs":
-        raise JobError(
+        what, why = (
             "scheduler.reservation and scheduler.partition exclude each other",
-            why="a reservation of OpenPBS is a queue",
-            fix="leave out scheduler.partition",
+            "a reservation of OpenPBS is a queue",
         )
+        raise JobError(what, why=why, fix="leave out scheduler.partition")
 
 
 def _nodes(job: Job, nproc: int, is_torque: bool) -> Iterator[Directive]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobInfo, JobReason, first_fix
+from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobInfo, JobReason, first_fix
 from allranks.runs.status import State
 
 #: Of PBS: OpenPBS and PBS Pro are used alike.
@@ -240,7 +240,7 @@ def _shortage(text: str, *, never: bool) -> JobReason | None:
         reported = f"{requested} requested, {free} free, {total} in all"
         if not never and requested.isdecimal() and total.isdecimal() and int(requested) > int(total):
             is_more_than_all = True
-            has = has if whose else "a node"  # That PBS has looked at last; another one may have more.
+            has = has if whose else "a node"  # PBS checked that one last; another one may have more.
     reported = f" ({reported})" if reported else ""
     if is_more_than_all:
         return JobReason(f"it asks for more {thing} than {has} has{whose}{reported}", f"lower {key}")
@@ -265,33 +265,28 @@ def _limit(text: str) -> JobReason | None:
 _SIGNALLED, _BY_SHELL, _LAST_SIGNAL, _TERM, _KILL = 256, 128, 64, signal.SIGTERM, signal.SIGKILL
 _NOT_STARTED = JobReason("PBS could not start it", "ask the site's support; the logs of its first node have details")
 _OUT_OF_CPU_TIME = JobReason("it reached its limit on CPU time", "ask for more with -l cput in scheduler.directives")
-_OUT_OF_MEMORY = JobReason("it used more memory than it requested", "raise resources.memory")
-_TOO_MANY_CPUS = JobReason("it used more CPUs than it requested", "raise resources.cpus_per_node")
+_TOO_MANY_CPUS = JobReason("it used more CPUs than it asked for", "raise resources.cpus_per_node")
 _ABORTED = JobReason("PBS on its first node was restarted, and ended it")
 _NOT_JOINED = JobReason("one of its nodes could not join it", "pbsnodes -l lists nodes that are down")
 _HOOK = JobReason("a hook of the site refused or deleted it", _SITE)
 #: PBS' own exit statuses, which are below zero: those of OpenPBS and PBS Pro, and those of Torque.
 _OWN: dict[Flavour, dict[int, tuple[State, JobReason]]] = {
     "openpbs": {
-        status: (state, reason)
-        for statuses, state, reason in (
-            ((-4, -5, -6), State.NODE_FAIL, _ABORTED),
-            ((-10,), State.FAILED, JobReason("its user or group is not known on its nodes", _SITE)),
-            ((-13,), State.FAILED, JobReason("its password is not valid", _SITE)),
-            ((-14, -20), State.NODE_FAIL, JobReason("a node failed")),
-            ((-16, -17, -18, -19, -22), State.FAILED, _HOOK),
-            ((-24, -25), State.FAILED, _TOO_MANY_CPUS),
-            ((-26, -27), State.OUT_OF_MEMORY, _OUT_OF_MEMORY),
-            ((-28,), State.TIMEOUT, _OUT_OF_CPU_TIME),
-            ((-29,), State.TIMEOUT, OUT_OF_TIME),
-            ((-30,), State.NODE_FAIL, _NOT_JOINED),
-        )
-        for status in statuses
+        **dict.fromkeys((-4, -5, -6), (State.NODE_FAIL, _ABORTED)),
+        -10: (State.FAILED, JobReason("its user or group is not known on its nodes", _SITE)),
+        -13: (State.FAILED, JobReason("its password is not valid", _SITE)),
+        **dict.fromkeys((-14, -20), (State.NODE_FAIL, JobReason("a node failed"))),
+        **dict.fromkeys((-16, -17, -18, -19, -22), (State.FAILED, _HOOK)),
+        **dict.fromkeys((-24, -25), (State.FAILED, _TOO_MANY_CPUS)),
+        **dict.fromkeys((-26, -27), (State.OUT_OF_MEMORY, OUT_OF_MEMORY)),
+        -28: (State.TIMEOUT, _OUT_OF_CPU_TIME),
+        -29: (State.TIMEOUT, OUT_OF_TIME),
+        -30: (State.NODE_FAIL, _NOT_JOINED),
     },
     "torque": {
         **dict.fromkeys((-4, -5, -6), (State.NODE_FAIL, _ABORTED)),
         -9: (State.FAILED, JobReason("PBS could not open the files of its output", "see scheduler.output")),
-        -10: (State.OUT_OF_MEMORY, _OUT_OF_MEMORY),
+        -10: (State.OUT_OF_MEMORY, OUT_OF_MEMORY),
         -11: (State.TIMEOUT, OUT_OF_TIME),
         -12: (State.TIMEOUT, _OUT_OF_CPU_TIME),
     },

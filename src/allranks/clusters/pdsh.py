@@ -61,7 +61,7 @@ class Pdsh(Ssh):
         return _run(pdsh_command(folder, END, words, ()), [*words], os.environ, seconds=seconds) if words else []
 
     def probe(self, hosts: Sequence[str], probe: Probe, environ: Mapping[str, str]) -> list[Answer]:
-        """Probe machines, by files in a directory that they see: pdsh passes no stdin on."""
+        """Probe machines by files in a directory that they see: pdsh passes no stdin on."""
         folder = probe.folder / "look"
         folder.mkdir()
         try:

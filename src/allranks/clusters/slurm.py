@@ -201,6 +201,8 @@ _ENDED = re.compile(
     r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)"
 )
 _SIGNALS = {words: number for number in signal.valid_signals() if (words := signal.strsignal(number))}
+#: How srun ends the tasks that are left.
+_ENDED_BY_SRUN = (-signal.SIGTERM, -signal.SIGKILL)
 #: Says nothing of the cause: how srun and Slurm ended the other tasks.
 _LOG_NOISE = re.compile(
     r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
@@ -222,9 +224,7 @@ def first_failure(lines: Iterable[str]) -> Failure | None:
         code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
         if code == contract.CONTINUE_LATER:
             has_left = True
-        elif code and not (
-            has_left and code in (-signal.SIGTERM, -signal.SIGKILL)
-        ):  # So srun ends those that are left.
+        elif code and not (has_left and code in _ENDED_BY_SRUN):
             host = None if hosts == "Unknown" or "[" in hosts or "," in hosts else hosts
             return Failure(int(rank), host, code, is_oom)
     return None
@@ -345,20 +345,15 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
 
 
 def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
-    """Read what sinfo prints of nodes, in the columns that :func:`outlook` wants."""
-    rows = (line.split("|", 5) for line in text.splitlines())
-    return tuple(
-        NodeInfo(
-            name,
-            state,
-            state.endswith("*") or state.startswith(_NOT_UP),  # With a * it does not answer.
-            number(cpus.rstrip("+")),
-            number(memory.rstrip("+")) << 20,
-            sum(map(int, re.findall(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)", gres))),
-            "" if reason == "none" else reason,
-        )
-        for name, state, cpus, memory, gres, reason in (row for row in rows if len(row) == 6)
-    )
+    """Read what sinfo prints of nodes, in the columns that :func:`feasibility` asks for."""
+    found = []
+    for row in (line.split("|", 5) for line in text.splitlines()):
+        if len(row) == 6:
+            name, state, cpus, memory, gres, reason = row
+            is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
+            amounts = number(cpus.rstrip("+")), number(memory.rstrip("+")) << 20, _count_gpus(gres)
+            found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
+    return tuple(found)
 
 
 def parse_qos(text: str) -> dict[str, Qos]:
@@ -440,8 +435,8 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
 
     ``output`` is Slurm's own log unless the job names one; None: as Slurm names it, where the job is submitted.
     """
-    requested, resources, is_direct, cpus = job.scheduler, job.resources, job.launch.launcher == "direct", None
-    least, most = resources.nodes
+    requested, resources, is_direct = job.scheduler, job.resources, job.launch.launcher == "direct"
+    (least, most), cpus = resources.nodes, resources.cpus_per_node
     yield Directive("--job-name", name_of(job), "name")
     yield Directive("--nodes", str(most) if least == most else f"{least}-{most}", "resources.nodes")
     if least < most and not is_direct:
@@ -457,9 +452,12 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
             yield Directive("--gres", f"gpu:{gpus}", "resources.gpus_per_node, scheduler.gpu_request")
         else:
             yield Directive("--gpus-per-node", gpus, "resources.gpus_per_node")
-    if resources.cpus_per_node:
-        cpus = max(1, resources.cpus_per_node // nproc) if is_direct else resources.cpus_per_node
-    log_note = "what Slurm and this script say; each rank has a log of its own"
+    if cpus and is_direct:
+        cpus = max(1, cpus // nproc)
+    log = (requested.output, "scheduler.output") if requested.output else (output, "in the run's directory")
+    requeue = ("--requeue", "retry.requeue", "back into the queue when a node fails, and when the job is preempted")
+    if not job.retry.requeue:
+        requeue = ("--no-requeue", "retry.requeue is false", "when a node fails, the job ends")
     yield from given(
         ("--cpus-per-task", cpus, "resources.cpus_per_node"),
         ("--mem", resources.memory and format_memory(resources.memory), "resources.memory"),
@@ -475,24 +473,16 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
         ("--exclusive", bool(requested.exclusive), "scheduler.exclusive"),
         ("--mail-user", requested.mail, "scheduler.mail"),
         ("--mail-type", requested.mail and "END,FAIL", "scheduler.mail"),
-        (
-            "--output",
-            requested.output or output,
-            "scheduler.output" if requested.output else "in the run's directory",
-            log_note,
-        ),
+        ("--output", *log, "what Slurm and this script say; each rank has a log of its own"),
         ("--error", requested.error, "scheduler.error"),
         ("--open-mode", "append", "a job that is started again continues with the same log"),
+        (requeue[0], True, *requeue[1:]),
     )
-    if job.retry.requeue:
-        note = "back into the queue when a node fails, and when the job is preempted"
-        yield Directive("--requeue", None, "retry.requeue", note)
-    else:
-        yield Directive("--no-requeue", None, "retry.requeue is false", "when a node fails, the job ends")
     if seconds := warning_seconds(job):
         note = f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave"
-        half = f"half of resources.time; retry.warn_before is {job.retry.warn_before:g}"
-        why = half if seconds < job.retry.warn_before else "retry.warn_before"
+        why = "retry.warn_before"
+        if seconds < job.retry.warn_before:
+            why = f"half of resources.time; retry.warn_before is {job.retry.warn_before:g}"
         yield Directive("--signal", f"B:USR1@{seconds}", why, note)
     yield from (Directive(line, None, "scheduler.directives") for line in _lines(job))
 
@@ -517,16 +507,19 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     least, most = min(counts), max(counts)
     if least == most:
         return UsableGpus(least, f"this allocation has {least or 'none'}{' on each node' if least else ''}", by_task)
-    note = (
-        f"the nodes of this allocation have {least} to {most} GPUs, of which {least} on each are used: "
-        "salloc --gpus-per-node gives all nodes the same number"
-    )
-    return UsableGpus(least, f"the nodes of this allocation have {least} to {most}", must_be_queried=True, note=note)
+    differ = f"the nodes of this allocation have {least} to {most}"
+    fix = "salloc --gpus-per-node gives all nodes the same number"
+    note = f"{differ} GPUs, of which {least} on each are used: {fix}"
+    return UsableGpus(least, differ, must_be_requested=True, note=note)
 
 
 def parse_gpus(text: str) -> set[int]:
     """Read the answer to ``scontrol --details show job``: the different numbers of GPUs that its nodes have."""
-    return {sum(map(int, _GPU.findall(gres))) for gres in _ON_NODES.findall(text)}
+    return set(map(_count_gpus, _ON_NODES.findall(text)))
+
+
+def _count_gpus(gres: str) -> int:
+    return sum(map(int, _GPU.findall(gres)))
 
 
 def _additions(draft: Draft) -> Additions:
@@ -542,7 +535,7 @@ def _additions(draft: Draft) -> Additions:
     if draft.inside:
         step = f'"$SLURM_JOB_ID.$SLURM_STEP_ID" >"${contract.RUN_DIR}/{contract.STEP}"'
         node.append(f'[ "$SLURM_NODEID" -gt 0 ] || echo {step}')
-        if gpus and gpus.count and (gpus.must_be_queried or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
+        if gpus and gpus.count and (gpus.must_be_requested or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
             start.append(f"--gpus-per-node={gpus.count}")
     if not draft.is_direct:
         count = f" {contract.NODE_NPROC}=${{SLURM_GPUS_ON_NODE:-${contract.NODE_NPROC}}}"

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobReason
+from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobReason
 from allranks.runs.status import State
 
 _never = partial(JobReason, hopeless=True)
@@ -47,10 +47,7 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "NODE_FAIL": (State.NODE_FAIL, JobReason("a node failed")),
     "BOOT_FAIL": (State.NODE_FAIL, JobReason("a node did not start", _NODES)),
     "RECONFIG_FAIL": (State.NODE_FAIL, JobReason("a node could not be set up as asked", _NODES)),
-    "OUT_OF_MEMORY": (
-        State.OUT_OF_MEMORY,
-        JobReason("it used more memory than it requested", "raise resources.memory"),
-    ),
+    "OUT_OF_MEMORY": (State.OUT_OF_MEMORY, OUT_OF_MEMORY),
     # Another cluster of the federation has the job, and this one does not know how it ends.
     "REVOKED": (State.UNKNOWN, JobReason("another cluster of the federation runs it")),
 }

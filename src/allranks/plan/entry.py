@@ -42,7 +42,7 @@ class Program:
 
 
 def name_of(job: Job) -> str:
-    """Return the job's name: as given, else that of what it runs, fit for a folder's name."""
+    """Return the job's name: as given, else that of what it runs, fit for a directory's name."""
     if job.name:
         return job.name
     target = job.module.rpartition(".")[2] if job.module else Path(job.script or job.binary or "").stem
@@ -53,7 +53,7 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
     """Find what the job runs; ``same_python``: the ranks run on this interpreter, so that its syntax is theirs.
 
     Raises:
-        JobError: it is not there, or it is no Python.
+        JobError: it is not there, or it is not Python.
     """
     if name := job.module:
         if name.endswith(".py") or os.sep in name:

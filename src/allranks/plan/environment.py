@@ -1,17 +1,27 @@
-"""Which environment variables the ranks get from us, and why."""
+"""Directory, interpreter and environment variables of the ranks, as far as the job leaves them open, and why."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.errors import JobError
 from allranks.job.units import format_count
 from allranks.job.variables import secret_names
 from allranks.plan.layout import Layout
 from allranks.plan.plan import Reason
 
 if TYPE_CHECKING:
-    from allranks.job.spec import Job
+    from allranks.job.spec import Environment, Job
 
 _DEBUG = {
     "NCCL_DEBUG": "INFO",
@@ -20,13 +30,120 @@ _DEBUG = {
     "TORCH_SHOW_CPP_STACKTRACES": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-_LOOPBACK = "lo"
 #: What an agent decides on its node, unless it is set, and by which rule.
 _DECIDED_ON_NODES = {
     "GLOO_SOCKET_IFNAME": "the interface that carries the route to the first node",
     "NCCL_SOCKET_IFNAME": "likewise; not set where an InfiniBand or RoCE port is active: NCCL finds it",
     "OMP_NUM_THREADS": "the CPUs that the node gives, shared by its ranks",
 }
+
+
+def workdir_of(job: Job, folder: Path) -> Path:
+    """Return the absolute working directory of the ranks; the job's is relative to ``folder``.
+
+    Raises:
+        JobError: there is no such directory.
+    """
+    workdir = Path(os.path.normpath(folder / job.workdir))
+    if not workdir.is_dir():
+        raise JobError(f"there is no working directory {workdir}", fix="workdir (--workdir) must be a directory")
+    return workdir
+
+
+def python_of(job: Job, environ: Mapping[str, str], *, elsewhere: bool = False) -> tuple[tuple[str, ...], Reason]:
+    """Return the command line of the ranks' interpreter, and why: as asked, that of their environment, or this one.
+
+    Where this one has no torch, as that of a tool installed for itself, it is that of the active environment.
+    ``elsewhere`` is whether the ranks run where this interpreter is not.
+    """
+    command, why = _choose_python(job, environ, elsewhere)
+    return command, Reason("python", shlex.join(command), why)
+
+
+def _choose_python(job: Job, environ: Mapping[str, str], elsewhere: bool) -> tuple[tuple[str, ...], str]:
+    chosen = job.environment
+    if chosen.python:
+        return chosen.python, "environment.python"
+    if chosen.conda or chosen.venv:
+        return ("python",), f"that of environment.{'venv' if chosen.venv else 'conda'}"
+    if elsewhere:
+        return ("python3",), "the first on PATH there: sync copies no interpreter"
+    own, active = "the Python of allranks", environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if not active or chosen.container or Path(active).resolve() == Path(sys.prefix).resolve():
+        return (sys.executable,), own
+    python = str(Path(active, "bin/python"))
+    if importlib.util.find_spec("torch"):
+        return (sys.executable,), f"{own}, which has torch; for the active environment {active}: --python {python}"
+    if not _works(python):
+        why = f"{own}; that of the active environment {active} does not run, or is older than Python 3.10"
+        return (sys.executable,), why
+    return (python,), f"that of the active environment: {own}, {sys.executable}, has no torch"
+
+
+@cache
+def _works(python: str) -> bool:
+    """Return whether an interpreter runs, and can run agents."""
+    program = "import sys; sys.exit(sys.version_info < (3, 10))"
+    try:
+        return not subprocess.run([python, "-c", program], capture_output=True, timeout=10).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def environment_of(job: Job, folder: Path) -> Environment:
+    """Return the job's environment with an absolute path to its virtual environment."""
+    venv = job.environment.venv
+    return job.environment.model_copy(update={"venv": str(folder / venv)}) if venv else job.environment
+
+
+def missing_here(job: Job, folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the notes that a venv, conda environment or interpreter of the job is not on this machine.
+
+    Set-up lines, modules and containers can bring any of them: then nothing is known.
+    """
+    chosen = environment_of(job, folder)
+    if chosen.setup or chosen.modules or chosen.node_setup or chosen.container:
+        return ()
+    notes = []
+    if chosen.venv and not Path(chosen.venv, "bin/activate").is_file():
+        notes.append(f"environment.venv: there is no virtual environment {chosen.venv} here")
+    if chosen.conda and (missing := _missing_conda(chosen.conda, environ)):
+        notes.append(f"environment.conda: there is no {missing}")
+    if chosen.python and not (chosen.conda or chosen.venv):
+        program = chosen.python[0]  # A path in it is one from the ranks' working directory.
+        if not shutil.which(str(folder / job.workdir / program) if os.sep in program else program):
+            notes.append(f"environment.python: there is no {program} here")
+    return tuple(notes)
+
+
+def _missing_conda(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return what is missing of a conda environment."""
+    conda = shutil.which(environ.get("CONDA_EXE") or "conda", path=environ.get("PATH"))
+    if not conda:
+        return "conda here, neither CONDA_EXE nor on PATH"
+    root, home = Path(conda).resolve().parents[1], Path(environ.get("HOME", "/"))
+    folders = [*map(Path, filter(None, environ.get("CONDA_ENVS_PATH", "").split(os.pathsep))), root / "envs"]
+    places = [Path(name)] if os.sep in name else [each / name for each in (*folders, home / ".conda/envs")]
+    with contextlib.suppress(OSError):  # conda's own list of all environments that this user has made.
+        lines = (home / ".conda/environments.txt").read_text(errors="replace").splitlines()
+        places += [Path(line) for line in lines if Path(line).name == name]
+    if name == "base" or any(place.is_dir() for place in places):
+        return None
+    return f"conda environment {name} in {', '.join(map(str, places))}"
+
+
+def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
+    """Return the note that a job asks a scheduler for something where there is none, ``but`` for what is used there."""
+    defaults = type(job.scheduler)()
+    requested = [name for name, value in job.scheduler if value != getattr(defaults, name) and name not in but]
+    used = ", ".join(f"scheduler.{name}" for name in requested)
+    return (f"there is no scheduler here: {used} not used",) if used else ()
+
+
+def only_over_ssh(job: Job) -> tuple[str, ...]:
+    """Return the notes that a job asks for what runs over SSH alone have, where it runs elsewhere."""
+    requested = {"launch.attach": job.launch.attach, "sync": job.sync.method != "none"}
+    return tuple(f"{name} is for runs over SSH, and not used here" for name in requested if requested[name])
 
 
 def settings(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[Reason, ...]:
@@ -69,7 +186,7 @@ def _decide(job: Job, layout: Layout | None) -> Iterator[Reason]:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             yield Reason(name, job.launch.interface, "launch.interface")
     elif layout and job.launch.master_addr is None:
-        yield Reason("GLOO_SOCKET_IFNAME", _LOOPBACK, "all ranks are on this machine")
+        yield Reason("GLOO_SOCKET_IFNAME", "lo", "all ranks are on this machine")
     if job.resources.gpus_per_node == 0:
         yield Reason("CUDA_VISIBLE_DEVICES", "", "gpus_per_node is 0")
     if job.debug:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.entry import Program
 
-#: Where the ranks of a single node meet; of several, the first node tells the others.
-_ALONE = "127.0.0.1"
 #: One of them is there where NVIDIA's driver is loaded, the second under Windows.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
@@ -144,7 +142,7 @@ def agent_config(
         max_restarts=launch.max_restarts,
         restart_delay=launch.restart_delay,
         stop_timeout=launch.stop_timeout,
-        master_addr=launch.master_addr or _ALONE,
+        master_addr=launch.master_addr or "127.0.0.1",  # Several nodes meet on the first one.
         master_port=launch.master_port,
         file_mode=0o640 if job.runs.group_readable else 0o600,
         min_nodes=least,

@@ -16,7 +16,7 @@ from allranks import contract
 from allranks.errors import JobError
 from allranks.plan import environment, script
 from allranks.plan.entry import find_entry
-from allranks.plan.resolve import environment_of, python_of, workdir_of
+from allranks.plan.environment import environment_of, python_of, workdir_of
 
 if TYPE_CHECKING:
     from allranks.contract import NodeSpec
@@ -35,23 +35,13 @@ _OPEN_ENDS = ("\\", "&", ";", "|", "(", "{")
 
 @dataclass(frozen=True)
 class NodePlace:
-    """A node's place among all, each part a word of shell."""
+    """A node's place among all, each part a word of shell; by default a variable of the script that runs there."""
 
-    nodes: str
-    node: str
-    ranks: str
-    master_addr: str
-    master_port: str
-
-
-#: The place of a node in the script that runs there.
-_PLACE = NodePlace(
-    nodes=f'"${contract.NODE_COUNT}"',
-    node=f'"${contract.NODE_RANK}"',
-    ranks=f'"${contract.NODE_NPROC}"',
-    master_addr=f'"${contract.RDZV_HOST}"',
-    master_port=f'"${contract.RDZV_PORT}"',
-)
+    nodes: str = f'"${contract.NODE_COUNT}"'
+    node: str = f'"${contract.NODE_RANK}"'
+    ranks: str = f'"${contract.NODE_NPROC}"'
+    master_addr: str = f'"${contract.RDZV_HOST}"'
+    master_port: str = f'"${contract.RDZV_PORT}"'
 
 
 def is_used(job: Job) -> bool:
@@ -133,7 +123,7 @@ def command(job: Job, python: Sequence[str], entry: Program, place: NodePlace) -
 
 
 def own_place(spec: NodeSpec, port: int) -> list[str]:
-    """Return the lines that tell a node its place where no other script does; its argument is the attempt."""
+    """Return the lines that set a node's place where no other script does; its argument is the attempt."""
     return [
         f"export {contract.RUN_DIR}={shlex.quote(spec.run_dir)} {contract.ATTEMPT}=${{1:-0}}",
         f"export {contract.NODE_RANK}={spec.node} {contract.NODE_COUNT}={spec.nnodes}",
@@ -166,7 +156,7 @@ def start_lines(
         "beat_ms": str(_BEAT_MS),
         "patience": f"{patience:g}",
         "patience_ms": str(round(patience * 1000)),
-        "command": " ".join(command(job, python, entry, _PLACE)),
+        "command": " ".join(command(job, python, entry, NodePlace())),
         "launcher": name_of(job),
     }
     return script.fill(script.HERE / "plain.sh", words).splitlines()
@@ -180,7 +170,7 @@ def line_of(job: Job, folder: Path, place: NodePlace) -> str:
     Raises:
         JobError: what the job runs is not there, or its set-up does not fit on one line.
     """
-    workdir, python = workdir_of(job, folder), python_of(job, {})
+    workdir, (python, _) = workdir_of(job, folder), python_of(job, {})
     entry = find_entry(job, workdir, same_python=False)
     chosen = environment_of(job, folder)
     parts = [script.enter(str(workdir)), *_on_one_line("environment.setup", chosen.setup)]

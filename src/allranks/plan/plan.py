@@ -70,7 +70,7 @@ class Plan:
     attempt: int = 0
     #: The least number of nodes, where it may be fewer than ``nnodes``; 0: exactly so many.
     min_nodes: int = 0
-    #: Whether each node starts a rank for each of its GPUs, and nobody knows yet how many those are.
+    #: Whether each node starts a rank for each of its GPUs, whose number is not known yet.
     ranks_unknown: bool = False
     #: Number of all ranks, where nodes have different numbers of them; 0: as many on each.
     ranks: int = 0

@@ -24,8 +24,6 @@ NAME_FAILURES = (
     """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR"""
 )
 STRICT = ("set -e", NAME_FAILURES)
-#: Ends node.sh and the orders in a script that is all there is of its run.
-_END = "END_OF_NODE_SCRIPT"
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -95,7 +93,7 @@ def node_script(
         "traps": traps,
         "set_up": set_up(workdir, environment, settings),
         "place": place,
-        "secrets": required(secrets) if secrets else (),
+        "secrets": required(secrets),
         "becomes": becomes,
     }
     return fill(HERE / "node.sh", words, blocks)
@@ -104,48 +102,6 @@ def node_script(
 def become(container: Sequence[str], python: Sequence[str], *words: str) -> list[str]:
     """Write the line with which a node's script becomes Python; ``words`` of shell say what that runs."""
     return [" ".join(["exec", shlex.join([*container, *python]), *words])]
-
-
-def batch_script(
-    *,
-    title: str,
-    directives: Sequence[str],
-    run_dir: str,
-    pythons: Iterable[str],
-    workdir: str,
-    environment: Environment,
-    secrets: Sequence[str],
-    log: Sequence[str],
-    alone: str | None,
-) -> str:
-    """Write the script that is submitted to a scheduler; see :func:`node_script` for more of its parts.
-
-    Args:
-        directives: lines for the scheduler.
-        run_dir: absolute directory of the run.
-        pythons: interpreters that the supervisor may have, before ``python3``.
-        environment: of the job; its set-up lines run here once, what is for each node does not.
-        secrets: lines that find the job's secrets, or end the script.
-        log: lines that send what the script prints to its log, for a scheduler that does not.
-        alone: what the supervisor writes the run's files from, for a script that is all there is of its run.
-    """
-    setup: list[str] = []
-    if environment.setup:
-        setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
-        setup += [comment("environment.setup"), enter(workdir), *environment.setup]
-    words = {
-        "title": comment(title).removeprefix("# "),
-        "run_dir": shlex.quote(run_dir),
-        "pythons": shlex.join(dict.fromkeys(pythons)),
-    }
-    blocks: dict[str, Sequence[str]] = {"directives": directives, "secrets": secrets, "log": log, "setup": setup}
-    if alone is None:
-        words["supervisor"], blocks["alone"] = f'{CODE} --supervise "$1"', []
-    else:
-        installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
-        words["supervisor"] = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
-        blocks["alone"] = [*alone.splitlines(), _END]
-    return fill(HERE / "batch.sh", words, blocks)
 
 
 def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -> list[str]:
@@ -211,6 +167,8 @@ def venv_lines(path: str | None) -> list[str]:
 
 
 def required(secrets: Sequence[str], by_hand: str = "set it before you start this script by hand") -> list[str]:
-    """Write lines that end the script where a secret is not set, with what somebody has to do about it."""
+    """Write lines that end the script where a secret is not set, with what to do about it."""
+    if not secrets:
+        return []
     check = [f': "${{{name}?{by_hand}}}"' for name in secrets]
     return [comment("secrets: they come with the environment, their values are written nowhere"), *check]

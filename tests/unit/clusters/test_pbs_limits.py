@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,17 @@ import pytest
 from pbs_recorded import ANSWERS
 
 from allranks.clusters.base import Request
-from allranks.clusters.batch.limits import Issue, NodeInfo, Requested
-from allranks.clusters.pbs import PbsCluster, lacking, limits, may_share, parse, parse_nodes, read_requested
+from allranks.clusters.batch.limits import Feasibility, Issue, NodeInfo, Requested
+from allranks.clusters.pbs import (
+    PbsCluster,
+    feasibility,
+    lacking,
+    limits,
+    may_share,
+    parse,
+    parse_nodes,
+    read_requested,
+)
 from allranks.job.spec import Job
 
 GB = 1 << 30
@@ -101,6 +111,25 @@ def test_what_a_queue_does_not_give() -> None:
     assert [*limits(too_much, "workq", QUEUES["workq"])] == []
     (closed,) = limits([Requested()], "old", {"enabled": "False", "started": "True"})
     assert (closed.what, closed.is_final) == ("queue old takes no jobs", True)
+
+
+def test_a_job_without_a_queue_is_compared_with_the_default_one(tmp_path: Path) -> None:
+    answers = {"qstat": f'cat "{ANSWERS}/$([ "$1" = -B ] && echo server || echo queues).txt"'}
+    for name, line in {**answers, "pbsnodes": f'cat "{ANSWERS}/nodes.txt"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def found(**scheduler: str) -> Feasibility:
+        job = {"binary": "true", "cluster": "lab", "scheduler": {"flavour": "openpbs", **scheduler}}
+        made = Job.model_validate({**job, "resources": {"nodes": 5}})
+        plan = PbsCluster().plan(Request(made, tmp_path, tmp_path / "runs" / "x", {"PATH": ""}))
+        return feasibility(plan, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+
+    assert (found().where, [issue.what for issue in found().objections]) == (
+        "queue workq",
+        ["5 nodes are asked for, and this PBS has 4"],
+    )
+    assert found(partition="none").objections == [Issue("PBS has no queue none", OTHER)]
 
 
 def test_nodes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -248,3 +249,22 @@ def test_a_run_began_with_its_first_attempt(controller: Controller, run: Run) ->
     told = '{"time": 900, "host": "h", "kind": "agent-started", "pid": 1, "began": 900}\n'
     (run.folder / "attempts/000/node-000/agent.jsonl").write_text(told)
     assert observed(run, SlurmCluster()).record.status.started == 900
+
+
+def test_a_forgotten_job_that_left_a_log_was_not_deleted_in_the_queue(controller: Controller, run: Run) -> None:
+    (controller.bin / "scontrol").write_text("#!/bin/sh\necho 'Invalid job id specified' >&2\nexit 1\n")
+    (run.folder.parent / "mine.log").write_text("of another run\n")
+    reasons = [{"subject": "--output", "value": str(run.folder.parent / "mine.log"), "why": "scheduler.output"}]
+    (run.folder / "plan.json").write_text(json.dumps({"reasons": reasons}))
+    assert SlurmCluster().status(run).reason == "it was deleted before it started"
+    (run.folder / "slurm-16.out").write_text("script.sbatch: line 12: python: there is no python3 here\n")
+    status = SlurmCluster().status(run)
+    assert (status.state, status.exit_code) == (State.UNKNOWN, None)
+    assert status.reason == "Slurm has no record of job 16: its final state is unknown"
+
+
+def test_a_run_inside_an_allocation_whose_script_ended_early_was_not_deleted(run: Run) -> None:
+    inside = Run(run.folder, run.with_handle(Handle(host="h", pid=1 << 22), run.record.status).record)
+    status = SlurmCluster().status(inside)
+    assert (status.state, status.exit_code) == (State.UNKNOWN, None)
+    assert status.reason == "the process that started it is gone: its final state is unknown"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.ssh.multiplexing import options
+from allranks.clusters.ssh.transport import kept_options
 
 SSH = shutil.which("ssh")
 
@@ -21,6 +21,6 @@ def test_ssh_is_asked_once_for_each_environment() -> None:
         wrapper.write_text(f'#!/bin/sh\necho "$WHO" >>{asked}\nexec {SSH} -F {config} "$@"\n')
         wrapper.chmod(0o755)
         for who in ("one", "one", "two", "one"):
-            found = options({"PATH": f"{name}:/usr/bin:/bin", "WHO": who, "XDG_RUNTIME_DIR": name})
+            found = kept_options({"PATH": f"{name}:/usr/bin:/bin", "WHO": who, "XDG_RUNTIME_DIR": name})
             assert found[:2] == ("-oControlMaster=auto", f"-oControlPath={name}/allranks-ssh/%C")
         assert asked.read_text().split() == ["one", "two"]

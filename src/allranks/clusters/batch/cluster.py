@@ -133,7 +133,7 @@ class BatchCluster(ClusterKind):
             attempt = files.newest(folder)
             status = agents.reported_by_all(attempt)
             if not (status.state.is_final or is_alive(handle)):
-                status = _forgotten(attempt, status, "the process that started it is gone")
+                status = _forgotten(attempt, status, "the process that started it is gone", has_started=True)
             return blame(self.scheduler, status, folder, attempt, "")
         poll = self._polls.setdefault((folder, handle.job_id), _Poll())
         attempt = files.newest(folder)
@@ -163,7 +163,12 @@ class BatchCluster(ClusterKind):
         if info and not _has_ended_before(info, reported, attempt):
             status = _combined(info, reported)
         else:
-            status = _forgotten(attempt, reported, f"{title} has no record of job {job_id}")
+            traces = ((attempt / contract.JOB).exists(), *folder.glob(f"{contract.TASK}*"))
+            # A log elsewhere, of the user's own, may have the text of other runs.
+            has_log = any(folder in log.parents for log in files.logs_of(self.scheduler, folder, job_id))
+            has_started = has_log or any(traces)
+            why = f"{title} has no record of job {job_id}"
+            status = _forgotten(attempt, reported, why, has_started=has_started)
         status = blame(self.scheduler, status, folder, attempt, job_id)
         if status.state.is_final:
             decision = files.decision_after(attempt)
@@ -334,8 +339,11 @@ def _has_ended_before(info: JobInfo, reported: Status, attempt: Path) -> bool:
     return info.state in (State.FAILED, State.NODE_FAIL) and ended[0] == 0 and reported.state is State.SUCCEEDED
 
 
-def _forgotten(attempt: Path, reported: Status, why: str) -> Status:
-    """Return the status of a job that the scheduler does not know: as its agents report it, else as its script does."""
+def _forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -> Status:
+    """Return the status of a job that the scheduler does not know: as its agents report it, else as its script does.
+
+    ``has_started`` is whether its script started. Of one that failed before the supervisor there may be only a log.
+    """
     status = reported
     if not reported.state.is_final:
         if ended := files.exit_of(attempt):
@@ -343,7 +351,7 @@ def _forgotten(attempt: Path, reported: Status, why: str) -> Status:
             states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
             state = states.get(ended[0], State.FAILED)
             status = replace(reported, state=state, native="ended", reason=None, exit_code=ended[0])
-        elif not ((attempt / contract.JOB).exists() or any(attempt.parent.parent.glob(f"{contract.TASK}*"))):
+        elif not has_started:
             # Some schedulers keep no record of a job that was deleted before it started.
             reason, code = "it was deleted before it started", 128 + signal.SIGTERM
             status = replace(reported, state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
@@ -374,7 +382,8 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     code = failure.code if failure.code > 0 else 128 - failure.code
     if failure.rank is None or not of_ranks:
         return replace(status, exit_code=code)
-    reason = failure.in_words(with_host=files.plan_of(folder).get("nnodes", 1) > 1)
+    nodes = files.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
+    reason = failure.in_words(with_host=nodes > 1)
     # A rank of another node may have no log yet: that node was still being set up.
     rank = failure.rank if contract.rank_log(failure.rank, "err") in of_ranks else None
     return replace(status, reason=reason, exit_code=code, rank=rank)

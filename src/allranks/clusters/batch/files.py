@@ -50,15 +50,11 @@ def current_job(folder: Path, first: str) -> str:
 
 def decision_after(attempt: Path) -> dict[str, Any]:
     """Return what was decided at the end of an attempt; empty before that."""
-    return _json_of(attempt / contract.AGAIN)
+    return read_json(attempt / contract.AGAIN)
 
 
-def plan_of(folder: Path) -> dict[str, Any]:
-    """Return a run's plan; empty if it cannot be read."""
-    return _json_of(folder / contract.PLAN_FILE)
-
-
-def _json_of(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON; empty if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     return {}
@@ -85,7 +81,9 @@ def lines_of(log: Path) -> list[str]:
 
 def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
     """Return the logs of a run's job that have text in them: of its script, and of the scheduler itself."""
-    requested = {reason["subject"]: reason["value"] for reason in plan_of(folder).get("reasons", ())}
+    requested = {
+        reason["subject"]: reason["value"] for reason in read_json(folder / contract.PLAN_FILE).get("reasons", ())
+    }
     patterns = [glob.escape(requested[name]) for name in ("scheduler.error", "scheduler.output") if name in requested]
     patterns += scheduler.logs(glob.escape(str(folder)), job_id, requested)
     return [log for pattern in patterns for log in _with_text(pattern)]

@@ -23,7 +23,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Feasibility:
-    """What becomes of a job that is submitted now, as far as its scheduler says."""
+    """Whether and when a job would start that is submitted now, as far as its scheduler says."""
 
     where: str  # What would take it: a partition, a queue.
     objections: Sequence[Issue] = ()

@@ -19,10 +19,10 @@ from allranks.job.units import format_count
 from allranks.plan import environment
 from allranks.plan.directives import warning_seconds, written
 from allranks.plan.entry import find_entry, name_of
+from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, only_over_ssh, python_of, python_reason, workdir_of
-from allranks.plan.script import CODE, SPEC, batch_script, become, comment, node_script, required
+from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: The script's name where it is started, not submitted.
 _INSIDE_SCRIPT = "script.sh"
+#: Ends node.sh and the configurations in a script that is all there is of its run.
+_END = "END_OF_NODE_SCRIPT"
 #: In node.sh: names the node on which a line fails.
 _TRAP = """trap 'echo "allranks: {host}: $BASH_COMMAND failed with exit code $?" >&2' ERR"""
 
@@ -93,11 +95,11 @@ def _draft(scheduler: Scheduler, request: Request) -> Draft:
     nodes, gpus = (_allocated if inside else _requested)(scheduler, job, request.environ)
     job = job.model_copy(update={"resources": job.resources.model_copy(update={"nodes": nodes})})
     _refuse(job, gpus, scheduler.title)
-    workdir, python = workdir_of(job, request.folder), python_of(job, request.environ)
+    workdir, (python, python_reason) = workdir_of(job, request.folder), python_of(job, request.environ)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
     on_nodes = gpus or UsableGpus(1, "scheduler.directives asks for them")
     layout = lay_out(job, Machine(job.resources.cpus_per_node or 1, on_nodes.count, on_nodes.why))
-    return Draft(request, job, inside, gpus, workdir, python, entry, layout, environment.secrets(job))
+    return Draft(request, job, inside, gpus, workdir, python, python_reason, entry, layout, environment.secrets(job))
 
 
 def _requested(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tuple[tuple[int, int], UsableGpus | None]:
@@ -192,31 +194,52 @@ def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions, script: st
 
 
 def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec, rest: str) -> str:
-    """Write the script that is submitted; ``rest`` is what it writes the run's files from if it is all there is."""
+    """Write the script that is submitted; ``rest`` is what it writes the run's files from if it is all there is.
+
+    It runs the job's set-up lines once; what is for each node is in node.sh.
+    """
     by_hand = f"bash {_INSIDE_SCRIPT}" if draft.inside else f"{scheduler.submit} {scheduler.script}"
     each = "a rank for each GPU" if draft.ranks_unknown else format_count(spec.nproc_per_node, "rank")
-    ranks, python = f"{format_count(spec.nnodes, 'node')} x {each}", draft.python[0]
-    secrets = required(draft.secrets) if draft.secrets else []
-    if draft.secrets and not scheduler.passes_environment:
-        file = shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
-        why = comment("secrets: they come in a file that only you can read, and that goes when the run has ended")
-        fix = f"submit this script with it: {scheduler.submit} -v {','.join(draft.secrets)}"
-        secrets = [why, f"[ ! -r {file} ] || . {file}", *required(draft.secrets, fix)[1:]]
+    title = f"run {spec.run_id}, {format_count(spec.nnodes, 'node')} x {each}; to start it by hand: {by_hand}"
     log, mark = [*added.log], f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
     if not draft.inside:
         mark += f"; {mark.replace(' ||', ' >&2 ||')}" if draft.job.scheduler.error else ""
         log = [*log[:-1], "; ".join([*log[-1:], mark])]
-    return batch_script(
-        title=f"allranks {allranks.__version__}: run {spec.run_id}, {ranks}; to start it by hand: {by_hand}",
-        directives=[*written(added.directives, scheduler.prefix)],
-        run_dir=spec.run_dir,
-        pythons=[sys.executable, *([python] if python.startswith("/") else [])],
-        workdir=str(draft.workdir),
-        environment=environment_of(draft.job, draft.request.folder),
-        secrets=secrets,
-        log=log,
-        alone=rest if draft.request.standalone else None,
-    )
+    setup: list[str] = []
+    if lines := draft.job.environment.setup:
+        setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
+        setup += [comment("environment.setup"), enter(str(draft.workdir)), *lines]
+    supervisor, alone = f'{CODE} --supervise "$1"', list[str]()
+    if draft.request.standalone:
+        installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
+        supervisor = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
+        alone = [*rest.splitlines(), _END]
+    python = draft.python[0]
+    pythons = [sys.executable, python] if python.startswith("/") else [sys.executable]
+    words = {
+        "title": comment(f"allranks {allranks.__version__}: {title}").removeprefix("# "),
+        "run_dir": shlex.quote(spec.run_dir),
+        "pythons": shlex.join(dict.fromkeys(pythons)),
+        "supervisor": supervisor,
+    }
+    blocks = {
+        "directives": [*written(added.directives, scheduler.prefix)],
+        "secrets": _secret_lines(scheduler, draft, spec.run_dir),
+        "log": log,
+        "setup": setup,
+        "alone": alone,
+    }
+    return fill(HERE / "batch.sh", words, blocks)
+
+
+def _secret_lines(scheduler: Scheduler, draft: Draft, run_dir: str) -> list[str]:
+    """Write the lines that find the job's secrets, or end the script."""
+    if not draft.secrets or scheduler.passes_environment:
+        return required(draft.secrets)
+    file = shlex.quote(f"{run_dir}/{contract.SECRETS_FILE}")
+    why = comment("secrets: they come in a file that only you can read, and that goes when the run has ended")
+    fix = f"submit this script with it: {scheduler.submit} -v {','.join(draft.secrets)}"
+    return [why, f"[ ! -r {file} ] || . {file}", *required(draft.secrets, fix)[1:]]
 
 
 def _node_script(
@@ -246,7 +269,7 @@ def _reasons(draft: Draft, added: Additions, settings: Sequence[Reason], known: 
     port = str(launch.master_port) if launch.master_port else "a port from the job's id"
     why = "as asked" if launch.master_addr or launch.master_port else "free there, and no other job's"
     yield Reason(entry.kind, entry.target, entry.why)
-    yield python_reason(job, draft.request.environ)
+    yield draft.python_reason
     yield from draft.layout.reasons
     yield from (directive.reason for directive in added.directives)
     yield Reason("master", f"{launch.master_addr or 'the first node'}, {port}", why)

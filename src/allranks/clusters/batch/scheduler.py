@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.entry import Program
     from allranks.plan.layout import Layout
-    from allranks.plan.plan import Plan
+    from allranks.plan.plan import Plan, Reason
     from allranks.system.schedulers import SchedulerEnvironment
 
 
@@ -40,6 +40,7 @@ class JobReason:
 
 
 OUT_OF_TIME = JobReason("it reached its time limit", "raise resources.time")
+OUT_OF_MEMORY = JobReason("it used more memory than it asked for", "raise resources.memory")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class UsableGpus:
 
     count: int
     why: str  # Where that is from.
-    must_be_queried: bool = False  # Whether a task gets them only if the command that starts it asks for them.
+    must_be_requested: bool = False  # Whether a task gets them only if the command that starts it asks for them.
     note: str = ""  # What is not as one may think.
 
 
@@ -107,6 +108,7 @@ class Draft:
     gpus: UsableGpus | None  # None if only the nodes know.
     workdir: Path
     python: tuple[str, ...]
+    python_reason: Reason
     entry: Program
     layout: Layout
     secrets: tuple[str, ...]

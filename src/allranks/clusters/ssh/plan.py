@@ -17,9 +17,9 @@ from allranks.job.hosts import Host, excluded_in_vain, hosts_of, taking_part
 from allranks.job.units import format_count
 from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
+from allranks.plan.environment import environment_of, python_of, unused_scheduler, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.resolve import environment_of, python_of, python_reason, unused_scheduler, workdir_of
 from allranks.plan.script import CODE, SPEC, become, fill, node_script, umask
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SshPlanning:
         self._hosts = hosts_of(job, request.folder)
         self._workdir = workdir_of(job, request.folder)
         self._copy = Copy(job.sync, self._workdir, run_dir) if job.sync.method == "rsync" else None
-        self._python = python_of(job, request.environ, elsewhere=self._copy is not None)
+        self._python, self._python_reason = python_of(job, request.environ, elsewhere=self._copy is not None)
         self._entry = find_entry(job, self._workdir, same_python=self._python[0] == sys.executable)
         self._layout = lay_out(job, _machine(job, self._hosts, request))
         self._environment = environment_of(job, request.folder)
@@ -168,7 +168,7 @@ class SshPlanning:
     def _reasons(self) -> Iterator[Reason]:
         launch = self._job.launch
         yield Reason(self._entry.kind, self._entry.target, self._entry.why)
-        yield python_reason(self._job, self._request.environ, elsewhere=self._copy is not None)
+        yield self._python_reason
         yield from self._layout.reasons
         why = "as asked" if launch.master_addr else "the first node"
         port_why = "as asked" if launch.master_port else "at random"

@@ -118,7 +118,7 @@ def _prepare(plan: Plan, environ: Mapping[str, str], is_over: Callable[[], bool]
         failed = {failure.node.node for failure in failures}
         commands = [one for one in stage if one.node not in failed]
         answers = run_all([one.command for one in commands], environ, seconds=None, is_over=is_over)
-        # rsync may exit before it knows that ssh has failed: then ssh by itself tells.
+        # rsync may exit before it knows that ssh has failed: then ssh by itself shows it.
         broken = [at for at, answer in enumerate(answers) if step == "copy" and answer.code in _BROKEN]
         lines = [ssh_command(commands[at].host, ("true",)) for at in broken]
         for at, again in zip(broken, run_all(lines, environ, is_over=is_over), strict=True):

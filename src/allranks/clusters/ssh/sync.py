@@ -51,8 +51,6 @@ _NEVER = (".git/", ".hg/", ".svn/", "__pycache__/", ".venv/", "venv/", ".*_cache
 _NOT_OF_THE_RUN = (f"/{contract.ATTEMPTS_DIR}/", "/*.jsonl", f"/{contract.RECORD_FILE}")
 #: A file in rsync's list: its length and name. Directories end with a slash, and remarks have no length.
 _LISTED = re.compile(r"^(\d+) (.*[^/\n])$", re.MULTILINE)
-#: How many of the largest entries an error names.
-_NAMED = 3
 #: What only grows: of a node, and of the training.
 _GROWING = ("*.out", "*.err", "*.jsonl", "*.log", contract.LOG_INDEX)
 _OF_THE_TRAINING = (contract.METRICS_FILE, contract.CHECKPOINTS_FILE)
@@ -119,7 +117,7 @@ class Copy:
             sizes[top + inside] += int(length)
         size = f"{format_count(len(found), 'file')}, {format_size(sizes.total())}"
         if sizes.total() > sync.max_size:
-            largest = sizes.most_common(_NAMED)
+            largest = sizes.most_common(3)
             named = ", ".join(f"{name} {format_size(amount)}" for name, amount in largest)
             raise JobError(
                 f"the working directory is too large to be copied to each machine: {size}",
@@ -260,11 +258,11 @@ class Fetcher:
         for is_complete in (False, True) if is_time else (False,):
             now = time.monotonic()
             silent = {node: said for node, (until, said) in self._silent.items() if now < until}
-            requested = [(node, host) for node, host in self._nodes if node not in silent]
-            commands = [self._command(node, host, is_complete=is_complete) for node, host in requested]
+            queried = [(node, host) for node, host in self._nodes if node not in silent]
+            commands = [self._command(node, host, is_complete=is_complete) for node, host in queried]
             answers = run_all(commands, os.environ, seconds=_PATIENCE)
             failed |= silent
-            for (node, _), answer in zip(requested, answers, strict=True):
+            for (node, _), answer in zip(queried, answers, strict=True):
                 if answer.code not in (0, _VANISHED):
                     failed[node] = error_of_rsync(answer)
                 if answer.unreached:

@@ -1,17 +1,26 @@
-"""How commands get to machines: through the user's own ssh and its configuration, to many at the same time."""
+"""How commands get to machines: through the user's own ssh and its configuration, to many at the same time.
+
+Connections are kept for a while, so that the next command to a machine needs no exchange of keys. The user's own
+settings for that come first, also those that forbid it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shlex
+import socket
+import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.clusters.ssh import multiplexing
 from allranks.errors import LaunchError
 from allranks.job.hosts import Host, parse_hosts
 from allranks.plan.script import exports
@@ -35,8 +44,6 @@ _OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", f"-oServ
 _AT_ONCE = 64
 #: What a machine may take beyond the ranks' own time to end a run, and to answer.
 _END_SECONDS = 60.0
-#: What ssh may take to stop the use of a connection.
-_STOP_SECONDS = 10.0
 #: What ssh prints, and what its user can do.
 _FIXES = {
     "Host key verification failed": "ssh {typed} once by hand, and check the key that it shows before you accept it",
@@ -48,6 +55,18 @@ _FIXES = {
     BROKE: "has {host} lost its power, or its network?",
     "timed out": "is {host} up, and does no firewall close the port of its sshd?",
 }
+#: The user's own settings for it, in a file and in what ``ssh -G`` prints; and where ``ssh -v`` names its files.
+_OWN = re.compile(r"^\s*Control(Path|Master)\b", re.IGNORECASE | re.MULTILINE)
+_TOLD = re.compile(r"^controlpath ", re.MULTILINE)
+_READ = re.compile(r"Reading configuration data (.+?)\r?$", re.MULTILINE)
+#: What neither ssh nor its expansion of ControlPath reads as something else.
+_PLAIN = re.compile(r"/[\w./+@-]*", re.ASCII)
+#: A socket's path has so many bytes at most on all systems (man 7 unix), its zero included.
+_SOCKET_BYTES = 104
+#: What ssh puts instead of %C, and adds while it makes the socket.
+_NAME_BYTES = 40 + 17
+#: A directory that is there on all systems, where the path of the one for temporary files is too long.
+_SHORT = "/tmp"
 
 
 def ssh_command(host: Host | str, words: Sequence[str]) -> tuple[str, ...]:
@@ -72,6 +91,51 @@ def real_name(host: Host, environ: Mapping[str, str]) -> str:
     return found[0] if found else host.name
 
 
+def kept_options(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options that make ssh use a kept connection, and keep a new one; empty where that is impossible."""
+    places = [Path(place, f"allranks-ssh-{os.getuid()}") for place in (tempfile.gettempdir(), _SHORT)]
+    if own := environ.get("XDG_RUNTIME_DIR"):
+        places.insert(0, Path(own, "allranks-ssh"))
+    folder = next(filter(_is_usable, places), None)
+    if folder is None or _has_own(frozenset(environ.items())):
+        return ()
+    return ("-oControlMaster=auto", f"-oControlPath={folder}/%C", "-oControlPersist=60")
+
+
+def _is_usable(folder: Path) -> bool:
+    """Make the directory if it is not there; return whether it is ours alone, and a socket can be made in it."""
+    if not _PLAIN.fullmatch(str(folder)) or len(str(folder)) + 1 + _NAME_BYTES >= _SOCKET_BYTES:
+        return False
+    probe = folder / f"{os.getpid()}.probe"
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            return False
+        with socket.socket(socket.AF_UNIX) as one:  # Where it cannot be made, as on a full disk, ssh would exit.
+            one.bind(str(probe))
+        probe.unlink()
+    except OSError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=8)
+def _has_own(environ: frozenset[tuple[str, str]]) -> bool:
+    """Return whether the user has settings for kept connections, for any host; True if ssh cannot tell.
+
+    Cached: following a run calls this twice a second. ssh reads the same files for any host.
+    """
+    answer = run_one(["ssh", "-v", "-G", "localhost"], dict(environ), seconds=10.0)
+    if answer.code or _TOLD.search(answer.out):
+        return True
+    try:
+        return any(_OWN.search(Path(file).read_text(errors="replace")) for file in _READ.findall(answer.err))
+    except OSError:
+        return True
+
+
 def run_all(
     commands: Sequence[Sequence[str]],
     environ: Mapping[str, str],
@@ -83,8 +147,6 @@ def run_all(
 ) -> list[Answer]:
     """Run commands at the same time, and return their answers in the same order.
 
-    Connections are kept for the next commands to the same hosts, unless the user's configuration has its own way.
-
     Args:
         commands: those of :func:`ssh_command`, or rsync with such an ssh behind ``-e``.
         environ: of ssh, not of the commands.
@@ -95,7 +157,7 @@ def run_all(
     """
     if not commands:
         return []
-    kept = multiplexing.options(environ)
+    kept = kept_options(environ)
     given_up = threading.Event()
 
     def run(place: int, command: Sequence[str]) -> Answer:
@@ -107,7 +169,7 @@ def run_all(
         answer = run_one(words, environ, sent=sent, seconds=seconds, is_over=lambda: given_up.is_set() or is_over())
         if kept and answer.is_late and words[0] == "ssh":
             # Its machine may be gone, and ssh not know it yet.
-            run_one(["ssh", "-O", "stop", *words[1:-1]], environ, seconds=_STOP_SECONDS)
+            run_one(["ssh", "-O", "stop", *words[1:-1]], environ, seconds=10.0)
         hear(place, answer)
         return answer
 
@@ -133,7 +195,7 @@ def folder_on_nodes(copied_to: str, run_dir: Path) -> str:
 
 
 def end_commands(nodes: Iterable[Mapping[str, Any]], folder: str, what: str) -> list[tuple[str, ...]]:
-    """Return the commands that run ``end.sh`` with ``what`` for agents; see :meth:`Ssh.ask`."""
+    """Return the commands that run ``end.sh`` with ``what`` for agents; see :meth:`Ssh.query`."""
     words = ("bash", f"{folder}/{END}", what)
     return [ssh_command(node["host"], (*words, str(node["pid"]), str(node["started"]))) for node in nodes]
 
