@@ -157,8 +157,8 @@ class Job(BatchJob):
         lines = (line.strip().partition(" = ") for line in answer.replace("\n\t", "").splitlines())
         fields = {name: value for name, _, value in lines}
         started = limit = None
-        if clock := fields.get("Resource_List.walltime"):
-            hours, minutes, seconds = map(int, clock.split(":"))
+        with suppress(ValueError):  # It has none, or the site's PBS writes it in another way.
+            hours, minutes, seconds = map(int, fields.get("Resource_List.walltime", "").split(":"))
             limit = 3600 * hours + 60 * minutes + seconds
         with suppress(ValueError):
             text = fields.get("stime") or fields.get("start_time") or ""

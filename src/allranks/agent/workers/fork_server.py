@@ -76,7 +76,10 @@ class ForkServer:
 
     def _listen(self) -> RankStart | None:
         """Do what the agent requests; in a forked child, return the rank that it is to become."""
-        data = self._channel.recv(65536)
+        try:
+            data = self._channel.recv(65536)
+        except ConnectionResetError:
+            data = b""  # The agent died, and has left reports unread.
         if not data:
             self._leaving = True
         *lines, self._unread = (self._unread + data).split(b"\n")
