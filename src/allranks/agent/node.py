@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
-from allranks.agent.heartbeat import Heartbeat, complain
+from allranks.agent.heartbeat import Heartbeat, Usage, complain
 from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
-from allranks.agent.usage import Usage
 from allranks.agent.workers.fork_server import ForkClient, ForkServerGoneError
 from allranks.agent.workers.group import Generation, WorkerGroup
 from allranks.contract import NodeSpec

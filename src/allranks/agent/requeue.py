@@ -16,9 +16,8 @@ from pathlib import Path
 from allranks import contract
 from allranks.agent.batch_job import BatchJob
 from allranks.errors import RunFolderError
-from allranks.record.events import read_events
+from allranks.record.events import SaveRecord, read_events, read_saves
 from allranks.record.files import write_json
-from allranks.record.saves import SaveRecord, read_saves
 
 #: So many attempts in a row may end without a checkpoint of a later step than before.
 _FRUITLESS = 3

@@ -1,4 +1,4 @@
-"""Events: one line of JSON each, one writer per file, so that a shared filesystem needs no locks."""
+"""Events and checkpoints of a run: one line of JSON each, one writer per file: a shared filesystem needs no locks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from allranks import contract
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,34 @@ def read_events(path: Path) -> Iterator[Event]:
             yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
+
+
+@dataclass(frozen=True)
+class SaveRecord:
+    """A checkpoint, as rank 0 names its path, or the start of an attempt, without one.
+
+    ``leaving``: all ranks exited then, to be resumed from there.
+    """
+
+    attempt: int
+    step: int
+    path: str | None
+    leaving: bool
+
+
+def read_saves(run: Path) -> list[SaveRecord]:
+    """Return the checkpoints of a run, oldest first; none if its script saves in its own way."""
+    try:
+        lines = (run / contract.CHECKPOINTS_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            path = record["path"]
+            save = SaveRecord(int(record["attempt"]), int(record["step"]), path and str(path), bool(record["leaving"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # Cut off by the end of its writer.
+        found.append(save)
+    return found

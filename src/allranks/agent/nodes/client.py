@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.agent.nodes.channel import Channel
+from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
-from allranks.agent.nodes.messages import Message
 from allranks.agent.outcome import Outcome
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.workers.fork_server import RankExit

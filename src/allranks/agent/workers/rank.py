@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
 from allranks.agent.workers.script import run_as_main
-from allranks.agent.workers.stdin import connect
-from allranks.agent.workers.streams import RankStream
+from allranks.agent.workers.streams import RankStream, connect
 from allranks.contract import NodeSpec
 from allranks.system.processes import die_with_parent, let_gloo_rest
 

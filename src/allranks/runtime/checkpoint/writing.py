@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from allranks.record import blocksums
-from allranks.record.checkpoints import PART
+from allranks.record.checkpoints import PART, checksum
 
 #: Direct writes want addresses and lengths in multiples of this.
 BLOCK = 4096
@@ -130,7 +129,7 @@ def _write_data(path: Path, buffer: Buffer, size: int) -> list[int]:
     try:
         for start in range(0, size, PART):
             part = buffer.view[start : min(start + PART, size)]
-            sums.append(blocksums.checksum(part))
+            sums.append(checksum(part))
             done = 0
             while done < len(part):
                 try:
