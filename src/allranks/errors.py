@@ -12,6 +12,7 @@ The tree::
     │   └── StartCancelledError  exit code 130, or 143: a signal came before it was
     └── RankError                raised inside a rank by the training runtime
         ├── RankEnvironmentError the variables that say who a rank is are half set or disagree
+        ├── StdinError           a script reads stdin, which its rank does not have
         └── DeviceError          the rank cannot have the device that it was given
 """
 
@@ -100,8 +101,8 @@ class StartCancelledError(LaunchError):
     Args:
         what: what happened.
         number: the signal's number.
-        why: what became of what had started.
-        fix: what the user can do about what may be left of it.
+        why: how what had started ended.
+        fix: what the user can do about processes that may be left.
     """
 
     def __init__(self, what: str, number: int, *, why: str | None = None, fix: str | None = None) -> None:

@@ -21,10 +21,9 @@ from typing import NoReturn
 from allranks import contract
 from allranks.agent import network
 from allranks.agent.batch_job import this_job
-from allranks.agent.heartbeat import Heartbeat, Usage, complain
+from allranks.agent.heartbeat import Heartbeat, complain
 from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.contract import BatchSpec, NodeSpec
-from allranks.record.logindex import LogIndexWriter
 from allranks.system.processes import lineage, marked, started, variable_of
 
 _TICK_SECONDS = 0.05
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> NoReturn:
     place = this_job(orders, node).place()
     environ[contract.NODE_RANK] = str(place.node)
     folder = run / contract.node_dir(int(environ[contract.ATTEMPT]), place.node)
-    folder.mkdir(0o750 if node.file_mode & 0o040 else 0o700, parents=True, exist_ok=True)
+    folder.mkdir(node.folder_mode, parents=True, exist_ok=True)
     if place.local_rank == 0:
         ranks = [str(rank) for rank in place.ranks]
         subprocess.Popen([sys.executable, str(run / contract.CODE), "--companion", *ranks])
@@ -87,16 +86,12 @@ def sidecar(argv: list[str]) -> NoReturn:
     mode = folder.stat().st_mode & 0o040 | 0o600
     os.umask(0o666 & ~mode)
     _leave_streams(folder / contract.AGENT_LOG, mode)
-    index = LogIndexWriter(folder, mode)
-    index.watch(map(int, argv))
-    heart = Heartbeat(folder / contract.HEARTBEAT, index, mode)
-    usage = Usage(folder / contract.USAGE, mode)
-    heart.tick()
+    heart = Heartbeat(folder, mode)
+    heart.index.watch(map(int, argv))
     while step.is_running():
         time.sleep(_TICK_SECONDS)
-        heart.tick()
-        usage.tick(step.groups)
-    index.close()
+        heart.tick(step.groups)
+    heart.index.close()
     sys.exit(0)
 
 

@@ -28,16 +28,29 @@ _GROUP, _USER, _SYSTEM, _RESIDENT = 2, 11, 12, 21
 
 
 class Heartbeat:
-    """A file that changes every few seconds while the agent is alive; also keeps the log index up to date."""
+    """A file in the node's directory that changes every few seconds; with it goes what else is recorded all the time.
 
-    def __init__(self, path: Path, index: LogIndexWriter, mode: int) -> None:
-        self._index = index
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+    Attributes:
+        index: of the logs of the node's ranks.
+    """
+
+    def __init__(self, folder: Path, mode: int) -> None:
+        self.index = LogIndexWriter(folder, mode)
+        self._usage = Usage(folder / contract.USAGE, mode)
+        self._descriptor = os.open(folder / contract.HEARTBEAT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
         self._next = 0.0
+        self._beat()
 
-    def tick(self) -> None:
-        """Record which logs have grown and, when it is time, the heartbeat."""
-        self._index.tick()
+    def tick(self, find: Callable[[], Collection[int]]) -> None:
+        """Record which logs have grown and, when it is time, the heartbeat and usage.
+
+        ``find`` returns the process groups of the ranks.
+        """
+        self.index.tick()
+        self._beat()
+        self._usage.tick(find)
+
+    def _beat(self) -> None:
         if (now := time.time()) >= self._next:
             self._next = now + _HEARTBEAT_SECONDS
             try:

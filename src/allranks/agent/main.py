@@ -101,17 +101,14 @@ def _warm_up(node: NodeSpec, argv: list[str], settings: list[NetworkSetting]) ->
 def fork_server(node: NodeSpec, python: tuple[str, ...] | None, listener: socket.socket | None = None) -> socket.socket:
     """Fork the fork server, and return the agent's end of the socket to it.
 
-    Args:
-        node: the node's orders.
-        python: the command of a new interpreter for each rank; None if the ranks run in the forked one.
-        listener: the agent's own, which the server must not keep open when the agent is gone.
+    ``python`` is the command of a new interpreter for each rank; None if the ranks run in the forked one.
     """
     ours, theirs = socket.socketpair()
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until the server ignores them.
     if os.fork() == 0:
         ours.close()
         if listener:
-            listener.close()
+            listener.close()  # The server must not keep it open when the agent is gone.
         _serve(theirs, node, python)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
     theirs.close()

@@ -54,7 +54,7 @@ def run_many_nodes(
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         coordinator = Coordinator(node, known, listener, stores)
     client = CoordinatorClient(node, known, stop, events, coordinator)
-    fork_client.attendant = client
+    fork_client.coordinator = client
     why: str | None = "its agent failed"
     try:
         client.join(group.poll)

@@ -70,12 +70,9 @@ class Environment(SchedulerEnvironment):
     def find_rank(self, env: Variables) -> int | None:
         """Count the lines of the hosts before this one, and our place on this one."""
         lines, host = self._lines(env), self._host(env)
-        before = set(_distinct(lines)[: _distinct(lines).index(host)])
-        return sum(line in before for line in lines) + self._place(env)
-
-    def find_local_rank(self, env: Variables) -> int | None:
-        """Find our place among the lines of this host."""
-        return self._place(env)
+        hosts = list(dict.fromkeys(lines))
+        before = hosts[: hosts.index(host)]
+        return sum(line in before for line in lines) + self.find_local_rank(env)
 
     def find_local_world_size(self, env: Variables) -> int | None:
         """Count the lines of this host."""
@@ -100,7 +97,8 @@ class Environment(SchedulerEnvironment):
         return lines
 
     def _host(self, env: Variables) -> str:
-        hosts, node = _distinct(self._lines(env)), self.number(env, self.rank) or 0
+        # Once each, in the order first seen: the position is the node's number.
+        hosts, node = list(dict.fromkeys(self._lines(env))), self.number(env, self.rank) or 0
         if node >= len(hosts):
             raise RankEnvironmentError(
                 f"PBS_NODENUM={node} is not among the {len(hosts)} hosts of PBS_NODEFILE",
@@ -109,7 +107,7 @@ class Environment(SchedulerEnvironment):
             )
         return hosts[node]
 
-    def _place(self, env: Variables) -> int:
+    def find_local_rank(self, env: Variables) -> int:
         """Find our place among the tasks of this host, from Torque's line number if there are several."""
         lines, host = self._lines(env), self._host(env)
         line = self.number(env, _LINE)
@@ -129,11 +127,6 @@ class Environment(SchedulerEnvironment):
             "copy $PBS_NODEFILE to a directory that all nodes share, and start the tasks with "
             "pbsdsh -- env PBS_NODEFILE=/that/copy python train.py"
         )
-
-
-def _distinct(lines: list[str]) -> list[str]:
-    """Give the hosts once each, in the order first seen: the position is the node's number."""
-    return list(dict.fromkeys(lines))
 
 
 class Job(BatchJob):
@@ -192,7 +185,7 @@ class Job(BatchJob):
     def requeue(self, *, lost: bool) -> str | None:
         """Put the job back into the queue; return what kept it from that: most sites let operators do it alone.
 
-        A job that has lost a node other than its first ends only when that is back, whoever wants it to end.
+        A job that has lost a node other than its first ends only when that is back, even if it is deleted.
         """
         if lost:
             return "PBS ends a job that has lost a node only when that is back"

@@ -66,8 +66,9 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
     folder = run / contract.attempt_dir(attempt)
     if (folder / contract.AGAIN).exists():
         return False  # It did not start.
-    is_preempted = code == _TERMINATED and job.preempted()
-    decision = decide(run, attempt, contract.CONTINUE_LATER if is_preempted else code, most)
+    if code == _TERMINATED and job.preempted():
+        code = contract.CONTINUE_LATER
+    decision = decide(run, attempt, code, most)
     if decision.again:
         decision = go_on(run, attempt, decision, job)
     _record(folder, decision)
@@ -78,14 +79,7 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
 
 
 def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
-    """Decide whether there is reason for another attempt, and none against it.
-
-    Args:
-        run: the run's directory.
-        attempt: the number of the one that has ended.
-        code: its exit code.
-        most: how many attempts there may be.
-    """
+    """Decide whether there is reason for another attempt, after one that ended with a code, and none against it."""
     folder, noted = run / contract.attempt_dir(attempt), read_saves(run)
     lost = set[str]()
     for path in folder.glob(f"node-*/{contract.AGENT_EVENTS}"):

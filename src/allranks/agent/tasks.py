@@ -200,12 +200,12 @@ class Tasks:
     def _pass_on(self, number: signal.Signals) -> None:
         """Deal with a signal for this process: the scheduler ends what runs on the first node."""
         if not self._orders.is_inside:
-            # Ranks of other nodes look for this file; agents tell each other.
+            # Tasks of other nodes poll for this file; agents inform each other.
             (self._attempt / contract.TERMINATED).write_text(os.environ.get(contract.END_TIME, "") + "\n")
             if self._scheduler.starts_tasks_alone:
                 self._signal("TERM", [0])
             return
-        # Of the end the first node's agent tells the others.
+        # The first node's agent reports the end to the others.
         is_for_all = self._orders.is_direct or number == signal.SIGUSR1
         self._signal(number.name.removeprefix("SIG"), range(len(self._hosts)) if is_for_all else [0])
 
@@ -253,7 +253,7 @@ def _run(folder: Path, name: str, node: NodeSpec, scheduler: SchedulerEnvironmen
 
     ``is_reported``: an agent, or the scheduler, reports the end of the job; else the task has to poll for it.
     """
-    umask = os.umask(0o777 & ~(0o750 if node.file_mode & 0o040 else 0o700))
+    umask = os.umask(0o777 & ~node.folder_mode)
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / contract.AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):

@@ -141,12 +141,9 @@ class CoordinatorClient:
         self._send("stop", signal=number, by=by)
 
     def leave(self, wait: Wait, patience: float, why: str | None) -> None:
-        """Leave; node 0 leaves last, but waits no longer than ``patience`` seconds for the others.
+        """Leave, because of ``why`` if something keeps this node from continuing; ``wait`` is as in :meth:`join`.
 
-        Args:
-            wait: as in :meth:`join`.
-            patience: of node 0, in seconds.
-            why: what keeps this node from continuing, if something does.
+        Node 0 leaves last, but waits no longer than ``patience`` seconds for the others.
         """
         if self._coordinator:
             if why:
@@ -205,7 +202,7 @@ class CoordinatorClient:
             self._wait_for_master(wait, _LONGEST_PAUSE)
         if self._master:
             return None
-        problem = self._channel.lost or f"who listens there says nothing for {JOIN_SECONDS:g} s"
+        problem = self._channel.lost or f"no answer within {JOIN_SECONDS:g} s"
         self._channel.close()
         return _OTHER_KEY if self._channel.is_greeted else problem
 

@@ -138,11 +138,9 @@ class WorkerGroup:
         self._record_exits()
 
     def end(self, number: signal.Signals = signal.SIGTERM, patience: Callable[[], float] | None = None) -> None:
-        """End all ranks: ``number``, patience, then SIGKILL; at once after a second Ctrl-C.
+        """End all ranks: by the signal ``number``, then SIGKILL; at once after a second Ctrl-C.
 
-        Args:
-            number: the signal that they get first.
-            patience: gives the seconds that they have to exit, which may change meanwhile; by default the job's.
+        ``patience`` gives the seconds between the two, which may change meanwhile; by default the job's.
         """
         requested = patience or (lambda: self._node.stop_timeout)
         for current, seconds in ((number, requested), (signal.SIGKILL, lambda: _KILL_PATIENCE)):

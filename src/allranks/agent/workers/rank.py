@@ -17,10 +17,8 @@ from allranks.agent.workers.streams import RankStream, connect
 from allranks.contract import NodeSpec
 from allranks.system.processes import die_with_parent, let_gloo_rest
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 #: As the agent inherited them: a batch script makes its processes ignore a warning that is sent to all of them.
 _WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> 
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in _HANDLED:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     for number, before in _WARNINGS.items():
         signal.signal(number, before)
@@ -106,13 +104,12 @@ def _stream(file: io.FileIO, old: TextIO) -> io.TextIOWrapper:
 
 def _replace_process(node: NodeSpec, python: tuple[str, ...]) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    command = [*python, "-m", node.target] if node.kind == "module" else [*python, node.target]
-    if node.kind == "binary":
-        command = [node.target]
-    for number in _IGNORED_BY_PYTHON:
+    starter = {"script": python, "module": (*python, "-m"), "binary": ()}[node.kind]
+    command = [*starter, node.target, *node.args]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # As subprocess does: else a program would inherit what Python ignores.
     try:
-        os.execvp(command[0], [*command, *node.args])
+        os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"allranks: cannot start {command[0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
