@@ -24,7 +24,7 @@ from allranks.agent.batch_job import this_job
 from allranks.agent.heartbeat import Heartbeat, complain
 from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.contract import BatchSpec, NodeSpec
-from allranks.system.processes import lineage, marked, started, variable_of
+from allranks.system.processes import append_to, lineage, marked, started, variable_of
 
 _TICK_SECONDS = 0.05
 #: The parent of a process whose own parent is gone.
@@ -66,9 +66,7 @@ def main(argv: list[str]) -> NoReturn:
             complain(f"allranks: node {place.node}: {setting}")
     environ.setdefault("PYTHONUNBUFFERED", "1")
     for stream, name in ((1, "out"), (2, "err")):
-        log = os.open(folder / contract.rank_log(place.rank, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(log, stream)
-        os.close(log)
+        append_to(folder / contract.rank_log(place.rank, name), 0o666, stream)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -85,7 +83,12 @@ def sidecar(argv: list[str]) -> NoReturn:
     folder = Path(run, contract.node_dir(int(attempt), int(node)))
     mode = folder.stat().st_mode & 0o040 | 0o600
     os.umask(0o666 & ~mode)
-    _leave_streams(folder / contract.AGENT_LOG, mode)
+    # The step would not end before this process if that kept its streams.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    append_to(folder / contract.AGENT_LOG, mode, 2)
     heart = Heartbeat(folder, mode)
     heart.index.watch(map(int, argv))
     while step.is_running():
@@ -124,13 +127,3 @@ class _Step:
         """Return the processes of this node's ranks, except those above this one."""
         run = os.environ[contract.RUN_DIR]
         return [pid for pid in marked(contract.RUN_DIR, run) if variable_of(pid, "RANK") in self._ranks]
-
-
-def _leave_streams(log: Path, mode: int) -> None:
-    """Close the step's streams, or the step would not end before this process."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
-    for stream, target in enumerate((nothing, nothing, errors)):
-        os.dup2(target, stream)
-    os.close(nothing)
-    os.close(errors)

@@ -26,6 +26,7 @@ from allranks.agent.heartbeat import complain
 from allranks.contract import BatchSpec, NodeSpec
 from allranks.record.events import read_events
 from allranks.system import schedulers
+from allranks.system.processes import append_to
 from allranks.system.schedulers import SchedulerEnvironment
 
 #: The command that runs words on a host of the job.
@@ -255,10 +256,7 @@ def _run(folder: Path, name: str, node: NodeSpec, scheduler: SchedulerEnvironmen
     """
     umask = os.umask(0o777 & ~node.folder_mode)
     folder.mkdir(parents=True, exist_ok=True)
-    log = os.open(folder / contract.AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
+    append_to(folder / contract.AGENT_LOG, 0o666, 1, 2)
     script = str(Path(os.environ[contract.RUN_DIR], contract.NODE_SCRIPT))
     for number in _PASSED_ON:
         signal.signal(number, signal.SIG_DFL)  # What starts tasks ignores them.

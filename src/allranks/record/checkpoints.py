@@ -243,10 +243,7 @@ def read_file(path: Path, name: str, manifest: Manifest) -> bytes:
 def problems(path: Path, *, share: int = 0, shares: int = 1) -> Iterator[str]:
     """Read a checkpoint and yield its errors, naming file and part; none if it is complete.
 
-    Args:
-        path: its directory.
-        share: which share of the data to read, from 0; small files are read in each.
-        shares: number of readers.
+    Several readers take a ``share`` of the data each, from 0, of so many ``shares``; each reads all small files.
     """
     try:
         manifest = read_manifest(path)

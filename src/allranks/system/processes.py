@@ -141,6 +141,14 @@ def stat_fields(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
+def append_to(path: Path, mode: int, *streams: int) -> None:
+    """Redirect output streams of this process to the end of a file, which is made with ``mode`` if it is missing."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    for stream in streams:
+        os.dup2(log, stream)
+    os.close(log)
+
+
 def _prctl(option: int, value: int) -> None:
     import ctypes  # Not for the launcher.
 

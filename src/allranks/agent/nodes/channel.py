@@ -95,13 +95,7 @@ def _fits(value: Any, form: str) -> bool:
 
 
 class Channel:
-    """One end of a connection to another agent.
-
-    Args:
-        connection: it is this channel's from now on.
-        key: of the run.
-        is_coordinator: whether this is the coordinator's end, and not a node's.
-        patient: whether to bear a longer silence.
+    """One end of a connection to another agent: the coordinator's or a node's, which may bear a longer silence.
 
     Attributes:
         lost: why no more can come, once that is so.

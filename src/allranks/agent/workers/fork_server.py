@@ -203,10 +203,7 @@ class ForkServerGoneError(RuntimeError):
 class ForkClient:
     """The agent's end of the socket to the fork server.
 
-    Args:
-        channel: the socket.
-        idle: called about 20 times a second while waiting.
-        check: likewise, but while the server ends; may raise.
+    ``idle`` is called about 20 times a second while it waits; so is ``check``, which may raise, until the server ends.
 
     Attributes:
         pids: process ids of the ranks that are alive, by local rank.

@@ -10,12 +10,13 @@ import random
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from allranks.agent.workers.script import run_as_main
 from allranks.agent.workers.streams import RankStream, connect
 from allranks.contract import NodeSpec
-from allranks.system.processes import die_with_parent, let_gloo_rest
+from allranks.system.processes import append_to, die_with_parent, let_gloo_rest
 
 #: As the agent inherited them: a batch script makes its processes ignore a warning that is sent to all of them.
 _WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
@@ -67,10 +68,8 @@ def _reset_signals() -> None:
 def _open_streams(node: NodeSpec, start: RankStart) -> None:
     """Redirect stdout and stderr to the rank's logs, whose mode is the run's; the script keeps the user's umask."""
     users_umask = os.umask(0)
-    for target, path in ((1, start.out), (2, start.err)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, node.file_mode)
-        os.dup2(descriptor, target)
-        os.close(descriptor)
+    append_to(Path(start.out), node.file_mode, 1)
+    append_to(Path(start.err), node.file_mode, 2)
     os.umask(users_umask)
 
 
