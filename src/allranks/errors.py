@@ -115,7 +115,7 @@ class RankError(AllranksError):
 
 
 def unknown(name: str, value: object, expected: Sequence[str]) -> RankError:
-    """Make the error for an argument of the runtime that is none of the expected words; it proposes the nearest."""
+    """Return the error for an invalid argument of the runtime, which proposes the nearest of the expected words."""
     from difflib import get_close_matches  # Not at the top: only mistakes need it.
 
     close = get_close_matches(str(value).lower(), expected, n=1, cutoff=0.5)

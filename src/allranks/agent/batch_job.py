@@ -113,7 +113,7 @@ class BatchJob:
         return False
 
     def ending(self) -> str | None:
-        """Say that the scheduler is ending this job before its time limit; None if it is not."""
+        """Return the message that the scheduler is ending this job before its time limit; None if it is not."""
         if (self.attempt_dir / contract.TERMINATED).exists() and not self.is_over():
             return f"{self.variables.name} is ending the job already"
         return None

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent.heartbeat import Heartbeat, complain
-from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
 from allranks.agent.workers.fork_server import ForkClient, ForkServerGoneError
-from allranks.agent.workers.group import Generation, WorkerGroup
+from allranks.agent.workers.group import PREEMPTED, Generation, Outcome, WorkerGroup, failed, succeeded
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
 from allranks.record.events import EventWriter

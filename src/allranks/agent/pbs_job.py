@@ -122,7 +122,7 @@ class Environment(SchedulerEnvironment):
         return lines[:line].count(host)
 
     def advice(self, env: Variables, there: list[str], missing: list[str]) -> str:
-        """Say how the tasks get the node file."""
+        """Return how the tasks get the node file."""
         return (
             "copy $PBS_NODEFILE to a directory that all nodes share, and start the tasks with "
             "pbsdsh -- env PBS_NODEFILE=/that/copy python train.py"
@@ -172,9 +172,9 @@ class Job(BatchJob):
         return [starter, *self.orders.options, *place, *([shlex.join(words)] if starter == "ssh" else words)]
 
     def ending(self) -> str | None:
-        """Say that the job was deleted, or that PBS needs its nodes: then PBS itself puts it back into the queue.
+        """Return the message that the job was deleted, or that PBS requeues it itself for its nodes; None if neither.
 
-        A job that has lost a node PBS ends for good. If PBS does not answer it counts as deleted.
+        A job that PBS ends because a node is lost is not requeued by PBS. If PBS does not answer it counts as deleted.
         """
         ending = super().ending()
         if ending and any(self.attempt_dir.glob(f"node-*/{contract.CUT_OFF}")):

@@ -107,7 +107,7 @@ def _resumed(run: Path, attempt: int) -> int:
 
 
 def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> str | None:
-    """Say why an attempt is not to follow those from ``first`` on; None if it is."""
+    """Return why no attempt may follow those from ``first`` on; None if one may."""
     if attempt - first >= most:
         return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
     if not noted or attempt - first < _FRUITLESS:
@@ -120,7 +120,7 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
 
 
 def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decision:
-    """Have another attempt follow; return how it does, or what is against it."""
+    """Requeue the job, or submit another one; return which was done, or why none could be."""
     if ending := job.ending():
         return Decision(False, f"{decision.why}, but {ending}", given_up=True)
     # Recorded before: to be put back into the queue may end this process at once.

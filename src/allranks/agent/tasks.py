@@ -48,7 +48,7 @@ _IGNORING = ("bash", "-c", "trap '' USR1 USR2 INT TERM HUP; exec \"$@\"", "bash"
 _KILL = ("bash", "-c", 'exec 2>/dev/null; kill -s "$0" $(cat "$1"/*.pid)')
 #: What a task has of its own, whatever the first node has, beside its scheduler's variables.
 _OF_A_TASK = ("HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-#: Of an mpiexec that starts one task.
+#: Prefixes of the variables of an mpiexec that starts one task.
 _OF_MPI = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 

@@ -19,10 +19,9 @@ from typing import Any
 from allranks import contract
 from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
-from allranks.agent.outcome import Outcome
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.workers.fork_server import RankExit
-from allranks.agent.workers.group import Generation
+from allranks.agent.workers.group import Generation, Outcome
 from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.record.events import EventWriter

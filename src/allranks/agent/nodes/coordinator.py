@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from allranks import contract
 from allranks.agent.heartbeat import complain
 from allranks.agent.nodes.channel import Channel, Message
-from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
+from allranks.agent.workers.group import PREEMPTED, Outcome, failed, succeeded
 from allranks.contract import NodeSpec
 
 if TYPE_CHECKING:
