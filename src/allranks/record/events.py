@@ -28,33 +28,24 @@ class Event:
 class EventWriter:
     """Appends events to a file. The only writer of that file.
 
-    A disk that is full or gone does not stop its process: ``error`` holds the failure, and what could not be written is
-    written before the next event.
+    A disk that is full or gone does not stop its process: what could not be written is written before the next event.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
-        self.error: OSError | None = None
         self._unwritten = b""
         self._host = socket.gethostname()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
 
-    def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
         """Append one event. Raises nothing for a full disk."""
-        record = {"time": round(time.time(), 6), "host": self._host, "kind": kind}
-        if rank is not None:
-            record["rank"] = rank
-        self._unwritten += json.dumps({**record, **fields}).encode() + b"\n"
+        record = {"time": round(time.time(), 6), "host": self._host, "kind": kind, **fields}
+        self._unwritten += json.dumps(record).encode() + b"\n"
         try:
             # A write may stop in the middle of a line; the next one continues there.
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
-            self.error = None
-        except OSError as error:
-            self.error = error
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        except OSError:
+            pass
 
 
 def read_events(path: Path) -> Iterator[Event]:
