@@ -14,7 +14,7 @@ RUN_ID: Final = "ALLRANKS_RUN_ID"
 RUN_DIR: Final = "ALLRANKS_RUN_DIR"
 ATTEMPT: Final = "ALLRANKS_ATTEMPT"
 BACKEND: Final = "ALLRANKS_BACKEND"
-#: "1" when somebody watches all ranks on a terminal: progress bars make sense although stdout is a file.
+#: "1" when all ranks are watched on a terminal: progress bars make sense although stdout is a file.
 TERMINAL: Final = "ALLRANKS_TERMINAL"
 
 #: When the job will be ended, in seconds since 1970: ranks save and leave before.
@@ -33,7 +33,7 @@ LIFELINE: Final = "ALLRANKS_LIFELINE"
 #: process id.
 STDIN: Final = "ALLRANKS_STDIN_OF_COMMAND"
 
-# --- what a script that a scheduler starts tells the agents of its nodes, beside RUN_DIR and ATTEMPT ---
+# --- what the supervisor of a batch job sets for the agents of its nodes, beside RUN_DIR and ATTEMPT ---
 #: This node's place among the nodes, how many of them there are, and how many ranks this one has.
 NODE_RANK: Final = "ALLRANKS_NODE_RANK"
 NODE_COUNT: Final = "ALLRANKS_NODE_COUNT"
@@ -48,7 +48,7 @@ OF_A_NODE: Final = (NODE_RANK, NODE_COUNT, NODE_NPROC, RDZV_HOST, RDZV_PORT)
 #: Names of the variables that this node decided on for the run: network and threads of another one may differ.
 DECIDED: Final = "ALLRANKS_DECIDED"
 
-#: What ends a prompt in a rank's log when a line was typed behind it: so a rank hardly ends a line that nobody typed.
+#: What ends a prompt in a rank's log when a line was typed behind it: a rank itself hardly ends a line so.
 TYPED: Final = b"\r\n"
 
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
@@ -82,7 +82,7 @@ def full_wait(seconds: int) -> int:
     return max(1, round(scaled_wait(seconds)))
 
 
-#: How long agents wait for each other before they tell which nodes are missing: healthy ones import torch meanwhile.
+#: How long agents wait for each other before they report which nodes are missing: healthy ones import torch meanwhile.
 MISSING_SECONDS: Final = 5.0
 
 # --- schedulers, as launcher and agent both see them ---
@@ -123,8 +123,7 @@ METRICS_FILE: Final = "metrics.jsonl"
 CHECKPOINTS_FILE: Final = "checkpoints.jsonl"
 
 # --- files of an attempt on a scheduler, relative to runs/<id>/attempts/000/ ---
-#: The job's id, its hosts in the order of their nodes' numbers, its exit code, and what was decided about another
-#: attempt.
+#: The job's id, its hosts in the order of their nodes' numbers, its exit code, the decision about another attempt.
 JOB: Final = "job"
 HOSTS: Final = "hosts"
 EXIT: Final = "exit"
@@ -268,6 +267,11 @@ class NodeSpec(_JsonFile):
     def places(self) -> int:
         """How many nodes take part, at most."""
         return self.nnodes - self.spares
+
+    @property
+    def folder_mode(self) -> int:
+        """Permission bits of the directories that the agent creates."""
+        return 0o750 if self.file_mode & 0o040 else 0o700
 
     @property
     def needs_all(self) -> bool:

@@ -12,6 +12,7 @@ The tree::
     │   └── StartCancelledError  exit code 130, or 143: a signal came before it was
     └── RankError                raised inside a rank by the training runtime
         ├── RankEnvironmentError the variables that say who a rank is are half set or disagree
+        ├── StdinError           a script reads stdin, which its rank does not have
         └── DeviceError          the rank cannot have the device that it was given
 """
 
@@ -100,8 +101,8 @@ class StartCancelledError(LaunchError):
     Args:
         what: what happened.
         number: the signal's number.
-        why: what became of what had started.
-        fix: what the user can do about what may be left of it.
+        why: how what had started ended.
+        fix: what the user can do about processes that may be left.
     """
 
     def __init__(self, what: str, number: int, *, why: str | None = None, fix: str | None = None) -> None:
@@ -114,7 +115,7 @@ class RankError(AllranksError):
 
 
 def unknown(name: str, value: object, expected: Sequence[str]) -> RankError:
-    """Make the error for an argument of the runtime that is none of the expected words; it proposes the nearest."""
+    """Return the error for an invalid argument of the runtime, which proposes the nearest of the expected words."""
     from difflib import get_close_matches  # Not at the top: only mistakes need it.
 
     close = get_close_matches(str(value).lower(), expected, n=1, cutoff=0.5)

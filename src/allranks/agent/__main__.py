@@ -10,9 +10,9 @@ import sys
 OTHERS = {
     "--supervise": ("allranks.agent.supervisor", "main"),
     "--supervise-alone": ("allranks.agent.supervisor", "main_alone"),
-    "--task": ("allranks.agent.task", "main"),
+    "--task": ("allranks.agent.tasks", "main"),
     "--rank": ("allranks.agent.direct", "main"),
-    "--companion": ("allranks.agent.sidecar", "main"),
+    "--companion": ("allranks.agent.direct", "sidecar"),
 }
 
 if sys.version_info < (3, 10):  # noqa: UP036 - on a node it may be any python3

@@ -91,12 +91,7 @@ class BatchJob:
         return None, None
 
     def run(self, attempt: Path, hosts: Sequence[str]) -> int:
-        """Start the tasks on all nodes, wait for them, and return the job's exit code.
-
-        Args:
-            attempt: the attempt's directory.
-            hosts: what :meth:`hosts` returned.
-        """
+        """Start the tasks on all nodes, which are ``hosts``, wait for them, and return the job's exit code."""
         from allranks.agent.tasks import Tasks  # Not for those who only read variables.
 
         return Tasks(self.orders, self.node, attempt, hosts, self.command).run()
@@ -118,15 +113,15 @@ class BatchJob:
         return False
 
     def ending(self) -> str | None:
-        """Say that the scheduler is ending this job before its time limit; None if it is not."""
-        is_ending = (self.attempt_dir / contract.TERMINATED).exists() and not self.is_over()
-        return f"{self.variables.name} is ending the job already" if is_ending else None
+        """Return the message that the scheduler is ending this job before its time limit; None if it is not."""
+        if (self.attempt_dir / contract.TERMINATED).exists() and not self.is_over():
+            return f"{self.variables.name} is ending the job already"
+        return None
 
     def requeue(self, *, lost: bool) -> str | None:
-        """Put this job back into the queue; return what kept it from that. It may kill this process.
+        """Put this job, which may have lost nodes, back into the queue; return what kept it from that.
 
-        Args:
-            lost: whether nodes were lost.
+        It may kill this process.
         """
         raise NotImplementedError
 

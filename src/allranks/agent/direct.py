@@ -1,18 +1,36 @@
-"""The start of a rank where there is no agent, at the end of node.sh: ``--rank COMMAND…``."""
+"""Ranks that a scheduler starts, without an agent: the start of each, and the sidecar beside those of a node.
+
+``--rank COMMAND…`` at the end of node.sh becomes a rank. ``--companion RANK…``, started by the task that becomes the
+first of these ranks, does what a node's agent does beside them: it keeps the heartbeat and the log index of its node,
+and records what the ranks use. It exits with the last rank; a signal to the whole step does not end it, since the ranks
+may be saving.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from allranks import contract
 from allranks.agent import network
 from allranks.agent.batch_job import this_job
-from allranks.agent.heartbeat import complain
+from allranks.agent.heartbeat import Heartbeat, complain
+from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.contract import BatchSpec, NodeSpec
+from allranks.system.processes import append_to, lineage, marked, started, variable_of
+
+_TICK_SECONDS = 0.05
+#: The parent of a process whose own parent is gone.
+_INIT = 1
+#: Scanning processes costs more than a tick.
+_SCAN_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -24,9 +42,8 @@ def main(argv: list[str]) -> NoReturn:
     place = this_job(orders, node).place()
     environ[contract.NODE_RANK] = str(place.node)
     folder = run / contract.node_dir(int(environ[contract.ATTEMPT]), place.node)
-    folder.mkdir(0o750 if node.file_mode & 0o040 else 0o700, parents=True, exist_ok=True)
+    folder.mkdir(node.folder_mode, parents=True, exist_ok=True)
     if place.local_rank == 0:
-        # It keeps the heartbeat and the index of the logs of this node's ranks.
         ranks = [str(rank) for rank in place.ranks]
         subprocess.Popen([sys.executable, str(run / contract.CODE), "--companion", *ranks])
     environ.update(
@@ -49,11 +66,64 @@ def main(argv: list[str]) -> NoReturn:
             complain(f"allranks: node {place.node}: {setting}")
     environ.setdefault("PYTHONUNBUFFERED", "1")
     for stream, name in ((1, "out"), (2, "err")):
-        log = os.open(folder / contract.rank_log(place.rank, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(log, stream)
-        os.close(log)
+        append_to(folder / contract.rank_log(place.rank, name), 0o666, stream)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
         complain(f"{argv[0]}: {error.strerror}")
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def sidecar(argv: list[str]) -> NoReturn:
+    """Keep the heartbeat, log index and usage of the ranks in ``argv`` until the last of them has ended."""
+    step = _Step(argv)
+    for number in (*SIGNALS, *WARNINGS):
+        signal.signal(number, signal.SIG_IGN)
+    run, attempt, node = (os.environ[name] for name in (contract.RUN_DIR, contract.ATTEMPT, contract.NODE_RANK))
+    folder = Path(run, contract.node_dir(int(attempt), int(node)))
+    mode = folder.stat().st_mode & 0o040 | 0o600
+    os.umask(0o666 & ~mode)
+    # The step would not end before this process if that kept its streams.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    append_to(folder / contract.AGENT_LOG, mode, 2)
+    heart = Heartbeat(folder, mode)
+    heart.index.watch(map(int, argv))
+    while step.is_running():
+        time.sleep(_TICK_SECONDS)
+        heart.tick(step.groups)
+    heart.index.close()
+    sys.exit(0)
+
+
+class _Step:
+    """The scheduler's step that this process is part of, with the ``ranks`` of this node."""
+
+    def __init__(self, ranks: Sequence[str]) -> None:
+        self._ranks = frozenset(ranks)
+        self._above = {pid: started(pid) for pid in lineage() if pid != os.getpid()}
+        self._next = 0.0
+
+    def is_running(self) -> bool:
+        """Return whether a rank of this node can be alive: the one that is above this process, or another one."""
+        if time.monotonic() < self._next:
+            return True
+        self._next = time.monotonic() + _SCAN_SECONDS
+        if os.getppid() != _INIT and all(started(pid) == began for pid, began in self._above.items()):
+            return True
+        return bool(self._others())
+
+    def groups(self) -> set[int]:
+        """Return the process groups of this node's ranks; the rank that is above this process shares its group."""
+        groups = {os.getpgrp()}
+        for pid in self._others():
+            with suppress(ProcessLookupError):  # It has just ended.
+                groups.add(os.getpgid(pid))
+        return groups
+
+    def _others(self) -> list[int]:
+        """Return the processes of this node's ranks, except those above this one."""
+        run = os.environ[contract.RUN_DIR]
+        return [pid for pid in marked(contract.RUN_DIR, run) if variable_of(pid, "RANK") in self._ranks]

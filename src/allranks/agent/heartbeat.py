@@ -1,29 +1,56 @@
-"""The agent's heartbeat and its own log. On a full disk they are lost, and the run continues."""
+"""What an agent records of itself and its ranks: heartbeat, usage and its own log. On a full disk they are lost."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import threading
 import time
 import traceback
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from allranks import contract
 from allranks.record.logindex import LogIndexWriter
+from allranks.system.processes import process_ids, stat_fields
+
+if TYPE_CHECKING:
+    from allranks.system.gpus import Gpus
 
 _HEARTBEAT_SECONDS = contract.scaled_wait(5.0)
+_USAGE_SECONDS = 2.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: Places in /proc/<pid>/stat, counted from the state on (man 5 proc).
+_GROUP, _USER, _SYSTEM, _RESIDENT = 2, 11, 12, 21
 
 
 class Heartbeat:
-    """A file that changes every few seconds while the agent is alive; also keeps the log index up to date."""
+    """A file in the node's directory that changes every few seconds; with it goes what else is recorded all the time.
 
-    def __init__(self, path: Path, index: LogIndexWriter, mode: int) -> None:
-        self._index = index
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+    Attributes:
+        index: of the logs of the node's ranks.
+    """
+
+    def __init__(self, folder: Path, mode: int) -> None:
+        self.index = LogIndexWriter(folder, mode)
+        self._usage = Usage(folder / contract.USAGE, mode)
+        self._descriptor = os.open(folder / contract.HEARTBEAT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
         self._next = 0.0
+        self._beat()
 
-    def tick(self) -> None:
-        """Record which logs have grown and, when it is time, the heartbeat."""
-        self._index.tick()
+    def tick(self, find: Callable[[], Collection[int]]) -> None:
+        """Record which logs have grown and, when it is time, the heartbeat and usage.
+
+        ``find`` returns the process groups of the ranks.
+        """
+        self.index.tick()
+        self._beat()
+        self._usage.tick(find)
+
+    def _beat(self) -> None:
         if (now := time.time()) >= self._next:
             self._next = now + _HEARTBEAT_SECONDS
             try:
@@ -31,6 +58,58 @@ class Heartbeat:
                 os.pwrite(self._descriptor, f"{now:017.6f}\n".encode(), 0)
             except OSError:
                 pass  # The disk is full or gone; the next beat may work.
+
+
+class Usage:
+    """Records every two seconds what the ranks use of their node, in a file that ``allranks top`` reads.
+
+    CPU and memory of their process groups are from /proc, GPUs from NVIDIA's management library.
+    """
+
+    def __init__(self, path: Path, mode: int) -> None:
+        self._path, self._mode = path, mode
+        self._next = 0.0
+        self._before: tuple[float, float] | None = None
+        self._gpus: Gpus | None = None
+        self._thread: threading.Thread | None = None
+
+    def tick(self, find: Callable[[], Collection[int]]) -> None:
+        """Take a sample when it is time to, of the process groups whose ids ``find`` returns."""
+        now = time.monotonic()
+        if now < self._next or (self._thread and self._thread.is_alive()) or not (groups := find()):
+            return
+        self._next = now + _USAGE_SECONDS
+        seconds, memory = _used(groups)
+        (then, spent), self._before = self._before or (now, seconds), (now, seconds)
+        cpus = max(0.0, seconds - spent) / (now - then) if now > then else 0.0
+        sample = {"host": socket.gethostname(), "time": time.time(), "cpus": round(cpus, 3), "memory": memory}
+        # In a thread: the driver of GPUs may take seconds, or hang, and the agent must not.
+        self._thread = threading.Thread(target=self._write, args=(sample,), name="allranks-usage", daemon=True)
+        self._thread.start()
+
+    def _write(self, sample: dict[str, Any]) -> None:
+        from allranks.system.gpus import Gpus  # Not for those who only write to the log.
+
+        self._gpus = self._gpus or Gpus()
+        sample["gpus"] = self._gpus.sample()
+        temporary = self._path.with_name(f".{self._path.name}")
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode), "w") as stream:
+                stream.write(json.dumps(sample))
+            temporary.replace(self._path)
+        except OSError:
+            pass  # The disk is full or gone; the next sample may be written.
+
+
+def _used(groups: Collection[int]) -> tuple[float, int]:
+    """Return the seconds of CPU that process groups have used, and the bytes of memory that they hold."""
+    ticks = pages = 0
+    for pid in process_ids():
+        fields = stat_fields(pid)
+        if fields and int(fields[_GROUP]) in groups:
+            ticks += int(fields[_USER]) + int(fields[_SYSTEM])
+            pages += int(fields[_RESIDENT])
+    return ticks / _TICKS, pages * _PAGE
 
 
 def complain(text: str | None = None) -> None:

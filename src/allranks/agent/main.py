@@ -12,13 +12,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent.heartbeat import complain
 from allranks.agent.node import Agent, Start
-from allranks.agent.node_env import is_placed, placed
 from allranks.agent.stop import SIGNALS, WARNINGS, StopRequest
 from allranks.agent.stores import BACKLOG
 from allranks.agent.workers import fork_policy
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 #: Set when this process found, after the import of torch, that it must not fork ranks, and executed itself again.
 _PLAIN = "ALLRANKS_PLAIN_BECAUSE"
+_HIGHEST_PORT = 65535
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -99,17 +101,14 @@ def _warm_up(node: NodeSpec, argv: list[str], settings: list[NetworkSetting]) ->
 def fork_server(node: NodeSpec, python: tuple[str, ...] | None, listener: socket.socket | None = None) -> socket.socket:
     """Fork the fork server, and return the agent's end of the socket to it.
 
-    Args:
-        node: the node's orders.
-        python: the command of a new interpreter for each rank; None if the ranks run in the forked one.
-        listener: the agent's own, which the server must not keep open when the agent is gone.
+    ``python`` is the command of a new interpreter for each rank; None if the ranks run in the forked one.
     """
     ours, theirs = socket.socketpair()
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, *WARNINGS))  # Until the server ignores them.
     if os.fork() == 0:
         ours.close()
         if listener:
-            listener.close()
+            listener.close()  # The server must not keep it open when the agent is gone.
         _serve(theirs, node, python)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, *WARNINGS))
     theirs.close()
@@ -127,3 +126,61 @@ def _serve(channel: socket.socket, node: NodeSpec, python: tuple[str, ...] | Non
         os._exit(0)
     # From here on this process is a rank: it must end as an interpreter ends, not return to the agent's code.
     become(node, python, start)
+
+
+# --- the place of this node: only the node knows it, and the orders are the same for all nodes of a run ---
+
+
+def is_placed(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment of this agent has its place."""
+    return any(environ.get(name) for name in contract.OF_A_NODE)
+
+
+def placed(spec: NodeSpec, environ: Mapping[str, str]) -> NodeSpec:
+    """Return the orders with this node's place in them; as they are if the environment has none.
+
+    Raises:
+        LaunchError: a variable of the place is missing or invalid.
+    """
+    if not is_placed(environ):
+        return spec
+    needed = (*contract.OF_A_NODE, contract.ATTEMPT)
+    if missing := [name for name in needed if not environ.get(name)]:
+        raise _invalid(f"{' and '.join(missing)} not set", f"{len(needed) - len(missing)} of {len(needed)} are")
+    nodes = _number(environ, contract.NODE_COUNT, 1)
+    if nodes < spec.min_nodes:
+        raise LaunchError(
+            f"{nodes} of at least {spec.min_nodes} nodes are here",
+            why=f"{contract.NODE_COUNT} is {nodes}",
+            fix="ask for more nodes, or for fewer at least: resources.nodes (--nodes)",
+        )
+    is_name = spec.kind == "module" or (spec.kind == "binary" and os.sep not in spec.target)
+    mine = replace(
+        spec,
+        run_dir=environ.get(contract.RUN_DIR) or spec.run_dir,  # A task of a job array has a directory of its own.
+        attempt=_number(environ, contract.ATTEMPT, 0),
+        node=_number(environ, contract.NODE_RANK, 0, nodes - 1),
+        nnodes=nodes,
+        nproc_per_node=_number(environ, contract.NODE_NPROC, 1),
+        # Relative to the working directory where each node has a copy of that.
+        target=spec.target if is_name else str(Path.cwd() / spec.target),
+    )
+    port = _number(environ, contract.RDZV_PORT, 1, _HIGHEST_PORT)
+    # The ranks of a single node meet where the orders say.
+    return mine if nodes == 1 else replace(mine, master_addr=environ[contract.RDZV_HOST], master_port=port)
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
+    text = environ[name]
+    if text.isdecimal() and least <= int(text) and (most is None or int(text) <= most):
+        return int(text)
+    limits = f"of {least} or more" if most is None else f"from {least} to {most}"
+    raise _invalid(f"{name}={text} (expected a number {limits})")
+
+
+def _invalid(what: str, why: str | None = None) -> LaunchError:
+    return LaunchError(
+        f"agent on {socket.gethostname()}: invalid node environment: {what}",
+        why=why,
+        fix=f"set {', '.join((*contract.OF_A_NODE, contract.ATTEMPT))}, as the run's script does, or none of them",
+    )

@@ -13,11 +13,10 @@ from pathlib import Path
 from allranks import contract
 from allranks.agent.nodes.client import CoordinatorClient
 from allranks.agent.nodes.coordinator import Coordinator
-from allranks.agent.outcome import Outcome
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
 from allranks.agent.workers.fork_server import ForkClient
-from allranks.agent.workers.group import WorkerGroup
+from allranks.agent.workers.group import Outcome, WorkerGroup
 from allranks.contract import NodeSpec
 from allranks.record import key
 from allranks.record.events import EventWriter
@@ -54,7 +53,7 @@ def run_many_nodes(
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         coordinator = Coordinator(node, known, listener, stores)
     client = CoordinatorClient(node, known, stop, events, coordinator)
-    fork_client.attendant = client
+    fork_client.coordinator = client
     why: str | None = "its agent failed"
     try:
         client.join(group.poll)

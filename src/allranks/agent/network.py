@@ -34,13 +34,8 @@ def decide(
 ) -> list[NetworkSetting]:
     """Decide the variables of this node's network and CPUs; what is set already stays.
 
-    Args:
-        master: the host where the nodes meet.
-        nodes: how many there are.
-        ranks: how many are on this node.
-        environ: of this process.
-        sys: where the kernel shows devices.
-        proc: where it shows routes.
+    ``nodes`` of them meet at the host ``master``, and this one has ``ranks`` ranks. The kernel shows devices in ``sys``
+    and routes in ``proc``.
     """
     cpus = int(environ.get(contract.NODE_CPUS) or usable_cpus())
     threads = NetworkSetting(_THREADS, str(max(1, cpus // ranks)), f"CPUs: {cpus}, ranks: {ranks}")

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
 from allranks.agent.heartbeat import Heartbeat, complain
-from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
-from allranks.agent.usage import Usage
 from allranks.agent.workers.fork_server import ForkClient, ForkServerGoneError
-from allranks.agent.workers.group import Generation, WorkerGroup
+from allranks.agent.workers.group import PREEMPTED, Generation, Outcome, WorkerGroup, failed, succeeded
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
 from allranks.record.events import EventWriter
-from allranks.record.logindex import LogIndexWriter
 from allranks.system.processes import marked, signal_process, variable_of
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ class Agent:
         os.umask(0o666 & ~node.file_mode)  # For the agent's own files: the fork server, and the ranks, have the user's.
         self._node = node
         self._folder = Path(node.run_dir, contract.node_dir(node.attempt, node.node))
-        self._folder.mkdir(0o750 if node.file_mode & 0o040 else 0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(node.folder_mode, parents=True, exist_ok=True)
         self._events = EventWriter(self._folder / contract.AGENT_EVENTS, node.file_mode)
 
     def stop_early(self, stop: StopRequest) -> NoReturn:
@@ -68,18 +65,9 @@ class Agent:
 
     def run(self, start: Start) -> Outcome:
         """Run the node's ranks to their end, record it, and leave no process behind."""
-        mode = self._node.file_mode
-        index = LogIndexWriter(self._folder, mode)
-        heart = Heartbeat(self._folder / contract.HEARTBEAT, index, mode)
-        heart.tick()
-        usage = Usage(self._folder / contract.USAGE, mode)
-
-        def idle() -> None:
-            heart.tick()
-            usage.tick(client.pids.values)
-
-        client = ForkClient(start.channel, idle, start.stop.check)
-        group = WorkerGroup(self._node, self._folder, client, self._events, index, start.stop)
+        heart = Heartbeat(self._folder, self._node.file_mode)
+        client = ForkClient(start.channel, lambda: heart.tick(client.pids.values), start.stop.check)
+        group = WorkerGroup(self._node, self._folder, client, self._events, heart.index, start.stop)
         try:
             outcome = self._drive(start, client, group)
         except AllranksError as error:
@@ -91,7 +79,7 @@ class Agent:
             complain()
             outcome = Outcome("FAILED", 1, f"the agent failed: {type(error).__name__}: {error}")
         client.quit(clean=outcome.state == "SUCCEEDED")
-        index.close()
+        heart.index.close()
         self._record_end(outcome)
         return outcome
 

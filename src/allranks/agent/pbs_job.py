@@ -70,12 +70,9 @@ class Environment(SchedulerEnvironment):
     def find_rank(self, env: Variables) -> int | None:
         """Count the lines of the hosts before this one, and our place on this one."""
         lines, host = self._lines(env), self._host(env)
-        before = set(_distinct(lines)[: _distinct(lines).index(host)])
-        return sum(line in before for line in lines) + self._place(env)
-
-    def find_local_rank(self, env: Variables) -> int | None:
-        """Find our place among the lines of this host."""
-        return self._place(env)
+        hosts = list(dict.fromkeys(lines))
+        before = hosts[: hosts.index(host)]
+        return sum(line in before for line in lines) + self.find_local_rank(env)
 
     def find_local_world_size(self, env: Variables) -> int | None:
         """Count the lines of this host."""
@@ -100,7 +97,8 @@ class Environment(SchedulerEnvironment):
         return lines
 
     def _host(self, env: Variables) -> str:
-        hosts, node = _distinct(self._lines(env)), self.number(env, self.rank) or 0
+        # Once each, in the order first seen: the position is the node's number.
+        hosts, node = list(dict.fromkeys(self._lines(env))), self.number(env, self.rank) or 0
         if node >= len(hosts):
             raise RankEnvironmentError(
                 f"PBS_NODENUM={node} is not among the {len(hosts)} hosts of PBS_NODEFILE",
@@ -109,7 +107,7 @@ class Environment(SchedulerEnvironment):
             )
         return hosts[node]
 
-    def _place(self, env: Variables) -> int:
+    def find_local_rank(self, env: Variables) -> int:
         """Find our place among the tasks of this host, from Torque's line number if there are several."""
         lines, host = self._lines(env), self._host(env)
         line = self.number(env, _LINE)
@@ -124,16 +122,11 @@ class Environment(SchedulerEnvironment):
         return lines[:line].count(host)
 
     def advice(self, env: Variables, there: list[str], missing: list[str]) -> str:
-        """Say how the tasks get the node file."""
+        """Return how the tasks get the node file."""
         return (
             "copy $PBS_NODEFILE to a directory that all nodes share, and start the tasks with "
             "pbsdsh -- env PBS_NODEFILE=/that/copy python train.py"
         )
-
-
-def _distinct(lines: list[str]) -> list[str]:
-    """Give the hosts once each, in the order first seen: the position is the node's number."""
-    return list(dict.fromkeys(lines))
 
 
 class Job(BatchJob):
@@ -157,8 +150,8 @@ class Job(BatchJob):
         lines = (line.strip().partition(" = ") for line in answer.replace("\n\t", "").splitlines())
         fields = {name: value for name, _, value in lines}
         started = limit = None
-        if clock := fields.get("Resource_List.walltime"):
-            hours, minutes, seconds = map(int, clock.split(":"))
+        with suppress(ValueError):  # It has none, or the site's PBS writes it in another way.
+            hours, minutes, seconds = map(int, fields.get("Resource_List.walltime", "").split(":"))
             limit = 3600 * hours + 60 * minutes + seconds
         with suppress(ValueError):
             text = fields.get("stime") or fields.get("start_time") or ""
@@ -179,9 +172,9 @@ class Job(BatchJob):
         return [starter, *self.orders.options, *place, *([shlex.join(words)] if starter == "ssh" else words)]
 
     def ending(self) -> str | None:
-        """Say that the job was deleted, or that PBS needs its nodes: then PBS itself puts it back into the queue.
+        """Return the message that the job was deleted, or that PBS requeues it itself for its nodes; None if neither.
 
-        A job that has lost a node PBS ends for good. If PBS does not answer it counts as deleted.
+        A job that PBS ends because a node is lost is not requeued by PBS. If PBS does not answer it counts as deleted.
         """
         ending = super().ending()
         if ending and any(self.attempt_dir.glob(f"node-*/{contract.CUT_OFF}")):
@@ -192,7 +185,7 @@ class Job(BatchJob):
     def requeue(self, *, lost: bool) -> str | None:
         """Put the job back into the queue; return what kept it from that: most sites let operators do it alone.
 
-        A job that has lost a node other than its first ends only when that is back, whoever wants it to end.
+        A job that has lost a node other than its first ends only when that is back, even if it is deleted.
         """
         if lost:
             return "PBS ends a job that has lost a node only when that is back"

@@ -16,9 +16,8 @@ from pathlib import Path
 from allranks import contract
 from allranks.agent.batch_job import BatchJob
 from allranks.errors import RunFolderError
-from allranks.record.events import read_events
+from allranks.record.events import SaveRecord, read_events, read_saves
 from allranks.record.files import write_json
-from allranks.record.saves import SaveRecord, read_saves
 
 #: So many attempts in a row may end without a checkpoint of a later step than before.
 _FRUITLESS = 3
@@ -67,8 +66,9 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
     folder = run / contract.attempt_dir(attempt)
     if (folder / contract.AGAIN).exists():
         return False  # It did not start.
-    is_preempted = code == _TERMINATED and job.preempted()
-    decision = decide(run, attempt, contract.CONTINUE_LATER if is_preempted else code, most)
+    if code == _TERMINATED and job.preempted():
+        code = contract.CONTINUE_LATER
+    decision = decide(run, attempt, code, most)
     if decision.again:
         decision = go_on(run, attempt, decision, job)
     _record(folder, decision)
@@ -79,14 +79,7 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
 
 
 def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
-    """Decide whether there is reason for another attempt, and none against it.
-
-    Args:
-        run: the run's directory.
-        attempt: the number of the one that has ended.
-        code: its exit code.
-        most: how many attempts there may be.
-    """
+    """Decide whether there is reason for another attempt, after one that ended with a code, and none against it."""
     folder, noted = run / contract.attempt_dir(attempt), read_saves(run)
     lost = set[str]()
     for path in folder.glob(f"node-*/{contract.AGENT_EVENTS}"):
@@ -114,7 +107,7 @@ def _resumed(run: Path, attempt: int) -> int:
 
 
 def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> str | None:
-    """Say why an attempt is not to follow those from ``first`` on; None if it is."""
+    """Return why no attempt may follow those from ``first`` on; None if one may."""
     if attempt - first >= most:
         return f"there were {attempt - first} attempts: {most} are allowed (retry.max_attempts)"
     if not noted or attempt - first < _FRUITLESS:
@@ -127,7 +120,7 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
 
 
 def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decision:
-    """Have another attempt follow; return how it does, or what is against it."""
+    """Requeue the job, or submit another one; return which was done, or why none could be."""
     if ending := job.ending():
         return Decision(False, f"{decision.why}, but {ending}", given_up=True)
     # Recorded before: to be put back into the queue may end this process at once.

@@ -94,7 +94,7 @@ class Environment(SchedulerEnvironment):
             ) from error
 
     def job_key(self, env: Variables) -> str:
-        """Give job and step, as Slurm writes them."""
+        """Return the ids of job and step."""
         return f"slurm.{self.get(env, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{self.get(env, _STEP)}"
 
 
@@ -164,7 +164,7 @@ class Job(BatchJob):
         return self._shown("PreemptTime") not in ("", "None", "Unknown")
 
     def ending(self) -> str | None:
-        """Say that the job was cancelled; None if it was not, or if Slurm does not answer."""
+        """Return the message that the job was cancelled; None if it was not, or if Slurm does not answer."""
         state = self._shown("JobState")
         return f"Slurm is ending the job already: it is {state}" if state in _ENDING else None
 

@@ -27,8 +27,7 @@ class StopRequestedError(Exception):
 class StopRequest:
     """The first request to stop the run; a later one means that the user is in a hurry.
 
-    Args:
-        early: called with the signal that comes before :meth:`ready`; does not return.
+    ``early``, which does not return, is called for a signal that comes before :meth:`ready`.
 
     Attributes:
         signal: the signal to end the ranks with, once there is a request.

@@ -32,11 +32,7 @@ BACKLOG = 4096
 
 
 class Stores:
-    """Serves the store of one generation of ranks after the other, on this node.
-
-    Args:
-        port: of all stores; None: each has a free one.
-    """
+    """Serves the store of one generation of ranks after the other, at a port; if that is None, each at a free one."""
 
     def __init__(self, port: int | None = None) -> None:
         self._port = port
@@ -69,8 +65,7 @@ class Stores:
     def open(self, address: str | None) -> int:
         """Open a new store instead of the last one; return its port.
 
-        Args:
-            address: of this machine, at which all ranks reach it; None if they do so at several.
+        The address is that of this machine at which all ranks reach it; None if they do so at several.
 
         Raises:
             LaunchError: the port is not free, or torch cannot be imported.
@@ -136,7 +131,6 @@ class Stores:
 
 
 def _serve(address: str, listener: socket.socket) -> TCPStore:
-    """Serve a store on a socket that listens."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     make = partial(

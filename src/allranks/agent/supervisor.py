@@ -19,7 +19,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,8 +46,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     run = Path(os.environ[contract.RUN_DIR])
     orders = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
     node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
-    mode = 0o750 if node.file_mode & 0o040 else 0o700
-    users_umask = os.umask(0o777 & ~mode)
+    users_umask = os.umask(0o777 & ~node.folder_mode)
     try:
         job = this_job(orders, node)
         run = _task_folder(run, job.array_task, orders.script) if orders.is_array and job.array_task else run
@@ -71,7 +69,7 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
     *node_script, orders = sys.stdin.read().splitlines(keepends=True)
     parts = json.loads(orders)
     node = NodeSpec.from_json(json.dumps(parts["node"]))
-    users_umask = os.umask(0o777 & ~(node.file_mode | 0o100 | (node.file_mode & 0o040) >> 2))
+    users_umask = os.umask(0o777 & ~node.folder_mode)
     run = Path(os.environ[contract.RUN_DIR])
     run.mkdir(parents=True, exist_ok=True)
     files = {
@@ -123,18 +121,18 @@ def _task_folder(run: Path, task: str, script: str) -> Path:
 
 def _take_attempt(run: Path, job: str) -> int:
     """Return the first attempt that no job has taken: its directory has no file with a job's id yet."""
-    for attempt in count():
+    attempt = 0
+    while True:
         folder = run / contract.attempt_dir(attempt)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / contract.JOB).open("x") as file:
                 file.write(f"{job}\n")
+            return attempt
         except FileExistsError:
-            continue
+            attempt += 1
         except OSError as error:
             raise RunFolderError(f"cannot write into {folder}: {error.strerror}") from error
-        return attempt
-    raise AssertionError
 
 
 def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob) -> int:

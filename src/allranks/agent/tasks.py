@@ -1,13 +1,15 @@
 """The tasks of a batch job whose scheduler starts them one by one, and hands almost nothing of an environment to them.
 
-The supervisor leaves each task its environment in a file, starts ``--task`` of :mod:`allranks.agent.task` on its node,
-and takes the exit code from the file that the task writes: what starts tasks may lose it, fail, or wait on.
+The supervisor leaves each task its environment in a file, starts ``--task ATTEMPT NODE [LOCAL_RANK]`` on its node, and
+takes the exit code from the file that the task writes: what starts tasks may lose it, fail, or wait on. The task takes
+the environment, runs node.sh, passes signals on, and writes the exit code.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,12 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import NoReturn
 
 from allranks import contract
 from allranks.agent.heartbeat import complain
 from allranks.contract import BatchSpec, NodeSpec
 from allranks.record.events import read_events
 from allranks.system import schedulers
+from allranks.system.processes import append_to
+from allranks.system.schedulers import SchedulerEnvironment
 
 #: The command that runs words on a host of the job.
 Command = Callable[[str, Sequence[str]], list[str]]
@@ -35,14 +40,16 @@ _HEARD = contract.full_wait(5)
 #: Seconds in which a starter ends after its task: of the 10 that PBS leaves a job it ends, most are for saving.
 _STARTER_ENDS = 2.0
 _POLL_SECONDS = 1.0
-#: Passed on where the run was started inside an allocation.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Passed on by a task, and by the supervisor where the run was started inside an allocation.
+_PASSED_ON = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: A starter outlives the signals of the scheduler, which sends them to all that runs on the first node.
 _IGNORING = ("bash", "-c", "trap '' USR1 USR2 INT TERM HUP; exec \"$@\"", "bash")
 #: Sends a signal to the tasks of a node, whose directory is the first argument.
 _KILL = ("bash", "-c", 'exec 2>/dev/null; kill -s "$0" $(cat "$1"/*.pid)')
 #: What a task has of its own, whatever the first node has, beside its scheduler's variables.
 _OF_A_TASK = ("HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+#: Prefixes of the variables of an mpiexec that starts one task.
+_OF_MPI = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 
 @dataclass(eq=False)
@@ -92,7 +99,7 @@ class Tasks:
 
     def run(self) -> int:
         """Start all, wait for all, and return the first exit code that is not 0; when one has failed, all are ended."""
-        for number in (signal.SIGUSR1, *_SIGNALS) if self._orders.is_inside else (signal.SIGTERM,):
+        for number in _PASSED_ON if self._orders.is_inside else (signal.SIGTERM,):
             signal.signal(number, lambda number, _: self._happened.put(signal.Signals(number)))
         for task in self._open:
             self._start(task)
@@ -194,12 +201,12 @@ class Tasks:
     def _pass_on(self, number: signal.Signals) -> None:
         """Deal with a signal for this process: the scheduler ends what runs on the first node."""
         if not self._orders.is_inside:
-            # Ranks of other nodes look for this file; agents tell each other.
+            # Tasks of other nodes poll for this file; agents inform each other.
             (self._attempt / contract.TERMINATED).write_text(os.environ.get(contract.END_TIME, "") + "\n")
             if self._scheduler.starts_tasks_alone:
                 self._signal("TERM", [0])
             return
-        # Of the end the first node's agent tells the others.
+        # The first node's agent reports the end to the others.
         is_for_all = self._orders.is_direct or number == signal.SIGUSR1
         self._signal(number.name.removeprefix("SIG"), range(len(self._hosts)) if is_for_all else [0])
 
@@ -211,3 +218,75 @@ class Tasks:
                     file.write(f"{name}\n")
             else:
                 self._on(node, [*_KILL, name, str(folder)], stdout=subprocess.DEVNULL)
+
+
+# --- on the node of a task ---
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Run a task to its end; ends with its exit code."""
+    attempt, number, *local = argv
+    attempt_dir, own = Path(attempt), dict(os.environ)
+    os.environ.pop("OMP_NUM_THREADS", None)  # A scheduler may set it for one rank that has all CPUs of its node.
+    file = attempt_dir / f"{contract.TASK_ENVIRONMENT}{'-'.join([number, *local])}"
+    pairs = (pair.partition(b"=") for pair in file.read_bytes().split(b"\0"))
+    os.environb.update({name: value for name, _, value in pairs})
+    file.unlink()
+    for name in [name for name in os.environ if name.startswith(_OF_MPI)]:
+        del os.environ[name]
+    run = Path(os.environ[contract.RUN_DIR])
+    node = NodeSpec.from_json((run / contract.NODE_ORDERS).read_text(encoding="utf-8"))
+    orders = BatchSpec.from_json((run / contract.BATCH_ORDERS).read_text(encoding="utf-8"))
+    scheduler = schedulers.load(orders.module)
+    if cpus := next((place[name] for place in (own, os.environ) for name in scheduler.cpus if place.get(name)), None):
+        os.environ[contract.NODE_CPUS] = cpus
+    os.environ[contract.NODE_RANK] = number
+    name = "agent"
+    if local:
+        os.environ["LOCAL_RANK"] = local[0]
+        name = f"rank-{int(number) * node.nproc_per_node + int(local[0])}"
+    folder = attempt_dir / f"node-{int(number):03d}"
+    sys.exit(_run(folder, name, node, scheduler, is_reported=not local or number == "0"))
+
+
+def _run(folder: Path, name: str, node: NodeSpec, scheduler: SchedulerEnvironment, *, is_reported: bool) -> int:
+    """Run node.sh as the task ``name``; return its exit code, which is also in a file.
+
+    ``is_reported``: an agent, or the scheduler, reports the end of the job; else the task has to poll for it.
+    """
+    umask = os.umask(0o777 & ~node.folder_mode)
+    folder.mkdir(parents=True, exist_ok=True)
+    append_to(folder / contract.AGENT_LOG, 0o666, 1, 2)
+    script = str(Path(os.environ[contract.RUN_DIR], contract.NODE_SCRIPT))
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_DFL)  # What starts tasks ignores them.
+    task = subprocess.Popen(["bash", script], stdin=subprocess.DEVNULL, umask=umask)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _: task.send_signal(number))
+    (folder / f"{name}.pid").write_text(f"{task.pid}\n")
+    # Otherwise not, because many nodes share these directories.
+    if scheduler.starts_tasks_alone or not is_reported:
+        threading.Thread(target=_poll, args=(folder, task, is_reported), daemon=True).start()
+    code = task.wait()
+    code = 128 - code if code < 0 else code
+    (folder / f"{name}.pid").unlink(missing_ok=True)
+    (folder / f"{name}{contract.TASK_EXIT}").write_text(f"{code} {socket.gethostname()}\n")
+    return code
+
+
+def _poll(folder: Path, task: subprocess.Popen[bytes], is_reported: bool) -> None:
+    """Send the task the signals that the first node has left for it, and end it when the job is ended.
+
+    A listing shows what another node has written.
+    """
+    sent = 0
+    while task.poll() is None:
+        if not is_reported and contract.TERMINATED in os.listdir(folder.parent):  # noqa: PTH208 - no paths are wanted
+            task.terminate()
+            return
+        if contract.TASK_SIGNALS in os.listdir(folder):  # noqa: PTH208 - no paths are wanted
+            names = (folder / contract.TASK_SIGNALS).read_text().split()
+            for name in names[sent:]:
+                task.send_signal(signal.Signals[f"SIG{name}"])
+            sent = len(names)
+        time.sleep(_POLL_SECONDS)

@@ -13,7 +13,7 @@ from allranks.cli import render
 from allranks.cli.runs import folder_option, runs_folder, settled_runs
 from allranks.errors import RunFolderError, UsageError
 from allranks.job.units import format_count, parse_duration
-from allranks.record.saves import read_saves
+from allranks.record.events import read_saves
 from allranks.runs.record import Run, is_mine, run_ids
 
 

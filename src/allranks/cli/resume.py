@@ -9,7 +9,7 @@ import click
 from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
 from allranks.cli.runs import run_arguments, run_json_option, runs_folder
-from allranks.record.saves import read_saves
+from allranks.record.events import read_saves
 from allranks.runs.record import find
 
 

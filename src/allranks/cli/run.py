@@ -280,7 +280,7 @@ def _conclude(run: Run) -> int:
             render.talk(f"allranks: note: {render.one_line(status.reason)}")
         return 0
     if status.state is State.CANCELLED:
-        from allranks.record.saves import read_saves
+        from allranks.record.events import read_saves
 
         why = f" ({render.one_line(status.reason)})" if status.reason else ""
         steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]

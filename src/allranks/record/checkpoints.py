@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import zlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from allranks.errors import AllranksError
-from allranks.record.blocksums import checksum
 
 MANIFEST = "checkpoint.json"
 FORMAT = "allranks checkpoint"
@@ -29,6 +30,11 @@ CONFIG = "config.json"
 LATEST = "latest"
 #: Bytes of a data file under one checksum. Small enough to stay in a core's cache between checksum and write.
 PART = 16 << 20
+#: Bytes that have one sum in a checksum, and the 64-bit words in them.
+BLOCK = 4096
+_WORDS = BLOCK // 8
+#: Bytes that torch sums in one thread.
+_ONE_THREAD = 1 << 17
 
 _NAME = re.compile(r"step-(\d{9,})")
 #: A save that is, or was, being written (tmp), removed (gone) or replaced (old):
@@ -237,10 +243,7 @@ def read_file(path: Path, name: str, manifest: Manifest) -> bytes:
 def problems(path: Path, *, share: int = 0, shares: int = 1) -> Iterator[str]:
     """Read a checkpoint and yield its errors, naming file and part; none if it is complete.
 
-    Args:
-        path: its directory.
-        share: which share of the data to read, from 0; small files are read in each.
-        shares: number of readers.
+    Several readers take a ``share`` of the data each, from 0, of so many ``shares``; each reads all small files.
     """
     try:
         manifest = read_manifest(path)
@@ -288,3 +291,30 @@ def _subdirectories(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise AllranksError(f"cannot read {directory}", why=error.strerror) from error
+
+
+def checksum(data: memoryview) -> int:
+    """Return the checksum of whole blocks, by NumPy or torch if this process has loaded one, else by Python alone.
+
+    The sum of a block is that of its 512 words of 64 bits (little endian, unsigned), modulo 2^64; the checksum is the
+    CRC-32 of these sums, one behind the other. A changed word changes the sum of its block, and a block that is lost or
+    elsewhere changes the CRC. A CRC-32 of all bytes would take nine times as long (0.34 s/GB against 0.04, measured
+    with zlib's and NumPy 2.4), which the training would pay for.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    if numpy is not None:
+        words = numpy.frombuffer(data, dtype="<u8").reshape(-1, _WORDS)
+        return zlib.crc32(numpy.add.reduce(words, axis=1).tobytes())
+    if torch is not None:
+        words = torch.frombuffer(data, dtype=torch.int64)
+        sums = torch.cat([piece.view(-1, _WORDS).sum(1) for piece in words.split(_ONE_THREAD // 8)])
+        return zlib.crc32(bytes(sums.untyped_storage()))
+    return zlib.crc32(plain_sums(data))
+
+
+def plain_sums(data: memoryview) -> bytes:
+    """Return the sums of the blocks with the standard library alone: some seconds for each GB."""
+    words = data.cast("B").cast("Q")
+    sums = array("Q", (sum(words[start : start + _WORDS]) % (1 << 64) for start in range(0, len(words), _WORDS)))
+    return sums.tobytes()

@@ -1,4 +1,4 @@
-"""Events: one line of JSON each, one writer per file, so that a shared filesystem needs no locks."""
+"""Events and checkpoints of a run: one line of JSON each, one writer per file: a shared filesystem needs no locks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from allranks import contract
 
 
 @dataclass(frozen=True)
@@ -26,33 +28,24 @@ class Event:
 class EventWriter:
     """Appends events to a file. The only writer of that file.
 
-    A disk that is full or gone does not stop its process: ``error`` holds the failure, and what could not be written is
-    written before the next event.
+    A disk that is full or gone does not stop its process: what could not be written is written before the next event.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
-        self.error: OSError | None = None
         self._unwritten = b""
         self._host = socket.gethostname()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
 
-    def write(self, kind: str, rank: int | None = None, **fields: Any) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
         """Append one event. Raises nothing for a full disk."""
-        record = {"time": round(time.time(), 6), "host": self._host, "kind": kind}
-        if rank is not None:
-            record["rank"] = rank
-        self._unwritten += json.dumps({**record, **fields}).encode() + b"\n"
+        record = {"time": round(time.time(), 6), "host": self._host, "kind": kind, **fields}
+        self._unwritten += json.dumps(record).encode() + b"\n"
         try:
             # A write may stop in the middle of a line; the next one continues there.
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
-            self.error = None
-        except OSError as error:
-            self.error = error
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        except OSError:
+            pass
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -67,3 +60,34 @@ def read_events(path: Path) -> Iterator[Event]:
             yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
+
+
+@dataclass(frozen=True)
+class SaveRecord:
+    """A checkpoint, as rank 0 names its path, or the start of an attempt, without one.
+
+    ``leaving``: all ranks exited then, to be resumed from there.
+    """
+
+    attempt: int
+    step: int
+    path: str | None
+    leaving: bool
+
+
+def read_saves(run: Path) -> list[SaveRecord]:
+    """Return the checkpoints of a run, oldest first; none if its script saves in its own way."""
+    try:
+        lines = (run / contract.CHECKPOINTS_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            path = record["path"]
+            save = SaveRecord(int(record["attempt"]), int(record["step"]), path and str(path), bool(record["leaving"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # Cut off by the end of its writer.
+        found.append(save)
+    return found

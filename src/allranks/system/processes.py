@@ -1,4 +1,4 @@
-"""Processes of this machine: found by what they were started with, signalled, told apart."""
+"""Processes of this machine: found by what they were started with, inspected and signalled."""
 
 from __future__ import annotations
 
@@ -84,10 +84,7 @@ def lineage() -> Iterator[int]:
 
 
 def catches(pid: int, number: int) -> bool | None:
-    """Return whether a process has a handler for a signal; None where that is not told.
-
-    Unlike Python's own word on its handlers, the kernel's knows of those that C code has set.
-    """
+    """Return whether a process has a handler for a signal, in Python or C; None if the kernel does not report it."""
     lines = text_of(Path(f"/proc/{pid}/status")).splitlines()
     mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), None)
     return None if mask is None else bool(mask >> (number - 1) & 1)
@@ -114,7 +111,7 @@ def text_of(path: Path) -> str:
 
 
 def boot_id() -> str:
-    """Return what tells this boot of this machine from all others; "" if there is no /proc."""
+    """Return the kernel's id of this boot of this machine; "" if there is no /proc."""
     return text_of(Path("/proc/sys/kernel/random/boot_id"))
 
 
@@ -130,7 +127,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return what the kernel tells of a process from its state on (man 5 proc); nothing for one that is gone."""
+    """Return the fields of /proc/<pid>/stat from the state on (man 5 proc); none for a process that is gone."""
     try:
         # Not by pathlib: this is read of all processes of a node while it trains, and takes a third of the time so.
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -142,6 +139,14 @@ def stat_fields(pid: int) -> list[str]:
         return []  # It ended while we looked.
     # The name in brackets may hold anything, brackets and spaces too: fields count from the last ')'.
     return text.rpartition(")")[2].split()
+
+
+def append_to(path: Path, mode: int, *streams: int) -> None:
+    """Redirect output streams of this process to the end of a file, which is made with ``mode`` if it is missing."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    for stream in streams:
+        os.dup2(log, stream)
+    os.close(log)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -154,7 +154,7 @@ class EnvironmentKind:
         )
 
     def half_set(self, env: Variables, *groups: tuple[str, ...]) -> RankEnvironmentError:
-        """Make the error for variables of which only some are set."""
+        """Return the error for variables of which only some are set."""
         there = [self._set_name(env, group) for group in groups if self.get(env, group) is not None]
         missing = [group[0] for group in groups if self.get(env, group) is None]
         return RankEnvironmentError(

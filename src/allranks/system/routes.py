@@ -23,9 +23,7 @@ _ANY_PORT = 9
 def interface_to(master: str, proc: Path) -> tuple[str | None, str]:
     """Return the interface that carries the route to a host, and why that one; or None, and why not.
 
-    Args:
-        master: the host's name or address.
-        proc: where the kernel tells of routes.
+    The kernel shows routes in ``proc``.
     """
     try:
         address = local_address(master)

@@ -28,7 +28,7 @@ GROUP = "allranks.schedulers"
 
 
 class SchedulerEnvironment(EnvironmentKind):
-    """The variables of a scheduler's jobs, and how it tells a rank who it is. ``name`` is what people call it."""
+    """The variables of a scheduler's jobs, and how it identifies a rank. ``name`` is what people call it."""
 
     #: Set in each job: its id; and a variable that nothing else sets, where the name of that one may mean anything.
     job_id: ClassVar[str]
@@ -39,8 +39,8 @@ class SchedulerEnvironment(EnvironmentKind):
     kept: ClassVar[tuple[str, ...]] = ()
     #: What each task has of its own, where the supervisor hands its environment to tasks: see agent/tasks.py.
     of_a_task: ClassVar[tuple[str, ...]] = ()
-    #: Whether it tells the supervisor alone of the job's end, and may start nothing on a node beside its task: that
-    #: then reads signals from a file.
+    #: Whether it signals the end of the job to the supervisor alone, and may start nothing on a node beside its task:
+    #: that then reads signals from a file.
     starts_tasks_alone: ClassVar[bool] = False
     #: How many CPUs the job has on a node, where its tasks may use more; the first that is set counts.
     cpus: ClassVar[tuple[str, ...]] = ()

@@ -51,7 +51,8 @@ class RankRunner:
             for number in range(count)
         ]
         run = {"starts": starts, "kind": kind, "target": target, "args": args, "plain": plain}
-        told = self._harness({**run, "preload": [], "open_files": 0, "signal": "", "clean": True, **options})
+        usual = {"preload": [], "open_files": 0, "signal": "", "clean": True, "abandoned": False}
+        told = self._harness({**run, **usual, **options})
         return [self._ended(number, told) for number in range(count)], told
 
     def python(self, *args: str) -> Ended:

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.nodes.channel import Channel
-from allranks.agent.nodes.messages import parsed
+from allranks.agent.nodes.channel import Channel, parsed
 
 #: The probes that may be in vain, and the milliseconds that something sent may wait for an answer.
 OPTIONS = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)

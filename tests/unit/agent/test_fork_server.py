@@ -88,6 +88,14 @@ def test_what_ranks_left_in_other_sessions_is_ended_unless_all_ended_well(rank):
     assert not is_alive(_child(rank))
 
 
+def test_what_ranks_left_is_ended_although_the_agent_died_before_it_read_of_their_end(rank):
+    """The kernel then reports a reset of the socket, not its end."""
+    waits = CHILD_IN_SESSION.replace("os._exit", "while not os.path.exists('go'): time.sleep(.01)\nos._exit")
+    _, told = rank.many(1, rank.script(waits.format(code=0)), abandoned=True)
+    assert told["stderr"] == ""
+    assert not is_alive(_child(rank))
+
+
 def test_an_end_with_nothing_left_takes_no_time(rank):
     rank.env[contract.WAITS] = "1"
     _, told = rank.many(4, rank.script("pass"))

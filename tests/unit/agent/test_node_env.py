@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks import contract
-from allranks.agent.node_env import placed
+from allranks.agent.main import placed
 from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 

@@ -204,6 +204,18 @@ def test_a_job_that_pbs_ends_because_it_has_lost_a_node_goes_on(
     assert decide(pbs.run, 0, 3, 10).again is False  # A rank had failed before.
 
 
+@pytest.mark.parametrize(("walltime", "limit"), [("Resource_List.walltime = 48:00:30", 172830), ("x = 1", None)])
+def test_the_end_of_a_job(pbs: Pbs, walltime: str, limit: int | None) -> None:
+    start = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(1700000000))
+    pbs.answers("qstat", out=f"Job Id: 7.server\n    stime = {start}\n    {walltime}\n")
+    assert pbs_job(pbs.environ).start_and_limit() == (1700000000, limit)
+
+
+def test_a_time_limit_in_another_form_does_not_end_the_job(pbs: Pbs) -> None:
+    pbs.answers("qstat", out="Job Id: 7.server\n    Resource_List.walltime = 1:00:00:00\n")
+    assert pbs_job(pbs.environ).end_time() is None
+
+
 def test_pbs_itself_puts_back_what_makes_room(pbs: Pbs) -> None:
     assert pbs_job(pbs.environ).preempted() is False
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from allranks import contract
-from allranks.agent.outcome import failed
 from allranks.agent.stop import SIGNALS, StopRequest, StopRequestedError
+from allranks.agent.workers.group import failed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch  # noqa: F401 - and this one where NumPy is not
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.record.blocksums import BLOCK, checksum, plain_sums
+from allranks.record.checkpoints import BLOCK, checksum, plain_sums
 
 
 def some(seed: int, blocks: int) -> bytearray:
@@ -47,7 +47,7 @@ def test_blocks_that_changed_places_are_seen():
 
 def test_no_numpy_is_needed():
     script = (
-        "import sys; from allranks.record.blocksums import checksum\n"
+        "import sys; from allranks.record.checkpoints import checksum\n"
         "print(checksum(memoryview(bytes(8192))), 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

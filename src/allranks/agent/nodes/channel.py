@@ -1,5 +1,7 @@
 """Messages between the agents of two nodes: JSON, one per line, over a connection that never blocks.
 
+A line counts if each field of its kind is there, no other, and all have the right form.
+
 Each side sends a nonce first. The run's key and both nonces give a key for each direction of this connection, and each
 line starts with its HMAC-SHA256 (RFC 2104), of its number and its text, under that key. So without the run's key no
 message can be sent, and no line of another connection, direction or place be repeated. Messages are not encrypted.
@@ -9,15 +11,17 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import re
 import secrets
+import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from allranks import contract
-from allranks.agent.nodes.messages import Message, parsed
 
 #: A node that does not answer for so long is lost; the kernel probes it every second, however busy its agent is. The
 #: end of a process, or an orderly shutdown, is seen at once. At least 2 s: one answer may be late.
@@ -32,15 +36,66 @@ _GREETING = re.compile(_PROTOCOL + rb"([0-9a-f]{32})")
 _NOT_AN_AGENT = "it did not send a message of an agent"
 _OTHER_KEY = "it does not know the run's key"
 
+Message = dict[str, Any]
+_LARGEST = 1 << 63
+#: Forms of fields. With ? behind its name a form may be None, with * it is a list of such.
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: type(value) is str,
+    "flag": lambda value: type(value) is bool,
+    "time": lambda value: type(value) is float and math.isfinite(value),
+    "number": lambda value: type(value) is int and abs(value) < _LARGEST,
+    "count": lambda value: type(value) is int and 0 <= value < _LARGEST,
+    "signal": lambda value: type(value) is int and value in signal.valid_signals(),
+    # A node of a generation: its number, its host and how many ranks it has.
+    "node": lambda value: (
+        type(value) is list and len(value) == 3 and all(map(_fits, value, ("count", "text", "count")))
+    ),
+}
+_OF_ALL = {"kind": "text", "sent": "time"}
+_KINDS = {
+    # --- sent by the agent of a node ---
+    "hello": {"attempt": "count", "node": "count", "host": "text", "ranks": "count", "torch": "text?"},
+    "ready": {},
+    "failed": {"rank": "count", "code": "number", "at": "time"},
+    "over": {"cut": "flag", "continue": "flag"},
+    "leaving": {"why": "text"},
+    # --- sent by both ---
+    "stop": {"signal": "signal", "by": "text"},
+    # --- sent by the coordinator ---
+    "welcome": {"host": "text"},
+    "refused": {"why": "text"},
+    "generation": {"number": "count", "address": "text", "port": "count", "nodes": "node*"},
+    "end-ranks": {},
+    "missing": {"nodes": "count*"},
+    "again": {"restart": "count", "rank": "count?", "counted": "flag"},
+    "lost": {"node": "count", "host": "text", "why": "text", "goes_on": "flag"},
+    "outcome": {"state": "text", "exit_code": "count", "reason": "text?", "rank": "count?", "lost": "text*"},
+}
+
+
+def parsed(line: bytes) -> Message | None:
+    """Return the message of a line; None if it is invalid: a field is missing, unknown or of another form."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or type(message.get("kind")) is not str or message["kind"] not in _KINDS:
+        return None
+    forms = _OF_ALL | _KINDS[message["kind"]]
+    is_valid = message.keys() == forms.keys() and all(_fits(message[name], form) for name, form in forms.items())
+    return message if is_valid else None
+
+
+def _fits(value: Any, form: str) -> bool:
+    if form.endswith("?"):
+        return value is None or _fits(value, form[:-1])
+    if form.endswith("*"):
+        return type(value) is list and all(_fits(each, form[:-1]) for each in value)
+    return _FORMS[form](value)
+
 
 class Channel:
-    """One end of a connection to another agent.
-
-    Args:
-        connection: it is this channel's from now on.
-        key: of the run.
-        is_coordinator: whether this is the coordinator's end, and not a node's.
-        patient: whether to bear a longer silence.
+    """One end of a connection to another agent: the coordinator's or a node's, which may bear a longer silence.
 
     Attributes:
         lost: why no more can come, once that is so.

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.agent.nodes.channel import Channel
+from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
-from allranks.agent.nodes.messages import Message
-from allranks.agent.outcome import Outcome
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.workers.fork_server import RankExit
-from allranks.agent.workers.group import Generation
+from allranks.agent.workers.group import Generation, Outcome
 from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.record.events import EventWriter
@@ -142,12 +140,9 @@ class CoordinatorClient:
         self._send("stop", signal=number, by=by)
 
     def leave(self, wait: Wait, patience: float, why: str | None) -> None:
-        """Leave; node 0 leaves last, but waits no longer than ``patience`` seconds for the others.
+        """Leave, because of ``why`` if something keeps this node from continuing; ``wait`` is as in :meth:`join`.
 
-        Args:
-            wait: as in :meth:`join`.
-            patience: of node 0, in seconds.
-            why: what keeps this node from continuing, if something does.
+        Node 0 leaves last, but waits no longer than ``patience`` seconds for the others.
         """
         if self._coordinator:
             if why:
@@ -206,7 +201,7 @@ class CoordinatorClient:
             self._wait_for_master(wait, _LONGEST_PAUSE)
         if self._master:
             return None
-        problem = self._channel.lost or f"the listener there sends nothing for {JOIN_SECONDS:g} s"
+        problem = self._channel.lost or f"no answer within {JOIN_SECONDS:g} s"
         self._channel.close()
         return _OTHER_KEY if self._channel.is_greeted else problem
 

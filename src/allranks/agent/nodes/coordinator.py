@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from allranks import contract
 from allranks.agent.heartbeat import complain
-from allranks.agent.nodes.channel import Channel
-from allranks.agent.nodes.messages import Message
-from allranks.agent.outcome import PREEMPTED, Outcome, failed, succeeded
+from allranks.agent.nodes.channel import Channel, Message
+from allranks.agent.workers.group import PREEMPTED, Outcome, failed, succeeded
 from allranks.contract import NodeSpec
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class Coordinator:
             complain(f"note: {self._refused} connections that did not know the run's key were closed")
         self._listener.close()
 
-    # --- who is there ---
+    # --- connections ---
 
     def _accept(self) -> None:
         """Accept connections; admit those that have proven to be agents of this run, and close what is none."""
@@ -389,9 +388,7 @@ def name_of(node: int, host: str) -> str:
 def filled(places: Sequence[int], ready: Collection[int]) -> list[int]:
     """Return the node for each place: the one that has it now or, if that is not ready, a spare one that is.
 
-    Args:
-        places: the nodes that have the places now; a place whose node is lost keeps its number.
-        ready: the nodes that are ready.
+    A place whose node is lost, and that no spare takes, keeps the number of that node.
     """
     spares = iter(sorted(set(ready) - set(places)))
     return [node if node in ready else next(spares, node) for node in places]

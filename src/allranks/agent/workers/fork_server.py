@@ -18,13 +18,16 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from allranks import contract
 from allranks.agent.stop import SIGNALS, WARNINGS
 from allranks.agent.workers.rank import RankStart, leave_fork_server
 from allranks.errors import LaunchError
 from allranks.system.processes import adopt_orphans, children, signal_group, signal_process
+
+if TYPE_CHECKING:
+    from allranks.agent.nodes.client import CoordinatorClient
 
 #: The time after SIGTERM for processes that ranks have left behind.
 _LEFT_PATIENCE = contract.scaled_wait(5.0)
@@ -76,7 +79,10 @@ class ForkServer:
 
     def _listen(self) -> RankStart | None:
         """Do what the agent requests; in a forked child, return the rank that it is to become."""
-        data = self._channel.recv(65536)
+        try:
+            data = self._channel.recv(65536)
+        except ConnectionResetError:
+            data = b""  # The agent died, and has left reports unread.
         if not data:
             self._leaving = True
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -194,35 +200,21 @@ class ForkServerGoneError(RuntimeError):
     """The fork server has ended; its ranks died with it."""
 
 
-class Attendant(Protocol):
-    """What else the agent listens to while it waits for its ranks."""
-
-    @property
-    def descriptors(self) -> list[Any]:
-        """What to poll."""
-
-    def tick(self) -> bool:
-        """Handle what came; return whether that ends the wait."""
-
-
 class ForkClient:
     """The agent's end of the socket to the fork server.
 
-    Args:
-        channel: the socket.
-        idle: called about 20 times a second while waiting.
-        check: likewise, but while the server ends; may raise.
+    ``idle`` is called about 20 times a second while it waits; so is ``check``, which may raise, until the server ends.
 
     Attributes:
         pids: process ids of the ranks that are alive, by local rank.
         exits: those that have ended since the last call of :meth:`start`, in order.
-        attendant: what else to listen to in :meth:`wait`.
+        coordinator: the connection to that of several nodes, which :meth:`wait` serves too.
     """
 
     def __init__(self, channel: socket.socket, idle: Callable[[], None], check: Callable[[], None]) -> None:
         self.pids: dict[int, int] = {}
         self.exits: list[RankExit] = []
-        self.attendant: Attendant | None = None
+        self.coordinator: CoordinatorClient | None = None
         self._channel = channel
         self._idle = idle
         self._check = check
@@ -259,19 +251,19 @@ class ForkClient:
             return
 
     def wait(self, seconds: float) -> None:
-        """Wait until a rank has ended or the attendant ends the wait, for at most so many seconds."""
+        """Wait until a rank has ended or the coordinator has sent something, for at most so many seconds."""
         known = len(self.exits)
         deadline = time.monotonic() + seconds
         while len(self.exits) == known and (left := deadline - time.monotonic()) > 0:
             self._check()
             self._receive(min(left, _POLL_SECONDS))
             self._idle()
-            if self.attendant and self.attendant.tick():
+            if self.coordinator and self.coordinator.tick():
                 break
 
     def _receive(self, timeout: float) -> None:
         poll = select.poll()  # Not select(), which knows no descriptors above 1023: node 0 may hear many others.
-        for descriptor in (self._channel, *(self.attendant.descriptors if self.attendant else ())):
+        for descriptor in (self._channel, *(self.coordinator.descriptors if self.coordinator else ())):
             poll.register(descriptor, select.POLLIN)
         if any(descriptor == self._channel.fileno() for descriptor, _ in poll.poll(timeout * 1000)):
             self._read()

@@ -1,4 +1,4 @@
-"""The worker group: the ranks of this node, started, watched, ended, recorded and started again."""
+"""The worker group: the ranks of this node, started, watched, ended, recorded and started again; and their outcome."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 from allranks import contract
 from allranks.agent.stop import StopRequest
+from allranks.agent.workers.fork_policy import group_advice
 from allranks.agent.workers.fork_server import ForkClient, RankExit
 from allranks.agent.workers.rank import RankStart
 from allranks.contract import NodeSpec
 from allranks.record.events import EventWriter
 from allranks.record.logindex import LogIndexWriter
-from allranks.system.processes import catches
+from allranks.system.processes import catches, rank_ended
 
 _KILL_PATIENCE = 5.0
 #: How soon a second Ctrl-C is noticed.
@@ -138,11 +139,9 @@ class WorkerGroup:
         self._record_exits()
 
     def end(self, number: signal.Signals = signal.SIGTERM, patience: Callable[[], float] | None = None) -> None:
-        """End all ranks: ``number``, patience, then SIGKILL; at once after a second Ctrl-C.
+        """End all ranks: by the signal ``number``, then SIGKILL; at once after a second Ctrl-C.
 
-        Args:
-            number: the signal that they get first.
-            patience: gives the seconds that they have to exit, which may change meanwhile; by default the job's.
+        ``patience`` gives the seconds between the two, which may change meanwhile; by default the job's.
         """
         requested = patience or (lambda: self._node.stop_timeout)
         for current, seconds in ((number, requested), (signal.SIGKILL, lambda: _KILL_PATIENCE)):
@@ -232,3 +231,42 @@ def _variables(node: NodeSpec, generation: Generation, local_rank: int, error_fi
         contract.RUN_DIR: node.run_dir,
         contract.ATTEMPT: str(node.attempt),
     }
+
+
+# --- how it all ended ---
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a node's part of an attempt, or the attempt on all its nodes, ended.
+
+    Attributes:
+        state: SUCCEEDED, FAILED, CANCELLED or PREEMPTED.
+        exit_code: of the agent.
+        reason: in one line, if there is one.
+        rank: the global rank that failed first.
+        lost: the names of the nodes that were lost, if that ended it.
+    """
+
+    state: str
+    exit_code: int
+    reason: str | None = None
+    rank: int | None = None
+    lost: tuple[str, ...] = ()
+
+
+#: Of ranks that a request has ended: its source starts them again.
+PREEMPTED = Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+
+
+def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:
+    """Return the success of so many ranks; the reason says so if each of them has trained alone."""
+    reason = None
+    if ranks > 1 and not have_met and (advice := group_advice(node)):
+        reason = f"the {ranks} ranks formed no process group: each ran the whole script alone; {advice}"
+    return Outcome("SUCCEEDED", 0, reason)
+
+
+def failed(rank: int, code: int, host: str | None = None) -> Outcome:
+    """Return the failure of a rank, on a host if there are several; ``code`` is as Python gives it."""
+    return Outcome("FAILED", code if code > 0 else 128 - code, rank_ended(rank, code, host), rank)

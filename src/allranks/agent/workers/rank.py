@@ -10,18 +10,16 @@ import random
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from allranks.agent.workers.script import run_as_main
-from allranks.agent.workers.stdin import connect
-from allranks.agent.workers.streams import RankStream
+from allranks.agent.workers.streams import RankStream, connect
 from allranks.contract import NodeSpec
-from allranks.system.processes import die_with_parent, let_gloo_rest
+from allranks.system.processes import append_to, die_with_parent, let_gloo_rest
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 #: As the agent inherited them: a batch script makes its processes ignore a warning that is sent to all of them.
 _WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> 
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in _HANDLED:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     for number, before in _WARNINGS.items():
         signal.signal(number, before)
@@ -70,10 +68,8 @@ def _reset_signals() -> None:
 def _open_streams(node: NodeSpec, start: RankStart) -> None:
     """Redirect stdout and stderr to the rank's logs, whose mode is the run's; the script keeps the user's umask."""
     users_umask = os.umask(0)
-    for target, path in ((1, start.out), (2, start.err)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, node.file_mode)
-        os.dup2(descriptor, target)
-        os.close(descriptor)
+    append_to(Path(start.out), node.file_mode, 1)
+    append_to(Path(start.err), node.file_mode, 2)
     os.umask(users_umask)
 
 
@@ -107,13 +103,12 @@ def _stream(file: io.FileIO, old: TextIO) -> io.TextIOWrapper:
 
 def _replace_process(node: NodeSpec, python: tuple[str, ...]) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    command = [*python, "-m", node.target] if node.kind == "module" else [*python, node.target]
-    if node.kind == "binary":
-        command = [node.target]
-    for number in _IGNORED_BY_PYTHON:
+    starter = {"script": python, "module": (*python, "-m"), "binary": ()}[node.kind]
+    command = [*starter, node.target, *node.args]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # As subprocess does: else a program would inherit what Python ignores.
     try:
-        os.execvp(command[0], [*command, *node.args])
+        os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"allranks: cannot start {command[0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)

@@ -25,12 +25,7 @@ _Hook = Callable[[type[BaseException], BaseException, "types.TracebackType | Non
 
 
 def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
-    """Run ``target`` as ``__main__`` and exit as a plain interpreter would.
-
-    Args:
-        kind: ``script`` (``target`` is a path) or ``module`` (a dotted name).
-        target: what to run.
-        args: its arguments.
+    """Run ``target``, a path or the dotted name of a ``module``, as ``__main__`` and exit as a plain interpreter would.
 
     Raises:
         SystemExit: the script has ended, or exited itself.

@@ -29,7 +29,7 @@ from allranks.errors import JobError
 from allranks.job.hosts import Host, parse_hosts
 from allranks.job.units import format_count, format_memory, format_size
 from allranks.record.checkpoints import LATEST, entries
-from allranks.record.saves import read_saves
+from allranks.record.events import read_saves
 from allranks.runs.record import newest_attempt
 from allranks.system.commands import Answer, run_one
 

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allranks.errors import AllranksError
-from allranks.record import blocksums
-from allranks.record.checkpoints import PART
+from allranks.record.checkpoints import PART, checksum
 from allranks.runtime.peers import Peers, poll
 
 if TYPE_CHECKING:
@@ -299,7 +298,7 @@ def _write_data(path: Path, buffer: Buffer, size: int) -> list[int]:
     try:
         for start in range(0, size, PART):
             part = buffer.view[start : min(start + PART, size)]
-            sums.append(blocksums.checksum(part))
+            sums.append(checksum(part))
             done = 0
             while done < len(part):
                 try:
