@@ -190,11 +190,11 @@ def _finding(fact: Any, node: Node, seen: Seen) -> Finding:
     if code == 0:
         return passed(what or "good")
     if code == 3:
-        return skipped(what or "it ended with 3, and says nothing")
+        return skipped(what or "it exited with code 3 and printed nothing")
     fix = fix or "see what it looks at"
     if code == 2 and seen.is_prepared:  # Else environment.node_setup, which is not run yet, may put it right.
-        return failed(what or "it ended with 2, and says nothing", fix=fix)
+        return failed(what or "it exited with code 2 and printed nothing", fix=fix)
     if code in (1, 2):
-        return warned(what or f"it ended with {code}, and says nothing", fix=fix)
-    ended = "it took too long, and was ended" if code is None else f"it ended with {code}, and not with 0, 1, 2 or 3"
+        return warned(what or f"it exited with code {code} and printed nothing", fix=fix)
+    ended = "it took too long and was stopped" if code is None else f"it exited with code {code}, not with 0, 1, 2 or 3"
     return warned(f"{ended}{': ' if what else ''}{what}", fix="correct it, or --skip it")

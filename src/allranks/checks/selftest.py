@@ -48,7 +48,7 @@ class Trial:
     """A self-test whose run has ended."""
 
     run: Run
-    world_size: int  # Ranks that were asked for; 0: as many as the nodes have GPUs, or as there are nodes.
+    world_size: int  # Ranks that were requested; 0: as many as the nodes have GPUs, or as there are nodes.
     reports: tuple[selftest.SelfTestReport, ...]  # All reports of the ranks, rank after rank.
 
     @property
@@ -108,7 +108,7 @@ def trial_of(launch: Launch, kind: ClusterKind, args: Sequence[str], module: str
     job = launch.job
     if is_used(job):
         raise JobError(
-            "the test runs in the ranks, and nothing of allranks does with torch's own launcher",
+            "the self-test needs allranks' agent, and torch's own launcher starts ranks without it",
             why="launch.agent is false" if not job.launch.agent else f"launch.launcher is {job.launch.launcher}",
             fix="allranks test --agent --launcher torchrun",
         )

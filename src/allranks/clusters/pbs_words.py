@@ -265,7 +265,7 @@ def _limit(text: str) -> JobReason | None:
 _SIGNALLED, _BY_SHELL, _LAST_SIGNAL, _TERM, _KILL = 256, 128, 64, signal.SIGTERM, signal.SIGKILL
 _NOT_STARTED = JobReason("PBS could not start it", "ask the site's support; the logs of its first node have details")
 _OUT_OF_CPU_TIME = JobReason("it reached its limit on CPU time", "ask for more with -l cput in scheduler.directives")
-_TOO_MANY_CPUS = JobReason("it used more CPUs than it asked for", "raise resources.cpus_per_node")
+_TOO_MANY_CPUS = JobReason("it used more CPUs than it requested", "raise resources.cpus_per_node")
 _ABORTED = JobReason("PBS on its first node was restarted, and ended it")
 _NOT_JOINED = JobReason("one of its nodes could not join it", "pbsnodes -l lists nodes that are down")
 _HOOK = JobReason("a hook of the site refused or deleted it", _SITE)

@@ -140,7 +140,7 @@ def prepare_resume(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
     if state is State.SUCCEEDED:
         raise LaunchError(
             f"{run_id} has succeeded: there is nothing to resume",
-            fix="to train longer, start another run that is given the same directory of checkpoints",
+            fix="to train longer, start another run with the same checkpoint directory",
         )
     attempt, path = run.attempt + 1, run.folder / contract.PLAN_FILE
     try:

@@ -171,9 +171,10 @@ class StepWatch:
             if self._store.add(f"steps/place/{self._places}/ranks", 1) == 1:
                 self._store.set(f"steps/place/{self._places}/first", json.dumps(mine))
                 return self._places
+            first = self._first(self._places)
         except RuntimeError:
             return self._places  # The store is gone: its next user reports it.
-        if (first := self._first(self._places)) and first.backwards != mine.backwards:
+        if first and first.backwards != mine.backwards:
             log(
                 f"warning: rank {first.rank} has made {first.backwards} backward passes, "
                 f"rank {mine.rank} {mine.backwards}"

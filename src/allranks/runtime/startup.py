@@ -265,7 +265,7 @@ def meet(store: Store, arrival: RankIdentity, world_size: int, timeout: timedelt
         store.wait([_VERDICT], timeout + _PATIENCE)
     except distributed.DistError as error:
         raise RankError(
-            f"rank {arrival.rank} heard nothing from rank 0 for {_seconds(timeout + _PATIENCE)}",
+            f"rank {arrival.rank} got no answer from rank 0 within {_seconds(timeout + _PATIENCE)}",
             why="rank 0 ended or hangs before allranks.init()",
             fix="read the log of rank 0: allranks logs --rank 0",
         ) from error

@@ -127,7 +127,7 @@ def test_a_job_without_a_queue_is_compared_with_the_default_one(tmp_path: Path) 
 
     assert (found().where, [issue.what for issue in found().objections]) == (
         "queue workq",
-        ["5 nodes are asked for, and this PBS has 4"],
+        ["5 nodes are requested, and this PBS has 4"],
     )
     assert found(partition="none").objections == [Issue("PBS has no queue none", OTHER)]
 

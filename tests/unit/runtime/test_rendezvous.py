@@ -83,5 +83,5 @@ def test_all_ranks_hear_who_is_missing():
 
 def test_a_silent_rank_0_is_named(monkeypatch):
     monkeypatch.setattr("allranks.runtime.startup._PATIENCE", timedelta(0))
-    with pytest.raises(RankError, match=re.escape("rank 1 heard nothing from rank 0 for 0.5 s")):
+    with pytest.raises(RankError, match=re.escape("rank 1 got no answer from rank 0 within 0.5 s")):
         meet(dist.HashStore(), RankIdentity(1, "a"), 2, timedelta(seconds=0.5))

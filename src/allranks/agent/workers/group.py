@@ -256,7 +256,7 @@ class Outcome:
 
 
 #: Of ranks that a request has ended: its source starts them again.
-PREEMPTED = Outcome("PREEMPTED", contract.CONTINUE_LATER, "asked to stop, the ranks have saved and left")
+PREEMPTED = Outcome("PREEMPTED", contract.CONTINUE_LATER, "the ranks have saved and exited, as requested")
 
 
 def succeeded(node: NodeSpec, ranks: int, have_met: bool) -> Outcome:

@@ -347,13 +347,13 @@ def connect(address: str, port: int, word: str, node: int) -> Peer:
         heard = peer.read()
     except TimeoutError:
         peer.close()
-        raise PeerError("stranger", f"{_STRANGER} it says nothing for {ANSWER_SECONDS:g} s") from None
+        raise PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s") from None
     except OSError:
         heard = ""
     if heard != word[middle:]:
         peer.close()
         if not heard:
-            raise PeerError("closed", "who listens there ends the connection without a word")
+            raise PeerError("closed", "the listener there closes the connection without an answer")
         raise PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
     return peer
 
@@ -393,9 +393,9 @@ def stop(listener: socket.socket) -> None:
 
 def _why(error: OSError) -> PeerError:
     if isinstance(error, socket.gaierror):
-        return PeerError("name", f"the name cannot be resolved: {error.strerror}")
+        return PeerError("name", f"cannot resolve the name: {error.strerror}")
     if isinstance(error, ConnectionRefusedError):
-        return PeerError("refused", "the connection is refused")
+        return PeerError("refused", "connection refused")
     if isinstance(error, TimeoutError):
         return PeerError("dropped", f"no answer within {ANSWER_SECONDS:g} s")
     kind = "route" if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else "other"

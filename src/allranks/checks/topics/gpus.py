@@ -218,7 +218,7 @@ def throttle(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
         return skipped("the driver does not report what slows them down")
     slowed = [(label(gpu), f"slowed down: {', '.join(gpu['throttled'])}") for gpu in gpus if gpu["throttled"]]
     if slowed:
-        fix = f"look after air and power of {node.host}: nvidia-smi -q -d PERFORMANCE"
+        fix = f"check cooling and power of {node.host}: nvidia-smi -q -d PERFORMANCE"
         return warned(together(slowed), fix=fix, exclude=node.host)
     return passed("none is slowed down")
 
@@ -235,7 +235,7 @@ def temperature(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
             limit = gpu["temperature"] + gpu["margin"]
             warm.append((label(gpu), f"{gpu['temperature']} °C, and from {limit} °C on it slows down"))
     if warm:
-        return warned(together(warm), fix=f"look after the cooling of {node.host}, or what runs there: nvidia-smi")
+        return warned(together(warm), fix=f"check the cooling of {node.host}, or what runs there: nvidia-smi")
     return passed(f"below {(max(gpu['temperature'] for gpu in known) // 10 + 1) * 10} °C")
 
 

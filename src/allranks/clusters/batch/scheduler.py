@@ -40,7 +40,7 @@ class JobReason:
 
 
 OUT_OF_TIME = JobReason("it reached its time limit", "raise resources.time")
-OUT_OF_MEMORY = JobReason("it used more memory than it asked for", "raise resources.memory")
+OUT_OF_MEMORY = JobReason("it used more memory than it requested", "raise resources.memory")
 
 
 @dataclass(frozen=True)
