@@ -14,7 +14,8 @@ from cluster_tools import ClusterError, wait_until
 from pbs_cluster import PbsCluster, StandInPbs, has_real_pbs
 
 #: Ends by itself at SIGTERM only; says so, for a test to wait for.
-TRAPS = "trap 'echo told; exit 0' TERM\necho ready\nsleep 1000 &\nwait\nsleep 1\n"
+#: It hears SIGTERM before the shell that started it, and leaves after that one: PBS reports how that one ended.
+TRAPS = "trap 'echo told; while kill -0 $PPID 2>&-; do :; done; exit 0' TERM\necho ready\nsleep 1000 &\nwait\nsleep 1\n"
 SCATTER = "#PBS -l select=2:ncpus=2:ngpus=1:mpiprocs=2 -l place=scatter\n"
 TWO_OF_TORQUE = "#PBS -l nodes=2:ppn=2:gpus=1\n"
 #: What a job's environment has of PBS, on OpenPBS.

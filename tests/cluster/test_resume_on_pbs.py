@@ -133,6 +133,8 @@ def test_a_training_that_somebody_ends_is_resumed_when_asked_for(pbs_lab: Any, p
     failed = Training(pbs_lab, pbs, ("--nodes", "2"), pbs_lab.script(FAILS))
     trainings = (deleted, failed)
     firsts = [training.trains() for training in trainings]
+    if isinstance(pbs, StandInPbs):
+        pbs.set(kill_delay=PATIENCE)  # PBS gives it 10 s, in which a busy machine does not save.
     pbs.run("qdel", firsts[0])
     pbs_lab.script("", "fail")
     said = [training.process.communicate(timeout=PATIENCE)[1].decode() for training in trainings]
