@@ -22,7 +22,7 @@ NOBODY = 65534
 AS_NOBODY = f"""\
 import os, sys
 import allranks.cli.cancel, allranks.cli.ps, allranks.cli.resume, allranks.cli.status, allranks.launch.refresh
-import allranks.cli.failure, allranks.clusters.local, encodings.idna
+import allranks.cli.failure, allranks.clusters.local, allranks.launch.submit, encodings.idna
 from allranks.cli.main import main
 os.setgroups([])
 os.setgid({NOBODY})
