@@ -43,7 +43,7 @@ class Terminal:
         deadline = time.monotonic() + seconds
         while self._read(deadline):
             pass
-        return self.process.wait(10)
+        return self.process.wait(PATIENCE)
 
     def close(self) -> None:
         """Take the terminal away, as a window that is closed."""

@@ -47,7 +47,7 @@ class Cgroups:
         """Remove them; the processes in them are dead or dying."""
         for controller in CONTROLLERS:
             whole = ROOT / controller / self.name
-            wait_until(f"{whole} to be empty", partial(_is_removed, whole), seconds=10)
+            wait_until(f"{whole} to be empty", partial(_is_removed, whole))
 
 
 def _is_removed(group: Path) -> bool | None:

@@ -73,6 +73,8 @@ class Followed:
             return sum(log.read_text() == line for log in logs) == count
 
         wait_until(f"{count} ranks of {self.name}", are_up)
+        # Ranks may be up before the command has recorded what it started.
+        wait_until(f"the handle of {self.name}", lambda: any(self.lab.record(self.folder)["handle"].values()))
         return self
 
 

@@ -146,7 +146,7 @@ class GridEngineCluster:
     def stop_master(self) -> None:
         """End the qmaster as an admin does; its jobs continue."""
         self.run("qconf", "-km")
-        self._daemons.pop(MASTER).wait(30)
+        self._daemons.pop(MASTER).wait(PATIENCE)
 
     def start_execd(self, names: Iterable[str]) -> None:
         """Start execd on nodes; `wait_idle` returns when they have reported."""

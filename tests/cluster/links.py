@@ -9,8 +9,8 @@ from nodes import Network
 
 #: What each node sends: far less than any machine can do, so that a busy one is hardly slower.
 EVEN = "120mbit"
-#: What a slow node sends: a search names what takes three times as long as others, and this takes seven times.
-SLOW = "16mbit"
+#: What a slow node sends: a search names what takes three times as long as others, and this takes twelve times.
+SLOW = "10mbit"
 
 
 @contextmanager

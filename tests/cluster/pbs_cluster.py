@@ -212,7 +212,7 @@ class StandInPbs(PbsCluster):
         if self._server:
             assert self._server.stdin and self._server.stdout
             self._server.stdin.close()
-            self._server.wait(30)
+            self._server.wait(PATIENCE)
             self._server.stdout.close()
         self._server = None
         self.network.stop()
@@ -350,7 +350,7 @@ class StandInPbs(PbsCluster):
             for process in self.processes(name):
                 with suppress(ProcessLookupError):
                     os.kill(process, 9)
-            wait_until(f"the end of what is left on {name}", partial(self._is_clean, name), 10)
+            wait_until(f"the end of what is left on {name}", partial(self._is_clean, name))
         self._wait_for_nodes()
 
     def _is_clean(self, name: str) -> bool:

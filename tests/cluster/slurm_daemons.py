@@ -14,6 +14,8 @@ from cluster_tools import ClusterError, called, missing_commands, wait_until
 from nodes import PACKAGES, Network, why_no_nodes
 from slurm_conf import Layout, Shape, files
 
+from waiting import PATIENCE
+
 #: The node that is none of Slurm's: slurmctld, munged and the database.
 CONTROLLER = "ctl"
 SLURM_PACKAGES = {**PACKAGES, "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
@@ -121,7 +123,7 @@ class SlurmDaemons:
         """End slurmctld as an admin does; its jobs and steps run on."""
         process = self._running.pop("slurmctld")
         self.network.nodes[CONTROLLER].run(["kill", "-TERM", self._pid_file("slurmctld").read_text().strip()])
-        process.wait(30)
+        process.wait(PATIENCE)
 
     def start_slurmd(self, names: Iterable[str]) -> None:
         """Start slurmd on nodes, all at the same time; ``sinfo`` shows when they are there."""

@@ -13,6 +13,7 @@ from nodes import Network
 
 from agents_by_hand import ByHand
 from allranks import contract
+from waiting import PATIENCE
 
 NAMES = ["gpu01", "gpu02", "gpu03"]
 TRAIN = """\
@@ -52,7 +53,7 @@ def run(network: Network, tmp_path: Path, allranks_env: dict[str, str]) -> Itera
 
 
 def line(run: ByHand, node: int, rank: int, text: str) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while text not in run.said(node, rank).splitlines():
         assert time.monotonic() < deadline, f"{run.said(node, rank)}{run.said(node, rank, 'err')}{run.log(node)}"
         time.sleep(0.02)

@@ -133,7 +133,8 @@ def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_wit
     process = lab.popen("run", "train.py", "--on", "lab", "--account", "lab")
     slurm_with_accounting.wait_until("the rank", lambda: lab.runs() and "up" in lab("logs").stdout)
     ask = ["sstat", "--noheader", "--allsteps", "--parsable2", "--format=MaxRSS", "--jobs"]
-    job = lab.record()["handle"]["job_id"]
+    # The rank may be up before the command has recorded what it submitted.
+    job = slurm_with_accounting.wait_until("the job's id", lambda: lab.record()["handle"]["job_id"])
 
     def measured() -> Any:
         return re.search(r"^\d{6,}K$", slurm_with_accounting.run(*ask, job), re.MULTILINE)

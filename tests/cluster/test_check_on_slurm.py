@@ -46,9 +46,12 @@ def test_ranks_are_tried_on_the_nodes_that_were_looked_at(lab: Any, slurm: Slurm
     """It takes more than 10 s: ranks import torch on each node, measure, and train."""
     names = ("nodes", "all-reduce", "training", "culprit")
     code, found = checked(lab, "--full", "--only", ",".join(names), "--nodes", "2", "--nproc-per-node", "1")
-    assert (code, [found[name][0]["grade"] for name in names]) == (0, ["PASS", "PASS", "PASS", "SKIP"]), found
+    *grades, culprit = (found[name][0]["grade"] for name in names)
+    assert (code, grades) == (0, ["PASS", "PASS", "PASS"]), found
+    assert culprit in ("SKIP", "PASS"), found  # A link that was slow for a moment, beside other tests, is tried again.
     jobs = slurm.run("squeue", "--states=all", "--sort=-i", "--noheader", "--format=%j %n").splitlines()
-    assert [line.split() for line in jobs[:2]] == [["test", "node[01-02]"], ["check"]]
+    tried = [["test", "node[01-02]"]] * (2 if culprit == "PASS" else 1)
+    assert [line.split() for line in jobs[: len(tried) + 1]] == [*tried, ["check"]]
     assert nothing_left(lab, slurm)
 
 
@@ -140,13 +143,13 @@ def test_nodes_that_are_away_are_no_refusal(lab: Any, slurm: SlurmCluster) -> No
 def test_a_busy_cluster_gives_no_nodes_in_time(lab: Any, slurm: SlurmCluster) -> None:
     job = slurm.sbatch("--nodes=4", "--exclusive", "--time=30", "--wrap=sleep 600", folder=lab.folder)
     slurm.wait_for_state(job, "RUNNING")
-    code, found = checked(lab, "--only", "scheduler,nodes", "--nodes", "2", "--wait", "1")
+    code, found = checked(lab, "--only", "scheduler,nodes", "--nodes", "2", "--wait", "5")
     assert (code, found["scheduler"][0]["grade"]) == (0, "PASS")
     assert found["scheduler"][0]["what"].startswith("partition main: the job is expected to start on ")
     (nodes,) = found["nodes"]
     reason = "the nodes that it needs are in use"
     assert nodes["grade"] == "SKIP"
-    assert nodes["what"] == f"lab gave no nodes within 1 s: {reason} (--wait SECONDS waits longer)"
+    assert nodes["what"] == f"lab gave no nodes within 5 s: {reason} (--wait SECONDS waits longer)"
     assert slurm.run("squeue", "--noheader", "--format=%i").split() == [str(job)]
     assert not lab.runs()
 

@@ -17,6 +17,8 @@ from nodes import Network, why_no_nodes
 from slurm_cluster import SlurmCluster
 from slurm_conf import Shape
 
+from waiting import PATIENCE
+
 HERE = Path(__file__).parent
 
 
@@ -59,7 +61,7 @@ def test_by_hand_until_interrupted(by_hand: subprocess.Popen[str], short: Path) 
     env = {**os.environ, "SLURM_CONF": conf}
     assert subprocess.check_output(["srun", "hostname"], env=env, text=True) == "node01\n"
     by_hand.send_signal(signal.SIGINT)
-    assert by_hand.wait(timeout=30) == 0
+    assert by_hand.wait(PATIENCE) == 0
     assert [*short.iterdir()] == [] == processes_in(short)
 
 
@@ -69,8 +71,8 @@ def test_killed_owner(by_hand: subprocess.Popen[str], short: Path) -> None:
     mine = {f"allranks{hosts.partition('198.18.')[2].partition('.')[0]}"}
     assert mine <= links()
     by_hand.kill()
-    wait_until("the processes to be gone", lambda: not processes_in(short) or None, seconds=10)
-    wait_until("the link to be gone", lambda: not mine & links() or None, seconds=10)
+    wait_until("the processes to be gone", lambda: not processes_in(short) or None)
+    wait_until("the link to be gone", lambda: not mine & links() or None)
 
 
 def test_control_groups(short: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from cluster_tools import missing_commands, wait_until
 from needed import need
 from nodes import Network
-from ranks_told import PLACES, UP, who
+from ranks_told import PLACES, UP, ranks_saying, who
 from ssh_nodes import SshNodes
 from ssh_runs import wait_for_ranks
 
@@ -23,7 +23,8 @@ from exact_runs import SCRIPT, undisturbed, weights_in
 from waiting import PATIENCE
 
 COPIED = ("--sync", "rsync", "--python", sys.executable)
-OPTIONS = ("--epochs", "2", "--quiet")
+#: So many steps that a training which is slow until it is let go cannot end before it is stopped.
+OPTIONS = ("--epochs", "12", "--every", "10", "--quiet")
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
     wait_until("a checkpoint that has come back", (folder / "checkpoints" / "latest").exists)
     runs = folder / "runs"
     assert apart("cancel", cwd=folder).rc == 0
-    assert process.wait(40) == 143
+    assert process.wait(PATIENCE) == 143
     (run,) = [path for path in runs.glob("[!.]*") if not path.is_symlink()]
     assert left_on(network, run) == {}
     (folder / "go").touch()
@@ -96,10 +97,10 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
 
 def test_torchs_own_launcher_finds_the_copy(apart: Any, network: Network) -> None:
     """It takes more than 10 s on a slow machine: torch's own launcher imports torch on each machine."""
-    apart.script("import os, time\ntime.sleep(int(os.environ['RANK']) / 5)\nprint('rank', os.environ['RANK'])\n")
+    apart.script("import os\nprint('rank', os.environ['RANK'])\n")
     flags = ("--nodes", "gpu01,gpu02", "--nproc-per-node", "1", "--no-agent", *COPIED)
     done = apart("run", "train.py", *flags)
-    assert done.stdout == "[node 0] rank 0\n[node 1] rank 1\n", done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[node 0] rank 0", "[node 1] rank 1"], done.stderr
     assert left_on(network, apart.run()) == {}
 
 
@@ -110,10 +111,11 @@ def test_it_goes_on_without_this_machine(apart: Any, network: Network) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert re.search(r"^state +RUNNING\b", apart("status", run.name).stdout, re.MULTILINE)
-    assert apart("logs").stdout == "[0-1] up\n"
+    shown = apart("logs").stdout
+    assert ranks_saying(shown, "up") == ranks_saying(shown, ".*") == [0, 1]
     follower = apart.popen("logs", "-f")
     assert apart("cancel").rc == 0
-    assert follower.wait(20) == 0
+    assert follower.wait(PATIENCE) == 0
     assert left_on(network, run) == {}
     assert re.search(r"^state +CANCELLED\b", apart("status", run.name).stdout, re.MULTILINE)
 

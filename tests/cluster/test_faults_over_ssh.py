@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from cluster_tools import called, wait_until
 from nodes import Network
-from ranks_told import PLACES, UP, WHO, who
+from ranks_told import PLACES, UP, WHO, ranks_saying, who
 from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
 
 from allranks import contract
+from allranks.system.processes import marked
 from exact_runs import SCRIPT, command, undisturbed, weights, weights_in
 from waiting import PATIENCE
 
@@ -93,28 +96,38 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
 ) -> None:
     """It takes more than 10 s: three trainings import torch on each node."""
     options = ("--width", "300000", *OPTIONS)
-    process = ssh.popen("run", SCRIPT, "--nodes", "gpu01,gpu02", *EXACT, "--", *options)
-    folder, node = ssh.folder / "checkpoints", mended.nodes["gpu01"]
+    slow = ("--slow-until", "go")
+    process = ssh.popen("run", SCRIPT, "--nodes", "gpu01,gpu02", *EXACT, "--", *slow, *options)
+    folder = ssh.folder / "checkpoints"
     wait_until("a checkpoint", (folder / "latest").exists)
-    ranks = " ".join(re.findall(r"/proc/(\d+)/", left_on(mended, ssh.run())["gpu01"]))
+    here = Path(f"/proc/{mended.nodes['gpu01'].pid}/ns/pid").readlink()
+    ranks = [pid for pid in marked(contract.RUN_DIR, str(ssh.run())) if Path(f"/proc/{pid}/ns/pid").readlink() == here]
+
+    def signal_all(number: int) -> None:
+        """Signal the ranks from here: a save may be over before a command on their node has started."""
+        for rank in ranks:
+            os.kill(rank, number)
 
     def are_still() -> bool:
         """Whether each thread is stopped: the signal waits for a system call, the one that ends the save as well."""
-        states = node.run(f"cat $(printf '/proc/%s/task/*/status ' {ranks}) | grep ^State:")
-        return {line.split()[1] for line in states.splitlines()} == {"T"}
+        states = set[str]()
+        for stat in [stat for rank in ranks for stat in Path(f"/proc/{rank}/task").glob("*/stat")]:
+            with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
+                states.add(stat.read_text().rpartition(")")[2].split()[0])
+        return states == {"T"}
 
     def is_caught() -> bool:
         """Stop the ranks while they save, or let them continue."""
         if not [*folder.glob(".step-*.tmp-*")]:
             return False
-        node.run(f"kill -STOP {ranks}")
-        wait_until("all their threads to stand still", are_still, 10, every=0.001)
+        signal_all(signal.SIGSTOP)
+        wait_until("all their threads to stand still", are_still, every=0.001)
         caught = bool([*folder.glob(".step-*.tmp-*")])
         if not caught:
-            node.run(f"kill -CONT {ranks}")
+            signal_all(signal.SIGCONT)
         return caught
 
-    wait_until("the middle of another one", is_caught, 60, every=0.001)
+    wait_until("the middle of another one", is_caught, every=0.001)
     whole = (folder / "latest").resolve().name
     mended.kill("gpu01")
     mended.start_nodes(["gpu01"])  # It says itself that it knows nothing of the connections it had.
@@ -123,6 +136,7 @@ def test_a_machine_that_loses_power_in_the_middle_of_a_checkpoint(
     assert process.returncode == 1
     assert " FAILED: node 0 (gpu01) was lost: " in err.decode()
     assert [*folder.glob(".step-*.tmp-*")] != []
+    (ssh.folder / "go").touch()
     done = ssh("resume")
     assert f"continuing from checkpoints/{whole} " in done.stderr
     assert [*folder.glob(".step-*")] == []
@@ -257,7 +271,7 @@ def test_machines_whose_own_names_mean_their_loopback(ssh: Any, mended: Network,
     ssh.script(WHO + NETWORK)
     done = ssh("run", "train.py", *TWO)
     assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
-    assert f"[0-1] network eth0 {mended.nodes['gpu01'].ip}\n" in done.stdout
+    assert ranks_saying(done.stdout, f"network eth0 {mended.nodes['gpu01'].ip}") == [0, 1]
 
 
 def test_machines_with_two_networks_use_that_of_the_route(ssh: Any, mended: Network, undo: Any) -> None:
@@ -272,7 +286,7 @@ def test_machines_with_two_networks_use_that_of_the_route(ssh: Any, mended: Netw
     for flags, met in (((), f"eth0 {nodes[0].ip}"), (("--master-addr", "198.19.0.1"), "eth1 198.19.0.1")):
         done = ssh("run", "train.py", *TWO, *flags)
         assert (done.rc, who(done.stdout)) == (0, BOTH), done.stderr
-        assert f"[0-1] network {met}\n" in done.stdout
+        assert ranks_saying(done.stdout, f"network {met}") == [0, 1]
 
 
 def test_machines_that_have_ipv6_only(ssh: Any, mended: Network, ssh_nodes: SshNodes, undo: Any) -> None:
@@ -294,7 +308,7 @@ def test_machines_that_have_ipv6_only(ssh: Any, mended: Network, ssh_nodes: SshN
     called(["ip", "addr", "delete", "fdac::254/64", "dev", mended.link])
     for each in (done, asked):
         assert (each.rc, who(each.stdout)) == (0, BOTH), each.stderr
-        assert "[0-1] network eth0 fdac::1\n" in each.stdout
+        assert ranks_saying(each.stdout, "network eth0 fdac::1") == [0, 1]
 
 
 def test_a_slow_link(ssh: Any, mended: Network, undo: Any) -> None:
@@ -327,8 +341,9 @@ def test_a_run_that_has_lost_its_launcher_ends_well(ssh: Any, network: Network) 
     process.wait()
     follower = ssh.popen("logs", "-f")
     (ssh.folder / "go").touch()
-    out, _ = follower.communicate(timeout=30)
-    assert (follower.returncode, out) == (0, b"[0-1] up\n")
+    out, _ = follower.communicate(timeout=PATIENCE)
+    assert follower.returncode == 0
+    assert ranks_saying(out.decode(), "up") == ranks_saying(out.decode(), ".*") == [0, 1]
     assert re.search(r"^state +SUCCEEDED\b", ssh("status", run.name).stdout, re.MULTILINE)
     assert left_on(network, run) == {}
 

@@ -83,7 +83,7 @@ def test_slots_and_gpus_are_given_out(grid_engine: GridEngineCluster, work: Path
 
 def test_the_warning_at_h_rt_reaches_script_and_tasks(grid_engine: GridEngineCluster, hears: Path) -> None:
     """It takes more than 10 s: until the limit, and then until SIGKILL."""
-    options = ["-pe", "one", "2", "-notify", "-l", "h_rt=6"]
+    options = ["-pe", "one", "2", "-notify", "-l", "h_rt=15"]  # Until then both must be ready.
     job = grid_engine.qsub(*options, script(hears, ON_TWO_NODES), folder=hears)
     record = grid_engine.finished(job)
     assert said(hears / "script") == said(hears / "task") == ["ready", "SIGUSR2"]
@@ -91,19 +91,20 @@ def test_the_warning_at_h_rt_reaches_script_and_tasks(grid_engine: GridEngineClu
 
 
 def test_s_rt_warns_a_job_without_tasks(grid_engine: GridEngineCluster, hears: Path) -> None:
-    job = grid_engine.qsub("-l", "s_rt=3", script(hears, "exec python3 hears.py script"), folder=hears)
+    job = grid_engine.qsub("-l", "s_rt=5", script(hears, "exec python3 hears.py script"), folder=hears)
     grid_engine.wait_until("the warning", lambda: said(hears / "script") == ["ready", "SIGUSR1"])
     assert grid_engine.states() == {job: "r"}
 
 
 def test_s_rt_kills_the_tasks_of_a_job(grid_engine: GridEngineCluster, hears: Path) -> None:
-    job = grid_engine.qsub("-pe", "one", "2", "-l", "s_rt=3", script(hears, ON_TWO_NODES), folder=hears)
+    """It takes more than 10 s: until the limit, by when both must be ready."""
+    job = grid_engine.qsub("-pe", "one", "2", "-l", "s_rt=10", script(hears, ON_TWO_NODES), folder=hears)
     assert failed(grid_engine.finished(job))[1] == 137
     assert said(hears / "task") == ["ready"]
 
 
 def test_h_rt_kills(grid_engine: GridEngineCluster, hears: Path) -> None:
-    job = grid_engine.qsub("-l", "h_rt=3", script(hears, "exec python3 hears.py script"), folder=hears)
+    job = grid_engine.qsub("-l", "h_rt=5", script(hears, "exec python3 hears.py script"), folder=hears)
     assert failed(grid_engine.finished(job)) == (37, 137)
     assert said(hears / "script") == ["ready"]
 
@@ -148,9 +149,13 @@ def test_array(grid_engine: GridEngineCluster, work: Path) -> None:
     job = grid_engine.qsub("-t", "1-5:2", "-j", "y", script(work, "echo $SGE_TASK_ID; exit $SGE_TASK_ID"), folder=work)
     grid_engine.wait_until("all to be finished", lambda: not grid_engine.states())
     assert [said(work / f"job.sh.o{job}.{task}") for task in (1, 3, 5)] == [["1"], ["3"], ["5"]]
-    wait_until("the last record", lambda: grid_engine.tried("qacct", "-j", str(job), "-t", "5")[0] == 0)
-    shown = grid_engine.run("qacct", "-j", str(job)).splitlines()
-    assert sorted(line.split()[1] for line in shown if line.startswith("exit_status")) == ["1", "3", "5"]
+
+    def codes() -> list[str]:
+        shown = grid_engine.tried("qacct", "-j", str(job))[1].splitlines()
+        return sorted(line.split()[1] for line in shown if line.startswith("exit_status"))
+
+    wait_until("all records", lambda: len(codes()) == 3)
+    assert codes() == ["1", "3", "5"]
 
 
 @pytest.mark.parametrize(
@@ -214,11 +219,13 @@ def test_cut_cable(grid_engine: GridEngineCluster) -> None:
 
 def test_jobs_continue_without_qmaster(grid_engine: GridEngineCluster, work: Path) -> None:
     """It takes more than 10 s: execds connect to a new qmaster half a minute after the old one left."""
-    job = grid_engine.qsub("-o", "out", script(work, "echo started; sleep 3; echo done"), folder=work)
+    text = "echo started; until [ -e go ]; do sleep 0.1; done; echo done"
+    job = grid_engine.qsub("-o", "out", script(work, text), folder=work)
     grid_engine.wait_until("the job", lambda: said(work / "out") == ["started"])
     grid_engine.stop_master()
     with pytest.raises(ClusterError, match="unable to send message to qmaster using port 6444"):
         grid_engine.states()
+    (work / "go").touch()
     wait_until("the job's end", lambda: said(work / "out") == ["started", "done"])
     grid_engine.start_master()
     assert failed(grid_engine.finished(job)) == (0, 0)
@@ -255,10 +262,10 @@ def test_a_killed_owner_leaves_no_process(grid_engine: GridEngineCluster, tmp_pa
     command, env = [sys.executable, "-c", OWNER, str(tmp_path)], {**os.environ, "PYTHONPATH": here}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as owner:
         assert owner.stdout and owner.stdout.readline() == b"up\n"
-        assert len(of_cluster(tmp_path)) >= 4  # qmaster, execd, shepherd and job
+        wait_until("qmaster, execd, shepherd and job", lambda: len(of_cluster(tmp_path)) >= 4)
         assert not grid_engine.states()  # The job of the other cluster is none of this one's.
         owner.kill()
-    wait_until("the processes to be gone", lambda: not of_cluster(tmp_path), seconds=10)
+    wait_until("the processes to be gone", lambda: not of_cluster(tmp_path))
 
 
 def test_a_daemon_that_ends_is_named(tmp_path: Path) -> None:

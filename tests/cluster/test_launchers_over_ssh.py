@@ -92,7 +92,7 @@ def test_ctrl_c_ends_both_machines(ssh: Any, network: Network) -> None:
     process = ssh.popen("run", "train.py", "--no-agent", *MACHINES)
     run = _wait_until_up(ssh)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err.decode()
     assert f"allranks: {run.name} was cancelled" in err.decode()
     assert left_on(network, run) == {}

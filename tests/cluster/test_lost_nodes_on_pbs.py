@@ -75,6 +75,7 @@ def test_a_mom_that_is_restarted_under_a_training_costs_an_attempt(standin_lab: 
     training = Training(standin_lab, standin, ("--nodes", "2"))
     first = training.trains()
     host = hosts_of(standin, first)[1]
+    standin.set(kill_delay=PATIENCE)  # PBS gives it 10 s, in which a busy machine does not save.
     standin.kill_mom(host)
     standin.start_mom(host)
     second = training.trains(attempt=1)

@@ -13,6 +13,8 @@ import pytest
 from cluster_tools import ClusterError, wait_until
 from pbs_cluster import PbsCluster, StandInPbs, has_real_pbs
 
+from waiting import PATIENCE
+
 #: Ends by itself at SIGTERM only; says so, for a test to wait for.
 #: It hears SIGTERM before the shell that started it, and leaves after that one: PBS reports how that one ended.
 TRAPS = "trap 'echo told; while kill -0 $PPID 2>&-; do :; done; exit 0' TERM\necho ready\nsleep 1000 &\nwait\nsleep 1\n"
@@ -147,9 +149,9 @@ def test_exit_status(agreed: PbsCluster, work: Path, text: str, status: str) -> 
 
 
 def test_walltime(agreed: PbsCluster, work: Path) -> None:
-    known = ended(agreed, work, TRAPS, "-l", "walltime=2")
+    known = ended(agreed, work, TRAPS, "-l", "walltime=5")
     assert known["Exit_status"] == "-29" and known["comment"].endswith(" and exceeded resource walltime")
-    assert re.search(r"^=>> PBS: job killed: walltime \d+ exceeded limit 2$", (work / "err").read_text(), re.M)
+    assert re.search(r"^=>> PBS: job killed: walltime \d+ exceeded limit 5$", (work / "err").read_text(), re.M)
     assert (work / "out").read_text() == "ready\ntold\n"
 
 
@@ -246,11 +248,14 @@ def test_who_gets_signals(standin: StandInPbs, work: Path) -> None:
         "#PBS -l select=2:ncpus=1 -l place=scatter\necho ready\n"
         f"{run} child & setsid {run} stray & pbsdsh -n 1 -- {run} task & {run} last\n"
     )
-    standin.set(kill_delay=0.5)
+    standin.set(kill_delay=PATIENCE)
     job = started(standin, work, text)
     names = ["child", "stray", "task", "last"]
     standin.wait_until("all to listen", lambda: all((work / name).exists() for name in names))
     standin.run("qdel", job)
+    (work / "told").touch()
+    standin.wait_until("three to hear it", lambda: len((work / "told").read_text().split()) > 2)
+    standin.run("qdel", "-W", "force", job)
     assert standin.wait_for_state(job)["Exit_status"] == "271"
     assert {*(work / "told").read_text().split()} == {"child", "task", "last"}
     left = [words for node in ("pbs01", "pbs02") for words in standin.processes(node).values() if "listen" in words]
@@ -346,7 +351,7 @@ def test_interactive(standin: StandInPbs, work: Path) -> None:
         env=standin.environment,
         text=True,
     )
-    out, _ = shell.communicate(f"hostname; tty; echo $PBS_ENVIRONMENT >{work}/kind; exit 4\n", timeout=30)
+    out, _ = shell.communicate(f"hostname; tty; echo $PBS_ENVIRONMENT >{work}/kind; exit 4\n", timeout=PATIENCE)
     assert (work / "kind").read_text() == "PBS_INTERACTIVE\n"
     assert re.search(r"job \d+\.pbsctl ready\s+.*\bpbs01\n/dev/pts/\d+\n", out, re.S), out
     assert standin.job(re.findall(r"job (\d+)", out)[0])["Exit_status"] == "4"
