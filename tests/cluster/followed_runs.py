@@ -99,7 +99,7 @@ def given_to(run: Followed) -> list[list[Any]]:
     """Return what the ranks of a run have written, in lines ``given [...]``, of what they were given."""
     logs = run.lab.folder.glob(f"runs/{run.name}-*/attempts/000/node-*/rank-*.out")
     found = "".join(log.read_text() for log in logs)
-    return [json.loads(line) for line in re.findall(r"^given (.*)$", found, re.MULTILINE)]
+    return [json.loads(line) for line in re.findall(r"^given (\[.*\])$", found, re.MULTILINE)]
 
 
 def files_with(folder: Path, text: bytes) -> list[tuple[Path, int]]:

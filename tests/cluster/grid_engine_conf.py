@@ -29,7 +29,7 @@ class GridEngineShape:
     nodes: int = 4
     slots: int = 8
     gpus: int = 4
-    notify: int = 5
+    notify: int = 15
     reschedule: int = 0
 
 

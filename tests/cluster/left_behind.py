@@ -24,7 +24,7 @@ def assert_nothing_lives(pbs: PbsCluster, lab: Any) -> None:
         return found
 
     with suppress(ClusterError):
-        pbs.wait_until("the end of all processes", lambda: not left(), 10)
+        pbs.wait_until("the end of all processes", lambda: not left())
     assert left() == {}
 
 

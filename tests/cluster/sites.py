@@ -17,6 +17,7 @@ from followed_runs import Followed, follow, hosts_of, run_named
 from grid_engine_cluster import GridEngineCluster
 from left_behind import assert_nothing_lives
 from nodes import Network
+from pbs_cluster import StandInPbs
 from slurm_cluster import SlurmCluster
 from ssh_runs import left_on
 
@@ -106,6 +107,9 @@ class Site:
         """Put a job back, as an admin."""
         raise NotImplementedError
 
+    def let_save(self) -> None:
+        """Leave a training that is ended the time that it takes a slow machine to save, where that is a setting."""
+
     def assert_nothing_left(self) -> None:
         """Assert that nothing of the runs lives on any node."""
         assert_nothing_lives(self.cluster, self.lab)
@@ -194,6 +198,10 @@ class PbsSite(SchedulerSite):
         job = self.cluster.qsub(script, folder=elsewhere)
         assert self.cluster.wait_for_state(job)["Exit_status"] == "0"
         return hosts_of(self.cluster, job)
+
+    def let_save(self) -> None:
+        if isinstance(self.cluster, StandInPbs):
+            self.cluster.set(kill_delay=PATIENCE, requeue_timeout=PATIENCE)
 
     def requeue(self, job: str) -> None:
         self.cluster.set(operator=True)

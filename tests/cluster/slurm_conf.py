@@ -111,7 +111,7 @@ SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 ReturnToService=2
 SlurmdTimeout=8
-KillWait=10
+KillWait=30
 MinJobAge=300
 {accounting}
 NodeName=DEFAULT CPUs={shape.cpus} RealMemory={shape.memory} State=UNKNOWN {gres}

@@ -110,7 +110,7 @@ def test_h_rt_kills(grid_engine: GridEngineCluster, hears: Path) -> None:
 
 
 def test_cancel_warns_first(grid_engine: GridEngineCluster, hears: Path) -> None:
-    """It takes some 10 s: half of them lie between the signal and SIGKILL."""
+    """It takes more than 10 s: 15 of them lie between the signal and SIGKILL."""
     job = grid_engine.qsub("-pe", "one", "2", "-notify", script(hears, ON_TWO_NODES), folder=hears)
     grid_engine.wait_until("the script", lambda: said(hears / "script") == ["ready"])
     grid_engine.run("qdel", str(job))

@@ -15,7 +15,7 @@ from exact_runs import undisturbed, weights_in
 from waiting import PATIENCE
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_time_limit_hit_twice_changes_nothing(lab: Any, slurm: SlurmCluster) -> None:
     """It takes more than 10 s: Slurm looks at time limits twice a minute."""
     trainings = both(lab, slurm, "--time", "1min")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ def test_too_many_nodes_are_told_and_cancelled(lab: Any, slurm: SlurmCluster) ->
     lab.script(PLACES)
     done = lab("run", "train.py", "--on", "lab", "--nodes", "5", "--detach")
     assert done.rc == 0, done.stderr
-    found = lab("status")
-    assert "PENDING" in found.stdout
-    assert "never" in found.stdout or "more nodes than" in found.stdout
+    slurm.wait_until("status to say why", lambda: re.search("never|more nodes than", lab("status").stdout))
+    assert "PENDING" in lab("status").stdout
     assert lab("cancel").rc == 0
     assert lab.record()["status"]["state"] == "CANCELLED"
 

@@ -14,7 +14,7 @@ from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
 from exact_runs import undisturbed, weights_in
 from waiting import PATIENCE
 
-pytestmark = pytest.mark.timeout(400)  # Up to four trainings at once, instead of as many waits for a scheduler.
+pytestmark = pytest.mark.timeout(900)  # Up to four trainings at once, instead of as many waits for a scheduler.
 
 
 def assert_undisturbed(training: Training) -> None:
@@ -30,6 +30,7 @@ def test_a_cancelled_training_is_resumed(site: Site) -> None:
     training = Training(site.lab, site, ("--nodes", "2"))
     training.saves()
     name = training.run.name
+    site.let_save()
     assert site.lab("cancel", timeout=PATIENCE).rc == 0
     _, err = training.process.communicate(timeout=PATIENCE)
     found = (training.process.returncode, training.state, training.attempts)
@@ -51,6 +52,7 @@ def test_a_requeue_by_the_admin_changes_nothing(site: Site) -> None:
     """
     trainings = both(site.lab, site)
     jobs = [training.trains() for training in trainings]
+    site.let_save()
     for job in jobs:
         site.requeue(job)
     assert [training.trains(attempt=1) for training in trainings] == jobs

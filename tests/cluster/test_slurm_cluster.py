@@ -10,6 +10,8 @@ import pytest
 from cluster_tools import ClusterError
 from slurm_cluster import SlurmCluster
 
+from waiting import PATIENCE
+
 NAMES = ["node01", "node02", "node03", "node04"]
 RENDEZVOUS = """
 import os, socket, sys
@@ -89,7 +91,7 @@ def test_batch_of_python(slurm: SlurmCluster, work: Path) -> None:
 
 def test_nodes_meet(slurm: SlurmCluster, work: Path) -> None:
     path = script(work, RENDEZVOUS, "meet.py")
-    assert slurm.run("srun", "--nodes=2", "python", path, timeout=30).strip() == "all here"
+    assert slurm.run("srun", "--nodes=2", "python", path, timeout=PATIENCE).strip() == "all here"
 
 
 def test_cancel(slurm: SlurmCluster, work: Path) -> None:
@@ -116,7 +118,8 @@ def test_preemption_warns(slurm: SlurmCluster, work: Path) -> None:
     slurm.wait_until("the warning", lambda: said(work / "out", "warned"))
     assert slurm.wait_for_state(high)["JobState"] == "COMPLETED"
     # It has ended by itself, so it is not requeued: that is for the job to do.
-    assert (slurm.job(low)["JobState"], slurm.job(low)["Restarts"]) == ("COMPLETED", "0")
+    ended = slurm.wait_for_state(low)  # Some of its nodes may be cleaned up later than the one that the other has got.
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
 
 
 def test_warning_ahead_of_the_end(slurm: SlurmCluster, work: Path) -> None:
@@ -142,12 +145,16 @@ def test_dead_node(slurm: SlurmCluster, work: Path) -> None:
 
 def test_cut_cable(slurm: SlurmCluster) -> None:
     there = ["timeout", "2", "bash", "-c", "</dev/tcp/node02/6818"]
-    slurm.run_on("node01", there)
+
+    def is_reached() -> bool:
+        return not subprocess.call(slurm.network.nodes["node01"].enter(there))
+
+    slurm.wait_until("node02 to be reached", is_reached)
     slurm.cut("node02")
     with pytest.raises(ClusterError):
         slurm.run_on("node01", there)
     slurm.mend("node02")
-    slurm.wait_until("node02 to be reached", lambda: not subprocess.call(slurm.network.nodes["node01"].enter(there)))
+    slurm.wait_until("node02 to be reached again", is_reached)
 
 
 def test_forgotten_jobs(slurm: SlurmCluster, work: Path) -> None:

@@ -19,7 +19,8 @@ from allranks.record.events import Event, read_events
 from exact_runs import SCRIPT, undisturbed, weights_in
 from waiting import PATIENCE
 
-OPTIONS = ("--epochs", "2", "--quiet")
+#: So many steps that a training which is slow until it is let go cannot end before a machine has.
+OPTIONS = ("--epochs", "20", "--every", "10", "--quiet")
 
 
 def events(run: Path, node: int, kind: str) -> list[Event]:

@@ -11,6 +11,8 @@ from needed import need
 from nodes import Network
 from ssh_nodes import SshNodes, why_no_sshd
 
+from waiting import PATIENCE
+
 BATCH = ("-o", "BatchMode=yes")
 
 
@@ -110,6 +112,6 @@ def test_nothing_is_left_after_the_end(nodes: SshNodes) -> None:
         assert all(nodes.processes(name) for name in nodes.network.nodes)
         nodes.stop()
         assert [nodes.processes(name) for name in nodes.network.nodes] == [[], [], [], []]
-        assert connected.wait(timeout=30) == 255
+        assert connected.wait(timeout=PATIENCE) == 255
     code, _, err = ssh(nodes, *BATCH, "gpu01", "hostname")
     assert (code, err) == (255, "ssh: connect to host gpu01 port 22: Connection refused\n")

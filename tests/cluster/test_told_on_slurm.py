@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_told import PLACES, expected, who
+from ranks_told import PLACES, expected, ranks_saying, who
 from slurm_cluster import SlurmCluster
 
+from allranks import contract
+from allranks.system.processes import marked
 from terminals import Terminal
 from waiting import PATIENCE
 
@@ -70,7 +75,6 @@ def stubborn(lab: Any) -> Any:
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slurm: SlurmCluster) -> None:
-    """It takes more than 10 s: Slurm gives its ranks 10 s (KillWait) before it kills them."""
     terminal = Terminal(stubborn, "run", "train.py", "--on", "lab")
     try:
         terminal.read_until("] up")
@@ -87,6 +91,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_job(stubborn: Any, slu
         terminal.close()
     assert f"not waiting; it is cancelled\r\nnext: allranks status {stubborn.run().name}\r\n" in terminal.shown
     assert "the ranks have" not in terminal.shown
+    for pid in marked(contract.RUN_DIR, str(stubborn.run())):  # Slurm would do so when its KillWait is over.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     slurm.wait_for_state(int(job), "CANCELLED")
     assert re.search(r"^state +CANCELLED\b", stubborn("status").stdout, re.MULTILINE)
 
@@ -104,7 +111,8 @@ def test_a_terminal_shows_that_a_job_waits_in_the_queue(
     slurm.run("scancel", str(holder))
     terminal.read_until(r"\r\x1b\[K[-\\|/] starting ranks \(\d+ s\)")
     assert terminal.wait() == 0
-    assert re.search(r"\[0-3\]\S* here\r\n", terminal.shown)
+    shown = re.sub(r"\x1b\[[0-9;]*[mK]", "", terminal.shown.replace("\r", "\n"))
+    assert ranks_saying(shown, "here") == [0, 1, 2, 3]
     assert re.search(r"\r\x1b\[Kallranks: \S+ succeeded in \S+ s\r\n$", terminal.shown)
 
 

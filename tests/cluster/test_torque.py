@@ -44,7 +44,7 @@ def test_a_job_that_waits(torque_lab: Any, torque: StandInPbs) -> None:
     assert f"reason   it is held: let it go with qrls {job}\n" in said
     assert told(torque_lab) == ("PENDING  H (held)", "PENDING", None)
     assert torque_lab("cancel").rc == 0
-    assert run.end(30).rc == 143
+    assert run.end().rc == 143
     assert told(torque_lab)[1:] == ("CANCELLED", "143")
 
 

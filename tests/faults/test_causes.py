@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from waiting import ALL_HERE
+
 #: What stands in for the text of a library that is not here: printed, as it prints it, by a process that aborts.
 ABORTS = "import os, sys\nprint({text!r}, file=sys.stderr, flush=True)\nos.abort()\n"
 ASSERTED = """\
@@ -143,17 +145,21 @@ raise ConnectionResetError("Connection reset by peer")
 PAIR = "import time, torch, torch.distributed as dist\nfrom datetime import timedelta\n"
 MEET = f"{PAIR}dist.init_process_group('gloo', timeout=timedelta(seconds=TIMEOUT))\n"
 LETS_GO = f"""\
-{MEET}import atexit
+{MEET}import atexit, os
+def leave():
+    open("said", "w").close()
+    time.sleep(1000)
 try:
     if dist.get_rank() == 1:
-        atexit.register(time.sleep, 1000)
+        atexit.register(leave)
         raise ValueError("no data")
     dist.all_reduce(torch.ones(1))
 finally:
     if dist.get_rank() == 1:
         dist.destroy_process_group()
     else:
-        time.sleep(2)  # Rank 1's words are on record by then.
+        while not os.path.exists("said"):  # Rank 1's words are on record by then.
+            time.sleep(.01)
 """
 TOGETHER: dict[str, tuple[str, int, str]] = {
     "all": (
@@ -166,12 +172,13 @@ TOGETHER: dict[str, tuple[str, int, str]] = {
         1,
         r"ValueError: no data \(train.py:5\)",
     ),
-    "one of two, which lets go of the group and ends last": (LETS_GO, 1, r"ValueError: no data \(train.py:8\)"),
+    "one of two, which lets go of the group and ends last": (LETS_GO, 1, r"ValueError: no data \(train.py:11\)"),
     "a timeout": (
-        MEET.replace("TIMEOUT", "2")
+        f"{ALL_HERE}all_here(0, 1)\n"
+        + MEET.replace("TIMEOUT", "5")
         + "if dist.get_rank() == 1:\n    time.sleep(1000)\ndist.all_reduce(torch.ones(1))\n",
         0,
-        r"RuntimeError: Timed out waiting \d+ms for recv operation to complete \(train.py:6\)",
+        r"RuntimeError: Timed out waiting \d+ms for recv operation to complete \(train.py:16\)",
     ),
     "a worker": (
         "from torch.utils.data import DataLoader\nclass Data:\n    def __len__(self):\n        return 4\n"

@@ -56,6 +56,7 @@ class Step:
         )
         self.companion = wait_for("the companion", self.find)
         wait_for("a heartbeat", lambda: (self.node / contract.HEARTBEAT).exists())
+        wait_for("both in the index", lambda: self.noted() == {4: 14, 5: 14})
 
     def find(self) -> int | None:
         for pid in marked(contract.RUN_DIR, str(self.folder)):
@@ -83,7 +84,7 @@ class Step:
 
 @pytest.fixture
 def step(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[Step]:
-    """Give a step that runs."""
+    """Give a step whose ranks have written a line each."""
     step = Step(tmp_path / "run", allranks_env)
     yield step
     with suppress(ProcessLookupError):
@@ -95,7 +96,6 @@ def step(tmp_path: Path, allranks_env: dict[str, str]) -> Iterator[Step]:
 
 
 def test_it_notes_what_the_ranks_write_until_the_last_has_ended(step: Step) -> None:
-    wait_for("both in the index", lambda: step.noted() == {4: 14, 5: 14})
     first_beat = float((step.node / contract.HEARTBEAT).read_text())
     assert step.began < first_beat < time.time()
     for number in (signal.SIGTERM, signal.SIGUSR1):

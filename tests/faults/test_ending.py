@@ -77,8 +77,9 @@ def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name, tex
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_in_the_script(allranks, watch, finish):
-    text = SLEEPER.replace(
-        "time.sleep(300)", "try:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('saved')\n"
+    text = (
+        "import os, time\ntry:\n    print('up', os.getpid(), flush=True)\n    time.sleep(300)\n"
+        "except KeyboardInterrupt:\n    print('saved')\n"
     )
     process = _start(allranks, watch, text)
     process.send_signal(signal.SIGINT)

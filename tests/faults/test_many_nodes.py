@@ -13,7 +13,7 @@ import pytest
 
 from agents_by_hand import ByHand
 from allranks import contract
-from waiting import PATIENCE
+from waiting import PATIENCE, is_alive, wait_for
 
 HOST = socket.gethostname()
 TELL = """\
@@ -122,7 +122,7 @@ def test_a_node_that_dies_is_gone_without(run: ByHand) -> None:
         assert (lost["node"], lost["why"]) == (1, "its agent is gone")
         (restart,) = run.events(node, contract.RESTART)
         assert (restart["because_of_rank"], restart["delay"]) == (None, 0)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids[1])
+    wait_for("the end of its ranks", lambda: not any(map(is_alive, pids[1])))
     run.agents[2].kill()
     assert run.wait(0) == [1]
     reason = f"node 2 ({HOST}) was lost: its agent is gone (1 of 3 nodes left, 2 needed)"
@@ -181,8 +181,8 @@ def test_a_node_that_comes_late_is_taken_in(run: ByHand) -> None:
 def test_who_stops_one_agent_stops_all(run: ByHand, node: int) -> None:
     run.orders(TELL + "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\nmeet()\nhang()")
     run.start()
-    wait_for_line(run, 0, 0, "0 0 4 2 0 2 0 6")
-    wait_for_line(run, 1, 2, "2 0 4 2 1 2 0 6")
+    for rank in range(4):
+        wait_for_line(run, rank // 2, rank, f"{rank} {rank % 2} 4 2 {rank // 2} 2 0 6")
     run.agents[node].send_signal(signal.SIGTERM)
     assert run.wait() == [143, 143]
     assert run.ended(node) == ("CANCELLED", 143, None, "got SIGTERM")
@@ -206,7 +206,7 @@ def test_ranks_that_saved_and_left_end_all_agents_so(run: ByHand) -> None:
                 time.sleep(0.01)
             sys.exit(75)
         """
-    run.orders("\n".join(line[8:] for line in script.splitlines()))
+    run.orders("\n".join(line[8:] for line in script.splitlines()), stop_timeout=600.0)
     run.start(ranks=1)
     wait_for_line(run, 0, 0, "3")
     wait_for_line(run, 1, 1, "3")
@@ -223,7 +223,7 @@ def test_ranks_that_saved_and_left_end_all_agents_so(run: ByHand) -> None:
 
 def test_a_rank_that_waits_for_one_of_another_node_leaves_when_that_is_killed(run: ByHand) -> None:
     """Nobody on its own machine can see that: node 0's agent tells it."""
-    run.orders("""
+    script = """
 import os, signal, torch, allranks
 from allranks.runtime import peers
 from allranks.runtime.checkpoint.directory import CheckpointDirectory
@@ -235,7 +235,8 @@ with allranks.init() as ctx:
     checkpoints = ctx.checkpoints("checkpoints", model=model)
     checkpoints.save()
     checkpoints.wait()
-""")
+"""
+    run.orders(script, stop_timeout=600.0)  # More than this waits: it leaves by itself.
     run.start(ranks=1)
     assert run.wait() == [137, 137]
     (ended,) = run.events(0, contract.RANK_EXITED)

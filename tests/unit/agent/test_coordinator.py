@@ -448,10 +448,14 @@ def test_too_few_are_left_when_most_could_not_be_started(meet, monkeypatch):
 
 
 def test_all_hear_whom_they_wait_for(meet, monkeypatch):
-    monkeypatch.setattr(contract, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(contract, "MISSING_SECONDS", 600.0)
     meeting = meet(orders(4))
     first, second = meeting.ready(0, 2)
+    for agent in (first, second):
+        agent.hear("welcome")
+    monkeypatch.setattr(meeting.coordinator, "_reports_missing_at", 0.0)  # The seconds are over now, and not before.
     assert [agent.hear("missing")["nodes"] for agent in (first, second)] == [[1, 3], [1, 3]]
+    monkeypatch.setattr(meeting.coordinator, "_reports_missing_at", 0.0)
     meeting.ready(1)
     assert first.hear("missing")["nodes"] == [3]
     meeting.ready(3)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from allranks.agent.workers import streams
 from allranks.agent.workers.streams import RankStream
 from waiting import PATIENCE
 
@@ -34,7 +33,7 @@ def stream(log: Path) -> Iterator[RankStream]:
 def await_calm() -> None:
     for thread in threading.enumerate():
         if thread.name == "allranks-flush":
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -103,8 +102,6 @@ def test_a_flood_takes_few_writes(log: Path) -> None:
 def test_a_disk_that_was_full_in_a_flood_costs_no_line_and_no_liveness(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_INTERVAL", 0.5)  # The flood lasts while its disk fills up.
-
     class Full(FileIO):
         full = False
         refused = threading.Event()
@@ -117,11 +114,14 @@ def test_a_disk_that_was_full_in_a_flood_costs_no_line_and_no_liveness(
 
     raw = Full(log, "w")
     stream = RankStream(raw, "utf-8", "strict")
+    filled = threading.Event()  # The flood lasts until its disk is full.
+    monkeypatch.setattr(stream._stop, "wait", lambda _: filled.wait(PATIENCE))
     for number in range(100):
         print(f"line {number}", file=stream)
     raw.full = True
     print("while it is full", file=stream)
-    assert raw.refused.wait(10)
+    filled.set()
+    assert raw.refused.wait(PATIENCE)
     raw.full = False
     await_calm()
     print("after", file=stream)

@@ -56,6 +56,7 @@ def test_a_signal_before_there_is_a_rank_ends_at_once(stop, early):
 
 
 def test_a_second_signal_is_a_hurry_but_not_one_that_came_with_the_first(stop, monkeypatch):
+    monkeypatch.setattr(contract, "ONE_REQUEST_SECONDS", 600.0)
     stop.ready()
     _send(signal.SIGINT)
     _send(signal.SIGINT)

@@ -33,13 +33,13 @@ if restart == "1" and rank == "0":
 if restart == "2":
     print("out of", rank)
 """
-OPTIONS = ("--nproc-per-node", "2", "--max-restarts", "3", "--restart-delay", "0.5")
+OPTIONS = ("--nproc-per-node", "2", "--max-restarts", "3", "--restart-delay", "2")
 
 
 def said_of_restarts(name: str) -> list[str]:
     return [
         f"allranks: {name}: rank 1 failed: KeyError: 'weights' (train.py:4); restarting, 1 of 3",
-        f"allranks: {name}: rank 0 exited with code 5; restarting in 0.5 s, 2 of 3",
+        f"allranks: {name}: rank 0 exited with code 5; restarting in 2 s, 2 of 3",
     ]
 
 
@@ -64,7 +64,7 @@ def test_on_a_terminal_a_spinner_shows_the_wait_and_nothing_of_it_stays(allranks
     allranks.script(FAILS_TWICE)
     shown = at_terminal(allranks, "run", "train.py", "--no-check", *OPTIONS)
     assert re.search(r"[-\\|/] starting ranks \(0 s\)", shown)
-    assert re.search(r"[-\\|/] restarting in 0.5 s, 2 of 3 \(0 s\)", shown)
+    assert re.search(r"[-\\|/] restarting in 2 s, 2 of 3 \(\d+ s\)", shown)
     screen = re.sub(r"\x1b\[\d+m", "", left_on_screen(shown)).splitlines()
     name = allranks.run().name
     ours = [line for line in screen if line.startswith("allranks: ")]
@@ -174,9 +174,13 @@ def test_nodes_that_have_not_come_are_named(allranks: Any) -> None:
     nodes[2] = type_(2)
     said = {node: process.communicate(timeout=PATIENCE) for node, process in nodes.items()}
     assert [nodes[node].returncode for node in range(3)] == [0, 0, 0], said
-    (last,) = said[0][1].decode().splitlines()
+    # A start that takes longer than half a minute is told besides.
+    first, second = (
+        [line for line in said[node][1].decode().splitlines() if ": still " not in line] for node in (0, 1)
+    )
+    (last,) = first
     assert " succeeded in " in last
-    waited, succeeded = said[1][1].decode().splitlines()
+    waited, succeeded = second
     assert waited.endswith(": waiting for node 2: 2 of 3 here")
     assert " succeeded in " in succeeded
 
