@@ -14,6 +14,8 @@ from typing import Any
 from allranks.checks.registry import all_checks
 from allranks.cli.main import VERBS, cli
 from allranks.cli.schema import job_schema
+from allranks.diagnosis.rules import RULES
+from allranks.diagnosis.verdict import sentence
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -123,6 +125,13 @@ def checks() -> str:
     return _table(("check", "why it matters", "part of"), rows)
 
 
+def failures() -> str:
+    """Return a table of all classes of failure, in the order of the rules."""
+    retry = {"never": "no", "after a change": "after a change", "as it is": "yes", "on other nodes": "on other nodes"}
+    rows = [(_code(rule.id), sentence(rule.cause, {}), rule.fix, retry[rule.retry]) for rule in RULES]
+    return _table(("class", "cause", "what to do", "retry"), rows)
+
+
 def _code(text: str | None) -> str:
     return f"`{text}`" if text else ""
 
@@ -137,6 +146,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "command-line.md": command_line,
     "environment-variables.md": environment_variables,
     "checks.md": checks,
+    "failures.md": failures,
     "api.md": python_api,
 }
 

@@ -115,6 +115,9 @@ ENDS = {
 }
 
 
+#: What ``allranks why`` makes of each.
+VERDICTS = {"raises": ("script-exception", "certain"), "exits": ("", "unknown"), "dies": ("killed", "likely")}
+
 #: In every way where a scheduler may say something of its own, and so that all ways of starting ranks have one.
 ENDS_ON = {
     "slurm": ENDS,
@@ -146,6 +149,9 @@ def test_the_rank_that_failed_first_is_named(site: Site) -> None:
         ]
         status = site.lab.record(run.folder)["status"]
         assert (status["state"], status["rank"], status["exit_code"]) == ("FAILED", 2, code)
+        verdict = json.loads(site.lab("why", name, "--json").stdout)["diagnosis"]
+        words = VERDICTS[run.name.partition("-")[0]]
+        assert (verdict["id"], verdict["sure"], verdict["rank"], verdict["host"]) == (*words, 2, site.hosts(run)[1])
     site.assert_nothing_left()
 
 

@@ -1,0 +1,44 @@
+"""Why a GPU was full, from the numbers in torch's message: by this process, by others, or by fragments."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+#: What the message says, since torch 2.1 and before it.
+_NUMBERS = {
+    "wanted": rf"Tried to allocate {_SIZE}",
+    "capacity": rf"total capacity of {_SIZE}|{_SIZE} total capacity",
+    "free": rf"of which {_SIZE} is free|{_SIZE} free",
+    "own": rf"this process has {_SIZE} memory in use|{_SIZE} reserved in total by PyTorch",
+    "allocated": rf"Of the allocated memory {_SIZE} is allocated by PyTorch|{_SIZE} already allocated",
+    "unused": rf"{_SIZE} is reserved by PyTorch but unallocated",
+}
+#: CUDA's own context in a process, which old messages leave out.
+_CONTEXT = 1 << 30
+
+
+def reason(text: str) -> tuple[str, dict[str, str]]:
+    """Return the rule for a message that a GPU has too little memory, and what its sentence names."""
+    numbers = {name: _bytes(found) for name, pattern in _NUMBERS.items() if (found := re.search(pattern, text))}
+    if not {"wanted", "capacity", "free", "own"} <= numbers.keys():
+        return "cuda-out-of-memory", {}
+    wanted, own = numbers["wanted"], numbers["own"]
+    unused = numbers.get("unused", max(0, own - numbers.get("allocated", own)))
+    context = 0 if "this process has" in text else _CONTEXT
+    others = numbers["capacity"] - numbers["free"] - own - context
+    if others >= max(wanted - numbers["free"], _CONTEXT):
+        return "cuda-memory-of-others", {"others": _gib(others)}
+    if unused >= wanted:
+        return "cuda-memory-fragmented", {"wanted": _gib(wanted), "unused": _gib(unused)}
+    return "cuda-out-of-memory", {"wanted": _gib(wanted)}
+
+
+def _bytes(found: re.Match[str]) -> int:
+    number, unit = [group for group in found.groups() if group]
+    return int(float(number) * _UNITS[unit])
+
+
+def _gib(size: int) -> str:
+    return f"{size / _UNITS['GiB']:.1f} GiB"

@@ -1,0 +1,100 @@
+"""Which lines of a log tell of a failure, by the rules."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import PurePath
+
+from allranks.diagnosis import cuda_memory
+from allranks.diagnosis.model import Line, Match, Rule
+from allranks.diagnosis.rules import RULES
+from allranks.diagnosis.text import Log
+from allranks.logs.cause import is_foreign
+
+#: Of a long log so many telling lines at its end are looked at.
+_MOST = 3000
+#: How far before an exception's own line its traceback may begin, and before any line what belongs to it.
+_TRACEBACK, _NEAR = 200, 30
+#: Warnings and notes, of which most are harmless: they count where nothing else was found.
+_NOTE = re.compile(
+    r"\w*Warning: |\[[WI]\d{3,4} |^[WI]\d{4} |^\w+: warning: |\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
+)
+_FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
+#: Lines of source that a traceback shows.
+_SOURCE = re.compile(r"    +(?:raise |return |[\w.]+\(|if |for |with )")
+#: What Python says of exceptions that end nothing.
+_IGNORED = re.compile(r"Exception ignored in|Error in atexit")
+_BY_ID = {rule.id: rule for rule in RULES}
+
+
+def matches(log: Log) -> list[Match]:
+    """Return the matches in a log, in its order; each line has at most one."""
+    found = (_match(log, at) for at in log.telling[-_MOST:])
+    return [match for match in found if match]
+
+
+def _match(log: Log, at: int) -> Match | None:
+    line = log.line(at)
+    if _SOURCE.match(line.text):
+        return None
+    fitting = [rule for rule in rules_of(line.text) if not rule.near or _has_near(log, at, rule.near)]
+    if not fitting:
+        return None
+    rule = fitting[0]
+    named = captured(rule, line.text)
+    if rule.id == "cuda-out-of-memory":
+        name, numbers = cuda_memory.reason(line.text)
+        rule, named = _BY_ID[name], named | numbers
+    is_note = bool(_NOTE.search(line.text)) or _is_ignored(log, at)
+    return Match(rule, line, named, _place(log, line, at), at, is_note)
+
+
+@lru_cache(maxsize=1 << 16)
+def rules_of(text: str) -> tuple[Rule, ...]:
+    """Return the rules that match a line, the nearest to the root first; any exception's comes last."""
+    fitting = [rule for rule in RULES if _fits(rule, text)]
+    return tuple(sorted(fitting, key=lambda rule: (rule.id.endswith("-exception"), rule.level)))
+
+
+def _fits(rule: Rule, text: str) -> bool:
+    if not any(pattern.search(text) for pattern in rule.compiled):
+        return False
+    return not (rule.exception and rule.exception.search(text))
+
+
+def _has_near(log: Log, at: int, pattern: str) -> bool:
+    return any(re.search(pattern, text) for text in log.texts[max(0, at - _NEAR) : at + 1])
+
+
+def _is_ignored(log: Log, at: int) -> bool:
+    """Return whether a line ends the traceback of an exception that Python has ignored."""
+    for number in range(at - 1, max(0, at - _TRACEBACK), -1):
+        text = log.line(number).text
+        if text.startswith("Traceback "):
+            return bool(_IGNORED.match(log.line(number - 1).text))
+        if not text.startswith(" "):
+            return False
+    return False
+
+
+def captured(rule: Rule, text: str) -> dict[str, str]:
+    """Return what the rule's first pattern that matches has captured, by names without their numbers."""
+    for pattern in rule.compiled:
+        if found := pattern.search(text):
+            return {name.rstrip("0123456789"): value for name, value in found.groupdict().items() if value}
+    return {}
+
+
+def _place(log: Log, end: Line, at: int) -> str:
+    """Return the innermost frame in the user's code of the traceback that a line ends: ``train.py:88``."""
+    for number in range(at - 1, max(-1, at - _TRACEBACK), -1):
+        line = log.line(number)
+        if line.rank != end.rank:
+            continue
+        if line.text and not line.text.startswith((" ", "|", "\t")):
+            break
+        found = _FRAME.match(line.text)
+        if found and not is_foreign(found[1]):
+            return f"{PurePath(found[1]).name}:{found[2]}"
+    return ""

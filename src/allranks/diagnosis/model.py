@@ -1,0 +1,127 @@
+"""What a rule is, what it matches, and what the verdict on a failure holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+
+
+class Level(IntEnum):
+    """How near to the root a failure is: the lowest one that is found explains the others."""
+
+    OUTSIDE = 0  # Somebody or something else ended the job: a scheduler, the kernel, a broken GPU or node.
+    CAUSE = 1  # A message that means one thing.
+    GENERAL = 2  # An exception, a signal, a library's error: what is behind it is for the user to see.
+    UNCLEAR = 3  # A message that often stands where the cause is not in the logs.
+    FOLLOWS = 4  # What other ranks say of a rank that has ended.
+    LAUNCHER = 5  # What a launcher says of it.
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One class of failure.
+
+    Attributes:
+        id: its name in ``--json`` and in the documentation.
+        cause: the sentence of the verdict; ``{name}`` stands for what a pattern captured as name, name2, …; what is in
+            brackets is left out if nothing was captured.
+        patterns: regular expressions of Python, each for one line; the named groups are captured.
+        fix: what to do: commands to type, lines to change.
+        retry: whether a retry can help: ``never`` (the script or the environment is at fault), ``after a change`` of
+            the job's settings, ``as it is``, or ``on other nodes``.
+        level: how near to the root it is.
+        source: where the knowledge is from.
+        certain: whether the text has this one meaning; otherwise the verdict is ``likely``.
+        despite: a pattern of lines that are none of this class, although a pattern matches.
+        near: a pattern of which a line before, in the same report, must hold a match too.
+    """
+
+    id: str
+    cause: str
+    patterns: tuple[str, ...]
+    fix: str
+    retry: str
+    level: Level = Level.CAUSE
+    source: str = ""
+    certain: bool = True
+    despite: str = ""
+    near: str = ""
+
+    @cached_property
+    def compiled(self) -> tuple[re.Pattern[str], ...]:
+        """The patterns."""
+        return tuple(re.compile(pattern) for pattern in self.patterns)
+
+    @cached_property
+    def exception(self) -> re.Pattern[str] | None:
+        """The pattern of lines that are none of this class."""
+        return re.compile(self.despite) if self.despite else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log, without what launchers put before it.
+
+    Attributes:
+        file: the log's name.
+        number: counted from 1; from the end of a log of which only the end was read, negative.
+        text: the line, without terminal codes and prefix.
+        rank: the rank that wrote it, if the file or the line's prefix says so.
+    """
+
+    file: str
+    number: int
+    text: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """A line that a rule matches.
+
+    Attributes:
+        captured: what the pattern's named groups matched.
+        place: the innermost frame in the user's code, of an exception's line: ``train.py:88``.
+        order: the position of the line in its log.
+        is_note: whether it is a warning, which may be harmless.
+    """
+
+    rule: Rule
+    line: Line
+    captured: dict[str, str] = field(default_factory=dict)
+    place: str = ""
+    order: int = 0
+    is_note: bool = False
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict on a failure.
+
+    Attributes:
+        id: the rule; empty if the cause is unknown.
+        cause: one sentence.
+        sure: ``certain``, ``likely`` or ``unknown``.
+        rank: the rank that failed first, if known.
+        host: the node of that rank, if known.
+        when: when that rank ended, in seconds since 1970, if known.
+        evidence: lines that show it, the most telling first.
+        place: where in the user's code it happened.
+        followed: what only followed.
+        fix: what to do.
+        retry: whether a retry can help.
+    """
+
+    id: str
+    cause: str
+    sure: str
+    rank: int | None = None
+    host: str | None = None
+    when: float | None = None
+    evidence: tuple[Line, ...] = ()
+    place: str = ""
+    followed: str = ""
+    fix: str = ""
+    retry: str = ""

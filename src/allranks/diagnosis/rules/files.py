@@ -1,0 +1,161 @@
+"""Files and file systems, checkpoints, and what limits a process."""
+
+from __future__ import annotations
+
+from allranks.diagnosis.model import Level, Rule
+
+RULES = (
+    Rule(
+        id="disk-full",
+        cause="a disk is full",
+        patterns=(r"No space left on device|\[Errno 28\]|ENOSPC",),
+        fix="df -h and df -i on that node show which: remove what is old, or write elsewhere",
+        retry="after a change",
+        source="errno(3)",
+    ),
+    Rule(
+        id="quota",
+        cause="a disk quota is used up",
+        patterns=(r"Disk quota exceeded|\[Errno 122\]|EDQUOT",),
+        fix="quota -s shows the limits: remove what is old, or write to another file system",
+        retry="after a change",
+        source="errno(3)",
+    ),
+    Rule(
+        id="stale-file-handle",
+        cause="a file was replaced or removed on its server while it was open",
+        patterns=(r"Stale (?:NFS )?file handle|\[Errno 116\]|ESTALE",),
+        fix="nothing may replace files of a run that goes on; if only one node says so, leave it out (--exclude NODE)",
+        retry="as it is",
+        source="nfs(5)",
+    ),
+    Rule(
+        id="read-only-file-system",
+        cause="the file system is mounted read-only",
+        patterns=(r"Read-only file system|\[Errno 30\]|EROFS",),
+        fix="write elsewhere (HOME and cache variables too); if it should be writable, leave the node out",
+        retry="after a change",
+        source="errno(3)",
+    ),
+    Rule(
+        id="save-failed",
+        cause="a file could not be written: the disk is full or failed",
+        patterns=(
+            r"RuntimeError: write\(\): fd \d+ failed with Input/output error|PytorchStreamWriter failed writing",
+        ),
+        fix="df -h of where it saves, and its quota; write elsewhere if the disk fails",
+        retry="after a change",
+        source="torch/csrc/serialization.cpp",
+        certain=False,
+    ),
+    Rule(
+        id="input-output-error",
+        cause="a file system failed (input/output error)",
+        patterns=(r"Input/output error|\[Errno 5\] |Transport endpoint is not connected|Remote I/O error",),
+        fix="the disk, its server or the network to it is at fault: another file system, or other nodes",
+        retry="on other nodes",
+        source="errno(3)",
+    ),
+    Rule(
+        id="too-many-open-files",
+        cause="a process has too many files open",
+        patterns=(r"Too many open files|\[Errno 24\]|received 0 items of ancdata|EMFILE",),
+        fix="ulimit -n 65536 in environment.setup, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        retry="after a change",
+        source="getrlimit(2); torch.multiprocessing",
+    ),
+    Rule(
+        id="too-many-processes",
+        cause="no more processes or threads can be started",
+        patterns=(
+            r"can't start new thread|pthread_create failed|[Tt]hread creation failed",
+            r"fork: (?:retry: )?Resource temporarily unavailable|BlockingIOError: \[Errno 11\] Resource temporarily",
+            r"OpenBLAS blas_thread_init|libgomp: Thread creation failed",
+        ),
+        fix="OMP_NUM_THREADS=1 and fewer data loader workers, or a higher ulimit -u",
+        retry="after a change",
+        source="getrlimit(2)",
+    ),
+    Rule(
+        id="checkpoint-unsafe",
+        cause="the checkpoint holds more than tensors, and torch.load refuses it",
+        patterns=(r"Weights only load failed|WeightsUnpickler error|weights_only.*(?:default|argument)",),
+        fix="torch.load(path, weights_only=False) if you trust the file, or "
+        "torch.serialization.add_safe_globals([...])",
+        retry="never",
+        source="docs.pytorch.org: torch.load, since 2.6",
+    ),
+    Rule(
+        id="checkpoint-damaged",
+        cause="a checkpoint is damaged or incomplete",
+        patterns=(
+            r"PytorchStreamReader failed",
+            r"invalid header or archive is corrupted|not a ZIP archive|File is not a zip file|BadZipFile",
+            r"unexpected EOF, expected \d+ more bytes|EOFError: Ran out of input",
+            r"SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge",
+            r"UnpicklingError: (?!Weights only)|invalid load key|pickle data was truncated",
+            r"storage has wrong (?:byte )?size",
+        ),
+        fix="start from the one before it; allranks checkpoint verify checks those of allranks",
+        retry="after a change",
+        source="caffe2/serialize/inline_container.cc",
+    ),
+    Rule(
+        id="state-dict",
+        cause="the checkpoint does not fit the model",
+        patterns=(
+            r"Error\(s\) in loading state_dict",
+            r"(?:Missing|Unexpected) key\(s\) in state_dict",
+            r"size mismatch for \S+: copying a param",
+            r"loaded state dict (?:contains a parameter group|has a different number)",
+            r"Missing key in checkpoint state_dict|KeyError: '(?:state_dict|model_state_dict|optimizer)'",
+        ),
+        fix="the same model settings as when it was saved; keys that start with 'module.' are DDP's: save model.module",
+        retry="never",
+        source="torch/nn/modules/module.py",
+    ),
+    Rule(
+        id="pickling",
+        cause="an object cannot be sent to another process",
+        patterns=(r"[Cc]an't pickle|cannot (?:be )?pickle|can't be pickled|Can't get local object",),
+        fix="define functions and classes at the top of a module, with no lambda, open file or lock in the dataset",
+        retry="never",
+        source="docs.python.org: pickle",
+    ),
+    Rule(
+        id="permission-denied",
+        cause="a file may not be read, written or run",
+        patterns=(
+            r"PermissionError|\[Errno 13\]|EACCES",
+            r"^(?!.*(?:\(public|please try again)).*: [Pp]ermission denied",
+        ),
+        fix="ls -ld FILE on that node, as the user of the job; caches and outputs go where you may write",
+        retry="after a change",
+        source="errno(3)",
+    ),
+    Rule(
+        id="script-not-found",
+        cause="the script is not there",
+        patterns=(
+            r"can't open file '?(?P<file>[^']+)'?: \[Errno 2\]",
+            r"(?:No module named|Error while finding module specification for) '?\S*(?:__main__|train)\b",
+            r"cannot execute binary file|execve\(\): (?P<file>\S+\.(?:py|sh)): No such file",
+        ),
+        fix="the path counts from where the job starts: give an absolute one, on a disk that all nodes see",
+        retry="never",
+        source="python(1)",
+    ),
+    Rule(
+        id="file-not-found",
+        cause="a file is not there",
+        patterns=(
+            r"FileNotFoundError|\[Errno 2\] No such file or directory",
+            r"NotADirectoryError|Unable to open file .*No such file|does not appear to have a file named",
+            r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
+        ),
+        fix="the path must be there on every node: a shared disk, or an absolute path",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="errno(3)",
+    ),
+)

@@ -1,0 +1,135 @@
+"""Memory of GPUs and of nodes."""
+
+from __future__ import annotations
+
+from allranks.diagnosis.model import Level, Rule
+
+RULES = (
+    Rule(
+        id="cuda-memory-of-others",
+        cause="other processes hold {others} of the GPU",
+        patterns=(),  # By the numbers of cuda-out-of-memory: see cuda_memory.py.
+        fix="nvidia-smi on that node shows whose they are; end what is left over, or use other GPUs",
+        retry="on other nodes",
+        source="c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Rule(
+        id="cuda-memory-fragmented",
+        cause="the GPU's memory is fragmented: {wanted} were wanted, and {unused} are reserved and unused",
+        patterns=(),
+        fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in environment.variables; sizes that vary less",
+        retry="after a change",
+        source="docs.pytorch.org: CUDA semantics, memory management",
+    ),
+    Rule(
+        id="cuda-out-of-memory",
+        cause="the GPU has too little memory[: {wanted} more were wanted]",
+        patterns=(
+            r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)",
+            r"CUDA out of memory\.",
+            r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
+            r"torch\.(?:cuda\.)?OutOfMemoryError: ",
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"(?:HIP|MPS backend|XPU) out of memory",
+            r"Failed to CUDA (?:calloc|malloc)|Cuda failure.*'out of memory'",
+        ),
+        fix="a smaller batch with gradient accumulation, activation checkpointing, bf16, or FSDP on more GPUs",
+        retry="after a change",
+        source="c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Rule(
+        id="host-memory-slurm",
+        cause="the job used more memory than Slurm gives it, and a process was killed",
+        patterns=(
+            r"Detected \d+ oom[-_]kill event",
+            r"[Ee]xceeded (?:job|step|virtual) memory limit",
+            r"Some of (?:your|the step) (?:processes|tasks) (?:may )?have been (?:killed by|OOM)",
+            r"task \d+: Out Of Memory|error: .* OOM Killed",
+            r"state(?: is)?[ :=]+OUT_OF_MEMORY",
+        ),
+        fix="raise resources.memory; fewer or smaller data loader workers use less",
+        retry="after a change",
+        level=Level.OUTSIDE,
+        source="slurmstepd's message of a memory event of the control group",
+    ),
+    Rule(
+        id="host-memory-killed",
+        cause="the kernel killed a process because memory ran out",
+        patterns=(
+            r"[Oo]ut of memory: Kill(?:ed)? process",
+            r"Memory cgroup out of memory",
+            r"oom-kill:constraint=|invoked oom-killer",
+            r"OOMKilled|PBS: job killed: mem \d+\w+ exceeded limit",
+            r"job killed: vmem|exceeded MEM usage",
+        ),
+        fix="raise resources.memory; fewer or smaller data loader workers use less",
+        retry="after a change",
+        level=Level.OUTSIDE,
+        source="mm/oom_kill.c of Linux",
+    ),
+    Rule(
+        id="shared-memory-locks",
+        cause="/dev/shm is full: a lock of multiprocessing found no place there",
+        patterns=(r"No space left on device",),
+        near=r"SemLock|synchronize\.py|ctx\.R?Lock\(|/dev/shm",
+        fix="a larger /dev/shm (docker run --shm-size 16g), or remove what is left over there",
+        retry="after a change",
+        source="sem_open(3)",
+    ),
+    Rule(
+        id="shared-memory-full",
+        cause="/dev/shm is full or too small",
+        patterns=(
+            r"insufficient shared memory \(shm\)",
+            r"unable to (?:allocate|write|resize|mmap).*(?:shared memory|/torch_\d+|/dev/shm)",
+            r"No space left on device.*/dev/shm|/dev/shm.*No space left on device",
+            r"[Bb]us error",
+        ),
+        fix="fewer data loader workers, or a larger /dev/shm: docker run --shm-size 16g, --ipc=host",
+        retry="after a change",
+        source="torch/utils/data/_utils/signal_handling.py",
+    ),
+    Rule(
+        id="dataloader-worker-killed",
+        cause="a data loader worker was killed",
+        patterns=(
+            r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)",
+            r"Pin memory thread exited unexpectedly",
+        ),
+        fix="memory may have run out: fewer workers (num_workers), or more memory; num_workers=0 shows an error inside",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="torch/utils/data/_utils/signal_handling.py",
+        certain=False,
+    ),
+    Rule(
+        id="host-memory-allocation",
+        cause="the node has too little memory",
+        patterns=(
+            r"^(?:numpy\.\w+\.\w*\.?_?Array)?MemoryError",
+            r"_ArrayMemoryError|Unable to allocate .* for an array",
+            r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
+            r"std::bad_alloc|Cannot allocate memory",
+        ),
+        fix="raise resources.memory, or load less at once",
+        retry="after a change",
+        source="c10/core/impl/alloc_cpu.cpp",
+    ),
+    Rule(
+        id="killed",
+        cause="a process was killed (SIGKILL): most often because memory ran out",
+        patterns=(
+            r"(?:exitcode|exit code|returned)\s*:? ?\(?-9\b",
+            r"Signal 9 \(SIGKILL\) received by PID",
+            r"^(?:\S+: line \d+: +\d+ )?Killed(?:\s|$)",
+            r"exited on signal 9 \(Killed\)|exits? with return code = -9|died with <Signals\.SIGKILL: 9>",
+            r"process \d+ terminated with signal SIGKILL|was killed by SIGKILL",
+            r"tasks? [\d,\-]+: (?:Out Of Memory|Killed)",
+        ),
+        fix="dmesg on that node, or the job's memory by sacct -j JOB -o MaxRSS, says whether memory ran out",
+        retry="after a change",
+        level=Level.UNCLEAR,
+        source="signal(7)",
+        certain=False,
+    ),
+)

@@ -1,0 +1,355 @@
+"""How ranks find each other and talk: rendezvous, stores, gloo, NCCL."""
+
+from __future__ import annotations
+
+from allranks.diagnosis.model import Level, Rule
+
+RULES = (
+    Rule(
+        id="port-in-use",
+        cause="the port[ {port}] is used by another process",
+        patterns=(
+            r"(?:EADDRINUSE|[Aa]ddress already in use|errno: 98)",
+            r"[Pp]ort (?P<port>\d+) is (?:already )?in use",
+        ),
+        fix="leave the port out, so that a free one is taken; torchrun: --rdzv-endpoint=HOST:0 or another "
+        "--master-port",
+        retry="as it is",
+        source="torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
+    ),
+    Rule(
+        id="name-resolution",
+        cause="a host's name cannot be resolved",
+        patterns=(
+            r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
+            r"getaddrinfo.*failed|No address associated with hostname",
+            r"IPv4 network addresses of \((?P<host>[^,]+), \w+\) cannot be retrieved",
+        ),
+        fix="use the node's address, or a name that every node resolves: getent hosts NAME",
+        retry="after a change",
+        source="getaddrinfo(3); torch/csrc/distributed/c10d/socket.cpp",
+        despite=r"IPv6 network addresses",
+    ),
+    Rule(
+        id="nccl-interface",
+        cause="NCCL found no network interface that it may use",
+        patterns=(
+            r"[Nn]o (?:socket )?interface found|is neither AF_INET",
+            r"NET/Socket : No usable|NCCL_SOCKET_IFNAME.*not found|Unable to find interface",
+        ),
+        fix="ip -br addr lists the interfaces: set network.interface (NCCL_SOCKET_IFNAME) to one that all nodes have",
+        retry="after a change",
+        source="NCCL src/misc/socket.cc",
+    ),
+    Rule(
+        id="gloo-interface",
+        cause="gloo found no address of a network interface",
+        patterns=(
+            r"Unable to find (?:address|interface) for: ?(?P<interface>\S*)",
+            r"interface or hostname can't be empty",
+            r"Unable to resolve hostname to a \(local\) address|makeDeviceForInterface|ifa != nullptr",
+            r"lookupAddrForIface|unsupported gloo device",
+        ),
+        fix="set network.interface (GLOO_SOCKET_IFNAME) to one that ip -br addr lists, and the host's name in "
+        "/etc/hosts",
+        retry="after a change",
+        source="gloo/transport/tcp/device.cc",
+    ),
+    Rule(
+        id="nccl-infiniband",
+        cause="InfiniBand or RoCE failed",
+        patterns=(
+            r"ibv_\w+ (?:failed|error)|Call to ibv_\w+ failed",
+            r"Got completion (?:from peer .* )?with (?:error |status=?)(?!5\b)\d+",
+            r"NET/IB\s*: Got async (?:error )?event|IB timeout|NCCL_IB_TIMEOUT",
+            r"libibverbs: .*(?:failed|error|couldn't)|ibv_reg_mr|transport retry counter exceeded",
+            r"Unable to open device mlx|NET/IB.*(?:No device found.*error|[Ee]rror)",
+        ),
+        fix="ibstat and ulimit -l (unlimited) on the nodes; NCCL_IB_DISABLE=1 tells whether only InfiniBand is at "
+        "fault",
+        retry="on other nodes",
+        despite=r"with (?:error |status=?)5\b",
+        source="NCCL src/transport/net_ib.cc; ibv_poll_cq(3)",
+    ),
+    Rule(
+        id="nccl-shared-memory",
+        cause="NCCL found too little shared memory in /dev/shm",
+        patterns=(
+            r"[Ee]rror(?: while|:)? (?:creating|attaching to|opening|failed to extend).*(?:shared memory|/dev/shm)",
+            r"failed to extend /dev/shm/nccl|posix_fallocate failed|shm_open.*nccl|Unable to allocate shared memory",
+            r"/dev/shm/nccl-\S+.*(?:No space|failed|size \d+)",
+        ),
+        fix="a larger /dev/shm: docker run --shm-size 16g or --ipc=host; remove old files /dev/shm/nccl-*",
+        retry="after a change",
+        source="NCCL src/misc/shmutils.cc",
+    ),
+    Rule(
+        id="nccl-version-mismatch",
+        cause="ranks use different NCCL versions",
+        patterns=(
+            r"(?:Mismatched|mismatch\w*) NCCL version|NCCL version mismatch|[Bb]ootstrap\w*.*version mismatch",
+            r"received \d+ bytes instead of \d+",
+            r"Message truncated : received",
+        ),
+        fix="the same PyTorch on all nodes, and nothing of NCCL in LD_LIBRARY_PATH or LD_PRELOAD",
+        retry="never",
+        source="NCCL src/bootstrap.cc",
+    ),
+    Rule(
+        id="collective-mismatch",
+        cause="ranks called different collectives, or gave them different shapes",
+        patterns=(
+            r"Detected mismatch between collectives on ranks",
+            r"op\.preamble\.length <= op\.nbytes|nbytes <= .*nbytes",
+            r"[Cc]ollective (?:mismatch|.*do(?:es)? not match)|collectives? .*mismatch|[Mm]ismatched collective",
+            r"[Rr]anks .* (?:do not|don't) (?:match|agree)|[Tt]ensor shapes? .* ranks|mismatch(?:ed)? .*across ranks",
+            r"all tensors must (?:have the same|be of the same) (?:size|shape)|Inconsistent .*(?:shape|size).*rank",
+        ),
+        fix="every rank must call the same collectives in the same order: look for 'if rank == 0' and for unequal "
+        "numbers "
+        "of batches; TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
+        retry="never",
+        source="torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp; gloo/transport/tcp/pair.cc",
+    ),
+    Rule(
+        id="rank-missing",
+        cause="a rank did not come to a barrier[: {ranks}]",
+        patterns=(
+            r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier",
+            r"monitoredBarrier.*[Rr]ank (?P<ranks2>\d+)",
+            r"Some ranks have not joined|missing ranks?: ?(?P<ranks3>[\d, \[\]]+)",
+        ),
+        fix="look at that rank's log: it failed, hangs, or took another branch",
+        retry="never",
+        level=Level.GENERAL,
+        source="torch.distributed.monitored_barrier",
+    ),
+    Rule(
+        id="no-route",
+        cause="the network between two nodes does not let the ranks through (firewall, wrong interface or address)",
+        patterns=(
+            r"No route to host|Network is unreachable|errno: (?:113|101|110)\b",
+            r"(?:connect|socket\w*|Call to connect).*Connection timed out|Connection timed out \[",
+        ),
+        fix="allranks check --full finds the pair; nodes must reach each other on all ports, over network.interface",
+        retry="on other nodes",
+        source="connect(2)",
+    ),
+    Rule(
+        id="rendezvous-connection",
+        cause="a node did not reach the rendezvous",
+        patterns=(
+            r"RendezvousConnectionError|connection to the C10d store has failed",
+            r"connect\(\) timed out\. Original timeout",
+        ),
+        fix="the first node must run and listen at that address and port, and the name must mean the same on all nodes",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py",
+        certain=False,
+    ),
+    Rule(
+        id="rendezvous-timeout",
+        cause="not all nodes came to the rendezvous in time",
+        patterns=(r"RendezvousTimeoutError",),
+        fix="as many nodes as --nnodes says must start, with the same --rdzv-id and endpoint: see whose log is missing",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
+        certain=False,
+    ),
+    Rule(
+        id="rendezvous-closed",
+        cause="the rendezvous was closed before this node came",
+        patterns=(r"RendezvousClosedError|RendezvousGracefulExitError",),
+        fix="another node has ended: look at its log; use a new --rdzv-id for each job",
+        retry="as it is",
+        level=Level.UNCLEAR,
+        source="torch/distributed/elastic/rendezvous/dynamic_rendezvous.py",
+        certain=False,
+    ),
+    Rule(
+        id="rank-variables",
+        cause="the variables that tell a rank its place are missing or wrong",
+        patterns=(
+            r"environment variable (?P<name>\w+) expected, but not set",
+            r"ValueError: Error initializing torch\.distributed using env://",
+            r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
+            r"[Ii]nvalid (?:rank|world[ _]size)|world_size .* (?:mismatch|does not match|!=)|rank \d+ "
+            r".*world[ _]size \d+",
+            r"rank should be in the range|No rendezvous handler for",
+        ),
+        fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
+        "SLURM_*",
+        retry="never",
+        source="torch/distributed/rendezvous.py",
+    ),
+    Rule(
+        id="not-initialized",
+        cause="the process group was used before it was initialized",
+        patterns=(
+            r"Default process group has not been initialized",
+            r"default process group .*(?:not initialized|has not been)",
+            r"trying to initialize the default process group twice",
+        ),
+        fix="torch.distributed.init_process_group() once, before DDP, samplers and collectives",
+        retry="never",
+        source="torch/distributed/distributed_c10d.py",
+    ),
+    Rule(
+        id="store-timeout",
+        cause="not all ranks came: the store waited in vain",
+        patterns=(
+            r"client socket has timed out after \d+",
+            r"Timed out after \d+ seconds waiting for clients",
+            r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
+            r"wait timeout after \d+ms, keys",
+            r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
+        ),
+        fix="see whose log is missing or ends early: the address, the port and the number of ranks must be the same "
+        "for all",
+        retry="after a change",
+        level=Level.UNCLEAR,
+        source="torch/csrc/distributed/c10d/TCPStore.cpp",
+        certain=False,
+    ),
+    Rule(
+        id="store-refused",
+        cause="nothing listens at the master address and port",
+        patterns=(
+            r"^(?!.*(?:gloo|socketPollConnect)).*(?:connect|socket|store|[Mm]aster).*Connection refused",
+            r"errno: 111\b|ConnectionRefusedError",
+        ),
+        fix="rank 0 must run at that address: see whether it failed, and check MASTER_ADDR and MASTER_PORT on all "
+        "nodes",
+        retry="after a change",
+        level=Level.UNCLEAR,
+        source="connect(2)",
+        certain=False,
+    ),
+    Rule(
+        id="gloo-connect",
+        cause="ranks did not get connected to each other over gloo",
+        patterns=(
+            r"gloo.*\] (?:connect \[|address family mismatch)|connectFullMesh failed|Gloo connect.*failed|(?:timed "
+            r"out|Timeout) connecting",
+        ),
+        fix="nodes must reach each other on all ports: set network.interface, and see that no firewall is between",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="gloo/transport/tcp/pair.cc",
+    ),
+    Rule(
+        id="nccl-cuda",
+        cause="CUDA failed inside of NCCL",
+        patterns=(r"ncclUnhandledCudaError|unhandled cuda error|NCCL WARN Cuda failure",),
+        fix="NCCL_DEBUG=INFO shows the CUDA error; often two ranks on one GPU, full memory, or an old driver",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="NCCL: ncclResult_t",
+        certain=False,
+    ),
+    Rule(
+        id="nccl-invalid-usage",
+        cause="NCCL was used wrongly",
+        patterns=(r"ncclInvalidUsage|ncclInvalidArgument|NCCL error.*invalid (?:usage|argument)",),
+        fix="one GPU for each rank (torch.cuda.set_device(LOCAL_RANK)); NCCL_DEBUG=WARN says what is wrong",
+        retry="never",
+        level=Level.GENERAL,
+        source="NCCL: ncclResult_t",
+        certain=False,
+    ),
+    Rule(
+        id="nccl-system",
+        cause="a system call or the network failed inside of NCCL",
+        patterns=(
+            r"Could not find real path of /sys|ncclSystemError|unhandled system error|NCCL WARN (?:Call to \S+ "
+            r"failed|\w*[Cc]onnect.*failed)",
+        ),
+        fix="NCCL_DEBUG=INFO shows which call; check /dev/shm, ulimits, the interface and InfiniBand",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="NCCL: ncclResult_t",
+        certain=False,
+    ),
+    Rule(
+        id="nccl-internal",
+        cause="NCCL failed",
+        patterns=(r"ncclInternalError|NCCL error.*internal error",),
+        fix="NCCL_DEBUG=INFO shows the message before it; another NCCL version may help",
+        retry="after a change",
+        level=Level.GENERAL,
+        source="NCCL: ncclResult_t",
+        certain=False,
+    ),
+    Rule(
+        id="nccl-remote",
+        cause="another rank ended or became unreachable, and NCCL lost its connection",
+        patterns=(
+            r"ncclRemoteError|remote process exited or there was a network error",
+            r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv)",
+            r"NCCL communicator was aborted|NET/Socket : .*(?:closed|reset)",
+        ),
+        fix="look at the other ranks' logs: the one that ended first has the cause",
+        retry="as it is",
+        level=Level.FOLLOWS,
+        source="NCCL: ncclResult_t",
+        certain=False,
+    ),
+    Rule(
+        id="nccl-timeout",
+        cause="a collective timed out: a rank failed, hangs, or did not call it",
+        patterns=(
+            r"Watchdog caught collective operation timeout|due to a collective timeout",
+            r"(?:Some NCCL operations have failed or timed out|NCCL watchdog thread)",
+            r"ran for \d+ milliseconds before timing out|last enqueued (?:NCCL )?work",
+        ),
+        fix="find the rank that stands elsewhere: docs/how-to/debug-a-hang.md; a longer timeout if one rank works "
+        "longer",
+        retry="as it is",
+        level=Level.FOLLOWS,
+        source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+        certain=False,
+    ),
+    Rule(
+        id="gloo-timeout",
+        cause="a collective over gloo timed out: a rank failed, hangs, or did not call it",
+        patterns=(r"Timed out waiting \d+ ?ms for (?:recv|send) operation|Application timeout caused pair closure",),
+        fix="find the rank that stands elsewhere: docs/how-to/debug-a-hang.md",
+        retry="as it is",
+        level=Level.FOLLOWS,
+        source="gloo/transport/tcp/unbound_buffer.cc",
+        certain=False,
+    ),
+    Rule(
+        id="gloo-closed",
+        cause="another rank ended, and gloo lost its connection",
+        patterns=(
+            r"Connection closed by peer \[|Read error \[.*Connection reset|writev? \[.*(?:Broken pipe|Connection "
+            r"reset)",
+            r"gloo.*(?:Connection (?:closed|reset)|Broken pipe)",
+        ),
+        fix="look at the other ranks' logs: the one that ended first has the cause",
+        retry="as it is",
+        level=Level.FOLLOWS,
+        source="gloo/transport/tcp/pair.cc",
+        certain=False,
+    ),
+    Rule(
+        id="store-lost",
+        cause="rank 0, which keeps the store, has ended",
+        patterns=(
+            r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:reset|closed|Broken pipe|got error)",
+            r"recvValue failed|sendBytes failed|recvVector failed|failed to recv, got 0 bytes",
+            r"^(?!.*NCCL).*(?:TCPStore|store|socket|c10d).*(?:Broken pipe|Connection reset by peer|Connection was "
+            r"likely closed)",
+            r"Connection was likely closed|DistNetworkError|DistStoreError",
+            r"^(?:\w+\.)*ConnectionResetError|^(?:\w+\.)*BrokenPipeError",
+        ),
+        fix="look at rank 0's log: it ended first, or the node it was on",
+        retry="as it is",
+        level=Level.FOLLOWS,
+        source="torch/csrc/distributed/c10d/TCPStore.cpp",
+        certain=False,
+    ),
+)

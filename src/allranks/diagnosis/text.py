@@ -1,0 +1,113 @@
+"""Lines of any log: what a terminal, a launcher or a collector has put around them is taken off.
+
+A log may be huge, binary, or one endless line: its end is read, and rules are tried on lines with a word of failure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from allranks.diagnosis.model import Line
+
+#: Characters of a line that are looked at, from its beginning and from its end.
+_LONG = 2000
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|.)")
+#: What launchers and collectors put before a line; the first group is the rank. Several may follow each other.
+_PREFIX = re.compile(
+    r"\[rank ?:? ?(\d+)\]:? ?|\[(?:default|trainer|worker)_?(\d+)\]: ?|\[\d+,(\d+)\]<std(?:err|out|diag)>: ?"
+    r"|\[(?:\d+:)?(\d+)(?:[,\-][\d,\-]*)?\]:? |\s{0,5}(\d{1,5}): (?=\S| {2,})|\[(?:node )?[\w.-]+:\d+\] (?=\*\*\*)"
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
+    r"|\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|(?:[A-Za-z][\w.-]*)(?:: |\| )(?=Traceback|\[rank|(?:  )+File \"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception)\b)"
+)
+#: Where a line names the rank that wrote it, behind what torch logs before it.
+_NAMED = re.compile(r"\[Rank (\d+)\]| Rank (\d+)\] ")
+#: Each line that a rule matches has one of these, in small letters; most lines of a log have none.
+_TELLING = (
+    "error", "fail", "exception", "exceed", "exit", "kill", "cancel", "timed out", "timeout", "time limit",
+    "walltime", "due to", "fault", "abort", "terminat", "interrupt", "signal", "sig", "denied", "refused", "reset",
+    "closed", "lost", "unable", "invalid", "illegal", "insufficient", "mismatch", "out of", "oom", "xid", "status_",
+    "errno", "stale", "quota", "nan", " inf", "expected", "must", "preempt", "space", "already", "duplicate",
+    "busy", "missing", "corrupt", "truncat", "broken", "unknown", "unrecognized", " not ", "not_", "n't", "cannot",
+    " no ", "limit", "violat", "reject", "async", "read-only", "require", "undefined", "prolog", " held",
+    "restricted", "gated", "pickle", "twice", "weights_only", "in-place", "inplace", "requested", " bad_", "what()",
+    "warn", "died", "nccl", "parameters", "of rank", "job submit", "module", "found", "different", "inconsistent",
+    "overflow", "micro_batch", "across ranks",
+)  # fmt: skip
+
+
+class Log:
+    """A log: its lines as they were written, of which those that matter are looked at.
+
+    Attributes:
+        name: the file's name.
+        texts: the lines.
+        rank: the rank that wrote it, if only one did.
+    """
+
+    def __init__(self, name: str, texts: Sequence[str], rank: int | None = None, *, is_end: bool = False) -> None:
+        self.name, self.texts, self.rank = name, texts, rank
+        self._first = -len(texts) if is_end else 1  # Of the end of a file the lines' numbers are not known.
+
+    @cached_property
+    def telling(self) -> list[int]:
+        """Where the lines are that a rule may match."""
+        return [at for at, text in enumerate(self.texts) if is_telling(text)]
+
+    def line(self, at: int) -> Line:
+        """Return a line without terminal codes and prefixes."""
+        return plain(self.texts[at], self.name, self._first + at, self.rank)
+
+
+def read(path: Path, most: int, rank: int | None = None) -> Log:
+    """Read a log; of one that is larger than ``most`` bytes only its end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        start = max(0, size - most)
+        stream.seek(start)
+        lines = split(stream.read(most))
+    return Log(str(path), lines[1:] if start else lines, rank, is_end=bool(start))
+
+
+def split(data: bytes) -> list[str]:
+    """Return the lines of some bytes, of which a progress bar has left the last state."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        text = data.decode("utf-16", errors="replace")
+    else:
+        text = data.decode(errors="replace")
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return [_cut(line.rstrip("\r").rpartition("\r")[2]) for line in lines]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 2 * _LONG else f"{line[:_LONG]} … {line[-_LONG:]}"
+
+
+def plain(text: str, name: str, number: int, rank: int | None = None) -> Line:
+    """Return a line without terminal codes and prefixes; these may name the rank."""
+    if "\x1b" in text:
+        text = _CODES.sub("", text)
+    while found := _PREFIX.match(text):
+        if found.end() == 0:
+            break
+        named = next((group for group in found.groups() if group), None)
+        rank = int(named) if named and rank is None else rank
+        text = text[found.end() :]
+    if rank is None and (inside := _NAMED.search(text)):
+        rank = int(inside[1] or inside[2])
+    return Line(name, number, text.rstrip(), rank)
+
+
+def is_telling(text: str) -> bool:
+    """Return whether a rule may match a line."""
+    small = text.lower()
+    return any(word in small for word in _TELLING)

@@ -1,0 +1,91 @@
+"""The verdict: of all that logs tell, what failed first and why, and what only followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from allranks.diagnosis.matching import matches
+from allranks.diagnosis.model import Diagnosis, Level, Match
+from allranks.diagnosis.text import Log
+
+#: Lines between a line that tells of a failure and the last one: more, and the script went on after it.
+_FAR = 400
+_EVIDENCE = 3
+#: Where torchrun's report names the rank that failed first.
+_FIRST = "Root Cause (first observed failure)"
+_RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
+_OPTIONAL = re.compile(r"\[([^\]]*)\]")
+_NAME = re.compile(r"{(\w+)}")
+
+
+def judge(logs: Sequence[Log], first: int | None = None) -> Diagnosis | None:
+    """Return the verdict on some logs of one run; None if nothing in them tells of a failure.
+
+    Args:
+        logs: of all ranks, or one of all of them together.
+        first: the rank that failed first, if that is known from elsewhere.
+    """
+    found = [(log, match) for log in logs for match in _last(matches(log))]
+    if not found:
+        return None
+    first = first if first is not None else next((rank for log in logs if (rank := _reported(log)) is not None), None)
+    log, cause = min(found, key=lambda pair: _order(pair[1], pair[0], first))
+    return _diagnosis(log, cause, [match for _, match in found], first)
+
+
+def _last(found: list[Match]) -> list[Match]:
+    """Leave out what a script has survived: it told of more failures long after that."""
+    if not found:
+        return []
+    end = found[-1].order
+    return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
+
+
+def _order(match: Match, log: Log, first: int | None) -> tuple[float, bool, int]:
+    """Order matches, that of the cause first: by level, then those of the rank that failed first, then by place."""
+    level = match.rule.level + (1.5 if match.is_note and match.rule.level <= Level.GENERAL else 0)
+    rank = match.line.rank if match.line.rank is not None else log.rank
+    return level, first is not None and rank is not None and rank != first, match.order
+
+
+def _reported(log: Log) -> int | None:
+    """Return the rank that torchrun's report names as the first to fail."""
+    starts = [at for at in log.telling if _FIRST in log.texts[at]]
+    for text in log.texts[starts[-1] : starts[-1] + 6] if starts else ():
+        if named := _RANK.search(text):
+            return int(named[1])
+    return None
+
+
+def _diagnosis(log: Log, cause: Match, found: Sequence[Match], first: int | None) -> Diagnosis:
+    rule = cause.rule
+    rank = next((rank for rank in (cause.line.rank, log.rank, first) if rank is not None), None)
+    follows = {match.rule.id: match.rule.cause for match in found if match.rule.level >= Level.FOLLOWS}
+    follows.pop(rule.id, None)
+    if rule.level >= Level.FOLLOWS:
+        sure = "unknown"
+    else:
+        rivals = {match.rule.id for match in found if match.rule.level <= Level.CAUSE and not match.is_note}
+        sure = "certain" if rule.certain and not cause.is_note and rivals <= {rule.id} else "likely"
+    same = [match.line for match in found if match.rule is rule and match is not cause]
+    return Diagnosis(
+        id=rule.id,
+        cause=sentence(rule.cause, cause.captured),
+        sure=sure,
+        rank=rank,
+        evidence=(cause.line, *same[: _EVIDENCE - 1]),
+        place=cause.place,
+        followed="; ".join(follows.values()),
+        fix=rule.fix,
+        retry=rule.retry,
+    )
+
+
+def sentence(template: str, captured: dict[str, str]) -> str:
+    """Fill a rule's sentence; what is in brackets is left out where nothing was captured for it."""
+
+    def optional(part: re.Match[str]) -> str:
+        return part[1] if all(name in captured for name in _NAME.findall(part[1])) else ""
+
+    return _NAME.sub(lambda name: captured.get(name[1], "…"), _OPTIONAL.sub(optional, template))

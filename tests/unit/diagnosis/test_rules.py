@@ -1,0 +1,68 @@
+"""The table of rules: each is whole, known by one name, and reached."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from test_real_logs import SAMPLES
+
+from allranks.diagnosis.matching import rules_of
+from allranks.diagnosis.model import Rule
+from allranks.diagnosis.rules import RULES
+from allranks.diagnosis.sources import of_text
+from allranks.diagnosis.text import is_telling
+from allranks.diagnosis.verdict import sentence
+
+#: A line for each rule that no real log shows, or that the label of one does not name.
+LINES = {
+    "host-memory-killed": "Out of memory: Killed process 77 (python) total-vm:9kB, anon-rss:8kB",
+    "name-resolution": "socket.gaierror: [Errno -2] Name or service not known",
+    "nccl-invalid-usage": "RuntimeError: NCCL error in: c10d/NCCLUtils.hpp:121, invalid argument (ncclInvalidArgument)",
+    "node-lost": "slurmstepd: error: *** JOB 77 ON node1 CANCELLED AT 2026-01-31T14:00:00 DUE TO NODE FAILURE ***",
+    "nccl-version-mismatch": "bootstrap.cc:1 NCCL WARN Message truncated : received 256 bytes instead of 64",
+    "cancelled": "slurmstepd: error: *** JOB 77 ON node1 CANCELLED AT 2026-01-31T14:00:00 ***",
+    "killed": "ERROR: failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: /usr/bin/python3",
+    "library-exception": "RuntimeError: something else",
+    "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
+    "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_is_whole(rule: Rule) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.id)
+    assert rule.cause and rule.cause[0] != " " and not rule.cause.endswith(".")
+    assert rule.fix and rule.source
+    assert rule.retry in ("never", "after a change", "as it is", "on other nodes")
+    assert len(rule.compiled) == len(rule.patterns)
+
+
+def test_each_has_its_own_name() -> None:
+    assert [name for name, count in Counter(rule.id for rule in RULES).items() if count > 1] == []
+    assert len(RULES) >= 90
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_is_reached(rule: Rule) -> None:
+    texts = [sample["text"] for sample in SAMPLES] if rule.id not in LINES else [LINES[rule.id]]
+    assert rule.id in {found.id for text in texts if (found := of_text(text.encode()))}
+
+
+def test_what_a_rule_matches_is_looked_at() -> None:
+    """Rules are tried only on lines with a word of failure: none of their lines may lack one."""
+    lines = [line for sample in SAMPLES for line in sample["text"].splitlines()]
+    assert [line for line in lines if rules_of(line) and not is_telling(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("template", "captured", "expected"),
+    [
+        ("the port[ {port}] is used", {"port": "29500"}, "the port 29500 is used"),
+        ("the port[ {port}] is used", {}, "the port is used"),
+        ("{error} was raised", {"error": "KeyError"}, "KeyError was raised"),
+    ],
+)
+def test_sentences_are_filled(template: str, captured: dict[str, str], expected: str) -> None:
+    assert sentence(template, captured) == expected

@@ -1,0 +1,136 @@
+"""Of several failures the first cause is named, and not what followed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.diagnosis import cuda_memory
+from allranks.diagnosis.model import Diagnosis
+from allranks.diagnosis.sources import of_files, of_text
+from allranks.errors import RunFolderError, UsageError
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/home/user/{file}", line {line}, in <module>\n{error}\n'
+#: Parts of torch's message that a GPU is full.
+CARD = "2.00 GiB. GPU 0 has a total capacity of 23.00 GiB of which 1.00 GiB is free. Including non-PyTorch memory,"
+ALLOCATED = "Of the allocated memory 9.00 GiB is allocated by PyTorch, and"
+UNUSED = "is reserved by PyTorch but unallocated."
+OLD = "1.00 GiB free; 6.10 GiB reserved in total by PyTorch)"
+CLOSED = "RuntimeError: [/build/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:38032"
+
+
+def verdict(text: str | bytes) -> Diagnosis:
+    found = of_text(text.encode() if isinstance(text, str) else text)
+    assert found
+    return found
+
+
+def test_a_victim_is_not_the_cause(tmp_path: Path) -> None:
+    for rank in range(64):
+        folder = tmp_path / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        error = CLOSED if rank != 17 else "KeyError: 'weights'"
+        (folder / "stderr.log").write_text(TRACEBACK.format(file="train.py", line=88, error=error))
+    found = of_files([tmp_path])
+    assert found
+    assert (found.id, found.rank, found.place, found.sure) == ("script-exception", 17, "train.py:88", "certain")
+    assert found.followed == "another rank ended, and gloo lost its connection"
+
+
+def test_what_torchrun_names_first_comes_first() -> None:
+    texts = [f"[rank{rank}]: {line}" for rank in (0, 3) for line in TRACEBACK.format(
+        file="train.py", line=rank + 1, error="ValueError: bad").splitlines()]  # fmt: skip
+    report = "Root Cause (first observed failure):\n[0]:\n  time : now\n  rank      : 3 (local_rank: 3)\n"
+    found = verdict("\n".join(texts) + "\n" + report)
+    assert (found.rank, found.place) == (3, "train.py:4")
+
+
+def test_what_a_script_survives_is_not_the_cause() -> None:
+    caught = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. Trying a smaller batch\n"
+    steps = "".join(f"step {step} loss 1.0\n" for step in range(1000))
+    found = verdict(caught + steps + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
+    assert (found.id, found.place) == ("script-exception", "train.py:9")
+
+
+def test_an_exception_that_python_ignores_is_not_the_cause() -> None:
+    ignored = "Exception ignored in: <function Loader.__del__>\n"
+    ignored += TRACEBACK.format(file="loader.py", line=1, error="AttributeError: 'Loader' has no attribute 'x'")
+    found = verdict(ignored + TRACEBACK.format(file="train.py", line=9, error="ValueError: bad"))
+    assert found.place == "train.py:9"
+
+
+def test_a_warning_counts_where_nothing_else_was_found() -> None:
+    old = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
+    assert (verdict(old).id, verdict(old).sure) == ("driver-too-old", "likely")
+    full = f"{old}\nOSError: [Errno 28] No space left on device: 'model.pt'"
+    assert (verdict(full).id, verdict(full).sure) == ("disk-full", "certain")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[31mValueError: bad\x1b[0m",
+        "[rank3]: ValueError: bad",
+        "[3]: ValueError: bad",
+        "[default3]:[rank3]: ValueError: bad",
+        "[1,3]<stderr>: ValueError: bad",
+        "3: ValueError: bad",
+        "2026-01-31 14:00:00,123 [rank3]: ValueError: bad",
+        "node7: ValueError: bad",
+        "(train pid=77, ip=10.0.0.7) ValueError: bad",
+        "10%|#    | 1/10\r20%|##   | 2/10\rValueError: bad",
+        "ValueError: bad\r\n",
+        "x" * 10_000_000 + "\nValueError: bad",
+        "ValueError: " + "x" * 10_000_000,
+        "ValueError: bad\nhalf a li",
+    ],
+    ids=range(14),
+)
+def test_what_stands_around_a_line(text: str) -> None:
+    assert verdict(text).id == "script-exception"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+def test_encodings(encoding: str) -> None:
+    assert verdict("é\nValueError: größer\n".encode(encoding)).id == "script-exception"
+
+
+@given(st.binary(max_size=2000))
+def test_no_bytes_break_it(data: bytes) -> None:
+    of_text(data)
+
+
+def test_of_a_huge_file_its_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as stream:
+        for _ in range(100):
+            stream.write(b"step 1 loss 2.0\n" * 65536)
+        stream.write(b"ValueError: bad\nthe end\n")
+    found = of_files([log])
+    assert found and (found.id, found.evidence[0].number) == ("script-exception", -2)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no file or directory"):
+        of_files([tmp_path / "nothing"])
+    with pytest.raises(RunFolderError, match="cannot read"):
+        of_files([Path("/proc/self/mem")])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 500.00 MiB {UNUSED}", "cuda-out-of-memory"),
+        (f"{CARD} this process has 10.00 GiB memory in use. {ALLOCATED} 0.50 GiB {UNUSED}", "cuda-memory-of-others"),
+        (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 3.00 GiB {UNUSED}", "cuda-memory-fragmented"),
+        (f"2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
+        ("20.00 MiB", "cuda-out-of-memory"),
+    ],
+)  # fmt: skip
+def test_whose_memory_fills_the_gpu(numbers: str, expected: str) -> None:
+    text = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {numbers}"
+    assert cuda_memory.reason(text)[0] == expected
+    assert verdict(text).id == expected
