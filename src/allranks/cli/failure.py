@@ -6,6 +6,7 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
+from allranks.diagnosis.sources import of_run
 from allranks.errors import AllranksError, LaunchError
 from allranks.runs.agents import reported_by_all, reported_error, task_name
 from allranks.runs.blame import rank_log, with_cause
@@ -14,6 +15,8 @@ from allranks.runs.status import State
 
 #: The error of input() in a rank that has no stdin, and an interpreter of its own.
 _NO_INPUT = "EOFError: EOF when reading a line"
+#: The class of exceptions of the script itself, of which the log says more than any advice.
+_OWN = "script-exception"
 
 
 def explain(run: Run) -> AllranksError:
@@ -54,6 +57,8 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
     if record.kind == "local" and record.world_size > 1 and (cause or "").startswith(_NO_INPUT):
         fix = f"allranks run --stdin {rank} gives this rank the terminal"
+    elif (verdict := of_run(run)) and (verdict.rank, verdict.sure) == (rank, "certain") and verdict.id != _OWN:
+        fix = verdict.fix.replace("RUN", name_to_type(run))
     return LaunchError(what, why=cause, fix=fix, see=render.path(log))
 
 

@@ -50,7 +50,7 @@ def _match(log: Log, at: int) -> Match | None:
     return Match(rule, line, named, _place(log, line, at), at, is_note)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 12)  # Ranks often write the same.
 def rules_of(text: str) -> tuple[Rule, ...]:
     """Return the rules that match a line, the nearest to the root first; any exception's comes last."""
     fitting = [rule for rule in RULES if _fits(rule, text)]

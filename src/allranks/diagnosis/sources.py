@@ -25,22 +25,8 @@ _LEAST, _MOST = 1 << 15, 1 << 23
 _RANK_IN_NAME = re.compile(
     r"rank[-_.]?(\d+)|(?:^|/)(\d+)/(?:stdout|stderr|error)\.(?:log|json)$|[-_.](?:task|t)(\d+)[-_.]"
 )
-#: Endings of files that are no logs.
-_NO_LOGS = {
-    ".py",
-    ".pyc",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".safetensors",
-    ".bin",
-    ".npz",
-    ".npy",
-    ".zip",
-    ".gz",
-    ".yaml",
-    ".yml",
-}
+#: Files that are no logs.
+_NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
 #: How a run has ended that no log has to explain.
 _BY_STATE = {
     State.TIMEOUT: "time-limit",
@@ -66,7 +52,7 @@ def of_run(run: Run) -> Diagnosis | None:
     report = Log(contract.RECORD_FILE, told, status.rank)
     verdict = None
     for logs in (_logs(own), [report], _logs(files)):
-        found = judge([*logs], status.rank)
+        found = judge(logs, status.rank)
         if found and (verdict is None or verdict.sure == "unknown"):
             verdict = found
     if verdict is None and told:
@@ -101,7 +87,7 @@ def of_files(paths: Sequence[Path]) -> Diagnosis | None:
         UsageError: there is no such file, or it cannot be read.
     """
     files = [file for path in paths for file in _within(path)]
-    return judge([*_logs(files)])
+    return judge(_logs(files))
 
 
 def of_text(data: bytes) -> Diagnosis | None:
@@ -113,7 +99,7 @@ def _within(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix not in _NO_LOGS)
+        files = (file for file in sorted(path.rglob("*")) if file.is_file() and not _NO_LOG.search(file.name))
         for count, file in enumerate(files):
             if count == _MOST_FILES:
                 raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from allranks.diagnosis.matching import matches
 from allranks.diagnosis.model import Diagnosis, Level, Match
@@ -12,6 +12,8 @@ from allranks.diagnosis.text import Log
 #: Lines between a line that tells of a failure and the last one: more, and the script went on after it.
 _FAR = 400
 _EVIDENCE = 3
+#: By how much a warning is less than an error: below all that ends a process, above what only follows.
+_NOTE = 1.5
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
 _RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
@@ -19,19 +21,20 @@ _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _NAME = re.compile(r"{(\w+)}")
 
 
-def judge(logs: Sequence[Log], first: int | None = None) -> Diagnosis | None:
+def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     """Return the verdict on some logs of one run; None if nothing in them tells of a failure.
 
     Args:
         logs: of all ranks, or one of all of them together.
         first: the rank that failed first, if that is known from elsewhere.
     """
-    found = [(log, match) for log in logs for match in _last(matches(log))]
+    found: list[Match] = []
+    for log in logs:  # One after the other: together they may be larger than the memory.
+        found += _last(matches(log))
+        first = _reported(log) if first is None else first
     if not found:
         return None
-    first = first if first is not None else next((rank for log in logs if (rank := _reported(log)) is not None), None)
-    log, cause = min(found, key=lambda pair: _order(pair[1], pair[0], first))
-    return _diagnosis(log, cause, [match for _, match in found], first)
+    return _diagnosis(min(found, key=lambda match: _order(match, first)), found, first)
 
 
 def _last(found: list[Match]) -> list[Match]:
@@ -42,11 +45,10 @@ def _last(found: list[Match]) -> list[Match]:
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
 
 
-def _order(match: Match, log: Log, first: int | None) -> tuple[float, bool, int]:
+def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
     """Order matches, that of the cause first: by level, then those of the rank that failed first, then by place."""
-    level = match.rule.level + (1.5 if match.is_note and match.rule.level <= Level.GENERAL else 0)
-    rank = match.line.rank if match.line.rank is not None else log.rank
-    return level, first is not None and rank is not None and rank != first, match.order
+    level = match.rule.level + (_NOTE if match.is_note and match.rule.level <= Level.GENERAL else 0)
+    return level, first is not None and match.line.rank not in (None, first), match.order
 
 
 def _reported(log: Log) -> int | None:
@@ -58,9 +60,8 @@ def _reported(log: Log) -> int | None:
     return None
 
 
-def _diagnosis(log: Log, cause: Match, found: Sequence[Match], first: int | None) -> Diagnosis:
+def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagnosis:
     rule = cause.rule
-    rank = next((rank for rank in (cause.line.rank, log.rank, first) if rank is not None), None)
     follows = {match.rule.id: match.rule.cause for match in found if match.rule.level >= Level.FOLLOWS}
     follows.pop(rule.id, None)
     if rule.level >= Level.FOLLOWS:
@@ -73,7 +74,7 @@ def _diagnosis(log: Log, cause: Match, found: Sequence[Match], first: int | None
         id=rule.id,
         cause=sentence(rule.cause, cause.captured),
         sure=sure,
-        rank=rank,
+        rank=first if cause.line.rank is None else cause.line.rank,
         evidence=(cause.line, *same[: _EVIDENCE - 1]),
         place=cause.place,
         followed="; ".join(follows.values()),
