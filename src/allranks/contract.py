@@ -133,6 +133,8 @@ ATTEMPT_STARTS: Final = "allranks: an attempt starts"
 #: Marks an attempt whose script got SIGTERM: the scheduler has ended it. In it, when the time limit is or was reached,
 #: in seconds since 1970.
 TERMINATED: Final = "terminated"
+#: Asks all agents of an attempt for the stacks of their ranks, each time it is written.
+STACKS_REQUEST: Final = "stacks"
 #: Marks an attempt that was cancelled before its launcher had started it.
 CANCELLED: Final = "cancelled"
 #: Marks an attempt that a person has started: attempts are counted from there.
@@ -144,6 +146,8 @@ AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
 USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
+#: The newest request for stacks that the node's agent has passed on, and to which processes.
+STACKS: Final = "stacks.json"
 #: How the name of a file starts that brings its environment to a task, which removes it; in the attempt's directory.
 TASK_ENVIRONMENT: Final = "environment-"
 #: How the name of a file ends in which a task's exit code and host stand, where its starter may lose the code.
@@ -207,6 +211,11 @@ def node_dir(attempt: int, node: int) -> str:
 def rank_log(rank: int | Literal["*"], stream: str) -> str:
     """Name of a rank's log in its node's directory, or that of all its ranks; ``stream`` is ``out`` or ``err``."""
     return f"node.{stream}" if rank == ALL_OF_A_NODE else f"rank-{rank}.{stream}"
+
+
+def rank_stacks(rank: int) -> str:
+    """Name of the file in a node's directory to which a rank writes its stacks when it is asked for them."""
+    return f"rank-{rank}.stacks"
 
 
 def rank_error(rank: int, restart: int) -> str:

@@ -155,6 +155,28 @@ def test_the_rank_that_failed_first_is_named(site: Site) -> None:
     site.assert_nothing_left()
 
 
+#: Rank 3 stands elsewhere than the others.
+STANDS = """\
+import os, time
+def elsewhere():
+    time.sleep(1000)
+print("up", flush=True)
+elsewhere() if os.environ["RANK"] == "3" else time.sleep(1000)
+"""
+
+
+@on("slurm", "pbs", "grid_engine")
+def test_where_ranks_of_all_nodes_stand(site: Site) -> None:
+    script = site.lab.script(STANDS, "stands.py")
+    run = site.start("stands", "stands.py", [2, 2]).wait_for_ranks(4)
+    done = site.lab("stacks", run.folder.name)
+    assert (done.rc, done.stderr) == (0, "")
+    places = [f"  {script}:3 in elsewhere", f"  {script}:5 in <module>"]
+    assert done.stdout.splitlines() == ["rank 3", *places, "ranks 0-2", places[1]]
+    assert site.lab("cancel", run.folder.name).rc == 0
+    site.assert_nothing_left()
+
+
 #: By the verb, by Ctrl-C, or by a command of the scheduler, and with which launcher.
 CANCELS = {
     "slurm": [("cancel", "torchrun"), ("cancel", "direct"), ("ctrl-c", "torchrun"), ("outside", "torchrun")],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
+from allranks.agent.stacks import StackRequests
 from allranks.record.logindex import LogIndexWriter
 from allranks.system.processes import process_ids, stat_fields
 
@@ -37,18 +38,20 @@ class Heartbeat:
     def __init__(self, folder: Path, mode: int) -> None:
         self.index = LogIndexWriter(folder, mode)
         self._usage = Usage(folder / contract.USAGE, mode)
+        self._stacks = StackRequests(folder, mode)
         self._descriptor = os.open(folder / contract.HEARTBEAT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
         self._next = 0.0
         self._beat()
 
     def tick(self, find: Callable[[], Collection[int]]) -> None:
-        """Record which logs have grown and, when it is time, the heartbeat and usage.
+        """Record which logs have grown and, when it is time, the heartbeat and usage; answer requests for stacks.
 
         ``find`` returns the process groups of the ranks.
         """
         self.index.tick()
         self._beat()
         self._usage.tick(find)
+        self._stacks.tick(find)
 
     def _beat(self) -> None:
         if (now := time.time()) >= self._next:

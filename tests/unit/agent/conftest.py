@@ -47,6 +47,7 @@ class RankRunner:
                 "variables": {"RANK": str(number)},
                 "out": str(self.folder / f"rank-{number}.out"),
                 "err": str(self.folder / f"rank-{number}.err"),
+                "stacks": str(self.folder / f"rank-{number}.stacks"),
             }
             for number in range(count)
         ]

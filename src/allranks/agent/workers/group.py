@@ -112,7 +112,8 @@ class WorkerGroup:
             error_file = str(self._folder / contract.rank_error(rank, restart))
             variables = _variables(self._node, generation, local_rank, error_file)
             out, err = (str(self._folder / contract.rank_log(rank, stream)) for stream in ("out", "err"))
-            starts.append(RankStart(local_rank, variables, out, err))
+            stacks = str(self._folder / contract.rank_stacks(rank))
+            starts.append(RankStart(local_rank, variables, out, err, stacks))
         pids = self._client.start(starts)
         self._started = time.monotonic()
         self._events.write(

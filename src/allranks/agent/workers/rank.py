@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from allranks.agent.stacks import enable
 from allranks.agent.workers.script import run_as_main
 from allranks.agent.workers.streams import RankStream, connect
 from allranks.contract import NodeSpec
@@ -24,12 +25,13 @@ _WARNINGS = {number: signal.getsignal(number) for number in (signal.SIGUSR1, sig
 
 @dataclass(frozen=True)
 class RankStart:
-    """A rank to start, by its number on this node: its own variables and its log files."""
+    """A rank to start, by its number on this node: its own variables, its log files, and the file for its stacks."""
 
     local_rank: int
     variables: dict[str, str]
     out: str
     err: str
+    stacks: str
 
 
 def leave_fork_server(parent: int) -> None:
@@ -49,6 +51,7 @@ def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> 
     os.environ.update(start.variables)
     stdin = connect(start.variables["RANK"])
     if python is None:
+        enable(Path(start.stacks), node.file_mode)
         _renew_interpreter(stdin)
         atexit.register(let_gloo_rest)  # Before any of the script's, so that it is called last.
         run_as_main(node.kind, node.target, node.args)

@@ -1,0 +1,70 @@
+"""``allranks stacks``: where the ranks of a run stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+
+from allranks.cli import render
+from allranks.cli.runs import json_option, run_arguments, runs_folder
+from allranks.errors import RunNotFoundError
+from allranks.logs.cause import is_foreign
+from allranks.logs.lineform import ranges
+from allranks.runs.record import find
+from allranks.runs.stacks import Frame, RankStack, Stacks, ask, groups
+
+#: The frames of a group that are shown, from the innermost on, besides those in the user's code.
+_SHOWN = 3
+
+
+@click.command("stacks")
+@run_arguments
+@click.option("--all", "show_all", is_flag=True, help="Show all frames.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", help="Wait so long (15).")
+@json_option
+def command(run: str | None, folder: str | None, show_all: bool, timeout: float, as_json: bool) -> int:
+    """Show where the ranks of a running job stand: the newest here, or RUN.
+
+    Ranks at the same place are one group, the smallest first: in a hang it has the rank that the others wait for. The
+    training is not stopped. Ranks that are interpreters of their own (--no-warm, --launcher direct) are not shown.
+    """
+    from allranks.launch.refresh import settled
+
+    found = settled(find(runs_folder(folder), run))
+    if found.record.status.state.is_final:
+        raise RunNotFoundError(f"{found.record.id} has ended", why="only living ranks have stacks", fix="allranks why")
+    stacks = ask(found, timeout)
+    if as_json:
+        render.as_json(asdict(stacks))
+    else:
+        render.data("\n".join(_lines(stacks, show_all)))
+        for note in _notes(stacks, timeout):
+            render.talk(f"allranks: note: {note}")
+    return 0 if stacks.ranks else 1
+
+
+def _lines(stacks: Stacks, show_all: bool) -> Iterator[str]:
+    for ranks, example in groups(stacks.ranks):
+        word = "rank" if len(ranks) == 1 else "ranks"
+        yield f"{word} {ranges(ranks)}" + ("" if example.frames else ": no Python frame")
+        yield from (f"  {_frame(frame)}" for frame in (example.frames if show_all else _telling(example)))
+
+
+def _telling(stack: RankStack) -> list[Frame]:
+    """Return the innermost frames of a stack, and those in the user's code."""
+    return [frame for at, frame in enumerate(stack.frames) if at < _SHOWN or not is_foreign(frame.file)]
+
+
+def _frame(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}"
+
+
+def _notes(stacks: Stacks, timeout: float) -> Iterator[str]:
+    if stacks.without:
+        yield f"ranks {ranges(stacks.without)} have no stacks: interpreters of their own need py-spy dump --pid PID"
+    if not (stacks.ranks or stacks.without or stacks.silent):
+        yield "no agent of this run has written into its directory here"
+    if stacks.silent:
+        yield f"nodes {ranges(stacks.silent)} did not answer within {timeout:g} s, or do not see this run's directory"
