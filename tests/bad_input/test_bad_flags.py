@@ -116,8 +116,8 @@ VERBS = {
     "attach": "allranks logs -f follows a run",
     "doctor": "allranks check",
     "rm": "allranks prune removes old runs: allranks prune --older-than 30d",
-    "xyzzy": "the commands are init, plan, run, resume, cancel, ps, status, logs, top, check, test, shell, node, "
-    "checkpoint, prune, schema, completion; allranks --help says what they do",
+    "xyzzy": "the commands are init, plan, run, resume, cancel, ps, status, logs, stacks, why, top, check, test, "
+    "shell, node, checkpoint, prune, schema, completion; allranks --help says what they do",
 }
 
 

@@ -9,6 +9,7 @@ import re
 import pytest
 
 MEMORY = "memory may have run out: it used SIZE at most, the limit of its node is SIZE"
+NAN = "a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it"
 DIES_BEFORE = """\
 import os, sys
 if os.environ["RANK"] == "1":
@@ -44,15 +45,15 @@ print("never")
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "what", "why", "out"),
+    ("script", "code", "what", "why", "fix", "out"),
     [
-        (DIES_BEFORE, 1, "rank 1 exited with code 1", "no data", ""),
-        (DIES_DURING, 137, "rank 1 was killed by SIGKILL", MEMORY, ""),
-        (DIES_AFTER, 1, "rank 1 exited with code 1", "ValueError: loss is nan (train.py:8)", "[0-1] ready\n"),
+        (DIES_BEFORE, 1, "rank 1 exited with code 1", "no data", "", ""),
+        (DIES_DURING, 137, "rank 1 was killed by SIGKILL", MEMORY, "", ""),
+        (DIES_AFTER, 1, "rank 1 exited with code 1", "ValueError: loss is nan (train.py:8)", NAN, "[0-1] ready\n"),
     ],
     ids=["before init", "during init", "after init"],
 )
-def test_rank_that_dies(allranks, assert_nothing_left, script, code, what, why, out):
+def test_rank_that_dies(allranks, assert_nothing_left, script, code, what, why, fix, out):
     allranks.script(script)
     result = allranks("run", "train.py", "--nproc-per-node", "2", "--stop-timeout", "5")
     run = allranks.run()
@@ -62,7 +63,7 @@ def test_rank_that_dies(allranks, assert_nothing_left, script, code, what, why, 
     assert shown == (
         f"error: {what}\n"
         f"  why: {why}\n"
-        f"  fix: allranks logs {run.name} --rank 1\n"
+        f"  fix: {fix or f'allranks logs {run.name} --rank 1'}\n"
         f"  see: runs/{run.name}/attempts/000/node-000/rank-1.err\n"
     )
     status = allranks.record()["status"]

@@ -13,6 +13,7 @@ from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log, plain, read, split
 from allranks.diagnosis.verdict import judge
 from allranks.errors import RunFolderError, UsageError
+from allranks.logs.cause import tail
 from allranks.record.events import read_events
 from allranks.runs.record import Run
 from allranks.runs.status import State
@@ -72,11 +73,15 @@ def _files_of_run(run: Run) -> list[Path]:
 
 
 def _end(run: Run, rank: int | None) -> tuple[str | None, float | None]:
-    """Return on which host a rank ended and when, as its agent has recorded it."""
-    for folder in run.attempt_folder.glob("node-*"):
+    """Return on which host a rank ended and when, as its agent has recorded it; without an agent the host alone."""
+    attempt = run.attempt_folder
+    for folder in attempt.glob("node-*"):
         for event in read_events(folder / contract.AGENT_EVENTS):
             if event.kind == contract.RANK_EXITED and event.rank == rank:
                 return event.host, event.fields["ended"]
+    hosts = tail(attempt / contract.HOSTS)
+    for log in attempt.glob(f"node-*/{contract.rank_log(rank, 'err')}") if rank is not None and hosts else ():
+        return hosts[int(log.parent.name.removeprefix("node-"))], None
     return None, None
 
 
