@@ -17,12 +17,14 @@ from allranks.runs.stacks import Frame, RankStack, Stacks, ask, groups
 
 #: The frames of a group that are shown, from the innermost on, besides those in the user's code.
 _SHOWN = 3
+#: So long NFS may hide a new file from nodes by default (nfs(5), acdirmax).
+_TIMEOUT = 60.0
 
 
 @click.command("stacks")
 @run_arguments
 @click.option("--all", "show_all", is_flag=True, help="Show all frames.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", help="Wait so long (15).")
+@click.option("--timeout", type=click.FloatRange(min=0.1), default=_TIMEOUT, metavar="SECONDS", help="Default: 60.")
 @json_option
 def command(run: str | None, folder: str | None, show_all: bool, timeout: float, as_json: bool) -> int:
     """Show where the ranks of a running job stand: the newest here, or RUN.
