@@ -28,6 +28,8 @@ _RANK_IN_NAME = re.compile(
 )
 #: Files that are no logs.
 _NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
+#: What a launcher says of a rank that has ended: the agents' own report says more.
+_LAUNCHER = "launcher-report"
 #: How a run has ended that no log has to explain.
 _BY_STATE = {
     State.TIMEOUT: "time-limit",
@@ -56,7 +58,7 @@ def of_run(run: Run) -> Diagnosis | None:
         found = judge(logs, status.rank)
         if found and (verdict is None or verdict.sure == "unknown"):
             verdict = found
-    if verdict is None and told:
+    if told and (verdict is None or verdict.id == _LAUNCHER):
         lines = tuple(report.line(at) for at in range(1, len(told)))
         fix = f"allranks logs RUN --rank {status.rank} shows all that it printed" if status.rank is not None else ""
         verdict = Diagnosis("", told[0], "unknown", status.rank, evidence=lines, fix=fix)
