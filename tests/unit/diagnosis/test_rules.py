@@ -14,6 +14,7 @@ from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.sources import of_text
 from allranks.diagnosis.text import is_telling
 from allranks.diagnosis.verdict import sentence
+from allranks.job.options import OPTIONS
 
 #: A line for each rule that no real log shows, or that the label of one does not name.
 LINES = {
@@ -42,6 +43,14 @@ def test_a_rule_is_whole(rule: Rule) -> None:
 def test_each_has_its_own_name() -> None:
     assert [name for name, count in Counter(rule.id for rule in RULES).items() if count > 1] == []
     assert len(RULES) >= 90
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_advice_names_keys_and_flags_that_there_are(rule: Rule) -> None:
+    keys = {option.path for option in OPTIONS} | {"environment.setup", "environment.variables"}
+    sections = {key.partition(".")[0] for key in keys if "." in key} | {"network"}
+    named = re.findall(rf"\b(?:{'|'.join(sections)})\.[a-z_]+", rule.fix)
+    assert {*named} <= keys
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

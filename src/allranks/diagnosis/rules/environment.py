@@ -178,8 +178,8 @@ RULES = (
             r"Access to model \S+ is restricted|Token is required|PermissionError\(.*wandb",
             r"CommError.*(?:permission|denied|401|403)",
         ),
-        fix="put the token into environment.secrets (HF_TOKEN, WANDB_API_KEY), and accept the model's terms on its "
-        "page",
+        fix="export HF_TOKEN or WANDB_API_KEY before you start the job (--env names it on PBS), and accept the model's "
+        "terms on its page",
         retry="after a change",
         source="huggingface_hub; wandb",
     ),

@@ -130,7 +130,7 @@ RULES = (
             r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False",
             r"[Nn]o (?:supported gpu backend|GPU(?:s)? (?:found|available|detected))",
         ),
-        fix="ask for GPUs (resources.gpus), and check CUDA_VISIBLE_DEVICES and nvidia-smi on the node",
+        fix="ask for GPUs (resources.gpus_per_node), and check CUDA_VISIBLE_DEVICES and nvidia-smi on the node",
         retry="after a change",
         source="CUDA runtime API: cudaErrorNoDevice",
     ),

@@ -37,7 +37,7 @@ RULES = (
             r"[Nn]o (?:socket )?interface found|is neither AF_INET",
             r"NET/Socket : No usable|NCCL_SOCKET_IFNAME.*not found|Unable to find interface",
         ),
-        fix="ip -br addr lists the interfaces: set network.interface (NCCL_SOCKET_IFNAME) to one that all nodes have",
+        fix="ip -br addr lists the interfaces: set launch.interface (NCCL_SOCKET_IFNAME) to one that all nodes have",
         retry="after a change",
         source="NCCL src/misc/socket.cc",
     ),
@@ -50,7 +50,7 @@ RULES = (
             r"Unable to resolve hostname to a \(local\) address|makeDeviceForInterface|ifa != nullptr",
             r"lookupAddrForIface|unsupported gloo device",
         ),
-        fix="set network.interface (GLOO_SOCKET_IFNAME) to one that ip -br addr lists, and the host's name in "
+        fix="set launch.interface (GLOO_SOCKET_IFNAME) to one that ip -br addr lists, and the host's name in "
         "/etc/hosts",
         retry="after a change",
         source="gloo/transport/tcp/device.cc",
@@ -131,7 +131,7 @@ RULES = (
             r"No route to host|Network is unreachable|errno: (?:113|101|110)\b",
             r"(?:connect|socket\w*|Call to connect).*Connection timed out|Connection timed out \[",
         ),
-        fix="allranks check --full finds the pair; nodes must reach each other on all ports, over network.interface",
+        fix="allranks check --full finds the pair; nodes must reach each other on all ports, over launch.interface",
         retry="on other nodes",
         source="connect(2)",
     ),
@@ -234,7 +234,7 @@ RULES = (
             r"gloo.*\] (?:connect \[|address family mismatch)|connectFullMesh failed|Gloo connect.*failed|(?:timed "
             r"out|Timeout) connecting",
         ),
-        fix="nodes must reach each other on all ports: set network.interface, and see that no firewall is between",
+        fix="nodes must reach each other on all ports: set launch.interface, and see that no firewall is between",
         retry="after a change",
         level=Level.GENERAL,
         source="gloo/transport/tcp/pair.cc",

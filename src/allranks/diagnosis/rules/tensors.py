@@ -140,7 +140,7 @@ RULES = (
             r"You set `(?P<name>--\w+|\w+)=.*(?:SLURM|Lightning)|(?:SLURM|nodes|devices).*in (?:the )?`?Trainer",
             r"You requested gpu: |The `?srun`? command is available on your system but is not used",
         ),
-        fix="devices must equal the ranks of a node, num_nodes the nodes: allranks run sets both for Lightning",
+        fix="Trainer(devices=…) must be the number of ranks on each node, and num_nodes that of the nodes",
         retry="never",
         source="lightning/fabric/plugins/environments",
     ),
