@@ -55,9 +55,8 @@ def of_run(run: Run) -> Diagnosis | None:
     report = Log(contract.RECORD_FILE, told, status.rank)
     verdict = None
     for logs in (_logs(own), [report], _logs(files)):
-        found = judge(logs, status.rank)
-        if found and (verdict is None or verdict.sure == "unknown"):
-            verdict = found
+        if verdict is None or verdict.sure == "unknown":
+            verdict = judge(logs, status.rank) or verdict
     if told and (verdict is None or verdict.id == _LAUNCHER):
         lines = tuple(report.line(at) for at in range(1, len(told)))
         fix = f"allranks logs RUN --rank {status.rank} shows all that it printed" if status.rank is not None else ""
