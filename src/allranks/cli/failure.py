@@ -7,7 +7,7 @@ from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
 from allranks.diagnosis.sources import of_run
-from allranks.errors import AllranksError, LaunchError
+from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.runs.agents import reported_by_all, reported_error, task_name
 from allranks.runs.blame import rank_log, with_cause
 from allranks.runs.record import Run
@@ -57,9 +57,20 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
     if record.kind == "local" and record.world_size > 1 and (cause or "").startswith(_NO_INPUT):
         fix = f"allranks run --stdin {rank} gives this rank the terminal"
-    elif (verdict := of_run(run)) and (verdict.rank, verdict.sure) == (rank, "certain") and verdict.id != _OWN:
-        fix = verdict.fix.replace("RUN", name_to_type(run))
+    elif advice := _advice(run, rank):
+        fix = advice
     return LaunchError(what, why=cause, fix=fix, see=render.path(log))
+
+
+def _advice(run: Run, rank: int) -> str | None:
+    """Return what to do about the failure of a rank, if its cause is certain."""
+    try:
+        verdict = of_run(run)
+    except RunFolderError:  # A log cannot be read: the failure is reported all the same.
+        return None
+    if verdict is None or (verdict.rank, verdict.sure) != (rank, "certain") or verdict.id == _OWN:
+        return None
+    return verdict.fix.replace("RUN", name_to_type(run))
 
 
 def _of_task(run: Run) -> AllranksError | None:
