@@ -146,6 +146,8 @@ AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
 USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
+#: How the name of a file ends to which a rank writes its stack when it is asked for it.
+STACKS_SUFFIX: Final = ".stacks"
 #: The newest request for stacks that the node's agent has passed on, and to which processes.
 STACKS: Final = "stacks.json"
 #: How the name of a file starts that brings its environment to a task, which removes it; in the attempt's directory.
@@ -214,8 +216,8 @@ def rank_log(rank: int | Literal["*"], stream: str) -> str:
 
 
 def rank_stacks(rank: int) -> str:
-    """Name of the file in a node's directory to which a rank writes its stacks when it is asked for them."""
-    return f"rank-{rank}.stacks"
+    """Name of the file in a node's directory to which a rank writes its stack."""
+    return f"rank-{rank}{STACKS_SUFFIX}"
 
 
 def rank_error(rank: int, restart: int) -> str:

@@ -1,6 +1,7 @@
 """Stacks of ranks on request: faulthandler writes them from a signal handler in C, whatever the rank is doing.
 
-No thread of the rank is stopped, and a system call that the signal interrupts is restarted: the training goes on.
+Only that of the main thread, which gets the signal: to walk the frames of threads that run can crash the process
+(python/cpython issue 116008). A system call that the signal interrupts is restarted by the kernel or by Python.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from allranks import contract
-from allranks.system.processes import catches
+from allranks.system.processes import catches, signal_process
 
 #: One that no library and no scheduler is known to use.
 _SIGNAL = signal.SIGRTMAX - 1
@@ -22,46 +23,62 @@ _LOOK_SECONDS = 1.0
 
 
 def enable(path: Path, mode: int) -> None:
-    """Have this process write the Python stacks of all its threads to a file when it is asked for them."""
+    """Have this process write the Python stack of its main thread to a file when it is asked for it.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
-    faulthandler.register(_SIGNAL, os.fdopen(descriptor, "wb", 0), all_threads=True)
+    faulthandler.register(_SIGNAL, os.fdopen(descriptor, "wb", 0), all_threads=False)
+
+
+def _is_enabled(pid: int) -> bool:
+    """Return whether a process has our handler: any other could pass the signal on, or be ended by it."""
+    if not catches(pid, _SIGNAL):
+        return False
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as links:
+            return any(os.readlink(link.path).endswith(contract.STACKS_SUFFIX) for link in links)  # noqa: PTH115
+    except OSError:
+        return False
 
 
 class StackRequests:
     """Passes requests of the launcher, a file in the attempt's directory, on to the ranks of this node."""
 
     def __init__(self, folder: Path, mode: int) -> None:
-        self._request, self._answer, self._mode = (
-            folder.parent / contract.STACKS_REQUEST,
-            folder / contract.STACKS,
-            mode,
-        )
+        self._folder, self._request, self._mode = folder, folder.parent / contract.STACKS_REQUEST, mode
         self._next = 0.0
-        self._answered = self._newest()
+        self._newest = self._answered = self._requested()
+        self._asked: list[int] = []
 
     def tick(self, find: Callable[[], Collection[int]]) -> None:
-        """Answer a new request, for the ranks whose process ids ``find`` returns."""
+        """Pass a new request on to the ranks whose process ids ``find`` returns, and answer it a second later."""
         if (now := time.monotonic()) < self._next:
             return
         self._next = now + _LOOK_SECONDS
-        if (newest := self._newest()) == self._answered:
-            return
-        self._answered = newest
-        asked = [pid for pid in find() if catches(pid, _SIGNAL)]  # It would end a process that has no handler.
-        for pid in asked:
-            try:
-                os.kill(pid, _SIGNAL)
-            except ProcessLookupError:
-                pass  # It has just ended.
-        temporary = self._answer.with_name(f".{self._answer.name}")
+        if self._newest != self._answered:
+            self._answer()
+        elif (newest := self._requested()) != self._answered:
+            self._newest = newest
+            self._asked = [pid for pid in find() if _is_enabled(pid)]
+            for pid in self._asked:
+                signal_process(pid, _SIGNAL)
+
+    def _answer(self) -> None:
+        self._answered = self._newest
+        answer = self._folder / contract.STACKS
+        temporary = answer.with_name(f".{answer.name}")
         try:
+            for written in self._folder.glob(f"*{contract.STACKS_SUFFIX}"):
+                written.stat()  # Over NFS others see what a rank has written once its node is asked for the size.
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode), "w") as stream:
-                stream.write(json.dumps({"request": newest, "pids": asked}))
-            temporary.replace(self._answer)
+                stream.write(json.dumps({"request": self._answered, "pids": self._asked}))
+            temporary.replace(answer)
         except OSError:
             pass  # The disk is full or gone: the launcher says that this node did not answer.
 
-    def _newest(self) -> int:
+    def _requested(self) -> int:
         try:
             return os.stat(self._request).st_mtime_ns  # noqa: PTH116 - once a second, and quicker
         except OSError:

@@ -66,7 +66,7 @@ def _advice(run: Run, rank: int) -> str | None:
     """Return what to do about the failure of a rank, if its cause is certain."""
     try:
         verdict = of_run(run)
-    except RunFolderError:  # A log cannot be read: the failure is reported all the same.
+    except (OSError, RunFolderError):  # A log cannot be read: the failure is reported all the same.
         return None
     if verdict is None or (verdict.rank, verdict.sure) != (rank, "certain") or verdict.id == _OWN:
         return None

@@ -65,8 +65,10 @@ def _frame(frame: Frame) -> str:
 
 def _notes(stacks: Stacks, timeout: float) -> Iterator[str]:
     if stacks.without:
-        yield f"ranks {ranges(stacks.without)} have no stacks: interpreters of their own need py-spy dump --pid PID"
-    if not (stacks.ranks or stacks.without or stacks.silent):
+        yield f"ranks {ranges(stacks.without)} run in an interpreter of their own: use py-spy dump --pid PID"
+    if stacks.late:
+        yield f"ranks {ranges(stacks.late)} did not react: the kernel may hold them, as on a dead file server"
+    if not (stacks.ranks or stacks.without or stacks.silent or stacks.late):
         yield "no agent of this run has written into its directory here"
     if stacks.silent:
         yield f"nodes {ranges(stacks.silent)} did not answer within {timeout:g} s, or do not see this run's directory"

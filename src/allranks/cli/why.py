@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,8 @@ from allranks.cli.runs import folder_option, json_option, name_to_type, runs_fol
 from allranks.diagnosis.model import Diagnosis, Line
 from allranks.errors import UsageError
 
+#: Characters of a line that are shown as evidence.
+_LONG = 200
 _RETRY = {
     "never": "no: the script or its environment must be changed first",
     "after a change": "after a change of the job",
@@ -38,7 +39,7 @@ def command(targets: tuple[str, ...], folder: str | None, as_json: bool) -> int:
     allranks why logs/                 all logs of a directory, as torchrun --log-dir writes them
     python train.py 2>&1 | allranks why -
 
-    Ends with 0, also where the cause is unknown.
+    Exits with 0 even if the cause is unknown.
     """
     from allranks.diagnosis import sources
 
@@ -48,10 +49,12 @@ def command(targets: tuple[str, ...], folder: str | None, as_json: bool) -> int:
         verdict, name = sources.of_files([Path(target) for target in targets]), ", ".join(targets)
     elif len(targets) > 1:
         missing = next(target for target in targets if not _is_log(target))
-        raise UsageError(f"there is no file {missing}", why="several arguments are logs", fix="one run, or files")
+        raise UsageError(
+            f"there is no file {missing}", why="with several arguments, each must be a log", fix="one run, or files"
+        )
     else:
         return _of_run(targets[0] if targets else None, folder, as_json)
-    _show(verdict, name, as_json)
+    _show(verdict, name, "RUN", as_json)
     return 0
 
 
@@ -75,21 +78,21 @@ def _of_run(name: str | None, folder: str | None, as_json: bool) -> int:
         else:
             render.talk(f"allranks: {run.record.id} {word}: there is no failure to explain")
         return 0
-    _show(of_run(run), name_to_type(run), as_json)
+    _show(of_run(run), run.record.id, name_to_type(run), as_json)
     return 0
 
 
-def _show(verdict: Diagnosis | None, name: str, as_json: bool) -> None:
+def _show(verdict: Diagnosis | None, name: str, run: str, as_json: bool) -> None:
     if as_json:
         render.as_json({"diagnosis": asdict(verdict) if verdict else None})
     elif verdict is None:
         render.data(f"cause   unknown: no line of {name} tells of a failure")
         render.talk("next: look at what it printed last, and give all of its logs, those of the scheduler too")
     else:
-        render.data("\n".join(_lines(verdict, name)), cut=True)
+        render.data("\n".join(_lines(verdict, run)), cut=True)
 
 
-def _lines(verdict: Diagnosis, name: str) -> list[str]:
+def _lines(verdict: Diagnosis, run: str) -> list[str]:
     first = f"rank {verdict.rank}" if verdict.rank is not None else ""
     first += f" on {verdict.host}" if verdict.host else ""
     first += time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(verdict.when)) if verdict.when else ""
@@ -97,10 +100,11 @@ def _lines(verdict: Diagnosis, name: str) -> list[str]:
     cause = f"unknown: {verdict.cause}" if verdict.sure == "unknown" else verdict.cause
     rows = [("failed", first), ("cause", cause + place)]
     for line in verdict.evidence[:2]:
-        rows += [("see", _where(line)), ("", textwrap.shorten(render.one_line(line.text), 200, placeholder=" …"))]
+        text = render.one_line(line.text)
+        rows += [("see", _where(line)), ("", text if len(text) <= _LONG else f"{text[:_LONG]} …")]
     rows += [
         ("follows", verdict.followed),
-        ("fix", verdict.fix.replace("RUN", name)),
+        ("fix", verdict.fix.replace("RUN", run)),
         ("retry", _RETRY.get(verdict.retry, "")),
         ("sure", f"{verdict.sure} ({verdict.id})" if verdict.id else ""),
     ]

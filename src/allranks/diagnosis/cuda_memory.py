@@ -31,8 +31,8 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
     if others >= max(wanted - numbers["free"], _CONTEXT):
         return "cuda-memory-of-others", {"others": _gib(others)}
     if unused >= wanted:
-        return "cuda-memory-fragmented", {"wanted": _gib(wanted), "unused": _gib(unused)}
-    return "cuda-out-of-memory", {"wanted": _gib(wanted)}
+        return "cuda-memory-fragmented", {"unused": _gib(unused)}
+    return "cuda-out-of-memory", {}
 
 
 def _bytes(found: re.Match[str]) -> int:

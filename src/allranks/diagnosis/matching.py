@@ -12,13 +12,14 @@ from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log
 from allranks.logs.cause import is_foreign
 
-#: Of a long log so many telling lines at its end are looked at.
-_MOST = 3000
+#: Of a long log so many telling lines at its beginning and at its end are looked at.
+_MOST = 1500
 #: How far before an exception's own line its traceback may begin, and before any line what belongs to it.
 _TRACEBACK, _NEAR = 200, 30
 #: Warnings and notes, of which most are harmless: they count where nothing else was found.
 _NOTE = re.compile(
-    r"\w*Warning: |\[[WI]\d{3,4} |^[WI]\d{4} |^\w+: warning: |\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
+    r"\w*Warning: |\[[WI]\d{3,4} |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
+    r"|^\w+: warning: |\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
 )
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.
@@ -30,7 +31,8 @@ _BY_ID = {rule.id: rule for rule in RULES}
 
 def matches(log: Log) -> list[Match]:
     """Return the matches in a log, in its order; each line has at most one."""
-    found = (_match(log, at) for at in log.telling[-_MOST:])
+    telling = log.telling if len(log.telling) <= 2 * _MOST else log.telling[:_MOST] + log.telling[-_MOST:]
+    found = (_match(log, at) for at in telling)
     return [match for match in found if match]
 
 

@@ -76,14 +76,14 @@ def _files_of_run(run: Run) -> list[Path]:
 def _end(run: Run, rank: int | None) -> tuple[str | None, float | None]:
     """Return on which host a rank ended and when, as its agent has recorded it; without an agent the host alone."""
     attempt = run.attempt_folder
-    for folder in attempt.glob("node-*"):
-        for event in read_events(folder / contract.AGENT_EVENTS):
-            if event.kind == contract.RANK_EXITED and event.rank == rank:
-                return event.host, event.fields["ended"]
-    hosts = tail(attempt / contract.HOSTS)
-    for log in attempt.glob(f"node-*/{contract.rank_log(rank, 'err')}") if rank is not None and hosts else ():
-        return hosts[int(log.parent.name.removeprefix("node-"))], None
-    return None, None
+    events = [event for folder in attempt.glob("node-*") for event in read_events(folder / contract.AGENT_EVENTS)]
+    ends = [event for event in events if event.kind == contract.RANK_EXITED and event.rank == rank]
+    if ends:  # One for each restart.
+        last = max(ends, key=lambda event: float(event.fields["ended"]))
+        return last.host, last.fields["ended"]
+    hosts = dict(enumerate(tail(attempt / contract.HOSTS)))
+    logs = attempt.glob(f"node-*/{contract.rank_log(rank, 'err')}") if rank is not None else ()
+    return next((hosts.get(int(log.parent.name.removeprefix("node-"))) for log in logs), None), None
 
 
 def of_files(paths: Sequence[Path]) -> Diagnosis | None:

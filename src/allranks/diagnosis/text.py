@@ -23,6 +23,8 @@ _PREFIX = re.compile(
     r"|\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"
     r"|(?:[A-Za-z][\w.-]*)(?:: |\| )(?=Traceback|\[rank|(?:  )+File \"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception)\b)"
 )
+#: Frames of C++, of which libraries print hundreds below their messages.
+_CPP_FRAME = re.compile(r"(?:\[rank\d+\]:)?\s*frame #\d+: ")
 #: Where a line names the rank that wrote it, behind what torch logs before it.
 _NAMED = re.compile(r"\[Rank (\d+)\]| Rank (\d+)\] ")
 #: Each line that a rule matches has one of these, in small letters; most lines of a log have none.
@@ -55,7 +57,7 @@ class Log:
     @cached_property
     def telling(self) -> list[int]:
         """Where the lines are that a rule may match."""
-        return [at for at, text in enumerate(self.texts) if is_telling(text)]
+        return [at for at, text in enumerate(self.texts) if is_telling(text) and not _CPP_FRAME.match(text)]
 
     def line(self, at: int) -> Line:
         """Return a line without terminal codes and prefixes."""

@@ -41,7 +41,8 @@ def _last(found: list[Match]) -> list[Match]:
     """Leave out what a script has survived: it told of more failures long after that."""
     if not found:
         return []
-    end = found[-1].order
+    ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
+    end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
 
 
@@ -67,7 +68,7 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
     if rule.level >= Level.FOLLOWS:
         sure = "unknown"
     else:
-        rivals = {match.rule.id for match in found if match.rule.level <= Level.CAUSE and not match.is_note}
+        rivals = {match.rule.id for match in found if _rivals(match, cause)}
         sure = "certain" if rule.certain and not cause.is_note and rivals <= {rule.id} else "likely"
     same = [match.line for match in found if match.rule is rule and match is not cause]
     return Diagnosis(
@@ -79,8 +80,16 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
         place=cause.place,
         followed="; ".join(follows.values()),
         fix=rule.fix,
-        retry=rule.retry,
+        retry="" if sure == "unknown" else rule.retry,
     )
+
+
+def _rivals(match: Match, cause: Match) -> bool:
+    """Return whether a match could be the cause as well: a message that means one thing, or a later exception."""
+    if match.is_note:
+        return False
+    is_later = match.line.rank == cause.line.rank and match.line.file == cause.line.file and match.order > cause.order
+    return match.rule.level <= Level.CAUSE or (match.rule.id == "script-exception" and is_later)
 
 
 def sentence(template: str, captured: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from allranks.runs.record import Run
 _POLL_SECONDS = 0.1
 #: A dump is written in milliseconds: one that has not grown for so long is whole.
 _QUIET_SECONDS = 0.3
-_THREAD = re.compile(r"(?:(Current) thread|Thread) 0x[0-9a-f]+(?: \[.*\])? \(most recent call first\):$")
+_STACK = re.compile(r"(?:Current thread 0x[0-9a-f]+(?: \[.*\])?|Stack) \(most recent call first\):$")
 _OURS = re.compile(r"/allranks/agent/workers/script\.py$")
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (.*)$')
 
@@ -33,12 +34,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class RankStack:
-    """The stack of a rank's main thread, innermost frame first, and the number of its other threads."""
+    """The Python stack of a rank's main thread, innermost frame first."""
 
     rank: int
     node: int
     frames: tuple[Frame, ...]
-    threads: int
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ class Stacks:
 
     Attributes:
         ranks: by rank.
-        silent: nodes whose agents have not answered.
+        late: ranks that were asked and have written nothing: the kernel holds them, as on a dead file server.
         without: ranks that cannot show stacks: interpreters of their own, and other programs.
+        silent: nodes whose agents have not answered.
     """
 
     ranks: tuple[RankStack, ...]
-    silent: tuple[int, ...]
+    late: tuple[int, ...]
     without: tuple[int, ...]
+    silent: tuple[int, ...]
 
 
 def ask(run: Run, seconds: float) -> Stacks:
@@ -62,45 +64,71 @@ def ask(run: Run, seconds: float) -> Stacks:
     Raises:
         RunFolderError: the run's directory cannot be written.
     """
-    nodes = {folder: _ranks(folder) for folder in sorted(run.attempt_folder.glob("node-*"))}
-    logs = {folder / contract.rank_stacks(rank): rank for folder, ranks in nodes.items() for rank in ranks.values()}
-    before = {log: _size(log) for log in logs}
-    request = run.attempt_folder / contract.STACKS_REQUEST
-    try:
-        request.touch(0o600)
-        wanted = request.stat().st_mtime_ns
-    except OSError as error:
-        raise unwritable(request, error) from error
-    deadline = time.monotonic() + seconds
+    nodes = sorted(run.attempt_folder.glob("node-*"))
+    before = {log: _size(log) for folder in nodes for log in folder.glob(f"*{contract.STACKS_SUFFIX}")}
+    wanted, deadline = _request(run.attempt_folder / contract.STACKS_REQUEST), time.monotonic() + seconds
     answers: dict[Path, set[int]] = {}
     while len(answers) < len(nodes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         answers |= {folder: pids for folder in nodes if (pids := _answer(folder, wanted)) is not None}
-    _await_quiet(list(logs), deadline)
-    found, without = [], []
+    asked: dict[Path, tuple[int, int]] = {}
+    without = []
     for folder, pids in answers.items():
-        for pid, rank in nodes[folder].items():
-            log = folder / contract.rank_stacks(rank)
-            dump = _since(log, before[log]) if pid in pids else ""
-            if dump:
-                found.append(parse(dump, rank, int(folder.name.removeprefix("node-"))))
+        for pid, rank in _ranks(folder).items():
+            if pid in pids:
+                asked[folder / contract.rank_stacks(rank)] = (rank, _number(folder))
             else:
                 without.append(rank)
-    silent = tuple(int(folder.name.removeprefix("node-")) for folder in nodes if folder not in answers)
-    return Stacks(tuple(sorted(found, key=lambda each: each.rank)), silent, tuple(sorted(without)))
+    dumps = _dumps({log: before.get(log, 0) for log in asked}, deadline)
+    found = [parse(dump, *asked[log]) for log, dump in dumps.items()]
+    late = [rank for log, (rank, _) in asked.items() if log not in dumps]
+    silent = [_number(folder) for folder in nodes if folder not in answers]
+    return Stacks(
+        tuple(sorted(found, key=lambda each: each.rank)), tuple(sorted(late)), tuple(sorted(without)), tuple(silent)
+    )
+
+
+def _request(path: Path) -> int:
+    """Write a request, and return what identifies it."""
+    try:
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        path.touch(0o600)
+        now = max(time.time_ns(), before + 1_000_000_000)  # Some file systems keep whole seconds.
+        os.utime(path, ns=(now, now))
+        return path.stat().st_mtime_ns
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _dumps(logs: dict[Path, int], deadline: float) -> dict[Path, str]:
+    """Return what ranks have written behind the sizes that their files had, once all of them are whole."""
+    sizes: dict[Path, int] = {}
+    since = time.monotonic()
+    while time.monotonic() < deadline:
+        now = {log: _size(log) for log in logs}
+        if now != sizes:
+            sizes, since = now, time.monotonic()
+        elif time.monotonic() > since + _QUIET_SECONDS and all(now[log] > start for log, start in logs.items()):
+            break
+        time.sleep(_POLL_SECONDS)
+    return {log: dump for log, start in logs.items() if (dump := _since(log, start))}
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("node-"))
 
 
 def parse(dump: str, rank: int, node: int) -> RankStack:
-    """Return a rank's stack from what faulthandler wrote; the signal comes to the main thread."""
+    """Return a rank's stack from what faulthandler wrote, of which the last one counts."""
     frames: list[Frame] = []
-    threads, is_main = 0, False
+    is_main = False
     for line in dump.splitlines():
-        if thread := _THREAD.match(line):
-            threads, is_main = threads + 1, bool(thread[1])
+        if _STACK.match(line):
+            frames, is_main = [], True
         elif is_main and (frame := _FRAME.match(line)):
             is_main = not _OURS.search(frame[1])  # Below the script is what has started it.
             frames += [Frame(frame[1], int(frame[2]), frame[3])] if is_main else []
-    return RankStack(rank, node, tuple(frames), max(0, threads - 1))
+    return RankStack(rank, node, tuple(frames))
 
 
 def groups(ranks: tuple[RankStack, ...]) -> list[tuple[list[int], RankStack]]:
@@ -129,15 +157,7 @@ def _answer(folder: Path, wanted: int) -> set[int] | None:
         answer = json.loads((folder / contract.STACKS).read_text())
     except (OSError, ValueError):
         return None
-    return {*answer["pids"]} if answer["request"] == wanted else None
-
-
-def _await_quiet(logs: list[Path], deadline: float) -> None:
-    sizes, since = [*map(_size, logs)], time.monotonic()
-    while time.monotonic() < min(since + _QUIET_SECONDS, deadline):
-        time.sleep(_POLL_SECONDS)
-        if (now := [*map(_size, logs)]) != sizes:
-            sizes, since = now, time.monotonic()
+    return {*answer["pids"]} if answer["request"] >= wanted else None
 
 
 def _size(log: Path) -> int:

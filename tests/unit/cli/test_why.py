@@ -74,7 +74,7 @@ def test_a_file_of_another_launcher(allranks: Any) -> None:
     done = allranks("why", "slurm-4242.out")
     assert (done.rc, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:3] == [
-        "cause   the GPU has too little memory: 2.00 GiB more were wanted (train.py:88)",
+        "cause   the GPU has too little memory: an allocation of 2.00 GiB failed (train.py:88)",
         "see     slurm-4242.out:5",
         "        torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     ]
@@ -121,7 +121,7 @@ def test_only_consequences_are_no_cause(allranks: Any) -> None:
     [
         (["nothing"], "error: there is no run nothing in "),
         (["./nothing"], "error: nothing is not the directory of a run\n"),
-        (["a.log", "nothing"], "error: there is no file nothing\n  why: several arguments are logs\n"),
+        (["a.log", "nothing"], "error: there is no file nothing\n  why: with several arguments, each must be a log\n"),
     ],
 )
 def test_wrong_arguments(allranks: Any, targets: list[str], error: str) -> None:

@@ -16,8 +16,33 @@ from allranks.diagnosis.text import is_telling
 from allranks.diagnosis.verdict import sentence
 from allranks.job.options import OPTIONS
 
+#: Ordinary lines, which ended no run.
+HARMLESS = [
+    "Process group initialized (nccl): rank 0 of world size 8",
+    "NCCL_IB_TIMEOUT=22",
+    "best_loss: inf",
+    "loss: info_nce=3.2",
+    "wandb: Network error (ConnectionError), entering retry loop.",
+    "Couldn't reach huggingface.co; using cached version",
+    "No GPU found, using CPU",
+    "Latest checkpoint: not found, starting from scratch",
+    "#SBATCH --mail-type=NODE_FAIL",
+    "Auto-requeue: SIGUSR1 when job preempted",
+    "prolog took 3 s, 0 errors",
+    "cpus per task SLURM_CPUS_PER_TASK not set, using 8",
+    "mismatch count across ranks = 0",
+    "pcie bus errors: 0",
+    "podman: 0 errors",
+    "apex not available: cannot import name 'amp' from 'apex'",
+    "mkdir: cannot create directory 'x': Permission denied",
+    "[loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 32",
+]
 #: A line for each rule that no real log shows, or that the label of one does not name.
 LINES = {
+    "index-out-of-range": "IndexError: index out of range in self",
+    "second-backward": "RuntimeError: Trying to backward through the graph a second time",
+    "initialized-twice": "ValueError: trying to initialize the default process group twice!",
+    "half-precision-weights": "ValueError: Attempting to unscale FP16 gradients.",
     "host-memory-killed": "Out of memory: Killed process 77 (python) total-vm:9kB, anon-rss:8kB",
     "name-resolution": "socket.gaierror: [Errno -2] Name or service not known",
     "nccl-invalid-usage": "RuntimeError: NCCL error in: c10d/NCCLUtils.hpp:121, invalid argument (ncclInvalidArgument)",
@@ -57,6 +82,15 @@ def test_the_advice_names_keys_and_flags_that_there_are(rule: Rule) -> None:
 def test_a_rule_is_reached(rule: Rule) -> None:
     texts = [sample["text"] for sample in SAMPLES] if rule.id not in LINES else [LINES[rule.id]]
     assert rule.id in {found.id for text in texts if (found := of_text(text.encode()))}
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_harmless_line_is_no_certain_cause(line: str) -> None:
+    found = of_text(f"{line}\nepoch 1\ndone\n".encode())
+    assert found is None or found.sure != "certain"
+    traceback = 'Traceback (most recent call last):\n  File "/home/user/train.py", line 9, in <module>\nKeyError: 1\n'
+    found = of_text(f"{line}\nepoch 1\n{traceback}".encode())
+    assert found and (found.id == "script-exception" or found.sure != "certain")
 
 
 def test_what_a_rule_matches_is_looked_at() -> None:

@@ -40,6 +40,15 @@ def test_a_victim_is_not_the_cause(tmp_path: Path) -> None:
     assert found.followed == "another rank ended, and gloo lost its connection"
 
 
+def test_a_cause_is_found_above_what_many_ranks_say_of_it() -> None:
+    cause = TRACEBACK.format(file="train.py", line=88, error="KeyError: 'weights'")
+    text = "".join(f"[rank17]: {line}\n" for line in cause.splitlines())
+    frames = "".join(f"frame #{number}: c10::f() + 0x96\n" for number in range(40))
+    text += "".join(f"[rank{rank}]: {CLOSED}\n{frames}" for rank in range(18, 512))
+    found = verdict(text)
+    assert (found.id, found.sure, found.rank, found.place) == ("script-exception", "certain", 17, "train.py:88")
+
+
 def test_what_torchrun_names_first_comes_first() -> None:
     texts = [f"[rank{rank}]: {line}" for rank in (0, 3) for line in TRACEBACK.format(
         file="train.py", line=rank + 1, error="ValueError: bad").splitlines()]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import io
 import os
@@ -51,7 +52,8 @@ def become(node: NodeSpec, python: tuple[str, ...] | None, start: RankStart) -> 
     os.environ.update(start.variables)
     stdin = connect(start.variables["RANK"])
     if python is None:
-        enable(Path(start.stacks), node.file_mode)
+        with contextlib.suppress(OSError):  # Without it the rank only has no stack to show.
+            enable(Path(start.stacks), node.file_mode)
         _renew_interpreter(stdin)
         atexit.register(let_gloo_rest)  # Before any of the script's, so that it is called last.
         run_as_main(node.kind, node.target, node.args)

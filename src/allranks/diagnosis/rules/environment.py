@@ -35,7 +35,7 @@ RULES = (
         id="command-not-found",
         cause="a command[, {command},] is not there",
         patterns=(
-            r"(?:^|[ :])(?P<command>[\w.+/-]+): (?:command )?not found",
+            r"(?:line \d+|sh: \d+|^(?:-?bash|sh|zsh)): (?P<command>[\w.+/-]+): (?:command )?not found$",
             r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|mpirun|accelerate"
             r"|deepspeed|ssh|"
             r"ninja|git|gcc)'",
@@ -51,7 +51,7 @@ RULES = (
         cause="the container could not start",
         patterns=(
             r"FATAL: +(?:container|Unable|could not|While|Image)|(?:pyxis|spank_pyxis)\S*: (?!import)",
-            r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:error|fatal|.*[Ee]rror)",
+            r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:error|fatal|FATAL)",
             r"could not select device driver \"?\"? ?with capabilities|OCI runtime (?:create|exec) failed",
             r"nvidia-container-cli: |failed to create shim task|\[ERROR\] (?:Could not|No such file or directory: "
             r".*sqsh)",
@@ -83,6 +83,7 @@ RULES = (
         ),
         fix="load the toolkit of torch.version.cuda, or install the PyTorch of this toolkit",
         retry="never",
+        despite=r"accepting this combination",
         source="torch/utils/cpp_extension.py",
     ),
     Rule(
@@ -103,8 +104,7 @@ RULES = (
         id="glibc-too-old",
         cause="the node's C or C++ library is too old for a binary",
         patterns=(r"version `?(?P<name>(?:GLIBCXX|GLIBC|CXXABI|LIBGOMP)_[\d.]+)'? (?:not found|not defined)",),
-        fix="conda install -c conda-forge libstdcxx-ng and its lib first in LD_LIBRARY_PATH, or a build for this "
-        "system",
+        fix="a build for this system, a container, or other nodes; for GLIBCXX alone conda's libstdcxx-ng",
         retry="never",
         source="ld.so(8)",
     ),
@@ -112,8 +112,7 @@ RULES = (
         id="undefined-symbol",
         cause="a binary package was built for another version of PyTorch or CUDA",
         patterns=(r"undefined symbol: (?P<symbol>\w+)", r"DLL load failed|symbol lookup error|Symbol not found"),
-        fix="install it again for this PyTorch, from source if need be: pip install --no-build-isolation "
-        "--no-cache-dir",
+        fix="install it again for this PyTorch: pip install --force-reinstall --no-deps --no-build-isolation PACKAGE",
         retry="never",
         source="ld.so(8)",
     ),
@@ -126,9 +125,10 @@ RULES = (
             r"OSError: (?P<library3>lib[\w.+-]+\.so[\w.]*): cannot",
             r"CUDA Setup failed despite|Could not load library (?P<library4>lib\S+)",
         ),
-        fix="load the module or install the package that has it; libcud* and libnccl come with PyTorch's own wheels",
+        fix="load the module or install the package that has it; libcudart, libcudnn and libnccl come with "
+        "PyTorch's wheels, libcuda.so.1 with the driver (container: --nv or --gpus)",
         retry="never",
-        despite=r"libnccl-net|NET/Plugin|torch_extensions",
+        despite=r"libnccl-net|dynamic library |NET/Plugin|torch_extensions",
         source="ld.so(8)",
     ),
     Rule(
@@ -157,7 +157,7 @@ RULES = (
     ),
     Rule(
         id="import-name",
-        cause="a package has another version than this code expects",
+        cause="a package's version is not the one that this code expects",
         patterns=(
             r"cannot import name '(?P<name>[^']+)'",
             r"AttributeError: module '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
@@ -166,11 +166,12 @@ RULES = (
         ),
         fix="install the versions that the script was written for; a file of your own may also hide the package",
         retry="never",
+        certain=False,
         source="docs.python.org: exceptions",
     ),
     Rule(
         id="credentials",
-        cause="a service refused the credentials, or has got none",
+        cause="a service refused the credentials, or was given none",
         patterns=(
             r"(?:401|403) (?:Client Error|Forbidden|Unauthorized)|GatedRepoError|gated repo",
             r"Invalid (?:user token|credentials|API key)|api_key not configured|No API key configured",
@@ -181,6 +182,7 @@ RULES = (
         fix="export HF_TOKEN or WANDB_API_KEY before you start the job (--env names it on PBS), and accept the model's "
         "terms on its page",
         retry="after a change",
+        certain=False,
         source="huggingface_hub; wandb",
     ),
     Rule(
@@ -203,6 +205,7 @@ RULES = (
         ),
         fix="download before the job, on the login node, and set HF_HUB_OFFLINE=1 or WANDB_MODE=offline",
         retry="after a change",
+        certain=False,
         source="huggingface_hub; urllib3",
     ),
 )

@@ -124,13 +124,14 @@ RULES = (
     ),
     Rule(
         id="permission-denied",
-        cause="a file may not be read, written or run",
+        cause="no permission to read, write or run a file",
         patterns=(
             r"PermissionError|\[Errno 13\]|EACCES",
             r"^(?!.*(?:\(public|please try again)).*: [Pp]ermission denied",
         ),
         fix="ls -ld FILE on that node, as the user of the job; caches and outputs go where you may write",
         retry="after a change",
+        certain=False,
         source="errno(3)",
     ),
     Rule(
@@ -138,7 +139,7 @@ RULES = (
         cause="the script is not there",
         patterns=(
             r"can't open file '?(?P<file>[^']+)'?: \[Errno 2\]",
-            r"(?:No module named|Error while finding module specification for) '?\S*(?:__main__|train)\b",
+            r"(?:No module named|Error while finding module specification for) '?\S*__main__\b",
             r"cannot execute binary file|execve\(\): (?P<file>\S+\.(?:py|sh)): No such file",
         ),
         fix="the path counts from where the job starts: give an absolute one, on a disk that all nodes see",

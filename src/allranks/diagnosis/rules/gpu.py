@@ -24,12 +24,12 @@ RULES = (
         cause="a GPU has damaged memory (uncorrectable ECC error)",
         patterns=(
             r"[Uu]ncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable",
-            r"Xid \([^)]*\): (?:48|63|64|94|95)\b",
+            r"Xid \([^)]*\): (?:48|64|94|95)\b",
         ),
         fix="leave the node out (--exclude NODE) and tell the administrator: nvidia-smi -q -d ECC,ROW_REMAPPER",
         retry="on other nodes",
         level=Level.OUTSIDE,
-        source="docs.nvidia.com: XID errors, 48, 63, 64, 94, 95",
+        source="docs.nvidia.com: XID errors, 48, 64, 94, 95",
     ),
     Rule(
         id="gpu-xid",
@@ -132,6 +132,7 @@ RULES = (
         ),
         fix="ask for GPUs (resources.gpus_per_node), and check CUDA_VISIBLE_DEVICES and nvidia-smi on the node",
         retry="after a change",
+        despite=r"(?:using|on|to) (?:the )?CPU|cuInit",
         source="CUDA runtime API: cudaErrorNoDevice",
     ),
     Rule(
@@ -139,7 +140,7 @@ RULES = (
         cause="CUDA could not start on the node",
         patterns=(
             r"CUDA unknown error - this may be due to an incorrectly set up environment",
-            r"system not yet initialized|Error 802|cudaErrorSystemNotReady",
+            r"system not yet initialized|Error 802(?!\d)|cudaErrorSystemNotReady",
             r"forward compatibility was attempted on non supported HW|Unexpected error from cudaGetDeviceCount",
             r"CUDA driver initialization failed|CUDA initialization: (?!The NVIDIA driver|Found no)",
             r"cudaErrorInitializationError|CUDA error: initialization error",

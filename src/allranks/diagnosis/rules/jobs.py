@@ -24,7 +24,7 @@ RULES = (
         cause="the scheduler preempted the job for another one",
         patterns=(
             r"DUE TO (?:PREEMPTION|JOB REQUEUE)|this job is preempted",
-            r"job preempted|Job requeued by preemption",
+            r"^(?:slurmstepd|srun).*job preempted|Job requeued by preemption",
         ),
         fix="resume it: allranks resume RUN; or submit it to a partition that is not preempted",
         retry="as it is",
@@ -36,7 +36,7 @@ RULES = (
         cause="the scheduler lost a node of the job",
         patterns=(
             r"DUE TO NODE FAILURE",
-            r"NODE_FAIL",
+            r"[Ss]tate\S* *NODE_FAIL",
             r"PBS: job killed: node \d+ \((?P<host>\S+)\) requested job die",
             r"srun: error: Node failure on (?P<host>\S+)",
         ),
@@ -49,7 +49,7 @@ RULES = (
         id="prolog-failed",
         cause="the cluster's prolog failed on a node",
         patterns=(
-            r"[Pp]rolog(?: hung| failed|.*exited with|.*error)",
+            r"[Pp]rolog(?: hung| failed| error|.*exited with)",
             r"launch failed requeued held",
             r"Job credential revoked|slurm_receive_msgs.*prolog",
         ),
@@ -126,7 +126,8 @@ RULES = (
             r"srun: error: .*(?:Task launch failed|task launch).*: (?P<why>.*)",
             r"Invalid job id specified|Job/step already completing or completed",
             r"slurmstepd: error: .*(?:_become_user|task_init).*",
-            r"SLURM_CPUS_PER_TASK|SLURM_MEM_PER_(?:CPU|GPU|NODE) (?:and|set to).*mutually exclusive",
+            r"^srun: (?:error|fatal): .*SLURM_CPUS_PER_TASK",
+            r"SLURM_MEM_PER_(?:CPU|GPU|NODE) (?:and|set to).*mutually exclusive",
             r"--mem.*mutually exclusive",
         ),
         fix="srun's request must fit into the job's: compare its -n, -c, --gres and --mem with those of sbatch",
@@ -169,7 +170,8 @@ RULES = (
             r"REMOTE HOST IDENTIFICATION HAS CHANGED",
             r"Too many authentication failures",
         ),
-        fix="ssh to the node must work without a question: ssh-copy-id NODE, and once ssh NODE to accept its key",
+        fix="ssh NODE must work without a question: ssh-copy-id NODE, and ssh NODE once to accept its key; if that has "
+        "changed for a good reason, ssh-keygen -R NODE",
         retry="after a change",
         source="ssh(1)",
     ),

@@ -15,7 +15,7 @@ RULES = (
     ),
     Rule(
         id="cuda-memory-fragmented",
-        cause="the GPU's memory is fragmented: {wanted} were wanted, and {unused} are reserved and unused",
+        cause="the GPU's memory is fragmented: {unused} are reserved and unused, and an allocation of {wanted} failed",
         patterns=(),
         fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in environment.variables; sizes that vary less",
         retry="after a change",
@@ -23,7 +23,7 @@ RULES = (
     ),
     Rule(
         id="cuda-out-of-memory",
-        cause="the GPU has too little memory[: {wanted} more were wanted]",
+        cause="the GPU has too little memory[: an allocation of {wanted} failed]",
         patterns=(
             r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)",
             r"CUDA out of memory\.",
@@ -39,7 +39,7 @@ RULES = (
     ),
     Rule(
         id="host-memory-slurm",
-        cause="the job used more memory than Slurm gives it, and a process was killed",
+        cause="the job used more memory than the scheduler allows, and a process was killed",
         patterns=(
             r"Detected \d+ oom[-_]kill event",
             r"[Ee]xceeded (?:job|step|virtual) memory limit",
@@ -83,7 +83,7 @@ RULES = (
             r"insufficient shared memory \(shm\)",
             r"unable to (?:allocate|write|resize|mmap).*(?:shared memory|/torch_\d+|/dev/shm)",
             r"No space left on device.*/dev/shm|/dev/shm.*No space left on device",
-            r"[Bb]us error",
+            r"[Bb]us error(?!s)",
         ),
         fix="fewer data loader workers, or a larger /dev/shm: docker run --shm-size 16g, --ipc=host",
         retry="after a change",

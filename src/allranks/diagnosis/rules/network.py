@@ -61,7 +61,7 @@ RULES = (
         patterns=(
             r"ibv_\w+ (?:failed|error)|Call to ibv_\w+ failed",
             r"Got completion (?:from peer .* )?with (?:error |status=?)(?!5\b)\d+",
-            r"NET/IB\s*: Got async (?:error )?event|IB timeout|NCCL_IB_TIMEOUT",
+            r"NET/IB\s*: Got async (?:error )?event|IB timeout",
             r"libibverbs: .*(?:failed|error|couldn't)|ibv_reg_mr|transport retry counter exceeded",
             r"Unable to open device mlx|NET/IB.*(?:No device found.*error|[Ee]rror)",
         ),
@@ -102,7 +102,7 @@ RULES = (
             r"Detected mismatch between collectives on ranks",
             r"op\.preamble\.length <= op\.nbytes|nbytes <= .*nbytes",
             r"[Cc]ollective (?:mismatch|.*do(?:es)? not match)|collectives? .*mismatch|[Mm]ismatched collective",
-            r"[Rr]anks .* (?:do not|don't) (?:match|agree)|[Tt]ensor shapes? .* ranks|mismatch(?:ed)? .*across ranks",
+            r"[Rr]anks .* (?:do not|don't) (?:match|agree)",
             r"all tensors must (?:have the same|be of the same) (?:size|shape)|Inconsistent .*(?:shape|size).*rank",
         ),
         fix="every rank must call the same collectives in the same order: look for 'if rank == 0' and for unequal "
@@ -170,13 +170,12 @@ RULES = (
     ),
     Rule(
         id="rank-variables",
-        cause="the variables that tell a rank its place are missing or wrong",
+        cause="the variables that give a rank its place (RANK, WORLD_SIZE, …) are missing or wrong",
         patterns=(
             r"environment variable (?P<name>\w+) expected, but not set",
             r"ValueError: Error initializing torch\.distributed using env://",
             r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
-            r"[Ii]nvalid (?:rank|world[ _]size)|world_size .* (?:mismatch|does not match|!=)|rank \d+ "
-            r".*world[ _]size \d+",
+            r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
             r"rank should be in the range|No rendezvous handler for",
         ),
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
@@ -190,7 +189,6 @@ RULES = (
         patterns=(
             r"Default process group has not been initialized",
             r"default process group .*(?:not initialized|has not been)",
-            r"trying to initialize the default process group twice",
         ),
         fix="torch.distributed.init_process_group() once, before DDP, samplers and collectives",
         retry="never",
@@ -198,7 +196,7 @@ RULES = (
     ),
     Rule(
         id="store-timeout",
-        cause="not all ranks came: the store waited in vain",
+        cause="not all ranks came: the store timed out waiting for them",
         patterns=(
             r"client socket has timed out after \d+",
             r"Timed out after \d+ seconds waiting for clients",
@@ -229,7 +227,7 @@ RULES = (
     ),
     Rule(
         id="gloo-connect",
-        cause="ranks did not get connected to each other over gloo",
+        cause="ranks could not connect to each other over gloo",
         patterns=(
             r"gloo.*\] (?:connect \[|address family mismatch)|connectFullMesh failed|Gloo connect.*failed|(?:timed "
             r"out|Timeout) connecting",

@@ -53,7 +53,6 @@ RULES = (
         patterns=(
             r"has been modified by an inplace operation",
             r"a (?:leaf Variable|view of a leaf).* in-place operation",
-            r"Trying to backward through the graph a second time",
         ),
         fix="no += or _() on what is needed again; with DDP broadcast_buffers=False if a buffer is named; "
         "torch.autograd.set_detect_anomaly(True) shows the line",
@@ -81,7 +80,7 @@ RULES = (
             r"mat1 and mat2 must have the same dtype|must have the same dtype|expected dtype \S+ for|\"\w+\" not "
             r"implemented for"
             r" '(?:Half|BFloat16|Long|Int|Bool|Char)'",
-            r"[Ff]ound dtype \w+ but expected \w+|Attempting to unscale FP16 gradients",
+            r"[Ff]ound dtype \w+ but expected \w+",
             r"Must flatten tensors with uniform dtype",
         ),
         fix="convert inputs to the weights' type, or run the forward pass under torch.autocast",
@@ -99,21 +98,53 @@ RULES = (
             r"[Ee]xpected input batch_size \(\d+\) to match target batch_size",
             r"[Ee]xpected \d+D .*input|mismatch, got input \(\d+\)|[Dd]imension out of range",
             r"Calculated padded input size|Expected more than 1 value per channel|cannot reshape array",
-            r"index out of range in self|Target \d+ is out of bounds",
         ),
         fix="print the shapes before that line; the last, smaller batch of an epoch is a usual reason (drop_last)",
         retry="never",
         source="aten/src/ATen",
     ),
     Rule(
+        id="index-out-of-range",
+        cause="a label or token id is larger than the number of classes or embeddings",
+        patterns=(r"index out of range in self|Target -?\d+ is out of bounds",),
+        fix="compare the largest id of the data with num_classes or num_embeddings, and ignore_index with the padding",
+        retry="never",
+        source="aten/src/ATen/native/Embedding.cpp and LossNLL.cpp",
+    ),
+    Rule(
+        id="second-backward",
+        cause="the graph was freed by an earlier backward pass",
+        patterns=(r"Trying to backward through the graph a second time",),
+        fix="one forward for each backward: detach() what is kept from one step to the next, or retain_graph=True",
+        retry="never",
+        source="torch/csrc/autograd/saved_variable.cpp",
+    ),
+    Rule(
+        id="initialized-twice",
+        cause="init_process_group was called twice",
+        patterns=(r"trying to initialize the default process group twice",),
+        fix="call it once, or only if not torch.distributed.is_initialized(); libraries may have called it already",
+        retry="never",
+        source="torch/distributed/distributed_c10d.py",
+    ),
+    Rule(
+        id="half-precision-weights",
+        cause="gradients are float16, and the scaler cannot unscale them",
+        patterns=(r"Attempting to unscale FP16 gradients",),
+        fix="keep the weights in float32 (no .half()), and run the forward pass under torch.autocast",
+        retry="never",
+        source="torch/amp/grad_scaler.py",
+    ),
+    Rule(
         id="not-a-number",
         cause="the loss or a gradient became NaN or infinite",
         patterns=(
-            r"[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)|returned nan values in its \d+th output",
-            r"(?:FloatingPointError|ValueError|RuntimeError|AssertionError): .*\b(?:nan|NaN|inf|infs?)\b",
+            r"(?<!best_)(?<!best )[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)\b",
+            r"returned nan values in its \d+th output",
+            r"(?:FloatingPointError|RuntimeError|AssertionError): .*\b(?:nan|NaN|inf|infs?)\b",
             r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached|current loss "
             r"scale"
-            r" already at minimum|OVERFLOW! .*Skipping step",
+            r" already at minimum",
         ),
         fix="a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it",
         retry="never",
@@ -126,7 +157,7 @@ RULES = (
             r"DeepSpeedConfigError|Check batch related parameters",
             r"train_batch_size is not equal to micro_batch_per_gpu|deepspeed.*(?:config|zero).*(?:Error|invalid|must)",
             r"Please correct the following DeepSpeed config values",
-            r"ZeRO\S* .*(?:not supported|requires|untested|unsupported)",
+            r"(?:Error|Exception): .*ZeRO\S* .*(?:not supported|requires|untested|unsupported)",
         ),
         fix="train_batch_size = micro_batch × accumulation × world size; leave one of them out",
         retry="never",
@@ -138,7 +169,7 @@ RULES = (
         patterns=(
             r"MisconfigurationException",
             r"You set `(?P<name>--\w+|\w+)=.*(?:SLURM|Lightning)|(?:SLURM|nodes|devices).*in (?:the )?`?Trainer",
-            r"You requested gpu: |The `?srun`? command is available on your system but is not used",
+            r"You requested gpu: ",
         ),
         fix="Trainer(devices=…) must be the number of ranks on each node, and num_nodes that of the nodes",
         retry="never",
