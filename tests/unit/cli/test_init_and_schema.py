@@ -150,7 +150,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["allranks", "st"], ["status"]),
+        (["allranks", "st"], ["status", "stacks"]),
         (["allranks", "c"], ["cancel", "check", "checkpoint", "completion"]),
         (["allranks", "run", "--max-"], ["--max-restarts"]),
         (["allranks", "completion", "z"], ["zsh"]),
