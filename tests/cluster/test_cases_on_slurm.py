@@ -128,26 +128,22 @@ def test_a_limit_that_a_qos_may_lift_is_no_refusal(
 
 
 def test_accounting_tells_the_peak_of_memory(lab_with_accounting: Any, slurm_with_accounting: SlurmCluster) -> None:
-    lab = lab_with_accounting
+    lab, cluster = lab_with_accounting, slurm_with_accounting
     lab.script(BUSY)
-    process = lab.popen("run", "train.py", "--on", "lab", "--account", "lab")
-    slurm_with_accounting.wait_until("the rank", lambda: lab.runs() and "up" in lab("logs").stdout)
-    ask = ["sstat", "--noheader", "--allsteps", "--parsable2", "--format=MaxRSS", "--jobs"]
-    # The rank may be up before the command has recorded what it submitted.
-    job = slurm_with_accounting.wait_until("the job's id", lambda: lab.record()["handle"]["job_id"])
+    assert lab("run", "train.py", "--on", "lab", "--account", "lab", "--detach").rc == 0
+    cluster.wait_until("the rank", lambda: "up" in lab("logs").stdout)
+    job = lab.record()["handle"]["job_id"]
 
     def measured() -> Any:
-        return re.search(r"^\d{6,}K$", slurm_with_accounting.run(*ask, job), re.MULTILINE)
+        sstat = ("sstat", "--noheader", "--allsteps", "--parsable2", "--format=MaxRSS", "--jobs", job)
+        return re.search(r"^\d{6,}K$", cluster.run(*sstat), re.MULTILINE)
 
-    slurm_with_accounting.wait_until("a measurement of its memory", measured)
+    cluster.wait_until("a measurement of its memory", measured)
     lab.script("", "go")
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err.decode()
-
-    def told() -> Any:
-        return re.search(r"^memory +(\d+) MB at most$", lab("status").stdout, re.MULTILINE)
-
-    assert 100 < int(slurm_with_accounting.wait_until("the record of accounting", told)[1]) < 1000
+    sacct = ("sacct", "--noheader", "--allocations", "--parsable2", "--format=State", "--jobs", job)
+    cluster.wait_until("the record of accounting", lambda: cluster.run(*sacct).strip() == "COMPLETED")
+    found = re.search(r"^memory +(\d+) MB at most$", lab("status").stdout, re.MULTILINE)
+    assert found and 100 < int(found[1]) < 1000
 
 
 #: Its ranks have met, tell the port at which they did, and stay until there is a file ``go``.
