@@ -29,6 +29,7 @@ def enable(path: Path, mode: int) -> None:
         OSError: the file cannot be created.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+    os.fchmod(descriptor, mode)  # Whatever the user's umask is, which the rank has.
     faulthandler.register(_SIGNAL, os.fdopen(descriptor, "wb", 0), all_threads=False)
 
 
