@@ -7,7 +7,6 @@ import math
 import os
 import re
 import select
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -170,7 +169,7 @@ class Live:
 
     def _draw(self, text: bytes) -> None:
         plain = _ESCAPE.sub("", text.decode(errors="replace"))
-        shown = printable(plain)[: shutil.get_terminal_size().columns - 1].encode()
+        shown = printable(plain)[: render.terminal_size().columns - 1].encode()
         if shown == self._drawn:
             return
         self.wipe()

@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
+from datetime import time as datetime_time
 from functools import partial
 from itertools import count
 
@@ -22,6 +23,8 @@ from allranks.logs.merge import MergedLogs, follow
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
+#: 9:30, 14:00 or 14:00:30.
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
@@ -33,7 +36,9 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 @click.option("--attempt", type=click.IntRange(min=0), metavar="N", help="Only this attempt; 0 is the first.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option(
-    "--since", metavar="TIME", help="Only lines that came since then: 10min ago, or a time as 2026-01-31T14:00."
+    "--since",
+    metavar="TIME",
+    help="Only lines that came since then: 10min ago, 14:00 (today, or else yesterday), or 2026-01-31T14:00.",
 )
 @click.option("--grep", metavar="REGEX", help="Only lines that contain a match of this regular expression of Python.")
 @click.option("--timestamps", "-t", is_flag=True, help="Put the local time at which it came before each line.")
@@ -113,9 +118,17 @@ def _time(text: str) -> float:
     with suppress(ValueError, OverflowError):
         if text[-1:].isalpha() and not text.endswith("Z"):  # Not 14:00: that would be 14 minutes.
             return (time.time() - parse_duration(text)) * 1000
+        if _CLOCK.fullmatch(text):
+            return last_time(text, datetime.now()).timestamp() * 1000
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000
-    fix = "--since 10min or --since 2026-01-31T14:00"
+    fix = "--since 10min, --since 14:00 or --since 2026-01-31T14:00"
     raise UsageError(f"invalid --since: {text!r}", why="expected a duration or a time", fix=fix)
+
+
+def last_time(clock: str, now: datetime) -> datetime:
+    """Return when a clock showed this last: today, or yesterday if it is later than now."""
+    today = datetime.combine(now.date(), datetime_time.fromisoformat(clock.zfill(5)))
+    return today if today <= now else today - timedelta(days=1)
 
 
 def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -96,12 +95,19 @@ def frame(text: str) -> None:
 
 def frame_lines() -> int:
     """Return how many lines a frame has at most."""
-    return shutil.get_terminal_size().lines - 1
+    return terminal_size().lines - 1
+
+
+def terminal_size() -> os.terminal_size:
+    """Return the size of the terminal, as shutil does."""
+    from shutil import get_terminal_size  # It imports all that compresses files: commands start sooner without it.
+
+    return get_terminal_size()
 
 
 def _cut(line: str) -> str:
     """Cut a line at its end, where there are no colours, to the terminal's width."""
-    excess = _width(line) - shutil.get_terminal_size().columns
+    excess = _width(line) - terminal_size().columns
     return line if excess <= 0 else f"{line[: -excess - 1]}…{_PLAIN if _PLAIN in line else ''}"
 
 

@@ -27,6 +27,7 @@ from allranks.clusters.batch.limits import (
     NodeInfo,
     Requested,
     counted,
+    crowded,
     missing,
     number,
     reading,
@@ -170,7 +171,9 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     against = [*limits(requested, name, queue)]
     # Other queues than those that execute jobs hand them on, to a server with other nodes.
     if not against and queue.get("queue_type", "").startswith("E"):
-        against = lacking(requested, parse_nodes(run_command(NODES, environ)), may_share=may_share(script))
+        nodes = parse_nodes(run_command(NODES, environ))
+        against = lacking(requested, nodes, may_share=may_share(script))
+        against += crowded(plan.nproc_per_node, "this PBS", nodes)
     return Feasibility(f"queue {name}" if name else "the default queue", against)
 
 

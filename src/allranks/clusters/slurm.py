@@ -29,6 +29,7 @@ from allranks.clusters.batch.limits import (
     NodeInfo,
     Requested,
     counted,
+    crowded,
     least,
     missing,
     number,
@@ -50,6 +51,7 @@ from allranks.errors import LaunchError
 from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory
 from allranks.plan.directives import Directive, fits, lines_of, warning_seconds
 from allranks.plan.entry import name_of
+from allranks.plan.layout import MOST_RANKS_PER_CPU
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
 
@@ -296,6 +298,9 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
         except LaunchError as error:
             known = {} if "not running a supported accounting_storage plugin" in (error.why or "") else None
         against = limits(requested, partitions, known)
+    if not against and plan.nproc_per_node > MOST_RANKS_PER_CPU:
+        all_nodes = ((f"partition {part.name}", _nodes_of(part.name, in_utc)) for part in partitions)
+        against = least(crowded(plan.nproc_per_node, name, nodes) for name, nodes in all_nodes)
     found = Feasibility(f"partition {','.join(part.name for part in partitions)}", against)
     if not done.code:
         start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
@@ -306,10 +311,14 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
         return found if found.is_hopeless else replace(found, objections=[*against, refused])
     if not against:  # Nodes may be down only now.
         places = [part.name for part in partitions if not any(_against(requested, part, ()))]
-        command = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E")
-        nodes = {name: parse_nodes(run_command((*command, f"--partition={name}"), in_utc)) for name in places}
+        nodes = {name: _nodes_of(name, in_utc) for name in places}
         against = least(missing(requested, f"partition {name}", nodes[name], "sinfo --list-reasons") for name in places)
     return replace(found, objections=against or [refused])
+
+
+def _nodes_of(partition: str, in_utc: Mapping[str, str]) -> tuple[NodeInfo, ...]:
+    command = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E", f"--partition={partition}")
+    return parse_nodes(run_command(command, in_utc))
 
 
 def read_requested(script: str, environ: Mapping[str, str]) -> Requested:

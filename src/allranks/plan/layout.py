@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: One of them is there where NVIDIA's driver is loaded, the second under Windows.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
+#: So many ranks of tests may share a CPU; more are a typing error. Ranks with a GPU each are bound by the GPUs.
+MOST_RANKS_PER_CPU = 16
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+
+from allranks.cli.logs import last_time
 
 
 @pytest.fixture
@@ -205,11 +207,30 @@ def test_some_lines_of_the_logs(at, flags: list[str], out: str, err: str):
     assert (result.rc, result.stdout, result.stderr) == (0, out, err)
 
 
-@pytest.mark.parametrize("text", ["yesterday", "14:00", "10", "", "9999999999d"])
+def test_lines_since_a_time_of_day(at):
+    clock = f"{datetime.now() + timedelta(minutes=5):%H:%M}"  # Yesterday, for it is not that late yet.
+    result = at("logs", "--since", clock, "--rank", "0")
+    assert (result.rc, result.stdout, result.stderr) == (0, "[0] hello from 0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("clock", "when"),
+    [
+        ("13:59", datetime(2026, 3, 1, 13, 59)),
+        ("14:00:30", datetime(2026, 3, 1, 14, 0, 30)),
+        ("14:01", datetime(2026, 2, 28, 14, 1)),
+        ("9:30", datetime(2026, 3, 1, 9, 30)),
+    ],
+)
+def test_a_time_of_day_is_the_last_that_there_was(clock: str, when: datetime):
+    assert last_time(clock, datetime(2026, 3, 1, 14, 0, 30)) == when
+
+
+@pytest.mark.parametrize("text", ["yesterday", "25:00", "10", "", "9999999999d"])
 def test_times_that_are_none(at, text: str):
     error = (
         f"error: invalid --since: {text!r}\n  why: expected a duration or a time\n"
-        "  fix: --since 10min or --since 2026-01-31T14:00\n"
+        "  fix: --since 10min, --since 14:00 or --since 2026-01-31T14:00\n"
     )
     result = at("logs", "--since", text)
     assert (result.rc, result.stdout, result.stderr) == (2, "", error)

@@ -113,15 +113,15 @@ def test_what_a_queue_does_not_give() -> None:
     assert (closed.what, closed.is_final) == ("queue old takes no jobs", True)
 
 
-def test_a_job_without_a_queue_is_compared_with_the_default_one(tmp_path: Path) -> None:
+def test_a_job_is_compared_with_its_queue_or_the_default_one_and_with_the_nodes(tmp_path: Path) -> None:
     answers = {"qstat": f'cat "{ANSWERS}/$([ "$1" = -B ] && echo server || echo queues).txt"'}
     for name, line in {**answers, "pbsnodes": f'cat "{ANSWERS}/nodes.txt"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
 
-    def found(**scheduler: str) -> Feasibility:
+    def found(ranks: int = 1, **scheduler: str) -> Feasibility:
         job = {"binary": "true", "cluster": "lab", "scheduler": {"flavour": "openpbs", **scheduler}}
-        made = Job.model_validate({**job, "resources": {"nodes": 5}})
+        made = Job.model_validate({**job, "resources": {"nodes": 5}, "launch": {"nproc_per_node": ranks}})
         plan = PbsCluster().plan(Request(made, tmp_path, tmp_path / "runs" / "x", {"PATH": ""}))
         return feasibility(plan, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
 
@@ -130,6 +130,15 @@ def test_a_job_without_a_queue_is_compared_with_the_default_one(tmp_path: Path) 
         ["5 nodes are requested, and this PBS has 4"],
     )
     assert found(partition="none").objections == [Issue("PBS has no queue none", OTHER)]
+    assert found(ranks=128).objections == found().objections
+    assert found(ranks=129).objections == [
+        *found().objections,
+        Issue(
+            "129 ranks on each node are requested, and no node of this PBS has more than 8 CPUs: "
+            "more than 16 ranks on each CPU make no progress",
+            "--nproc-per-node 8",
+        ),
+    ]
 
 
 def test_nodes() -> None:

@@ -229,6 +229,28 @@ esac"""
     assert [(objection.what, objection.is_final) for objection in found.objections] == [(told, False)]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "against"),
+    [
+        (128, []),
+        (
+            129,
+            [
+                Issue(
+                    "129 ranks on each node are requested, and no node of partition main has more than 8 CPUs: "
+                    "more than 16 ranks on each CPU make no progress",
+                    "--nproc-per-node 8",
+                )
+            ],
+        ),
+    ],
+)
+def test_more_ranks_than_the_largest_node_could_run(tmp_path: Path, ranks: int, against: list[Issue]) -> None:
+    job: dict[str, object] = {"launch": {"nproc_per_node": ranks}, "scheduler": {"partition": "main"}}
+    nodes = "echo 'node01|idle|4|32000|(null)|none'; echo 'node02|idle|8|32000|(null)|none'"
+    assert predicted(tmp_path, job, sbatch=STARTS, sinfo=nodes).objections == against
+
+
 def test_a_refusal_stands_beside_what_would_only_wait(tmp_path: Path) -> None:
     refused = f"printf %s {shlex.quote(TESTED['--account=nobody'][1])} >&2; exit 1"
     found = predicted(tmp_path, {"scheduler": {"partition": "closed"}}, sbatch=refused, sacctmgr=NO_ACCOUNTING)

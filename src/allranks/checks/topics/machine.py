@@ -7,6 +7,7 @@ from typing import Any
 from allranks.checks.model import Finding, Grade, Node, Seen, failed, passed, warned
 from allranks.checks.registry import on_each_node
 from allranks.job.units import format_count, format_size
+from allranks.plan.layout import MOST_RANKS_PER_CPU
 
 #: A batch of 64 images of 224 x 224 x 3 as float32 takes 39 MB, and a worker has two of them under way: room for three
 #: workers. Docker gives 64 MiB.
@@ -15,8 +16,6 @@ _SHM_LOW = 256 << 20
 _MEMORY_OF_A_RANK = 250 << 20
 #: No rank takes less: an interpreter that has imported nothing.
 _MEMORY_LEAST = 16 << 20
-#: So many ranks of tests may share a CPU; more are a typing error. Ranks with a GPU each are bound by the GPUs.
-_MOST_RANKS_PER_CPU = 16
 _ROOM_LOW, _FILES_LOW = 1 << 30, 1000
 #: Even where GPUs talk to the device directly, NCCL sends short messages to each peer from 512 KiB in the memory of the
 #: host, which are locked. Where they do not, it is megabytes for each; systemd gives 8 MiB, older kernels gave 64 KiB.
@@ -37,8 +36,8 @@ def cpus(fact: Any, node: Node, seen: Seen) -> Finding:
     what = f"{given} of {format_count(fact['all'], 'CPU')} may be used"
     if requested and given < requested:
         return warned(f"{what}, and {requested} are requested", fix=f"--cpus-per-node {given}, or a node with more")
-    if ranks > given * _MOST_RANKS_PER_CPU and seen.plan.backend != "nccl":
-        why = f"more than {_MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
+    if ranks > given * MOST_RANKS_PER_CPU and seen.plan.backend != "nccl":
+        why = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
         fix = f"--nproc-per-node {given}; --no-check starts them regardless"
         return failed(f"{what}, by {format_count(ranks, 'rank')}", fix=fix, why=why)
     if given < ranks:

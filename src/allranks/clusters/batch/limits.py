@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from allranks.job.units import format_count, format_memory
+from allranks.plan.layout import MOST_RANKS_PER_CPU
 from allranks.system.hostlist import fold
 
 
@@ -127,6 +128,16 @@ def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: s
     reported = f"{fold(node.name for node in away)} {'are' if len(away) > 1 else 'is'} {away[0].state}{reason}"
     fix = f"ask for fewer nodes, or wait; {more} shows why"
     return [Issue(f"too few of its nodes are up now: {reported}", fix, is_final=False)]
+
+
+def crowded(ranks: int, where: str, nodes: Iterable[NodeInfo]) -> list[Issue]:
+    """Return that so many ranks are too many for the largest node of ``where``; empty if they are not."""
+    most = max((node.cpus for node in nodes), default=0)
+    if not 0 < most * MOST_RANKS_PER_CPU < ranks:
+        return []
+    has = f"no node of {where} has more than {format_count(most, 'CPU')}"
+    limit = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
+    return [Issue(f"{ranks} ranks on each node are requested, and {has}: {limit}", f"--nproc-per-node {most}")]
 
 
 def reading(parse: Callable[[str], int], text: str) -> int:
