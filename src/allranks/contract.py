@@ -102,6 +102,7 @@ PORTS: Final = 16000
 JOB_FILE: Final = "job.yaml"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
+DIAGNOSIS_FILE: Final = "diagnosis.json"
 #: A zip archive of what follows. A directory in runs of earlier versions, and where a batch script makes it by itself.
 CODE: Final = "code"
 #: Directories and files of the package that need Python alone, and what else a probe sends to nodes: it needs no more.
@@ -109,6 +110,10 @@ _SHARED_CODE: Final = ("__init__.py", "contract.py", "errors.py", "system")
 PROBE_CODE: Final = (*_SHARED_CODE, "checks/__init__.py", "checks/collect")
 #: Those that a run carries for its nodes: they need only Python and torch.
 NODE_CODE: Final = (*_SHARED_CODE, "record", "agent", "runtime", "selftest")
+#: What those need in addition whose supervisor asks for a verdict.
+DIAGNOSIS_CODE: Final = ("diagnosis", "logs/__init__.py", "logs/cause.py")
+#: The ends after which another attempt may follow: see ``retry.on`` in the job file.
+NODE, PREEMPTION, HARDWARE = "node", "preemption", "hardware"
 ATTEMPTS_DIR: Final = "attempts"
 #: Lines of shell that set the secrets of a job, for its owner alone, where nothing else can bring them to it.
 SECRETS_FILE: Final = "secrets.sh"
@@ -168,6 +173,8 @@ AGENT_STARTED: Final = "agent-started"
 SETTINGS: Final = "settings"
 RANKS_STARTED: Final = "ranks-started"
 RANK_EXITED: Final = "rank-exited"
+#: What the node of the first rank that failed knows of it: lines for the diagnosis.
+NODE_FACTS: Final = "node-facts"
 RESTART: Final = "restart"
 NODE_LOST: Final = "node-lost"
 WAITING: Final = "waiting"
@@ -314,3 +321,5 @@ class BatchSpec(_JsonFile):
     warn_before: int
     #: Whether the run's file of secrets goes when no other attempt follows.
     removes_secrets: bool
+    #: After which ends another attempt follows.
+    retry_on: tuple[str, ...] = (NODE, PREEMPTION)

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-MEMORY = "memory may have run out: it used SIZE at most, the limit of its node is SIZE"
+MEMORY = "the kernel did not kill it for its memory: a person, a scheduler or another program did"
 NAN = "a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it"
 DIES_BEFORE = """\
 import os, sys

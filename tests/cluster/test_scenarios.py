@@ -110,13 +110,17 @@ ENDS = {
     "exits": ('print("no data here", file=sys.stderr); sys.exit(7)', 7, "exited with code 7", "no data here"),
     "dies": (
         'print("no data here", file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGKILL)',
-        *(137, "was killed by SIGKILL", r"memory may have run out.*; its last words: no data here"),
+        *(137, "was killed by SIGKILL", r"the kernel did not kill it for its memory: .*; its last words: no data here"),
     ),
 }
 
 
 #: What ``allranks why`` makes of each.
-VERDICTS = {"raises": ("script-exception", "certain"), "exits": ("", "unknown"), "dies": ("killed", "likely")}
+VERDICTS = {
+    "raises": ("script-exception", "certain"),
+    "exits": ("", "unknown"),
+    "dies": ("killed-by-another-process", "likely"),
+}
 
 #: In every way where a scheduler may say something of its own, and so that all ways of starting ranks have one.
 ENDS_ON = {

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from allranks.system.processes import marked
-from waiting import is_alive, wait_for
+from waiting import PATIENCE, is_alive, wait_for
+
+CGROUPS = Path("/sys/fs/cgroup")
 
 #: What an import of torch can wait for, as ``extra`` of :func:`count_imports`: a fifo that only a test opens.
 GATE = "            open('gate').close()\n"
@@ -123,3 +131,31 @@ class Watch:
         assert self.allranks("status").rc in (0, 1)
         told: dict[str, Any] = self.allranks.record(self.run)["status"]
         return told
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[Path]:
+    """Give a control group whose processes may have so many bytes of memory; skip where none can be made."""
+    v1 = (CGROUPS / "memory").is_dir()
+    folder = (CGROUPS / "memory" if v1 else CGROUPS) / f"allranks-{os.getpid()}"
+    name = "memory.limit_in_bytes" if v1 else "memory.max"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this user may make no control groups here")
+    try:
+        if not (folder / name).exists():
+            pytest.skip("there is no limit of memory in control groups here")
+        (folder / name).write_text(str(limit))
+        yield folder
+    finally:
+        wait_for(f"{folder} to be empty", lambda: not (folder / "cgroup.procs").read_text())
+        folder.rmdir()
+
+
+def run_in_group(allranks: Any, group: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run ``allranks`` to its end, with all that it starts in a control group."""
+    command = ["sh", "-ec", 'echo $$ >"$0"/cgroup.procs; exec "$@"', group, sys.executable, "-m", "allranks", *words]
+    return subprocess.run(
+        command, cwd=allranks.folder, env=allranks.env, text=True, capture_output=True, timeout=PATIENCE, check=False
+    )

@@ -50,6 +50,8 @@ class BatchJob:
     number: int
     #: The variable with the directory in which the job was submitted.
     submit_dir: ClassVar[str] = ""
+    #: Whether a job can be submitted that does not use a certain host.
+    can_exclude: ClassVar[bool] = False
 
     def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
         self.orders, self.node, self.environ = orders, node, environ
@@ -133,8 +135,11 @@ class BatchJob:
         """
         return not (lost or self.array_task)
 
-    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
-        """Submit the run's script; return the new id, and what kept it from that."""
+    def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
+        """Submit the run's script; return the new id, and what kept it from that.
+
+        ``without`` is a host that it must not use, where it :attr:`can_exclude` one.
+        """
         raise NotImplementedError
 
     @property

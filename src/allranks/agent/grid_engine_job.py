@@ -97,7 +97,7 @@ class Job(BatchJob):
             return "Grid Engine does not take the further nodes of a job again that it has requeued"
         raise SystemExit(_REQUEUE)
 
-    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
+    def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
         """Submit the run's script; return the new id, and what kept it from that."""
         options = ["-hold_jid", self.environ["JOB_ID"]] if self.waits(lost=lost) else []
         options += ["-t", self.array_task] if self.array_task else []

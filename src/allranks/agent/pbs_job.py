@@ -192,7 +192,7 @@ class Job(BatchJob):
         refused = self.query("qrerun", self.id)[1]
         return None if refused and _IS_UNDER_WAY.search(refused) else refused
 
-    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
+    def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
         """Submit the run's script; return the new id, and what kept it from that."""
         options = ["-W", f"depend=afterany:{self.id}"] if self.waits(lost=lost) else []
         if task := self.array_task:

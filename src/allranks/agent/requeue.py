@@ -7,8 +7,11 @@ requeue jobs too, and count no attempts. The decision and its reason are in ``at
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +28,9 @@ _FRUITLESS = 3
 _TERMINATED = 128 + signal.SIGTERM
 #: When a task has left with any code but 0, the step's other tasks may be ended before they have left themselves.
 _ENDED_BY_OTHERS = (_TERMINATED, 128 + signal.SIGKILL)
+_RETRY_ON = (contract.NODE, contract.PREEMPTION)
+#: How long the verdict on an attempt may take: it reads the logs of all ranks.
+_VERDICT_SECONDS = 120.0
 #: Of a job that the scheduler has ended because a daemon of its own was gone or restarted.
 _ENDED_WITH_A_NODE = (contract.CONTINUE_LATER, *_ENDED_BY_OTHERS)
 
@@ -39,6 +45,7 @@ class Decision:
     job: str | None = None  # The id under which the run continues.
     given_up: bool = False  # Whether there was reason for another attempt, and more against it.
     lost: bool = False  # Whether nodes were lost.
+    without: str | None = None  # The host that the next attempt must not use.
 
 
 def begins(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
@@ -68,7 +75,7 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
         return False  # It did not start.
     if code == _TERMINATED and job.preempted():
         code = contract.CONTINUE_LATER
-    decision = decide(run, attempt, code, most)
+    decision = decide(run, attempt, code, most, job.orders.retry_on)
     if decision.again:
         decision = go_on(run, attempt, decision, job)
     _record(folder, decision)
@@ -78,7 +85,7 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
     return decision.again
 
 
-def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
+def decide(run: Path, attempt: int, code: int, most: int, retry_on: Collection[str] = _RETRY_ON) -> Decision:
     """Decide whether there is reason for another attempt, after one that ended with a code, and none against it."""
     folder, noted = run / contract.attempt_dir(attempt), read_saves(run)
     lost = set[str]()
@@ -92,12 +99,42 @@ def decide(run: Path, attempt: int, code: int, most: int) -> Decision:
     has_left = code == contract.CONTINUE_LATER
     if code in _ENDED_BY_OTHERS:
         has_left = any(note.leaving for note in noted if note.attempt == attempt)
+    without = None
     if not has_left and not lost:
-        return Decision(False, f"it exited with code {code}, and is not retried")
-    why = f"{', '.join(sorted(lost))} was lost" if lost else "it was stopped on request, and is to be continued"
+        unfit = _unfit_node(run, folder) if code and contract.HARDWARE in retry_on else None
+        if unfit is None:
+            return Decision(False, f"it exited with code {code}, and is not retried")
+        why, without = unfit
+    else:
+        why = f"{', '.join(sorted(lost))} was lost" if lost else "it was stopped on request, and is to be continued"
+        if (end := contract.NODE if lost else contract.PREEMPTION) not in retry_on:
+            return Decision(False, f"{why}, but retry.on does not name {end}", given_up=True)
     if against := _why_not(noted, attempt + 1, most, _resumed(run, attempt)):
         return Decision(False, f"{why}, but {against}", given_up=True)
-    return Decision(True, why, lost=bool(lost))
+    return Decision(True, why, lost=bool(lost), without=without)
+
+
+def _unfit_node(run: Path, attempt: Path) -> tuple[str, str] | None:
+    """Return why a node, and which, is to be left out after a rank has failed there; None if that does not help."""
+    if (attempt / contract.TERMINATED).exists():
+        return None  # The scheduler has ended the job.
+    command = [sys.executable, "-m", "allranks.diagnosis", str(attempt)]
+    code = os.pathsep.join(filter(None, (str(run / contract.CODE), os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": code},
+            stdout=subprocess.PIPE,
+            timeout=_VERDICT_SECONDS,
+            check=True,
+        )
+        verdict = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        print(f"allranks: no verdict on this attempt: {error}", file=sys.stderr)
+        return None
+    if not verdict or (verdict["sure"], verdict["retry"]) != ("certain", "on other nodes") or not verdict["host"]:
+        return None
+    return f"{verdict['cause']} on {verdict['host']}", verdict["host"]
 
 
 def _resumed(run: Path, attempt: int) -> int:
@@ -123,6 +160,8 @@ def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decisio
     """Requeue the job, or submit another one; return which was done, or why none could be."""
     if ending := job.ending():
         return Decision(False, f"{decision.why}, but {ending}", given_up=True)
+    if decision.without:
+        return _without_a_node(run, decision, decision.without, job)
     # Recorded before: to be put back into the queue may end this process at once.
     requeued = replace(decision, how="requeue", job=job.id)
     _record(run / contract.attempt_dir(attempt), requeued)
@@ -134,6 +173,17 @@ def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decisio
         how = "dependent" if job.waits(lost=decision.lost) else "submit"
         return replace(decision, how=how, job=new, why=f"{decision.why}; {refused}")
     return Decision(False, f"{decision.why}, but {refused}, and {problem}", given_up=True)
+
+
+def _without_a_node(run: Path, decision: Decision, host: str, job: BatchJob) -> Decision:
+    """Submit another job that does not use a host: that of a running job cannot be changed."""
+    if not job.can_exclude:
+        problem: str | None = f"{job.variables.name} cannot leave a node out"
+    else:
+        new, problem = job.submit(run, lost=False, without=host)
+        if problem is None:
+            return replace(decision, how="dependent" if job.waits(lost=False) else "submit", job=new)
+    return Decision(False, f"{decision.why}, but {problem}", given_up=True)
 
 
 def _record(attempt: Path, decision: Decision) -> None:

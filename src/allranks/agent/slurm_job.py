@@ -102,6 +102,7 @@ class Job(BatchJob):
     """A job of Slurm."""
 
     submit_dir = "SLURM_SUBMIT_DIR"
+    can_exclude = True
 
     def __init__(self, orders: BatchSpec, node: NodeSpec, environ: Mapping[str, str]) -> None:
         super().__init__(orders, node, environ)
@@ -176,10 +177,15 @@ class Job(BatchJob):
         """Return True: with Slurm a job can wait for one that has lost nodes, and for a task of an array."""
         return True
 
-    def submit(self, run: Path, *, lost: bool) -> tuple[str, str | None]:
-        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that."""
+    def submit(self, run: Path, *, lost: bool, without: str | None = None) -> tuple[str, str | None]:
+        """Submit the run's script, to wait for the end of this job; return the new id, and what kept it from that.
+
+        Nodes that this job was to leave out are left out again: an attempt before it may have found them at fault.
+        """
         array = (f"--array={self.array_task}",) if self.array_task else ()
         place = [f"{option}={value}" for option, name in _PLACE.items() if (value := self.environ.get(name))]
+        excluded = [name for name in (self._shown("ExcNodeList"), without) if name not in (None, "", "(null)")]
+        place += [f"--exclude={','.join(map(str, excluded))}"] if excluded else []
         options = ("--parsable", f"--dependency=afterany:{self.number}", *place, *array)
         answer, problem = self.query("sbatch", *options, str(run / self.orders.script))
         return answer.strip().partition(";")[0], problem

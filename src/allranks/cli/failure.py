@@ -6,8 +6,8 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
-from allranks.diagnosis.sources import of_run
 from allranks.errors import AllranksError, LaunchError, RunFolderError
+from allranks.launch.verdict import has_failed, verdict_on
 from allranks.runs.agents import reported_by_all, reported_error, task_name
 from allranks.runs.blame import rank_log, with_cause
 from allranks.runs.record import Run
@@ -35,6 +35,27 @@ def explain(run: Run) -> AllranksError:
             f"{run.record.id} is to be continued", why=status.reason, fix=f"allranks resume {name_to_type(run)}"
         )
     return _of_task(run) or _of_cluster(run)
+
+
+def verdict_rows(run: Run) -> dict[str, str]:
+    """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; nothing if it is unknown."""
+    if not has_failed(run):
+        return {}
+    try:
+        verdict = verdict_on(run)
+    except (OSError, RunFolderError):  # A log cannot be read: the failure is reported all the same.
+        return {}
+    if verdict is None or verdict.sure == "unknown":
+        return {}
+    place = f" ({verdict.place})" if verdict.place else ""
+    return {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}", "retry": render.RETRY[verdict.retry]}
+
+
+def report_verdict(run: Run) -> None:
+    """Report the short form on stderr, in a line."""
+    if rows := verdict_rows(run):
+        line = f"{rows['diagnosis']}; retry: {rows['retry']}"
+        render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")
 
 
 def _of_agent(run: Run) -> LaunchError | None:
@@ -65,7 +86,7 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
 def _advice(run: Run, rank: int) -> str | None:
     """Return what to do about the failure of a rank, if its cause is certain."""
     try:
-        verdict = of_run(run)
+        verdict = verdict_on(run)
     except (OSError, RunFolderError):  # A log cannot be read: the failure is reported all the same.
         return None
     if verdict is None or (verdict.rank, verdict.sure) != (rank, "certain") or verdict.id == _OWN:

@@ -87,6 +87,10 @@ def command(
             _follow(live, merge(number, tail=tail if number == first else None), found, number, ended)
             if number == attempt or found.attempt <= number:
                 break
+        if ended.run.record.status.state.is_final:
+            from allranks.cli.failure import report_verdict  # Not for those who only read.
+
+            report_verdict(ended.run)
     else:
         if not found.record.status.state.is_final:
             from allranks.clusters.registry import load_kind
@@ -147,12 +151,16 @@ def _numbers(flag: str, given: tuple[str, ...], count: int) -> set[int] | None:
 
 
 class _Ended:
-    """Returns whether a run has ended; queries now and then, through one object, which may query less often still."""
+    """Returns whether a run has ended; queries now and then, through one object, which may query less often still.
+
+    Attributes:
+        run: with its status as it was last seen.
+    """
 
     def __init__(self, run: Run) -> None:
         from allranks.clusters.registry import load_kind
 
-        self._run, self._kind = run, load_kind(run.record.kind)
+        self.run, self._kind = run, load_kind(run.record.kind)
         self._next = 0.0
         self._ended = False
 
@@ -161,6 +169,6 @@ class _Ended:
 
         if not self._ended and time.monotonic() >= self._next:
             self._next = time.monotonic() + _STATUS_SECONDS
-            self._run = settled(self._run, self._kind)
-            self._ended = self._run.record.status.state.is_final
+            self.run = settled(self.run, self._kind)
+            self._ended = self.run.record.status.state.is_final
         return self._ended

@@ -30,6 +30,14 @@ _STATES = {State.SUCCEEDED: _GREEN, State.RUNNING: _BLUE} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), _YELLOW
 )
 
+#: What a verdict says of another attempt.
+RETRY = {
+    "never": "no: the script or its environment must be changed first",
+    "after a change": "after a change of the job",
+    "as it is": "yes, as it is",
+    "on other nodes": "yes, on other nodes",
+}
+
 #: What a terminal obeys: colour (SGR, group 1), which stays; other control sequences, such as cursor moves (ECMA-48);
 #: and single control characters, also those of C1, as text or as bytes that are no text. Tabs, carriage returns and
 #: line breaks are none of them.

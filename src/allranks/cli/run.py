@@ -288,7 +288,8 @@ def _conclude(run: Run) -> int:
         render.talk(f"allranks: {run.record.id} was cancelled{saved}{why}")
         render.talk(f"next: allranks resume {name_to_type(run)}")
     else:
-        from allranks.cli.failure import explain  # A run starts sooner without it.
+        from allranks.cli.failure import explain, report_verdict  # A run starts sooner without it.
 
+        report_verdict(run)
         render.error(explain(run))
     return status.exit_code or 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +68,20 @@ def settled_runs(folder: Path, ids: Iterable[str]) -> Iterator[Run]:
 
 
 def report(run: Run) -> dict[str, Any]:
-    """Return a run's record as verbs write it as JSON, with times in ISO 8601."""
+    """Return a run's record as verbs write it as JSON, with times in ISO 8601; of a failed run with the verdict."""
+    verdict = None
+    if run.record.status.state.is_final:
+        from allranks.launch.verdict import has_failed, verdict_on  # Not for those who look at a run that continues.
+
+        with suppress(OSError, RunFolderError):  # A log cannot be read.
+            verdict = verdict_on(run) if has_failed(run) else None
     found = run.record.to_json()
     times = {name: render.iso(found["status"][name]) for name in ("started", "ended")}
     return {
         **found,
         "created": render.iso(run.record.created),
         "status": {**found["status"], **times},
+        "diagnosis": verdict and asdict(verdict),
         "command": run.command,
         "folder": str(run.folder),
     }

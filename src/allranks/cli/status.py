@@ -37,13 +37,19 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     record, status, handle = run.record, run.record.status, run.record.handle
     native = "" if status.native == "ended" else f"  {render.dim(status.native)}"
     began = status.started or record.created
+    verdict: dict[str, str] = {}
+    if status.state.is_final and status.state is not State.SUCCEEDED:
+        from allranks.cli.failure import verdict_rows  # Not for those who look at a run that continues.
+
+        verdict = verdict_rows(run)
     has_end = status.ended or not status.state.is_final
-    rows = {
+    rows: dict[str, object] = {
         "run": record.id,
         "command": run.command,
         "state": render.state(status.state) + native,
         "reason": status.reason,
         "cause": status.cause,
+        **verdict,
         "exit code": None if status.exit_code is None else str(status.exit_code),
         "ranks": f"{record.world_size} on {format_count(record.nnodes, 'node')}",
         "cluster": record.cluster if record.cluster == record.kind else f"{record.cluster} ({record.kind})",

@@ -17,12 +17,6 @@ from allranks.errors import UsageError
 
 #: Characters of a line that are shown as evidence.
 _LONG = 200
-_RETRY = {
-    "never": "no: the script or its environment must be changed first",
-    "after a change": "after a change of the job",
-    "as it is": "yes, as it is",
-    "on other nodes": "yes, on other nodes",
-}
 
 
 @click.command("why")
@@ -64,8 +58,8 @@ def _is_log(target: str) -> bool:
 
 
 def _of_run(name: str | None, folder: str | None, as_json: bool) -> int:
-    from allranks.diagnosis.sources import of_run
     from allranks.launch.refresh import settled
+    from allranks.launch.verdict import judged
     from allranks.runs.record import find
     from allranks.runs.status import State
 
@@ -78,7 +72,7 @@ def _of_run(name: str | None, folder: str | None, as_json: bool) -> int:
         else:
             render.talk(f"allranks: {run.record.id} {word}: there is no failure to explain")
         return 0
-    _show(of_run(run), run.record.id, name_to_type(run), as_json)
+    _show(judged(run), run.record.id, name_to_type(run), as_json)
     return 0
 
 
@@ -105,7 +99,7 @@ def _lines(verdict: Diagnosis, run: str) -> list[str]:
     rows += [
         ("follows", verdict.followed),
         ("fix", verdict.fix.replace("RUN", run)),
-        ("retry", _RETRY.get(verdict.retry, "")),
+        ("retry", render.RETRY.get(verdict.retry, "")),
         ("sure", f"{verdict.sure} ({verdict.id})" if verdict.id else ""),
     ]
     return [f"{label:8}{text}" for label, text in rows if text]

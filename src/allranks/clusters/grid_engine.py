@@ -266,7 +266,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         ("-j", "y", "one log"),
         ("-o", "/dev/null", "the script writes its log itself"),
         ("-notify", True, "time to save", "USR2 comes before SIGKILL; the queue says how long"),
-        ("-r", "y" if job.retry.requeue else "n", "retry.requeue", "back into the queue when a node is lost"),
+        ("-r", "y" if job.retry.by_scheduler else "n", "retry.requeue", "back into the queue when a node is lost"),
     )
     yield from (Directive(line, None, "scheduler.directives") for line in own)
 

@@ -321,7 +321,7 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
         note = "else chunks may lie on one node together"
         yield Directive("-l place", f"scatter{excl}", f"a node for each chunk{why}", note)
     requeue = ("y", "retry.requeue", "back into the queue when a node fails, and when it is preempted")
-    if not job.retry.requeue:
+    if not job.retry.by_scheduler:
         requeue = ("n", "retry.requeue is false", "when a node fails, the job ends")
     yield from given(
         ("-l walltime", resources.time and format_duration(resources.time), "resources.time"),

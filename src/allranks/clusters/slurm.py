@@ -465,7 +465,7 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
         cpus = max(1, cpus // nproc)
     log = (requested.output, "scheduler.output") if requested.output else (output, "in the run's directory")
     requeue = ("--requeue", "retry.requeue", "back into the queue when a node fails, and when the job is preempted")
-    if not job.retry.requeue:
+    if not job.retry.by_scheduler:
         requeue = ("--no-requeue", "retry.requeue is false", "when a node fails, the job ends")
     yield from given(
         ("--cpus-per-task", cpus, "resources.cpus_per_node"),

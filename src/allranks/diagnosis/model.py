@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 
 class Level(IntEnum):
@@ -125,3 +126,12 @@ class Diagnosis:
     followed: str = ""
     fix: str = ""
     retry: str = ""
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Diagnosis:
+        """Read what :func:`dataclasses.asdict` returned.
+
+        Raises:
+            TypeError, KeyError: it is of another version.
+        """
+        return cls(**{**raw, "evidence": tuple(Line(**line) for line in raw["evidence"])})

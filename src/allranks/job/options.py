@@ -187,6 +187,13 @@ OPTIONS: tuple[Option, ...] = (
         "Requeue at the time limit, on preemption and after a node failure.",
         off_flag="--no-requeue",
     ),
+    Option(
+        "retry.on",
+        ("--retry-on",),
+        "END",
+        "Start another attempt after this end: node, preemption or hardware; may be given several times.",
+        multiple=True,
+    ),
     # --- machines without a shared directory ---
     Option("sync.method", ("--sync",), "none|rsync", "Over SSH: copy the working directory to each machine first."),
     # --- the record ---

@@ -277,11 +277,20 @@ class Retry(Section):
 
     requeue: bool = True
     """Requeue the job when its ranks saved and exited, at its time limit or for a preemption, and when a node fails."""
+    on: tuple[Literal["node", "preemption", "hardware"], ...] = ("node", "preemption")
+    """After which ends another attempt follows. node: a node was lost; preemption: the ranks saved and exited, at the
+    time limit or for a preemption; hardware: a rank failed because of its node, such as a GPU that is lost, and Slurm
+    leaves that node out. A failure of the script is never retried."""
     max_attempts: Positive = 10
     """Maximum number of attempts."""
     warn_before: Seconds = 120.0
     """Seconds before its time limit, and before a preemption that the site announces, at which the ranks
     get SIGUSR1 to save and leave; half of a time limit that is shorter than twice that. 0: never."""
+
+    @property
+    def by_scheduler(self) -> bool:
+        """Whether the scheduler may requeue the job by itself: it does so for lost nodes and preemptions alike."""
+        return self.requeue and bool({"node", "preemption"} & {*self.on})
 
 
 class Sync(Section):

@@ -293,8 +293,11 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
     mode = plan.file_mode
     try:
         orders = next((file.text for file in plan.files if file.path == contract.BATCH_ORDERS), None)
-        other = schedulers.file_to_copy(BatchSpec.from_json(orders).module) if orders else None
-        copy_node_code(run_dir / contract.CODE, [other] if other else [])
+        batch = BatchSpec.from_json(orders) if orders else None
+        other = schedulers.file_to_copy(batch.module) if batch else None
+        needs_verdict = batch is not None and contract.HARDWARE in batch.retry_on
+        parts = (*contract.NODE_CODE, *(contract.DIAGNOSIS_CODE if needs_verdict else ()))
+        copy_node_code(run_dir / contract.CODE, [other] if other else [], parts)
         # Whatever the umask and the sources have.
         for path in (run_dir, *run_dir.rglob("*")):
             path.chmod(mode | 0o100 | (mode & 0o040) >> 2 if path.is_dir() else mode)

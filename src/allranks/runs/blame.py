@@ -7,7 +7,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allranks import contract
@@ -34,6 +34,7 @@ class _End:
     Attributes:
         code: as Python tells it, negative for a signal.
         memory: the bytes that it held at most, and could hold at most, if it was killed.
+        facts: what its node has recorded of its failure, if it was the first there.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class _End:
     code: int
     time: float
     memory: tuple[int | None, int | None]
+    facts: list[str] = field(default_factory=list)
 
     @property
     def cause(self) -> str | None:
@@ -82,11 +84,18 @@ def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int 
             status, cause = replace(status, rank=first.rank, reason=_reason(first, attempt)), first.cause
     is_killed = first.code == -signal.SIGKILL if first else status.exit_code == 128 + signal.SIGKILL
     if is_killed:  # A rank that is killed for its memory gets no error.
-        held, limit = first.memory if first else (None, None)
-        used = f": it used {format_size(held)} at most" if held else ""
-        used += f", the limit of its node is {format_size(limit)}" if used and limit else ""
-        cause = f"memory may have run out{used}" + (f"; its last words: {cause}" if cause else "")
+        cause = _why_killed(first) + (f"; its last words: {cause}" if cause else "")
     return replace(status, cause=cause)
+
+
+def _why_killed(end: _End | None) -> str:
+    facts = "\n".join(end.facts) if end else ""
+    if "oom_kill did not grow" in facts:
+        return "the kernel did not kill it for its memory: a person, a scheduler or another program did"
+    held, limit = end.memory if end else (None, None)
+    used = f": it used {format_size(held)} at most" if held else ""
+    used += f", the limit of its node is {format_size(limit)}" if used and limit else ""
+    return f"memory {'ran out' if 'oom_kill grew' in facts else 'may have run out'}{used}"
 
 
 def restart_cause(attempt: Path, rank: int, restart: int) -> str:
@@ -116,6 +125,8 @@ def _ends(attempt: Path, restart: int | None = None) -> Iterator[_End]:
                 memory = (event.fields.get("memory"), event.fields.get("memory_limit"))
                 code, time = event.fields["code"], event.fields["ended"]
                 found.append(_End(folder, event.host, current, event.rank, code, time, memory))
+            elif event.kind == contract.NODE_FACTS and event.rank is not None and found:
+                found[-1].facts.extend(event.fields["lines"])
     wanted = max((end.restart for end in found), default=0) if restart is None else restart
     yield from (end for end in found if end.restart == wanted)
 

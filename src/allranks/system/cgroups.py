@@ -52,8 +52,27 @@ def _quota(folder: Path) -> int | None:
     return max(1, math.ceil(quota / period))
 
 
+def oom_kills(proc: Path = _PROC) -> int | None:
+    """Return how many processes of the group the kernel has killed because memory ran out; None if it keeps no count.
+
+    A count of version 2 has those of the groups inside it too; groups around it count others, and are left out.
+    """
+    for mounted, group in _groups("memory", proc):
+        for name in ("memory.events", "memory.oom_control"):
+            counts = dict(line.split() for line in text_of(mounted / group / name).splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return None
+
+
 def _folders(controller: str, proc: Path) -> Iterator[Path]:
     """Yield the directories of this process's group, and of all around it that can be seen from here."""
+    for mounted, group in _groups(controller, proc):
+        yield from (mounted / each for each in (group, *group.parents))
+
+
+def _groups(controller: str, proc: Path) -> Iterator[tuple[Path, PurePosixPath]]:
+    """Yield where the hierarchies of a controller are mounted, and this process's group in them."""
     lines = [line.split(":", 2) for line in text_of(proc / "cgroup").splitlines()]
     groups = {key: path for _, keys, path in lines for key in keys.split(",")}  # That of cgroup v2 has an empty key.
     for root, mounted, kind, options in _mounts(proc):
@@ -61,8 +80,8 @@ def _folders(controller: str, proc: Path) -> Iterator[Path]:
         if key in groups and (kind == "cgroup2" or (kind == "cgroup" and controller in options)):
             path = PurePosixPath(groups[key])
             # A container may be told its group's name outside, of which it sees no more than what is mounted.
-            seen = path.relative_to(root) if path.is_relative_to(root) and ".." not in path.parts else PurePosixPath()
-            yield from (mounted / each for each in (seen, *seen.parents))
+            is_inside = path.is_relative_to(root) and ".." not in path.parts
+            yield mounted, path.relative_to(root) if is_inside else PurePosixPath()
 
 
 def _mounts(proc: Path) -> Iterator[tuple[str, Path, str, list[str]]]:

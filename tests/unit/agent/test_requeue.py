@@ -9,7 +9,7 @@ import pytest
 from batch_orders import pbs
 
 from allranks import contract
-from allranks.agent.requeue import Decision, begins, decide
+from allranks.agent.requeue import Decision, begins, decide, go_on
 from allranks.record.events import EventWriter
 
 
@@ -70,6 +70,71 @@ def test_ranks_that_were_ended_while_they_left_go_on(run: Path, code: int) -> No
 def test_any_other_end_is_none(run: Path, code: int) -> None:
     lose(run, 0)
     assert decide(run, 0, code, 10) == Decision(False, f"it exited with code {code}, and is not retried")
+
+
+def fail(run: Path, attempt: int, error: str) -> None:
+    """Let rank 1 of an attempt, on gpu2, fail with an error."""
+    folder = run / contract.node_dir(attempt, 1)
+    folder.mkdir(parents=True)
+    (folder / "rank-1.err").write_text(f'Traceback (most recent call last):\n  File "/x.py", line 1\n{error}\n')
+    events = [
+        {"kind": contract.RANKS_STARTED, "restart": 0, "ranks": [{"rank": 1}]},
+        {"kind": contract.RANK_EXITED, "rank": 1, "code": 1, "ended": 7.0},
+        {"kind": contract.ENDED, "state": "FAILED", "exit_code": 1, "because_of_rank": 1},
+    ]
+    lines = [json.dumps({"time": 7.0, "host": "gpu2", **event}) + "\n" for event in events]
+    (folder / contract.AGENT_EVENTS).write_text("".join(lines))
+
+
+ALL = (contract.NODE, contract.PREEMPTION, contract.HARDWARE)
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def test_hardware_is_retried_without_its_node(run: Path) -> None:
+    fail(run, 0, ECC)
+    why = "a GPU has damaged memory (uncorrectable ECC error) on gpu2"
+    assert decide(run, 0, 1, 10, ALL) == Decision(True, why, without="gpu2")
+    counted = "there were 1 attempts: 1 are allowed (retry.max_attempts)"
+    assert decide(run, 0, 1, 1, ALL) == Decision(False, f"{why}, but {counted}", given_up=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "retry_on"),
+    [
+        (ECC, (contract.NODE, contract.PREEMPTION)),
+        ("KeyError: 'weights'", ALL),  # certain, and never to be retried
+        ("torch.OutOfMemoryError: CUDA out of memory.", ALL),  # certain, and to be changed
+        ("SomeError: Xid 13", ALL),  # not certain
+        ("", ALL),
+    ],
+)
+def test_no_other_failure_of_a_rank_is(run: Path, error: str, retry_on: tuple[str, ...]) -> None:
+    fail(run, 0, error)
+    assert decide(run, 0, 1, 10, retry_on) == Decision(False, "it exited with code 1, and is not retried")
+
+
+def test_a_job_that_the_scheduler_has_ended_is_not_retried_for_its_hardware(run: Path) -> None:
+    fail(run, 0, ECC)
+    (run / contract.attempt_dir(0) / contract.TERMINATED).touch()
+    assert not decide(run, 0, 1, 10, ALL).again
+
+
+def test_ends_that_are_not_named_are_not_retried(run: Path) -> None:
+    why = "it was stopped on request, and is to be continued, but retry.on does not name preemption"
+    assert decide(run, 0, 75, 10, (contract.NODE,)) == Decision(False, why, given_up=True)
+    lose(run, 0, "node 1 (gpu2)")
+    lost = "node 1 (gpu2) was lost, but retry.on does not name node"
+    assert decide(run, 0, 1, 10, (contract.PREEMPTION,)) == Decision(False, lost, given_up=True)
+
+
+def test_pbs_cannot_leave_a_node_out(run: Path) -> None:
+    why = "a GPU is lost on gpu2"
+    given = go_on(run, 0, Decision(True, why, without="gpu2"), pbs({"PBS_JOBID": "7.server", **place(run)}))
+    assert given == Decision(False, f"{why}, but PBS cannot leave a node out", given_up=True)
+
+
+def place(run: Path) -> dict[str, str]:
+    return {contract.RUN_DIR: str(run), contract.ATTEMPT: "0"}
 
 
 def test_attempts_are_counted(run: Path) -> None:

@@ -20,7 +20,7 @@ ENDS = {
     "import os; os.kill(os.getpid(), 9)": (
         137,
         "rank 0 was killed by SIGKILL",
-        "memory may have run out: it used SIZE at most, the limit of its node is SIZE",
+        "the kernel did not kill it for its memory: a person, a scheduler or another program did",
     ),
     "import os; os.kill(os.getpid(), 15)": (143, "rank 0 was killed by SIGTERM", None),
     "import ctypes; ctypes.string_at(0)": (139, "rank 0 was killed by SIGSEGV", None),

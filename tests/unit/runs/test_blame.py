@@ -63,6 +63,24 @@ def test_a_rank_that_was_killed_for_its_deafness_is_not_named(tmp_path: Path) ->
     assert named(tmp_path) == (1, "told", CLOSED)
 
 
+@pytest.mark.parametrize(
+    ("fact", "cause"),
+    [
+        ("oom_kill grew by 1", "memory ran out: it used 2 GB at most, the limit of its node is 8 GB"),
+        (
+            "SIGKILL, and oom_kill did not grow",
+            "the kernel did not kill it for its memory: a person, a scheduler or another program did",
+        ),
+    ],
+)
+def test_the_kernels_count_says_whether_memory_ran_out(tmp_path: Path, fact: str, cause: str) -> None:
+    note(tmp_path, 0, {1: (-9, "")})
+    with (tmp_path / "node-000" / "agent.jsonl").open("a") as stream:
+        line = f"control group: {fact} since the ranks started"
+        stream.write(json.dumps({"time": 0, "host": "a", "kind": "node-facts", "rank": 1, "lines": [line]}) + "\n")
+    assert named(tmp_path) == (1, "told", cause)
+
+
 def test_a_rank_of_another_node(tmp_path: Path) -> None:
     note(tmp_path, 0, {1: (1, CLOSED)})
     note(tmp_path, 1, {2: (1, "KeyError: 1")}, after=1.0)

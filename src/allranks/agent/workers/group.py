@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks import contract
+from allranks.agent.node_facts import NodeFacts
 from allranks.agent.stop import StopRequest
 from allranks.agent.workers.fork_policy import group_advice
 from allranks.agent.workers.fork_server import ForkClient, RankExit
@@ -83,6 +84,7 @@ class WorkerGroup:
         self._started = 0.0
         self._ranks: range = range(0)  # the global ranks, by local rank
         self._recorded = 0
+        self._facts: NodeFacts | None = None
         self._keeps_failure = True
         self._unheard: list[tuple[int, signal.Signals]] = []  # warnings, and the local ranks that they are for
 
@@ -107,6 +109,9 @@ class WorkerGroup:
         self._ranks = range(first, first + self._node.nproc_per_node)
         self._index.watch(self._ranks)
         self._recorded, self.first_failure, self._keeps_failure = 0, None, True
+        if self._facts:
+            self._facts.close()
+        self._facts = NodeFacts(Path(self._node.run_dir))
         starts = []
         for local_rank, rank in enumerate(self._ranks):
             error_file = str(self._folder / contract.rank_error(rank, restart))
@@ -155,6 +160,8 @@ class WorkerGroup:
                     break
                 self._client.wait(min(left, _HURRY_SECONDS))
         self._record_exits()
+        if self._facts and (lines := self._facts.of_gpus()):
+            self._events.write(contract.NODE_FACTS, lines=lines)
 
     def abort(self) -> None:
         """End all ranks, with the signal of a request to stop if there is one; failures count no more."""
@@ -194,7 +201,14 @@ class WorkerGroup:
             is_failure = ended.code not in (0, contract.CONTINUE_LATER)
             if is_failure and self.first_failure is None and self._keeps_failure:
                 self.first_failure = (rank, ended)
+                self._record_facts(rank, ended.code)
         self._recorded = len(self._client.exits)
+
+    def _record_facts(self, rank: int, code: int) -> None:
+        """Record what only this node knows of a failure, before the other ranks are ended."""
+        pids = {*self._client.pids.values(), *(ended.pid for ended in self._client.exits)}
+        if self._facts and (lines := self._facts.collect(pids, was_killed=code == -signal.SIGKILL)):
+            self._events.write(contract.NODE_FACTS, rank=rank, lines=lines)
 
 
 def _memory(ended: RankExit) -> dict[str, int]:

@@ -190,6 +190,7 @@ def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions, script: st
         time=job.resources.time,
         warn_before=0 if scheduler.warns_itself else warning_seconds(job),
         removes_secrets=bool(draft.secrets) and not (is_array or inside),
+        retry_on=job.retry.on,
     )
 
 

@@ -8,7 +8,7 @@ RULES = (
     Rule(
         id="disk-full",
         cause="a disk is full",
-        patterns=(r"No space left on device|\[Errno 28\]|ENOSPC",),
+        patterns=(r"No space left on device|\[Errno 28\]|ENOSPC", r"^warning: (?!/dev/shm)\S+ is full: "),
         fix="df -h and df -i on that node show which: remove what is old, or write elsewhere",
         retry="after a change",
         source="errno(3)",

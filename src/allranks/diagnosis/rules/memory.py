@@ -54,8 +54,9 @@ RULES = (
     ),
     Rule(
         id="host-memory-killed",
-        cause="the kernel killed a process because memory ran out",
+        cause="the kernel killed a process because memory ran out[: the limit of its control group is {limit}]",
         patterns=(
+            r"oom_kill grew by \d+ since the ranks started(?:; its limit is (?P<limit>\d+ MiB))?",
             r"[Oo]ut of memory: Kill(?:ed)? process",
             r"Memory cgroup out of memory",
             r"oom-kill:constraint=|invoked oom-killer",
@@ -80,6 +81,7 @@ RULES = (
         id="shared-memory-full",
         cause="/dev/shm is full or too small",
         patterns=(
+            r"^warning: /dev/shm is full: ",
             r"insufficient shared memory \(shm\)",
             r"unable to (?:allocate|write|resize|mmap).*(?:shared memory|/torch_\d+|/dev/shm)",
             r"No space left on device.*/dev/shm|/dev/shm.*No space left on device",
@@ -114,6 +116,16 @@ RULES = (
         fix="raise resources.memory, or load less at once",
         retry="after a change",
         source="c10/core/impl/alloc_cpu.cpp",
+    ),
+    Rule(
+        id="killed-by-another-process",
+        cause="a process was killed (SIGKILL), and not because memory ran out: by a person, a scheduler or a program",
+        patterns=(r"SIGKILL, and oom_kill did not grow",),
+        fix="the scheduler's and the node's own logs say who ends processes there; a health check or earlyoom may",
+        retry="as it is",
+        level=Level.GENERAL,
+        source="memory.events of cgroup v2, memory.oom_control of v1: oom_kill",
+        certain=False,
     ),
     Rule(
         id="killed",

@@ -281,6 +281,16 @@ RULES = (
         certain=False,
     ),
     Rule(
+        id="link-down",
+        cause="a network link of the node went down: {link}",
+        patterns=(r"^link (?P<link>\S+) went down \d+ times since the ranks started",),
+        fix="leave the node out (--exclude NODE) and tell the administrator: a cable, a switch or a card fails",
+        retry="on other nodes",
+        level=Level.UNCLEAR,
+        source="Linux: carrier_down_count of an interface, link_downed of an InfiniBand port",
+        certain=False,
+    ),
+    Rule(
         id="nccl-remote",
         cause="another rank ended or became unreachable, and NCCL lost its connection",
         patterns=(

@@ -60,8 +60,9 @@ RULES = (
     ),
     Rule(
         id="segmentation-fault",
-        cause="a process crashed in native code (segmentation fault)",
+        cause="a process crashed in native code (segmentation fault)[, in {library}]",
         patterns=(
+            r"^kernel: .*segfault at \w+ ip .* in (?P<library>[^\s\[,]+)",
             r"[Ss]egmentation fault|SIGSEGV|exitcode\s*: -11\b|exits with return code = -11|[Ss]ignal(?: code)?:? "
             r"?11\b",
         ),

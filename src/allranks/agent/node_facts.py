@@ -1,0 +1,205 @@
+"""What only a node knows of a rank's failure: its kernel's log, control group, disks, network links and GPUs.
+
+Each fact is a line that the rules of :mod:`allranks.diagnosis` read like one of a log. What is compared with how it was
+when the ranks started is only reported if it has changed since: others may use the node too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from allranks import contract
+from allranks.system import cgroups
+from allranks.system.processes import text_of, variable_of
+
+#: How long a failure waits for its facts: a dead file server or GPU may never answer.
+_SECONDS = 2.0
+#: How long before that a command is killed, so that the agent does not leave it behind.
+_TO_END = 0.2
+#: Messages of the kernel that can explain the end of a process, and how much of them is recorded.
+_TELLING = re.compile(
+    r"Xid|NVRM: GPU|fallen off the bus|[Oo]ut of memory: |Memory cgroup out of memory|segfault at|traps: .* trap"
+    r"|general protection|Hardware Error|EDAC .* UE|AER: .*(?:[Ff]atal|Uncorrect)|I/O error|server \S+ not responding"
+    r"|blocked for more than|remounting filesystem read-only"
+)
+_MOST_LINES, _LONGEST, _KERNEL_BYTES = 20, 300, 1 << 20
+#: A process that the kernel has killed because memory ran out: it may be of another job.
+_KILLED = re.compile(r"Killed process (\d+)")
+#: Less than this is full: a write of a checkpoint or of a worker's batch fails before the last byte is used.
+_FULL = 1 << 20
+_NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+_GPUS = "index,pci.bus_id,ecc.errors.uncorrected.volatile.total"
+_PROCESSES = "gpu_bus_id,pid,used_memory"
+
+
+class NodeFacts:
+    """How a node was when its ranks started, and what is different when one of them fails."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._kernel = _open_kernel_log()
+        self._kills = cgroups.oom_kills()
+        self._links = dict(_links())
+        self._thread: threading.Thread | None = None
+        self._quick, self._deadline = threading.Event(), 0.0
+        self._lines: list[str] = []
+        self._gpus: list[str] = []
+
+    def close(self) -> None:
+        """Let go of the kernel's log."""
+        if self._kernel is not None:
+            os.close(self._kernel)
+            self._kernel = None
+
+    def collect(self, pids: Collection[int], *, was_killed: bool) -> list[str]:
+        """Return what is known without the GPUs' driver, after 2 s at most.
+
+        Args:
+            pids: the process ids of the ranks.
+            was_killed: the rank got SIGKILL.
+        """
+        self._deadline = time.monotonic() + _SECONDS
+        # In a thread: what hangs must not keep the agent from ending the other ranks.
+        self._thread = threading.Thread(
+            target=self._collect, args=(pids, was_killed), name="allranks-facts", daemon=True
+        )
+        self._thread.start()
+        self._quick.wait(_SECONDS)
+        return [*self._lines]
+
+    def of_gpus(self) -> list[str]:
+        """Return what the GPUs' driver has reported since :meth:`collect`, within the 2 s of both; [] if it is late."""
+        if self._thread is None:
+            return []
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        self._thread = None
+        return [*self._gpus]
+
+    def _collect(self, pids: Collection[int], was_killed: bool) -> None:
+        findings: tuple[Callable[[], Iterable[str]], ...] = (
+            lambda: self._memory(pids, was_killed),
+            self._changed_links,
+            lambda: _full(self._run),
+        )
+        for find in findings:
+            with suppress(OSError):
+                self._lines += find()
+        self._quick.set()
+        self._gpus += _of_gpus(str(self._run), self._deadline - _TO_END)
+
+    def _memory(self, pids: Collection[int], was_killed: bool) -> Iterator[str]:
+        now = cgroups.oom_kills()
+        grown = now - self._kills if now is not None and self._kills is not None else None
+        if grown:
+            limit, most = cgroups.memory(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            room = f"; its limit is {limit >> 20} MiB" if limit and limit < most else ""
+            yield f"control group: oom_kill grew by {grown} since the ranks started{room}"
+        elif grown == 0 and was_killed:
+            yield "control group: SIGKILL, and oom_kill did not grow since the ranks started"
+        for line in _new_lines(self._kernel) if self._kernel is not None else ():
+            killed = _KILLED.search(line)
+            if not killed or grown or (grown is None and int(killed[1]) in pids):
+                yield f"kernel: {line}"
+
+    def _changed_links(self) -> Iterator[str]:
+        for name, before in self._links.items():
+            now = dict(_links((name,))).get(name, before)
+            if now > before:
+                yield f"link {name} went down {now - before} times since the ranks started"
+
+
+def _open_kernel_log() -> int | None:
+    """Open the kernel's log at its end; None if it may not be read."""
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    os.lseek(descriptor, 0, os.SEEK_END)
+    return descriptor
+
+
+def _new_lines(descriptor: int) -> list[str]:
+    """Return the telling messages of the kernel's log that were not read yet, the newest ones."""
+    found, size = [], 0
+    while size < _KERNEL_BYTES:
+        try:
+            record = os.read(descriptor, 8192)  # One message: priority,number,microseconds,flags;text.
+        except BrokenPipeError:
+            continue  # Older ones have been overwritten: the next read has the oldest that is left.
+        except OSError:
+            break  # There are no more.
+        size += len(record)
+        text = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
+        if _TELLING.search(text):
+            found.append(text[:_LONGEST])
+    return found[-_MOST_LINES:]
+
+
+def _links(names: Collection[str] | None = None) -> Iterator[tuple[str, int]]:
+    """Yield the network interfaces of hardware and the InfiniBand ports, with how often each has lost its link."""
+    counters = [(path.parent.name, path.with_name("carrier_down_count")) for path in _NET.glob("*/device")]
+    counters += [(path.parts[-5], path) for path in _INFINIBAND.glob("*/ports/*/counters/link_downed")]
+    for name, path in counters:
+        if (names is None or name in names) and (text := text_of(path).strip()).isdecimal():
+            yield name, int(text)
+
+
+def _full(run: Path) -> Iterator[str]:
+    """Yield which of the file systems that trainings write to are full."""
+    for folder in dict.fromkeys((str(run), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), "/dev/shm")):  # noqa: PTH109
+        with suppress(OSError):
+            here = os.statvfs(folder)
+            free = here.f_bavail * here.f_frsize
+            if here.f_blocks and free < _FULL:
+                yield f"warning: {folder} is full: {free} of {here.f_blocks * here.f_frsize} bytes are free"
+            elif here.f_files and not here.f_favail:
+                yield f"warning: {folder} is full: no inode of {here.f_files} is free"
+
+
+def _of_gpus(run: str, deadline: float) -> Iterator[str]:
+    """Yield which GPUs have failed, and who else uses them."""
+    problem, cards = _query("gpu", _GPUS, deadline)
+    if problem:
+        yield f"nvidia-smi: {problem}"
+    numbers = {card[1]: card[0] for card in cards if len(card) == 3}
+    for index, _, errors in (card for card in cards if len(card) == 3):
+        if errors.isdecimal() and int(errors):
+            yield f"GPU {index}: {errors} memory errors that ECC could not correct, since its driver was loaded"
+    for bus, pid, used in (words for words in _query("compute-apps", _PROCESSES, deadline)[1] if len(words) == 3):
+        if pid.isdecimal() and variable_of(int(pid), contract.RUN_DIR) != run:
+            yield f"GPU {numbers.get(bus, bus)}: process {pid}{_owner(pid)}, not of this run, holds {used}"
+
+
+def _query(what: str, fields: str, deadline: float) -> tuple[str, list[list[str]]]:
+    """Return nvidia-smi's complaint, empty if it has none or is not there, and the rows of its answer."""
+    import subprocess  # An agent starts sooner without it.
+
+    command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader"]
+    try:
+        left = max(0.0, deadline - time.monotonic())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "", []
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        return next(iter([*lines, *done.stderr.splitlines()]), "")[:_LONGEST], []
+    return "", [[word.strip() for word in line.split(",")] for line in lines]
+
+
+def _owner(pid: str) -> str:
+    import pwd
+
+    process = Path("/proc", pid)
+    try:
+        user, name = process.stat().st_uid, text_of(process / "comm").strip()
+    except OSError:
+        return ""  # In a container it may be a number of the host's.
+    with suppress(KeyError):
+        return f" ({name} of {pwd.getpwuid(user).pw_name})"
+    return f" ({name} of user {user})"
