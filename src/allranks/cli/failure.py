@@ -6,10 +6,12 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
+from allranks.diagnosis.hangs import verdict
 from allranks.diagnosis.sources import of_run
 from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.runs.agents import reported_by_all, reported_error, task_name
 from allranks.runs.blame import rank_log, with_cause
+from allranks.runs.hangs import Hang, newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -26,6 +28,10 @@ def explain(run: Run) -> AllranksError:
         return reported
     if status.rank is not None:
         return _of_rank(run, status.rank)
+    if status.state is State.FAILED and (hang := newest(run.attempt_folder)):
+        return LaunchError(
+            f"{run.record.id} failed: {status.reason}", why=render.one_line(hang.sentence), fix=_fix_of(hang, run)
+        )
     if status.state is State.CANCELLED:
         name = name_to_type(run)
         fix = f"allranks logs {name} shows what it did, allranks resume {name} continues with it"
@@ -35,6 +41,10 @@ def explain(run: Run) -> AllranksError:
             f"{run.record.id} is to be continued", why=status.reason, fix=f"allranks resume {name_to_type(run)}"
         )
     return _of_task(run) or _of_cluster(run)
+
+
+def _fix_of(hang: Hang, run: Run) -> str:
+    return verdict(hang).fix.replace("RUN", name_to_type(run))
 
 
 def _of_agent(run: Run) -> LaunchError | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from allranks import contract
+from allranks.diagnosis.hangs import verdict as verdict_on_hang
 from allranks.diagnosis.model import Diagnosis
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log, plain, read, split
@@ -15,6 +16,7 @@ from allranks.diagnosis.verdict import judge
 from allranks.errors import RunFolderError, UsageError
 from allranks.logs.cause import tail
 from allranks.record.events import read_events
+from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -30,6 +32,8 @@ _RANK_IN_NAME = re.compile(
 _NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
 #: What a launcher says of a rank that has ended: the agents' own report says more.
 _LAUNCHER = "launcher-report"
+#: What ranks say that have waited for too long: which rank they waited for, their agents have seen.
+_AFTER_A_HANG = ("rendezvous-timeout", "store-timeout", "nccl-timeout", "gloo-timeout")
 #: How a run has ended that no log has to explain.
 _BY_STATE = {
     State.TIMEOUT: "time-limit",
@@ -46,6 +50,9 @@ def of_run(run: Run) -> Diagnosis | None:
     The rank that failed first is known from the agents: its log is read before those of all others.
     """
     status = run.record.status
+    hang = newest(run.attempt_folder)
+    if hang and (status.rank is None or status.state is not State.FAILED):
+        return verdict_on_hang(hang)
     if rule := next((rule for rule in RULES if rule.id == _BY_STATE.get(status.state)), None):
         line = plain(status.reason or f"{run.record.cluster}: {status.native}", contract.RECORD_FILE, 1)
         return Diagnosis(rule.id, rule.cause, "certain", evidence=(line,), fix=rule.fix, retry=rule.retry)
@@ -57,6 +64,8 @@ def of_run(run: Run) -> Diagnosis | None:
     for logs in (_logs(own), [report], _logs(files)):
         if verdict is None or verdict.sure == "unknown":
             verdict = judge(logs, status.rank) or verdict
+    if hang and (verdict is None or verdict.sure == "unknown" or verdict.id in _AFTER_A_HANG):
+        return verdict_on_hang(hang)
     if told and (verdict is None or verdict.id == _LAUNCHER):
         lines = tuple(report.line(at) for at in range(1, len(told)))
         fix = f"allranks logs RUN --rank {status.rank} shows all that it printed" if status.rank is not None else ""
