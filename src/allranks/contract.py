@@ -32,6 +32,8 @@ LIFELINE: Final = "ALLRANKS_LIFELINE"
 #: The stdin of the command that started a run here: its descriptor, the rank that gets it (-1: none), and the command's
 #: process id.
 STDIN: Final = "ALLRANKS_STDIN_OF_COMMAND"
+#: The file in which a rank counts its steps, for the agent of its node: see :mod:`allranks.runtime.advance`.
+STEP_FILE: Final = "ALLRANKS_STEP_FILE"
 
 # --- what the supervisor of a batch job sets for the agents of its nodes, beside RUN_DIR and ATTEMPT ---
 #: This node's place among the nodes, how many of them there are, and how many ranks this one has.
@@ -52,7 +54,19 @@ DECIDED: Final = "ALLRANKS_DECIDED"
 TYPED: Final = b"\r\n"
 
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
-OF_A_RUN: Final = (RUN_ID, RUN_DIR, ATTEMPT, TERMINAL, LIFELINE, STDIN, END_TIME, DECIDED, NODE_CPUS, *OF_A_NODE)
+OF_A_RUN: Final = (
+    RUN_ID,
+    RUN_DIR,
+    ATTEMPT,
+    TERMINAL,
+    LIFELINE,
+    STDIN,
+    STEP_FILE,
+    END_TIME,
+    DECIDED,
+    NODE_CPUS,
+    *OF_A_NODE,
+)
 
 # --- waits: patience with a process, silence of a peer, back-off ---
 #: Internal, for the tests: waits of this process last this part of their real seconds. Above 0, at most 1.
@@ -178,6 +192,9 @@ NODE_FACTS: Final = "node-facts"
 RESTART: Final = "restart"
 NODE_LOST: Final = "node-lost"
 WAITING: Final = "waiting"
+#: No rank of any node has advanced for too long, and where they stand; and that they advance again.
+HANG: Final = "hang"
+HANG_OVER: Final = "hang-over"
 #: Nodes have not come for some seconds, and are waited for; none of them is missing any more where the list is empty.
 MISSING: Final = "missing"
 STOP_REQUESTED: Final = "stop-requested"
@@ -225,6 +242,11 @@ def rank_log(rank: int | Literal["*"], stream: str) -> str:
 def rank_stacks(rank: int) -> str:
     """Name of the file in a node's directory to which a rank writes its stack."""
     return f"rank-{rank}{STACKS_SUFFIX}"
+
+
+def rank_step(rank: int) -> str:
+    """Name of the file in a node's directory in which a rank counts its steps: see :data:`STEP_FILE`."""
+    return f"rank-{rank}.step"
 
 
 def rank_error(rank: int, restart: int) -> str:
@@ -280,6 +302,10 @@ class NodeSpec(_JsonFile):
     min_nodes: int = 1
     #: How many of the nodes wait to take the place of one that is lost: the last ones, at first.
     spares: int = 0
+    #: Seconds without a sign of progress after which the ranks count as hung; None: by their usual step; 0: never.
+    hang_timeout: float | None = None
+    #: What follows: None: a report, and the end if the time limit is near and nobody watches.
+    on_hang: Literal["report", "restart", "end"] | None = None
 
     @property
     def places(self) -> int:

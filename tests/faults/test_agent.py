@@ -16,7 +16,14 @@ from waiting import PATIENCE, wait_for
 
 ENVIRONMENT = "import json, os\nwith open('env-' + os.environ['RANK'], 'w') as f: json.dump(dict(os.environ), f)\n"
 #: Ours, and not the same for two runs.
-OURS = {"ALLRANKS_RUN_ID", "ALLRANKS_RUN_DIR", "ALLRANKS_ATTEMPT", "ALLRANKS_BACKEND", "ALLRANKS_DECIDED"}
+OURS = {
+    "ALLRANKS_RUN_ID",
+    "ALLRANKS_RUN_DIR",
+    "ALLRANKS_ATTEMPT",
+    "ALLRANKS_STEP_FILE",
+    "ALLRANKS_BACKEND",
+    "ALLRANKS_DECIDED",
+}
 OURS |= {"GLOO_SOCKET_IFNAME"}
 DIFFERS = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PYTHONPATH", "OMP_NUM_THREADS"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allranks.runs.stacks import Frame, groups, parse
+from allranks.record.stacks import Frame, groups, parse
 from waiting import wait_for
 
 #: Rank 1 loads, the others wait for it; all go on when ``go`` is there.

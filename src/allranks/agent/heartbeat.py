@@ -33,10 +33,12 @@ class Heartbeat:
 
     Attributes:
         index: of the logs of the node's ranks.
+        advanced: returns when one of the ranks last advanced, in seconds since 1970, if that is known.
     """
 
     def __init__(self, folder: Path, mode: int) -> None:
         self.index = LogIndexWriter(folder, mode)
+        self.advanced: Callable[[], float | None] = lambda: None
         self._usage = Usage(folder / contract.USAGE, mode)
         self._stacks = StackRequests(folder, mode)
         self._descriptor = os.open(folder / contract.HEARTBEAT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
@@ -50,7 +52,7 @@ class Heartbeat:
         """
         self.index.tick()
         self._beat()
-        self._usage.tick(find)
+        self._usage.tick(find, self.advanced)
         self._stacks.tick(find)
 
     def _beat(self) -> None:
@@ -76,7 +78,7 @@ class Usage:
         self._gpus: Gpus | None = None
         self._thread: threading.Thread | None = None
 
-    def tick(self, find: Callable[[], Collection[int]]) -> None:
+    def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
         """Take a sample when it is time to, of the process groups whose ids ``find`` returns."""
         now = time.monotonic()
         if now < self._next or (self._thread and self._thread.is_alive()) or not (groups := find()):
@@ -85,7 +87,13 @@ class Usage:
         seconds, memory = _used(groups)
         (then, spent), self._before = self._before or (now, seconds), (now, seconds)
         cpus = max(0.0, seconds - spent) / (now - then) if now > then else 0.0
-        sample = {"host": socket.gethostname(), "time": time.time(), "cpus": round(cpus, 3), "memory": memory}
+        sample: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "time": time.time(),
+            "cpus": round(cpus, 3),
+            "memory": memory,
+        }
+        sample["advanced"] = advanced()
         # In a thread: the driver of GPUs may take seconds, or hang, and the agent must not.
         self._thread = threading.Thread(target=self._write, args=(sample,), name="allranks-usage", daemon=True)
         self._thread.start()

@@ -94,6 +94,8 @@ def _drive(node: NodeSpec, group: WorkerGroup, client: CoordinatorClient) -> Non
             if client.outcome:
                 return
             is_reported = is_reported or _take_part(node, group, client)
+            if not is_reported:
+                client.report_quiet(group.hangs.quiet)
         group.clear_failure()
         group.pause(client.again["restart"], client.again["rank"], counted=client.again["counted"])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from allranks import contract
+from allranks.agent.hangs import HangJudge, HangWatch
 from allranks.agent.heartbeat import Heartbeat, complain
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
@@ -67,7 +68,9 @@ class Agent:
         """Run the node's ranks to their end, record it, and leave no process behind."""
         heart = Heartbeat(self._folder, self._node.file_mode)
         client = ForkClient(start.channel, lambda: heart.tick(client.pids.values), start.stop.check)
-        group = WorkerGroup(self._node, self._folder, client, self._events, heart.index, start.stop)
+        hangs = HangWatch(self._node, self._folder, heart.index)
+        heart.advanced = lambda: hangs.advanced
+        group = WorkerGroup(self._node, self._folder, client, self._events, heart.index, start.stop, hangs)
         try:
             outcome = self._drive(start, client, group)
         except AllranksError as error:
@@ -114,12 +117,17 @@ class Agent:
                 port = stores.open(node.master_addr)
                 group.start(Generation(restart, 0, 1, node.nproc_per_node, 0, node.master_addr, port))
                 group.poll(0)  # Some may have ended while others were started.
-                while group.is_running and not group.first_failure:
+                judge = HangJudge(node)
+                while group.is_running and not group.first_failure and not self._must_end(judge, group):
                     stores.tick()
                     group.poll(_POLL_SECONDS)
-                if group.first_failure is None or restart == node.max_restarts:
+                hangs = judge.hang is not None and group.first_failure is None and group.is_running
+                if hangs and (judge.action == "end" or restart == node.max_restarts):
+                    group.abort()
+                    return Outcome("FAILED", 1, judge.why)
+                if not hangs and (group.first_failure is None or restart == node.max_restarts):
                     break
-                blamed, _ = group.first_failure
+                blamed = group.first_failure[0] if group.first_failure else None
                 group.clear_failure()
                 group.end()
                 group.pause(restart + 1, blamed, counted=True)
@@ -137,6 +145,13 @@ class Agent:
         if was_requested or Path(node.run_dir, contract.CHECKPOINTS_FILE).exists():
             return PREEMPTED
         return failed(leaving, contract.CONTINUE_LATER)  # No rank can have saved: the exit code is the script's own.
+
+    def _must_end(self, judge: HangJudge, group: WorkerGroup) -> bool:
+        """Record that the ranks hang, or advance again; return whether they are to be ended for a hang."""
+        if found := judge.judge([group.hangs.quiet]):
+            kind, fields = found
+            self._events.write(kind, **fields)
+        return judge.hang is not None and judge.action != "report"
 
     def _record_start(self, start: Start) -> None:
         self._events.write(

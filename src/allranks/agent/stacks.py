@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from allranks import contract
@@ -44,6 +44,14 @@ def _is_enabled(pid: int) -> bool:
         return False
 
 
+def request(pids: Iterable[int]) -> list[int]:
+    """Have processes write their stacks; return those that do, which takes them some milliseconds."""
+    able = [pid for pid in pids if _is_enabled(pid)]
+    for pid in able:
+        signal_process(pid, _SIGNAL)
+    return able
+
+
 class StackRequests:
     """Passes requests of the launcher, a file in the attempt's directory, on to the ranks of this node."""
 
@@ -62,9 +70,7 @@ class StackRequests:
             self._answer()
         elif (newest := self._requested()) != self._answered:
             self._newest = newest
-            self._asked = [pid for pid in find() if _is_enabled(pid)]
-            for pid in self._asked:
-                signal_process(pid, _SIGNAL)
+            self._asked = request(find())
 
     def _answer(self) -> None:
         self._answered = self._newest

@@ -6,10 +6,12 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
+from allranks.diagnosis.hangs import verdict as verdict_on_hang
 from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.launch.verdict import has_failed, verdict_on
 from allranks.runs.agents import reported_by_all, reported_error, task_name
 from allranks.runs.blame import rank_log, with_cause
+from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -26,6 +28,12 @@ def explain(run: Run) -> AllranksError:
         return reported
     if status.rank is not None:
         return _of_rank(run, status.rank)
+    if status.state is State.FAILED and (hang := newest(run.attempt_folder)):
+        return LaunchError(
+            f"{run.record.id} failed: {status.reason}",
+            why=render.one_line(hang.sentence),
+            fix=verdict_on_hang(hang).fix.replace("RUN", name_to_type(run)),
+        )
     if status.state is State.CANCELLED:
         name = name_to_type(run)
         fix = f"allranks logs {name} shows what it did, allranks resume {name} continues with it"

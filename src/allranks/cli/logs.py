@@ -14,12 +14,14 @@ from itertools import count
 import click
 
 from allranks import contract
+from allranks.cli import render
 from allranks.cli.live import Live
 from allranks.cli.runs import run_arguments, runs_folder
 from allranks.errors import UsageError
 from allranks.job.units import parse_duration
 from allranks.logs.lineform import LineForm
 from allranks.logs.merge import MergedLogs, follow
+from allranks.runs.hangs import Notices
 from allranks.runs.record import Run, find
 
 _STATUS_SECONDS = 0.2
@@ -104,8 +106,13 @@ def command(
 
 
 def _follow(live: Live, merged: MergedLogs, run: Run, attempt: int, ended: Callable[[], bool]) -> None:
+    notices = Notices(run.folder / contract.attempt_dir(attempt))
+
     def step(action: Callable[[], None]) -> None:
         action()
+        for line in notices.news():
+            live.wipe()
+            render.talk(f"allranks: {run.record.id}: {render.one_line(line)}")
         live.draw(merged)
         live.check()
 

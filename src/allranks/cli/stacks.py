@@ -12,8 +12,9 @@ from allranks.cli.runs import json_option, run_arguments, runs_folder
 from allranks.errors import RunNotFoundError
 from allranks.logs.cause import is_foreign
 from allranks.logs.lineform import ranges
+from allranks.record.stacks import Frame, RankStack, groups
 from allranks.runs.record import find
-from allranks.runs.stacks import Frame, RankStack, Stacks, ask, groups
+from allranks.runs.stacks import Stacks, ask
 
 #: The frames of a group that are shown, from the innermost on, besides those in the user's code.
 _SHOWN = 3

@@ -11,6 +11,7 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
 from allranks.job.units import format_count, format_size
+from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
 
@@ -47,6 +48,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "run": record.id,
         "command": run.command,
         "state": render.state(status.state) + native,
+        "progress": _progress(run),
         "reason": status.reason,
         "cause": status.cause,
         **verdict,
@@ -63,6 +65,14 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "folder": render.path(run.folder),
     }
     return ((name, str(value)) for name, value in rows.items() if value)
+
+
+def _progress(run: Run) -> str | None:
+    """Return for how long no rank has advanced, and where they stand if their agents have found that out."""
+    if run.record.status.state is not State.RUNNING or (quiet := quiet_for(run.attempt_folder)) is None:
+        return None
+    hang = newest(run.attempt_folder)
+    return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")
 
 
 def _next(run: Run) -> str:

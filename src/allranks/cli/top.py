@@ -14,7 +14,9 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, run_arguments, runs_folder
 from allranks.job.units import format_size
+from allranks.runs.hangs import quiet_for, span
 from allranks.runs.record import Run, find
+from allranks.runs.status import State
 
 _HEADER = ("NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU MEMORY", "SEEN")
 _SECONDS = 2.0
@@ -62,7 +64,9 @@ def _text(run: Run) -> str:
             rows.append((*used, "-", "-", "-", seen))
     if not rows:
         return f"{run.record.id} {run.record.status.state.value}: nothing has been seen of its nodes yet"
-    return render.table(_HEADER, rows)
+    is_running = run.record.status.state is State.RUNNING
+    quiet = quiet_for(run.attempt_folder) if is_running else None
+    return render.table(_HEADER, rows) + (f"\nno step for {span(quiet)}" if quiet else "")
 
 
 def _usage(run: Run) -> Iterator[dict[str, Any]]:

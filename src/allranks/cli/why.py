@@ -58,13 +58,19 @@ def _is_log(target: str) -> bool:
 
 
 def _of_run(name: str | None, folder: str | None, as_json: bool) -> int:
+    from allranks.diagnosis.hangs import verdict
     from allranks.launch.refresh import settled
     from allranks.launch.verdict import judged
+    from allranks.runs.hangs import newest
     from allranks.runs.record import find
     from allranks.runs.status import State
 
     run = settled(find(runs_folder(folder), name))
     state = run.record.status.state
+    hang = newest(run.attempt_folder) if state is State.RUNNING else None
+    if hang:
+        _show(verdict(hang), run.record.id, name_to_type(run), as_json)
+        return 0
     if state is State.SUCCEEDED or not state.is_final:
         word = "succeeded" if state is State.SUCCEEDED else "has not ended"
         if as_json:
@@ -92,7 +98,7 @@ def _lines(verdict: Diagnosis, run: str) -> list[str]:
     first += time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(verdict.when)) if verdict.when else ""
     place = f" ({verdict.place})" if verdict.place else ""
     cause = f"unknown: {verdict.cause}" if verdict.sure == "unknown" else verdict.cause
-    rows = [("failed", first), ("cause", cause + place)]
+    rows = [("hangs" if verdict.id.startswith("hang") else "failed", first), ("cause", cause + place)]
     for line in verdict.evidence[:2]:
         text = render.one_line(line.text)
         rows += [("see", _where(line)), ("", text if len(text) <= _LONG else f"{text[:_LONG]} …")]

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from allranks import contract
 from allranks.diagnosis.attempt import LAUNCHER, end_of, logs_in, logs_of, of_attempt
+from allranks.diagnosis.hangs import verdict as verdict_on_hang
 from allranks.diagnosis.model import Diagnosis
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log, plain, split
 from allranks.diagnosis.verdict import judge
 from allranks.errors import UsageError
+from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -21,6 +23,8 @@ from allranks.runs.status import State
 _MOST_FILES = 10_000
 #: Files that are no logs.
 _NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
+#: What ranks say that have waited for too long: which rank they waited for, their agents have seen.
+_AFTER_A_HANG = ("rendezvous-timeout", "store-timeout", "nccl-timeout", "gloo-timeout")
 #: How a run has ended that no log has to explain.
 _BY_STATE = {
     State.TIMEOUT: "time-limit",
@@ -37,11 +41,16 @@ def of_run(run: Run) -> Diagnosis | None:
     The rank that failed first is known from the agents: its log is read before those of all others.
     """
     status = run.record.status
+    hang = newest(run.attempt_folder)
+    if hang and (status.rank is None or status.state is not State.FAILED):
+        return verdict_on_hang(hang)
     if rule := next((rule for rule in RULES if rule.id == _BY_STATE.get(status.state)), None):
         line = plain(status.reason or f"{run.record.cluster}: {status.native}", contract.RECORD_FILE, 1)
         return Diagnosis(rule.id, rule.cause, "certain", evidence=(line,), fix=rule.fix, retry=rule.retry)
     told = [text for text in (status.reason, status.cause) if text]
     verdict = of_attempt(run.attempt_folder, _files_of_run(run), status.rank, told)
+    if hang and (verdict is None or verdict.sure == "unknown" or verdict.id in _AFTER_A_HANG):
+        return verdict_on_hang(hang)
     if told and (verdict is None or verdict.id == LAUNCHER):
         lines = tuple(plain(text, contract.RECORD_FILE, number) for number, text in enumerate(told[1:], 2))
         fix = f"allranks logs RUN --rank {status.rank} shows all that it printed" if status.rank is not None else ""

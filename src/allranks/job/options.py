@@ -108,6 +108,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("launch.max_restarts", ("--max-restarts",), "N", "Maximum number of restarts after a failure."),
     Option("launch.restart_delay", ("--restart-delay",), "SECONDS", "Wait before the second restart in a row."),
     Option("launch.stop_timeout", ("--stop-timeout",), "SECONDS", "Grace period between SIGTERM and SIGKILL."),
+    Option("launch.hang_timeout", ("--hang-timeout",), "TIME|off", "Time without progress after which a run hangs."),
+    Option("launch.on_hang", ("--on-hang",), "report|restart|end", "What follows the report of a hang."),
     Option(
         "launch.master_addr",
         ("--master-addr",),

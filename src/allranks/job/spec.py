@@ -59,6 +59,19 @@ def _ranks(value: Any) -> int | str:
     return int(value)
 
 
+def _hang_timeout(value: Any) -> float:
+    """Return seconds; 0 for off, which other readers of YAML take for false."""
+    if value is False or value == "off":
+        return 0.0
+    text = _text(value).strip()
+    seconds = float(text) if _SECONDS.fullmatch(text) else float(parse_duration(text)) if text[-1:].isalpha() else 0.0
+    if not 0 < seconds <= _LONGEST_HANG:
+        raise ValueError("it must be a number of seconds above 0, a duration such as 10min, or off")
+    return seconds
+
+
+_SECONDS = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_LONGEST_HANG = 30 * 86400
 _WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _TEXT = {"type": ["string", "number"]}
 _DEFAULT_LIST = {"type": "array", "items": _TEXT}
@@ -74,6 +87,12 @@ Duration = Annotated[
     BeforeValidator(lambda value: parse_duration(_text(value))),
     PlainSerializer(format_duration),
     WithJsonSchema(_TEXT),
+]
+HangTimeout = Annotated[
+    float,
+    BeforeValidator(_hang_timeout),
+    PlainSerializer(lambda seconds: seconds or "off", return_type=float | str),
+    WithJsonSchema({"type": ["number", "string", "boolean"]}),
 ]
 Memory = Annotated[
     int,
@@ -231,6 +250,13 @@ class Launch(Section):
     """Delay in seconds before the second restart in a row, doubled for each further one. The first is immediate."""
     stop_timeout: Seconds = 30.0
     """Grace period in seconds between SIGTERM and SIGKILL."""
+    hang_timeout: HangTimeout | None = None
+    """After how long without a sign of progress of any rank (output, or a step of ctx) the run counts as hung: seconds,
+    a duration such as 10min, or off. Default: ten times the usual time between two signs, at least 5 minutes."""
+    on_hang: Literal["report", "restart", "end"] | None = None
+    """What follows a hang, after the report of where the ranks stand: report: nothing; restart: all ranks restart,
+    which counts against max_restarts; end: the run fails. Default: report, but end in the last 5 minutes of a time
+    limit if no terminal shows the run."""
     master_addr: Text | None = None
     """Address of the rendezvous. Default: that of the first node."""
     master_port: Port | None = None

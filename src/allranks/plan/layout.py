@@ -150,4 +150,6 @@ def agent_config(
         file_mode=0o640 if job.runs.group_readable else 0o600,
         min_nodes=least,
         spares=spares,
+        hang_timeout=launch.hang_timeout,
+        on_hang=launch.on_hang,
     )

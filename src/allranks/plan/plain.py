@@ -96,6 +96,8 @@ def notes(job: Job) -> Iterator[str]:
         yield f"launch.restart_delay is not used: {name_of(job)} waits for nothing"
     if launch.launcher == "torchrun" and launch.stop_timeout > _TORCHRUN_PATIENCE:
         yield f"launch.stop_timeout: torchrun kills its ranks {_TORCHRUN_PATIENCE:g} s after SIGTERM"
+    if launch.hang_timeout or launch.on_hang:
+        yield f"launch.hang_timeout and launch.on_hang are not used: {name_of(job)} does not watch for hangs"
     if job.environment.python[1:]:
         yield f"environment.python: its options are those of {name_of(job)}, which gives the ranks none"
 

@@ -31,6 +31,7 @@ class LogIndexWriter:
 
     def __init__(self, folder: Path, mode: int = 0o600, *, clock: Callable[[], float] = time.time) -> None:
         self.error: OSError | None = None
+        self.growths = 0
         self._folder = folder
         self._mode = mode
         self._clock = clock
@@ -66,6 +67,7 @@ class LogIndexWriter:
             self.error = error
             return
         self.error = None
+        self.growths += len(grown)
         self._noted |= grown
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from allranks.errors import RunFolderError
 from allranks.job.units import format_count
 from allranks.logs.cause import find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
+from allranks.runs import hangs
 from allranks.runs.blame import restart_cause
 from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
@@ -264,6 +265,10 @@ class Happened:
                 return self._restart(event)
             case contract.NODE_LOST:
                 return f"node {fields['node']} ({event.host}) was lost: {fields['why']}"
+            case contract.HANG:
+                return hangs.of_event(event).notice
+            case contract.HANG_OVER:
+                return hangs.OVER
             case contract.WARNED:
                 return f"{fields['signal']}: the job is to end; ranks that listen save and exit"
         return None

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from allranks.errors import DeviceError, RankError, unknown
+from allranks.runtime import advance, environment, stop
 from allranks.runtime import device as devices
-from allranks.runtime import environment, stop
 from allranks.runtime.context import Context, Membership
 from allranks.runtime.peers import Peers
 from allranks.runtime.seed import make_deterministic, seed_all
@@ -130,6 +130,7 @@ def init(
     undo.callback(stop.close)
     try:
         stop.note_warnings()
+        advance.connect()
         place, membership = _join(rank, chosen, rank_device, limit, undo.close)
         atexit.unregister(let_gloo_rest)  # Once is enough: after another init, and for what the agent has done.
         atexit.register(let_gloo_rest)

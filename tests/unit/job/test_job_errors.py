@@ -273,8 +273,8 @@ def test_clusters(tmp_path: Path) -> None:
     )
     assert error(tmp_path, flags={"cluster": "gpu"}) == (
         "clusters.yaml:1: unknown key 'x' in launch (known here: launcher, agent, launcher_args, nproc_per_node, "
-        "backend, max_restarts, restart_delay, stop_timeout, master_addr, master_port, attach, stdin, interface and "
-        "warm)\n"
+        "backend, max_restarts, restart_delay, stop_timeout, hang_timeout, on_hang, master_addr, master_port, attach, "
+        "stdin, interface and warm)\n"
         "clusters.yaml:1: the cluster gpu has no kind (write 'kind: local' below it)"
     )
     assert error(tmp_path, flags={"cluster": "lab"}).startswith(

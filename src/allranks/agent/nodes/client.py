@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
+from allranks.agent.hangs import Quiet
 from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
 from allranks.agent.stop import StopRequest, StopRequestedError
@@ -66,6 +67,7 @@ class CoordinatorClient:
         self._coordinator = coordinator
         self._channel: Channel | None = None
         self._master: str | None = None
+        self._quiet: Quiet | None = None  # as the coordinator knows it
         self._members: list[int] = []  # the nodes of the newest generation
         self._misses_master_at = math.inf
 
@@ -123,6 +125,7 @@ class CoordinatorClient:
         """Report that this node can start a generation."""
         self.generation = self.again = None
         self.shall_end = self.goes_on_without = False
+        self._quiet = None
         self._send("ready")
         if self.is_spare:
             self._events.write(contract.WAITING)
@@ -130,6 +133,12 @@ class CoordinatorClient:
     def failed(self, rank: int, ended: RankExit) -> None:
         """Report that a rank has failed, the first of this node."""
         self._send("failed", rank=rank, code=ended.code, at=ended.time)
+
+    def report_quiet(self, quiet: Quiet | None) -> None:
+        """Report that no rank of this node has advanced for too long, or None: one has; once each."""
+        if quiet is not self._quiet:
+            self._quiet = quiet
+            self._send("quiet", quiet=quiet)
 
     def over(self, *, cut: bool, wants_to_continue: bool) -> None:
         """Report that no rank of this node is left; ``cut`` if some were ended, not by themselves."""
@@ -253,6 +262,8 @@ class CoordinatorClient:
                 self._events.write(contract.NODE_LOST, **fields)
                 if self.generation and fields["node"] in self._members:
                     self.goes_on_without = fields["goes_on"]
+            case contract.HANG | contract.HANG_OVER:
+                self._events.write(message["kind"], **fields)
             case "missing":
                 self._events.write(contract.MISSING, **fields, of=self._node.nnodes)
             case "stop":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
+from allranks.agent.hangs import HangJudge, Quiet
 from allranks.agent.heartbeat import complain
 from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.workers.group import PREEMPTED, Outcome, failed, succeeded
@@ -52,6 +53,7 @@ class _Peer:
     torch: str | None  # its version
     is_ready: bool = False  # for the next generation
     failure: Message | None = None  # the first of its ranks
+    quiet: Quiet | None = None  # its ranks have not advanced for too long
     report: Message | None = None  # when all its ranks had ended
     #: The least seconds from its time of sending to our time of reading: how its clock differs from ours.
     behind: float = math.inf
@@ -246,6 +248,9 @@ class Coordinator:
                 peer.failure = message
                 self._stores.report_loss()
                 self._end_ranks()
+            case "quiet":
+                quiet = message["quiet"]  # Its time becomes one of this node's clock.
+                peer.quiet = quiet and {**quiet, "since": quiet["since"] + peer.behind}
             case "over":
                 peer.report = message
             case "leaving":
@@ -264,6 +269,8 @@ class Coordinator:
     def _start_gathering(self) -> None:
         self._nodes: list[int] = []  # of the generation that runs
         self._has_lost = False  # one of them
+        self._judge = HangJudge(self._node)
+        self._ended_for_hang = False
         self._is_ending = False
         self._deadline = time.monotonic() + JOIN_SECONDS
         self._missing: list[int] = []  # as all agents know it
@@ -322,7 +329,7 @@ class Coordinator:
         self._nodes = nodes
         layout = [(peer.node, peer.host, peer.ranks) for peer in peers]
         for peer, address in zip(peers, addresses, strict=True):
-            peer.is_ready, peer.failure, peer.report = False, None, None
+            peer.is_ready, peer.failure, peer.report, peer.quiet = False, None, None, None
             peer.channel.send("generation", number=self._number, address=address, port=port, nodes=layout)
         self._number += 1
 
@@ -343,22 +350,46 @@ class Coordinator:
         has_room = len(self._nodes) < self._node.places
         if has_room and any(peer.is_ready for node, peer in self._peers.items() if node not in self._nodes):
             self._end_ranks()
+        self._check_hang(here)
         reports = [peer.report for peer in here if peer.report]
         if len(reports) < len(here):
             return
+        if self._is_over:
+            return
         failures = [(peer.failure["at"] + peer.behind, peer) for peer in here if peer.failure]
-        if self._has_lost or (not failures and any(report["cut"] for report in reports)):
+        is_cut = not failures and not self._ended_for_hang and any(report["cut"] for report in reports)
+        if self._has_lost or is_cut:
             # That nodes were lost or have come is no failure of the ranks.
             if self._are_too_few:
                 self.finish(self._too_few())
             else:
                 self._restart(rank=None, counted=False)
+        elif self._ended_for_hang:
+            self._failures += 1
+            self._restart(rank=None, counted=True)
         elif failures:
             self._blame(min(failures, key=lambda failure: failure[0])[1])
         elif any(report["continue"] for report in reports):
             self.finish(PREEMPTED)
         else:
             self.finish(succeeded(self._node, sum(peer.ranks for peer in here), self._stores.was_used))
+
+    def _check_hang(self, here: list[_Peer]) -> None:
+        """Report a hang of this generation to all nodes, or that it is over; end the ranks, if that is to follow."""
+        if self._is_ending:
+            return
+        nodes = [peer for peer in here for _ in range(peer.ranks)]
+        left = [rank for rank, peer in enumerate(nodes) if peer.report]
+        if found := self._judge.judge([peer.quiet for peer in here if not peer.report], left):
+            kind, fields = found
+            self._send(self._members(), kind, **fields)
+        if self._judge.hang is None or self._judge.action == "report":
+            return
+        if self._judge.action == "end" or self._failures >= self._node.max_restarts:
+            self.finish(Outcome("FAILED", 1, self._judge.why))
+        else:
+            self._ended_for_hang = True
+            self._end_ranks()
 
     def _blame(self, peer: _Peer) -> None:
         assert peer.failure

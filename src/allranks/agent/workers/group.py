@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks import contract
+from allranks.agent.hangs import HangWatch
 from allranks.agent.node_facts import NodeFacts
 from allranks.agent.stop import StopRequest
 from allranks.agent.workers.fork_policy import group_advice
@@ -62,6 +63,7 @@ class WorkerGroup:
 
     Attributes:
         first_failure: the global rank that failed first, and its end, if it is to blame for what follows.
+        hangs: whether its ranks advance.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class WorkerGroup:
         events: EventWriter,
         index: LogIndexWriter,
         stop: StopRequest,
+        hangs: HangWatch,
     ) -> None:
         self.first_failure: tuple[int, RankExit] | None = None
+        self.hangs = hangs
         self._node = node
         self._folder = folder
         self._client = client
@@ -115,12 +119,14 @@ class WorkerGroup:
         starts = []
         for local_rank, rank in enumerate(self._ranks):
             error_file = str(self._folder / contract.rank_error(rank, restart))
-            variables = _variables(self._node, generation, local_rank, error_file)
+            step_file = str(self._folder / contract.rank_step(rank))
+            variables = _variables(self._node, generation, local_rank, error_file, step_file)
             out, err = (str(self._folder / contract.rank_log(rank, stream)) for stream in ("out", "err"))
             stacks = str(self._folder / contract.rank_stacks(rank))
             starts.append(RankStart(local_rank, variables, out, err, stacks))
         pids = self._client.start(starts)
         self._started = time.monotonic()
+        self.hangs.start({self._ranks[local_rank]: pid for local_rank, pid in pids.items()})
         self._events.write(
             contract.RANKS_STARTED,
             restart=restart,
@@ -143,6 +149,7 @@ class WorkerGroup:
             self._unheard += [(local_rank, number) for local_rank in range(self._node.nproc_per_node)]
         self._forward_warnings()
         self._record_exits()
+        self.hangs.tick(self._client.pids.values())
 
     def end(self, number: signal.Signals = signal.SIGTERM, patience: Callable[[], float] | None = None) -> None:
         """End all ranks: by the signal ``number``, then SIGKILL; at once after a second Ctrl-C.
@@ -221,7 +228,9 @@ def _memory(ended: RankExit) -> dict[str, int]:
     return {"memory": ended.memory, "memory_limit": min(filter(None, limits))}
 
 
-def _variables(node: NodeSpec, generation: Generation, local_rank: int, error_file: str) -> dict[str, str]:
+def _variables(
+    node: NodeSpec, generation: Generation, local_rank: int, error_file: str, step_file: str
+) -> dict[str, str]:
     """Return what torchrun gives a rank (its documentation, section Environment Variables), and ours."""
     rank, size = str(generation.first_rank + local_rank), str(generation.world_size)
     return {
@@ -245,6 +254,7 @@ def _variables(node: NodeSpec, generation: Generation, local_rank: int, error_fi
         contract.RUN_ID: node.run_id,
         contract.RUN_DIR: node.run_dir,
         contract.ATTEMPT: str(node.attempt),
+        contract.STEP_FILE: step_file,
     }
 
 

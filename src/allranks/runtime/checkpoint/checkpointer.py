@@ -14,6 +14,7 @@ import torch
 from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
 from allranks.runtime import log, stop
+from allranks.runtime.advance import advance
 from allranks.runtime.checkpoint.directory import CheckpointDirectory
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
@@ -129,6 +130,7 @@ class Checkpointer:
             True if the loop is to end.
         """
         progress = self._progress
+        advance()
         if progress.stopping or progress.micro + 1 < progress.accumulation:
             return progress.stopping
         if self._counts_steps and not progress.stepped:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from allranks.errors import RankError
+from allranks.runtime.advance import advance
 from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.mapped import BatchSource
 from allranks.runtime.progress import Progress
@@ -141,6 +142,7 @@ class Loader:
                 progress.left = left
                 # The batch that the script works on counts as done: a checkpoint is taken at the end of the step.
                 self._position = position
+                advance()
                 yield batch
                 if turn != self._turn:
                     raise RankError(
@@ -257,6 +259,7 @@ class EvaluationLoader:
                 full = full or total
                 written = (samples, total, full, last, left)
                 progress.samples, progress.total, progress.full, progress.last, progress.left = written
+                advance()
                 yield batch
         finally:
             # A loop that was left long ago and is collected now must not undo what came after it.

@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
+from allranks.runtime.advance import advance
 from allranks.runtime.model.accumulation import Accumulation, weight
 from allranks.runtime.model.flat import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained, unused
@@ -252,6 +253,7 @@ class Managed(torch.optim.Optimizer):
         around.consumed = around.stepped = progress.stepped = True
         if around.counts_steps:
             progress.step += 1
+        advance()
         return result
 
     step.hooked = True  # type: ignore[attr-defined] # Hooks run around the step of torch's class, once.

@@ -1,0 +1,245 @@
+"""Hangs: whether the ranks of this node have stopped advancing, where they stand, and what follows.
+
+A rank advances when it prints, and when it makes a step or takes a batch with allranks' runtime, which counts them in a
+file. If no rank has for too long, their stacks are taken some times: a training may advance in silence, and then all
+of its ranks move. In a hang at least one of them stays at the same place.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allranks import contract
+from allranks.agent.stacks import request
+from allranks.contract import NodeSpec
+from allranks.record.logindex import LogIndexWriter
+from allranks.record.stacks import Frame, parse
+from allranks.system.processes import stat_fields
+
+#: The usual timeout is so many usual steps, and so many seconds at least.
+_USUAL_STEPS = 10
+_LEAST_SECONDS = contract.scaled_wait(300.0)
+#: What the usual step is the median of: gaps between signs of progress.
+_GAPS = 64
+_LOOK_SECONDS = contract.scaled_wait(1.0)
+#: Stacks are taken so often, with so many seconds between.
+_SAMPLES = 5
+_SAMPLE_SECONDS = contract.scaled_wait(5.0)
+#: The innermost frames of a stack that are kept.
+_FRAMES = 48
+#: How long before the time limit a hang ends a run that nobody watches.
+_NEAR_SECONDS = contract.scaled_wait(300.0)
+
+#: What a node reports of ranks that do not advance: since when (in seconds since 1970), whether all of them move, in
+#: groups those at the same place, and the ranks that have exited.
+Quiet = dict[str, Any]
+
+
+@dataclass
+class _Stand:
+    """Where a rank was seen to stand.
+
+    Attributes:
+        end: the size that its file of stacks had before it was asked.
+        frames: of its newest stack, innermost first.
+        places: the functions of each of its stacks.
+        stack: ``shown``; ``late``: it was asked and has written nothing; ``none``: it cannot write its stack.
+    """
+
+    end: int
+    frames: tuple[Frame, ...] = ()
+    places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)
+    stack: str = "none"
+
+
+class HangWatch:
+    """Watches the ranks of this node.
+
+    Attributes:
+        quiet: what is known of them if they have not advanced for too long; else None.
+        advanced: when one of them last has, in seconds since 1970; None before they start.
+    """
+
+    def __init__(self, node: NodeSpec, folder: Path, index: LogIndexWriter) -> None:
+        self.quiet: Quiet | None = None
+        self.advanced: float | None = None
+        self._timeout, self._node, self._folder, self._index = node.hang_timeout, node.node, folder, index
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._pids: dict[int, int] = {}
+        self._steps: dict[int, int] = {}  # descriptors of the files in which ranks count, by rank
+        self._sign: tuple[int, ...] = ()
+        self._since = self._next = 0.0
+        self._moved = 0.0  # when all ranks were seen to move in silence
+        self._stands: dict[int, _Stand] = {}
+        self._samples = 0
+
+    def start(self, pids: Mapping[int, int]) -> None:
+        """Watch a new generation: processes by global rank."""
+        self._pids = dict(pids)
+        for descriptor in self._steps.values():
+            os.close(descriptor)
+        self._steps = {}
+        self._gaps.clear()
+        self._note_advance(time.monotonic())
+
+    def tick(self, alive: Collection[int]) -> None:
+        """Look whether ranks have advanced, about once a second; ``alive`` holds their process ids."""
+        if (now := time.monotonic()) < self._next or self._timeout == 0 or not alive:
+            return
+        self._next = now + (_SAMPLE_SECONDS if self._stands else _LOOK_SECONDS)
+        if (sign := self._newest_sign(len(alive))) != self._sign:
+            self._sign = sign
+            self._gaps.append(now - self._since)
+            self._note_advance(now)
+        elif self._stands:
+            self._sample(alive)
+        elif (self.quiet is None or self.quiet["moving"]) and now - max(self._since, self._moved) >= self._limit:
+            self._samples = 0
+            self._ask(alive)
+            self._next = now + _SAMPLE_SECONDS
+
+    @property
+    def _limit(self) -> float:
+        if self._timeout is not None:
+            return self._timeout
+        usual = statistics.median(self._gaps) if self._gaps else 0.0
+        return max(_LEAST_SECONDS, _USUAL_STEPS * usual)
+
+    def _note_advance(self, now: float) -> None:
+        self._since, self._moved, self.advanced = now, 0.0, time.time()
+        self._stands = {}
+        self.quiet = None
+
+    def _newest_sign(self, alive: int) -> tuple[int, ...]:
+        """Return what differs once a rank has advanced: logs that have grown, ranks that have exited, steps."""
+        for rank in self._pids.keys() - self._steps.keys():
+            with suppress(OSError):  # It has not got so far, or uses nothing of ours.
+                path = self._folder / contract.rank_step(rank)
+                self._steps[rank] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        counts = (os.pread(descriptor, 8, 0) for descriptor in self._steps.values())
+        return (self._index.growths, alive, *(int.from_bytes(count, "little") for count in counts))
+
+    # --- where they stand ---
+
+    def _living(self, alive: Collection[int]) -> dict[int, int]:
+        return {rank: pid for rank, pid in self._pids.items() if pid in alive}
+
+    def _ask(self, alive: Collection[int]) -> None:
+        living = self._living(alive)
+        for rank in living:
+            stand = self._stands.setdefault(rank, _Stand(0))
+            with suppress(OSError):
+                stand.end = (self._folder / contract.rank_stacks(rank)).stat().st_size
+        asked = {*request(living.values())}
+        for rank, pid in living.items():
+            self._stands[rank].stack = "late" if pid in asked else "none"
+
+    def _sample(self, alive: Collection[int]) -> None:
+        """Read the stacks that ranks were asked for, and ask again or conclude."""
+        for rank, stand in self._stands.items():
+            if stand.stack == "late" and (text := self._dump(rank, stand.end)):
+                stand.frames, stand.stack = parse(text, rank, self._node).frames[:_FRAMES], "shown"
+                stand.places.add(tuple((frame.file, frame.function) for frame in stand.frames))
+        self._samples += 1
+        moving = all(len(stand.places) > 1 for stand in self._stands.values())
+        if not moving and self._samples < _SAMPLES:
+            self._ask(alive)
+            return
+        if moving:
+            self._moved = time.monotonic()
+        living = self._living(alive)
+        self.quiet = {
+            "since": self.advanced,
+            "moving": moving,
+            "groups": merged([_group(rank, stand, living.get(rank)) for rank, stand in self._stands.items()]),
+            "left": sorted(self._pids.keys() - living.keys()),
+        }
+        self._stands = {}
+
+    def _dump(self, rank: int, start: int) -> str:
+        try:
+            with open(self._folder / contract.rank_stacks(rank), "rb") as stream:
+                stream.seek(start)
+                return stream.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def _group(rank: int, stand: _Stand, pid: int | None) -> dict[str, Any]:
+    frames = [[frame.file, frame.line, frame.function] for frame in stand.frames]
+    state = (stat_fields(pid) or [""])[0] if pid else ""
+    return {"ranks": [rank], "frames": frames, "stack": stand.stack, "held": state == "D"}
+
+
+def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return groups with those at the same place as one, the largest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        same = found.setdefault(repr((group["frames"], group["stack"], group["held"])), {**group, "ranks": []})
+        same["ranks"] = sorted([*same["ranks"], *group["ranks"]])
+    return sorted(found.values(), key=lambda group: (-len(group["ranks"]), group["ranks"]))
+
+
+class HangJudge:
+    """Decides for all nodes of a generation whether it hangs, and what follows.
+
+    Attributes:
+        hang: what is recorded of the hang; None while ranks advance.
+    """
+
+    def __init__(self, node: NodeSpec) -> None:
+        self.hang: dict[str, Any] | None = None
+        self._policy = node.on_hang
+        self._end_time = float(os.environ.get(contract.END_TIME) or 0)
+        self._is_watched = bool(os.environ.get(contract.TERMINAL))
+
+    def judge(self, reports: Sequence[Quiet | None], left: Collection[int] = ()) -> tuple[str, dict[str, Any]] | None:
+        """Return an event to record, with its fields, if something has changed.
+
+        Args:
+            reports: of the nodes with living ranks.
+            left: the ranks of other nodes, all of which have exited.
+        """
+        if not reports:
+            return None
+        quiet = [report for report in reports if report]
+        if len(quiet) < len(reports) or all(report["moving"] for report in quiet):
+            if self.hang is None:
+                return None
+            over = {"since": self.hang["since"]}
+            self.hang = None
+            return contract.HANG_OVER, over
+        if self.hang:
+            return None
+        since = max(report["since"] for report in quiet)
+        self.hang = {
+            "since": since,
+            "quiet": round(time.time() - since, 1),
+            "groups": merged(group for report in quiet for group in report["groups"]),
+            "left": sorted({*left, *(rank for report in quiet for rank in report["left"])}),
+            "action": self.action,
+        }
+        return contract.HANG, self.hang
+
+    @property
+    def action(self) -> str:
+        """What a hang leads to now: ``report``, ``restart`` or ``end``."""
+        if self._policy:
+            return self._policy
+        is_near = bool(self._end_time) and time.time() >= self._end_time - _NEAR_SECONDS
+        return "end" if is_near and not self._is_watched else "report"
+
+    @property
+    def why(self) -> str:
+        """The reason for which a hang ends the run."""
+        assert self.hang
+        near = "" if self._policy else ": the time limit is near, and nobody watches"
+        return f"the ranks hang: none has advanced for {time.time() - self.hang['since']:.0f} s{near}"

@@ -1,0 +1,250 @@
+"""Hangs that agents have recorded: where the ranks stand, which of them the others wait for, and what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from allranks import contract
+from allranks.logs.cause import is_foreign
+from allranks.logs.lineform import ranges
+from allranks.record.events import Event, read_events
+
+#: Where torch's collectives are, and frames of debuggers, which wait for a person at the keyboard.
+_COLLECTIVE = re.compile(r"/torch/distributed/distributed_c10d\.py$")
+_DEBUGGER = re.compile(r"/(?:pdb|bdb|cmd)\.py$|/(?:debugpy|ipdb|pudb|IPython)/")
+#: What an interpreter runs after the script.
+_EXIT = re.compile(r"/threading\.py$|/concurrent/futures/\w+\.py$|/multiprocessing/util\.py$")
+#: Calls in which a rank waits for others, and in whose frames that happens unseen.
+_BACKWARD = re.compile(r"/torch/autograd/graph\.py$")
+#: A run without progress for so long is shown as such.
+_SHOWN_AFTER = contract.scaled_wait(60.0)
+#: Seconds that ranks in a hang may take from their last words to the end of the attempt.
+_LAST_WORDS = 120.0
+_FOLLOWS = {"restart": "all ranks restart", "end": "the run ends"}
+
+
+def span(seconds: float) -> str:
+    """Write a duration as ``45 s``, ``5 min`` or ``2.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that stand at the same place.
+
+    Attributes:
+        ranks: the ranks.
+        frames: file, line and function, innermost first; none if they have shown none.
+        stack: ``shown``; ``late``: they were asked and have not reacted; ``none``: they cannot show it.
+        is_held: whether the kernel holds them in a call that nothing interrupts.
+    """
+
+    ranks: tuple[int, ...]
+    frames: tuple[tuple[str, int, str], ...]
+    stack: str
+    is_held: bool
+
+    @property
+    def named(self) -> str:
+        """The ranks, for people."""
+        return f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {ranges(self.ranks)}"
+
+    @cached_property
+    def users(self) -> tuple[str, int, str] | None:
+        """The innermost frame in the user's code."""
+        return next((frame for frame in self.frames if not is_foreign(frame[0])), None)
+
+    @cached_property
+    def collective(self) -> str | None:
+        """The collective that they are in."""
+        return next((name for file, _, name in reversed(self.frames) if _COLLECTIVE.search(file)), None)
+
+    @cached_property
+    def kind(self) -> str:
+        """What they do: held, late, unknown, debugger, collective, exit, or at a place of the script: code."""
+        if self.is_held:
+            return "held"
+        if self.stack != "shown":
+            return "late" if self.stack == "late" else "unknown"
+        if any(_DEBUGGER.search(file) for file, _, _ in self.frames):
+            return "debugger"
+        if self.collective:
+            return "collective"
+        if not self.users and (not self.frames or _EXIT.search(self.frames[-1][0])):
+            return "exit"
+        return "code"
+
+    @property
+    def place(self) -> str:
+        """Where that is: ``train.py:88``."""
+        frame = self.users or (self.frames[0] if self.frames else None)
+        return f"{Path(frame[0]).name}:{frame[1]}" if frame else ""
+
+    @property
+    def phrase(self) -> str:
+        """What they do, as a sentence."""
+        is_one = len(self.ranks) == 1
+        be = "is" if is_one else "are"
+        at = f" at {self.place}" if self.place else ""
+        match self.kind:
+            case "held":
+                return f"{self.named} {be} held by the kernel, as on a dead file server{at and ', ' + at[1:]}"
+            case "late":
+                return f"{self.named} did not react, in code that is not Python"
+            case "unknown":
+                return f"{self.named} cannot show where {'it stands' if is_one else 'they stand'}"
+            case "debugger":
+                return f"{self.named} {be} in a debugger{at}"
+            case "collective":
+                return f"{self.named} wait{'s' if is_one else ''} in {self.collective}{at}"
+            case "exit":
+                return f"{self.named} {be} at the exit of the interpreter"
+        if any(_BACKWARD.search(file) for file, _, _ in self.frames):
+            return f"{self.named} {be} in backward{at}"
+        frame = self.users or self.frames[0]
+        where = "" if frame[2] == "<module>" else f" {frame[2]}"
+        return f"{self.named} {be} in{where}{at}" if where else f"{self.named} {be}{at}"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A hang: no rank advanced.
+
+    Attributes:
+        time: when it was recorded, in seconds since 1970.
+        since: when a rank last advanced.
+        groups: of ranks at the same place, the largest first.
+        left: ranks that had exited, without an error.
+        action: what followed: ``report``, ``restart`` or ``end``.
+    """
+
+    time: float
+    since: float
+    groups: tuple[Group, ...]
+    left: tuple[int, ...]
+    action: str
+
+    @cached_property
+    def odd(self) -> Group | None:
+        """The ranks that the others wait for, if that can be told: those that are in no collective, the fewest."""
+        if stuck := [group for group in self.groups if group.kind in ("debugger", "held")]:
+            return stuck[0]
+        others = sorted(
+            (group for group in self.groups if group.kind != "collective"), key=lambda each: len(each.ranks)
+        )
+        is_tied = len(others) > 1 and len(others[0].ranks) == len(others[1].ranks)
+        return others[0] if others and not is_tied else None
+
+    @property
+    def kind(self) -> str:
+        """The class of the hang: ``hang``, or with what it is known to be: ``hang-in-debugger``."""
+        kinds = {group.kind for group in self.groups}
+        if "debugger" in kinds:
+            return "hang-in-debugger"
+        if "held" in kinds:
+            return "hang-in-kernel"
+        if kinds == {"collective"} and self.left:
+            return "hang-rank-left"
+        if kinds == {"collective"} and len({(group.collective, group.place) for group in self.groups}) > 1:
+            return "hang-mismatch"
+        if "exit" in kinds:
+            return "hang-at-exit"
+        return "hang"
+
+    @property
+    def sentence(self) -> str:
+        """Where the ranks stand, in one sentence."""
+        parts = [group.phrase for group in self.groups]
+        if self.left:
+            parts.append(f"{'rank' if len(self.left) == 1 else 'ranks'} {ranges(self.left)} exited without an error")
+        if self.kind == "hang-mismatch":
+            parts.append("they are in different collectives")
+        return "; ".join(parts)
+
+    @property
+    def notice(self) -> str:
+        """The line that is shown when it is noticed."""
+        follows = f"; {_FOLLOWS[self.action]}" if self.action in _FOLLOWS else ""
+        return f"no rank has advanced for {span(self.time - self.since)}: {self.sentence}{follows}"
+
+
+def of_event(event: Event) -> Hang:
+    """Return the hang that an event tells of."""
+    fields: Mapping[str, Any] = event.fields
+    groups = tuple(
+        Group(
+            tuple(group["ranks"]), tuple((f, n, name) for f, n, name in group["frames"]), group["stack"], group["held"]
+        )
+        for group in fields["groups"]
+    )
+    return Hang(event.time, fields["since"], groups, tuple(fields["left"]), fields["action"])
+
+
+def newest(attempt: Path) -> Hang | None:
+    """Return the hang that an attempt is in, or in which it ended; None if ranks have advanced since the last one.
+
+    What ranks print as they end, because of a timeout or of a signal, is no advance.
+    """
+    for folder in sorted(attempt.glob("node-*")):
+        found, over, has_ended = None, None, False
+        for event in read_events(folder / contract.AGENT_EVENTS):
+            if event.kind == contract.HANG:
+                found, over = of_event(event), None
+            elif event.kind == contract.HANG_OVER:
+                over = event.time
+            elif event.kind == contract.RANKS_STARTED or (
+                event.kind == contract.ENDED and over and event.time - over > _LAST_WORDS
+            ):
+                found = over = None
+            has_ended = event.kind == contract.ENDED
+        if found and (over is None or has_ended):
+            return found
+    return None
+
+
+def quiet_for(attempt: Path) -> float | None:
+    """Return for how many seconds no rank has advanced, if that is long enough to be shown; else None."""
+    times = []
+    for path in attempt.glob(f"node-*/{contract.USAGE}"):
+        try:
+            times.append(float(json.loads(path.read_text())["advanced"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # Being written, or of another version.
+    quiet = time.time() - max(times, default=time.time())
+    return quiet if quiet >= _SHOWN_AFTER else None
+
+
+class Notices:
+    """Reads the lines on hangs of an attempt, for a command that follows it."""
+
+    def __init__(self, attempt: Path) -> None:
+        self._attempt = attempt
+        self._shown: Hang | None = newest(attempt)
+        self._size = -1
+
+    def news(self) -> Sequence[str]:
+        """Return what has happened since the last call, a line each."""
+        try:
+            size = sum(path.stat().st_size for path in self._attempt.glob(f"node-*/{contract.AGENT_EVENTS}"))
+        except OSError:
+            return []
+        if size == self._size:
+            return []
+        first, self._size = self._size < 0, size
+        before, self._shown = self._shown, newest(self._attempt)
+        if self._shown and (first or self._shown != before):
+            return [self._shown.notice]
+        return [OVER] if before and not self._shown else []
+
+
+#: The line that is shown when a hang is over.
+OVER = "the ranks advance again"
