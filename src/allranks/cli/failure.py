@@ -46,7 +46,7 @@ def explain(run: Run) -> AllranksError:
 
 
 def verdict_rows(run: Run) -> dict[str, str]:
-    """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; nothing if it is unknown."""
+    """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; empty if it is unknown."""
     if not has_failed(run):
         return {}
     try:
@@ -56,13 +56,17 @@ def verdict_rows(run: Run) -> dict[str, str]:
     if verdict is None or verdict.sure == "unknown":
         return {}
     place = f" ({verdict.place})" if verdict.place else ""
-    return {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}", "retry": render.RETRY[verdict.retry]}
+    rows = {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}"}
+    if verdict.retry:  # Of a hang it is not known.
+        rows["retry"] = render.RETRY[verdict.retry]
+    return rows
 
 
 def report_verdict(run: Run) -> None:
     """Report the short form on stderr, in a line."""
     if rows := verdict_rows(run):
-        line = f"{rows['diagnosis']}; retry: {rows['retry']}"
+        retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
+        line = rows["diagnosis"] + retry
         render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")
 
 
