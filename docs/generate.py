@@ -17,6 +17,8 @@ from allranks.cli.schema import job_schema
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.verdict import sentence
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
+from allranks.lint.rules import FAMILIES
+from allranks.lint.rules import RULES as LINT_RULES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from python_api import python_api
@@ -132,6 +134,29 @@ def failures() -> str:
     return _table(("class", "cause", "what to do", "retry"), rows)
 
 
+def lint() -> str:
+    """Return a section for each rule of ``allranks lint``, by family."""
+    parts = []
+    for digit, family in FAMILIES.items():
+        parts.append(f"## {family}")
+        for rule in LINT_RULES:
+            if rule.code[2] == digit:
+                lines = [
+                    f"- **{rule.severity}**: {_as_markdown(rule.what)}",
+                    f"- write: {_as_markdown(rule.fix)}",
+                    *([f"- versions: {rule.versions}"] if rule.versions else []),
+                    f"- source: {_as_markdown(rule.source)}",
+                ]
+                parts += [f"### {rule.code} {rule.name}", "\n".join(lines)]
+    return "\n\n".join(parts)
+
+
+def _as_markdown(text: str) -> str:
+    """Return a sentence of a rule, with the names of its fields in capitals."""
+    text = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda match: match[1].upper(), text).replace("{{", "{").replace("}}", "}")
+    return re.sub(r"([\\*_<>|\[\]])", r"\\\1", text)
+
+
 def _code(text: str | None) -> str:
     return f"`{text}`" if text else ""
 
@@ -147,6 +172,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "environment-variables.md": environment_variables,
     "checks.md": checks,
     "failures.md": failures,
+    "lint.md": lint,
     "api.md": python_api,
 }
 

@@ -32,6 +32,7 @@ GROUPS = {
     "Check first": {
         "check": "Check this machine, or all nodes of a job.",
         "test": "Run a short distributed training as a self-test.",
+        "lint": "Find faults in launch scripts that you have.",
     },
     "Use clusters": {
         "shell": "Open a shell on nodes of a cluster.",

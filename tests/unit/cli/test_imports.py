@@ -33,7 +33,17 @@ def modules_after(env: dict[str, str], *args: str) -> tuple[int, set[str]]:
 def test_help_imports_nothing_heavy(allranks_env, verb: str | None):
     code, modules = modules_after(allranks_env, *([verb] if verb else []), "--help")
     assert code == 0
-    assert not modules & {"torch", "numpy", "pydantic", "ruamel", "rich", "psutil", "asyncio", "importlib_metadata"}
+    assert not modules & {
+        "torch",
+        "numpy",
+        "pydantic",
+        "ruamel",
+        "rich",
+        "psutil",
+        "asyncio",
+        "importlib_metadata",
+        "tree_sitter",
+    }
 
 
 def test_a_plan_brings_no_other_verb(allranks_env):

@@ -1,0 +1,1 @@
+"""Finds what fails, hangs or trains wrongly in launch scripts that were written by hand. Runs nothing of them."""

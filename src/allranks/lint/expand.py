@@ -1,0 +1,278 @@
+"""Words of a script: what they become after expansion, as far as that is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from allranks.lint.arithmetic import evaluate
+from allranks.lint.model import Context, Part, Script, Use, Word
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+#: A variable's value: its parts, the words of an array, or None where it is not known.
+Value = tuple[Part, ...] | tuple[Word, ...] | None
+
+#: Deeper than people nest anything; far less than Python's own limit.
+DEEPEST = 60
+#: Parts and characters of a value; those of one that is longer are not known.
+_PARTS, _CHARACTERS = 500, 20_000
+#: Characters of Unicode's private area, around the number of a part that an outer shell has expanded.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_LITERAL = {"word", "number", "extglob_pattern", "regex", "special_variable_name", "variable_name", "test_operator"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text that a shell parses: the script itself, or what it hands to another shell.
+
+    Attributes:
+        data: the text; what an outer shell has put in is a number between marks.
+        offsets: of each byte, where it stands in the file; None: at the same offset.
+        marked: the parts that the numbers stand for.
+    """
+
+    data: bytes
+    offsets: tuple[int, ...] | None = None
+    marked: tuple[Part, ...] = ()
+
+    def at(self, offset: int) -> int:
+        """Return where a byte stands in the file."""
+        if self.offsets is None:
+            return offset
+        return self.offsets[min(offset, len(self.offsets) - 1)] if self.offsets else 0
+
+
+class Expander:
+    """Expands words, with the variables that are known at a place.
+
+    Args:
+        script: the model; uses of variables are added to it.
+        known: variables that the scheduler sets, whose values follow from the directives.
+    """
+
+    def __init__(self, script: Script, known: dict[str, str]) -> None:
+        self.script = script
+        self.known = known
+        self.values: dict[str, Value] = {}
+        self._piece = Piece(b"")
+        self._order = 0
+        self._depth = 0
+
+    def _substitution(self, node: Node, context: Context) -> None:
+        """Walk over the commands of a substitution."""
+        raise NotImplementedError
+
+    def _words(self, node: Node, context: Context) -> list[Word]:
+        """Return what a word of the source becomes: one word, or with unquoted variables several."""
+        at, end = self._piece.at(node.start_byte), self._piece.at(node.end_byte)
+        array = self._array(node)
+        if array is not None:
+            return [replace(word, at=at, end=end) for word in array]
+        return split_words(self._parts(node, context, ""), at, end)
+
+    def _array(self, node: Node) -> tuple[Word, ...] | None:
+        """Return the words of ``${NAME[@]}``, if the node is that and they are known."""
+        if node.type == "string" and node.named_child_count == 1:
+            node = node.named_children[0]
+        if node.type != "expansion" or not self._source(node).endswith(("[@]}", "[*]}")):
+            return None
+        name = self._source(node)[2:-4]
+        value = self.values.get(name)
+        items = array_of(value)
+        if items is None:
+            return None
+        self._use(name, node, Context(), "")
+        return items
+
+    def _parts(self, node: Node, context: Context, quote: str) -> list[Part]:
+        kind = node.type
+        if kind in _LITERAL:
+            return self._unescaped(node.start_byte, node.end_byte, quote, context.level)
+        if kind == "raw_string":
+            return self._literal(node.start_byte + 1, node.end_byte - 1, "'", context.level)
+        if kind == "ansi_c_string":
+            return self._literal(node.start_byte + 2, node.end_byte - 1, "'", context.level)
+        if kind in ("string", "translated_string"):
+            start = node.start_byte + (2 if kind == "translated_string" else 1)
+            parts = self._filled(node, context, '"', start, max(start, node.end_byte - 1))
+            return parts or [Part("text", "", "", '"', context.level, self._piece.at(node.start_byte))]
+        if kind == "concatenation":
+            return [part for child in node.children for part in self._parts(child, context, quote)]
+        if kind in ("simple_expansion", "expansion"):
+            return self._variable(node, context, quote)
+        if kind in ("command_substitution", "process_substitution"):
+            self._substitution(node, context)
+            return [Part("command", self._source(node), None, quote, context.level, self._piece.at(node.start_byte))]
+        if kind == "arithmetic_expansion":
+            for child in below(node, "variable_name"):
+                self._use(self._source(child), child, context, quote)
+            value = evaluate(self._source(node)[3:-2], self._number)
+            at = self._piece.at(node.start_byte)
+            return [Part("arithmetic", self._source(node), value, quote, context.level, at)]
+        if not node.child_count:
+            return self._unescaped(node.start_byte, node.end_byte, quote, context.level)
+        return [Part("command", self._source(node), None, quote, context.level, self._piece.at(node.start_byte))]
+
+    def _filled(
+        self, node: Node, context: Context, quote: str, start: int, end: int, skip: tuple[str, ...] = ()
+    ) -> list[Part]:
+        """Return the parts of a string or heredoc: its expansions, and the text around them."""
+        parts: list[Part] = []
+        position = start
+        for child in node.children:
+            if child.type in skip or quote == "'":
+                end = child.start_byte if child.type in skip else end
+                continue
+            if child.type in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"):
+                parts += self._unescaped(position, child.start_byte, quote, context.level)
+                parts += self._parts(child, context, quote)
+                position = child.end_byte
+        take = self._literal if quote == "'" else self._unescaped
+        return parts + take(position, end, quote, context.level)
+
+    def _literal(self, start: int, end: int, quote: str, level: int) -> list[Part]:
+        """Return text as it stands, apart from what an outer shell has put in."""
+        text = self._piece.data[start:end].decode("utf-8", "surrogateescape")
+        parts: list[Part] = []
+        position = 0
+        for mark in _MARK.finditer(text) if self._piece.marked else ():
+            if mark.start() > position:
+                parts.append(self._plain(text[position : mark.start()], start, text[:position], quote, level))
+            number = int(mark[1])
+            if number < len(self._piece.marked):
+                parts.append(self._piece.marked[number])
+            position = mark.end()
+        if position < len(text):
+            parts.append(self._plain(text[position:], start, text[:position], quote, level))
+        return parts
+
+    def _plain(self, text: str, start: int, before: str, quote: str, level: int) -> Part:
+        at = self._piece.at(start + len(before.encode("utf-8", "surrogateescape")))
+        return Part("text", text, text, quote, level, at, is_verbatim=self._piece.offsets is None)
+
+    def _unescaped(self, start: int, end: int, quote: str, level: int) -> list[Part]:
+        """Return text without the backslashes that the shell removes."""
+        data = self._piece.data[start:end]
+        if b"\\" not in data:
+            return self._literal(start, end, quote, level)
+        parts: list[Part] = []
+        position = start
+        for match in re.finditer(rb"\\(.|\n)", data):
+            escaped = match[1]
+            if quote and escaped not in (b"$", b"`", b'"', b"\\", b"\n"):
+                continue
+            parts += self._literal(position, start + match.start(), quote, level)
+            if escaped != b"\n":
+                text = escaped.decode("utf-8", "replace")
+                parts.append(Part("text", text, text, quote or "'", level, self._piece.at(start + match.start())))
+            position = start + match.end()
+        return parts + self._literal(position, end, quote, level)
+
+    def _variable(self, node: Node, context: Context, quote: str) -> list[Part]:
+        source, at = self._source(node), self._piece.at(node.start_byte)
+        names = list(below(node, "variable_name", "special_variable_name"))
+        name = self._source(names[0]) if names else source.lstrip("${").rstrip("}")
+        has_default = any(child.type in (":-", "-", ":=", "=", ":?", "?", ":+", "+") for child in node.children)
+        self._use(name, node, context, quote, has_default=has_default)
+        for child in below(node, "command_substitution"):
+            self._parts(child, context, quote)
+        is_plain = source in (f"${name}", f"${{{name}}}")
+        value = self.values.get(name)
+        parts = text_of(value)
+        if (is_plain or has_default) and parts is not None and ":+" not in source:
+            found = [replace(part, quote=quote, at=at, is_verbatim=False) for part in parts]
+            return found or [Part("text", "", "", quote, context.level, at)]
+        if any(child.type == "subscript" for child in node.children):
+            return [Part("variable", source[2:-1], None, quote, context.level, at)]
+        known = self.known.get(name) if is_plain and name not in self.values else None
+        return [Part("variable", name, known, quote, context.level, at, has_default=has_default)]
+
+    def _use(self, name: str, node: Node, context: Context, quote: str, *, has_default: bool = False) -> None:
+        at = self._piece.at(node.start_byte)
+        self.script.uses.append(Use(name, at, context.level, self._order, has_default, quote))
+
+    def _number(self, name: str) -> int | None:
+        parts = text_of(self.values.get(name))
+        text = Word(parts, 0, 0).value if parts else self.known.get(name)
+        return int(text) if text and text.isdecimal() and len(text) < 12 else None
+
+    def _text(self, node: Node) -> Part:
+        text = self._source(node)
+        return Part("text", text, text, "", 0, self._piece.at(node.start_byte))
+
+    def _source(self, node: Node) -> str:
+        return self._piece.data[node.start_byte : node.end_byte].decode("utf-8", "replace")
+
+
+def bounded(value: Value) -> Value:
+    """Return a value, or None if it is longer than any that is written by hand."""
+    if not value:
+        return value
+    parts = [part for word in value for part in (word.parts if isinstance(word, Word) else (word,))]
+    is_short = len(parts) <= _PARTS and sum(len(part.value or part.text) for part in parts) <= _CHARACTERS
+    return value if is_short else None
+
+
+def array_of(value: Value) -> tuple[Word, ...] | None:
+    """Return the words of a value that is an array; None if it is none, is empty, or is not known."""
+    words = tuple(item for item in value or () if isinstance(item, Word))
+    return words or None
+
+
+def text_of(value: Value) -> tuple[Part, ...] | None:
+    """Return the parts of a value that is no array; None if it is one, or is not known."""
+    return None if value is None or array_of(value) else tuple(item for item in value if isinstance(item, Part))
+
+
+def below(node: Node, *kinds: str) -> Iterable[Node]:
+    """Yield the nodes of some kinds below a node, in their order, and none below those."""
+    stack = [*reversed(node.children)]
+    while stack:
+        child = stack.pop()
+        if child.type in kinds:
+            yield child
+        else:
+            stack += reversed(child.children)
+
+
+def split_words(parts: Sequence[Part], at: int, end: int) -> list[Word]:
+    """Split where an unquoted variable has white space in its value."""
+    words: list[list[Part]] = [[]]
+    for part in parts:
+        if part.quote or part.value is None or part.is_verbatim or not re.search(r"\s", part.value):
+            if part.value != "" or part.quote:
+                words[-1].append(part)
+            continue
+        pieces = re.split(r"\s+", part.value)
+        for position, piece in enumerate(pieces):
+            if position:
+                words.append([])
+            if piece:
+                words[-1].append(replace(part, text=piece, value=piece))
+    return [Word(tuple(word), at, end) for word in words if word]
+
+
+def piece_of(words: Sequence[Word]) -> Piece:
+    """Return the text that a shell gets, of words with a blank between them."""
+    data = bytearray()
+    offsets: list[int] = []
+    marked: list[Part] = []
+    for position, word in enumerate(words):
+        if position:
+            data += b" "
+            offsets.append(word.at)
+        for part in word.parts:
+            if part.kind == "text":
+                encoded = part.text.encode("utf-8", "surrogateescape")
+                offsets += range(part.at, part.at + len(encoded)) if part.is_verbatim else [part.at] * len(encoded)
+            else:
+                encoded = f"{_OPEN}{len(marked)}{_CLOSE}".encode()
+                marked.append(part)
+                offsets += [part.at] * len(encoded)
+            data += encoded
+    return Piece(bytes(data), tuple(offsets), tuple(marked))

@@ -1,0 +1,75 @@
+"""Which files are read: those that are named, and the scripts of directories."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from allranks.errors import UsageError
+from allranks.lint.reading import LARGEST
+
+#: How the names of launch scripts end.
+_ENDS = (
+    ".sh",
+    ".bash",
+    ".sbatch",
+    ".slurm",
+    ".slm",
+    ".pbs",
+    ".qsub",
+    ".sge",
+    ".job",
+    ".sub",
+    ".submit",
+    ".batch",
+    ".cmd",
+)
+_SHELLS = (b"/sh", b"/bash", b" bash", b" sh", b"/zsh", b"/dash")
+
+
+def scripts_of(names: Sequence[str]) -> Iterator[Path]:
+    """Yield the files that are named, and the scripts in directories that are named, each once."""
+    seen: set[Path] = set()
+    for name in names:
+        path = Path(name)
+        for found in _below(path) if path.is_dir() else [path]:
+            if found not in seen:
+                seen.add(found)
+                yield found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")) and name != "node_modules")
+        for name in sorted(files):
+            path = Path(root) / name
+            if not path.is_symlink() and (name.endswith(_ENDS) or ("." not in name and _starts_a_shell(path))):
+                yield path
+
+
+def _starts_a_shell(path: Path) -> bool:
+    try:
+        first = _read(path, 64).split(b"\n")[0].rstrip()
+    except OSError:
+        return False
+    return first.startswith(b"#!") and first.split(b" -")[0].endswith(_SHELLS)
+
+
+def read(path: Path) -> bytes:
+    """Return the beginning of a file, one byte more than is read at most, so that larger ones are noticed."""
+    try:
+        return _read(path, LARGEST + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"cannot read {path}", why=reason, fix="allranks lint FILE, DIRECTORY or -") from error
+
+
+def _read(path: Path, most: int) -> bytes:
+    # A pipe without a writer does not block: it is opened so, and then refused.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) and not str(path).startswith(("/dev/fd/", "/proc/self/fd/")):
+            raise OSError(0, "not a regular file")
+        return file.read(most)

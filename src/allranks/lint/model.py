@@ -1,0 +1,309 @@
+"""What a shell script says, as far as it can be known without running it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+
+class Place(NamedTuple):
+    """A position in a file: line and column, counted from 1."""
+
+    line: int
+    column: int
+
+
+class Text:
+    """The bytes of a script, and where their lines begin."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
+
+    def place(self, offset: int) -> Place:
+        """Return the position of an offset. Columns count characters."""
+        line = bisect_right(self._starts, offset)
+        start = self._starts[line - 1]
+        return Place(line, len(self.data[start:offset].decode("utf-8", "replace")) + 1)
+
+    def line(self, number: int) -> str:
+        """Return a line, counted from 1, without its end."""
+        starts = [*self._starts, len(self.data) + 1]
+        return self.data[starts[number - 1] : starts[number] - 1].decode("utf-8", "replace")
+
+    @property
+    def lines(self) -> int:
+        """Number of lines."""
+        return len(self._starts)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a word.
+
+    Attributes:
+        kind: plain text, or what the shell puts something in the place of.
+        text: the text, the name of the variable, or the source of the substitution.
+        value: what it becomes; None if that is not known.
+        quote: the quote around it: none, ``'`` or ``"``.
+        level: the shell that expands it: 0 is the script's, 1 that of a ``bash -c`` in it, and so on.
+        at: its offset in the file.
+        is_verbatim: whether each byte of the text stands in the file, one after the other from ``at`` on.
+        has_default: whether the script gives a default: ``${NAME:-2}``.
+    """
+
+    kind: Literal["text", "variable", "command", "arithmetic"]
+    text: str
+    value: str | None
+    quote: str
+    level: int
+    at: int
+    is_verbatim: bool = False
+    has_default: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The part as a person would write it."""
+        return f"${self.text}" if self.kind == "variable" else self.text
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a command, after expansion as far as it is known."""
+
+    parts: tuple[Part, ...]
+    at: int
+    end: int
+
+    @cached_property
+    def value(self) -> str | None:
+        """The word as the program gets it; None if a part is not known."""
+        values = [part.value for part in self.parts]
+        return None if None in values else "".join(value for value in values if value is not None)
+
+    @cached_property
+    def shown(self) -> str:
+        """The word with the names of what is not known."""
+        return "".join(part.shown if part.value is None else part.value for part in self.parts)
+
+    @property
+    def prefix(self) -> str:
+        """What the word certainly begins with."""
+        known = ""
+        for part in self.parts:
+            if part.value is None:
+                break
+            known += part.value
+        return known
+
+    @property
+    def number(self) -> int | None:
+        """The word as a whole number; None if it is none, or not known."""
+        return int(self.value) if self.value and self.value.isdecimal() and len(self.value) < 10 else None
+
+    @property
+    def variables(self) -> Iterator[Part]:
+        """The expansions of variables in it."""
+        return (part for part in self.parts if part.kind == "variable")
+
+    def names(self, *names: str) -> bool:
+        """Return whether it expands one of these variables."""
+        return any(part.text in names for part in self.variables)
+
+    def after(self, separator: str) -> Word | None:
+        """Return what follows the first separator; None if it does not occur."""
+        for index, part in enumerate(self.parts):
+            if part.kind == "text" and separator in part.text:
+                cut = part.text.index(separator) + len(separator)
+                rest = Part(part.kind, part.text[cut:], part.text[cut:], part.quote, part.level, part.at + cut)
+                return Word(
+                    (rest, *self.parts[index + 1 :]) if rest.text else self.parts[index + 1 :], rest.at, self.end
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A variable that gets a value.
+
+    Attributes:
+        parts: the value; None if it is an array, or appended to.
+        is_exported: whether this statement exports it, or stands before a command.
+        order: the position among all statements.
+        items: the words of an array.
+    """
+
+    name: str
+    parts: tuple[Part, ...] | None
+    at: int
+    is_exported: bool
+    order: int
+    level: int = 0
+    items: tuple[Word, ...] | None = None
+    is_prefix: bool = False
+    is_remote: bool = False
+
+    @property
+    def value(self) -> str | None:
+        """The text that it becomes; None if that is not known."""
+        return Word(self.parts, self.at, self.at).value if self.parts is not None else None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop around a command."""
+
+    kind: Literal["for", "while"]
+    variable: str
+    words: tuple[Word, ...]
+    reads_input: bool
+    at: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stands around a command.
+
+    Attributes:
+        via: the commands that start it, the outermost first: ``srun``, ``bash -c``.
+        level: the shell that expands its words.
+        pipe: the names of the commands that read its output.
+        chain: the operator after it, in a list: ``&&``, ``||`` or none.
+        redirects: redirections of the list or pipeline that it ends.
+    """
+
+    via: tuple[Command, ...] = ()
+    level: int = 0
+    loops: tuple[Loop, ...] = ()
+    function: str = ""
+    is_background: bool = False
+    is_conditional: bool = False
+    is_condition: bool = False
+    is_substitution: bool = False
+    pipe: tuple[str, ...] = ()
+    chain: str = ""
+    redirects: tuple[tuple[str, Word], ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command with its words."""
+
+    words: tuple[Word, ...]
+    sets: tuple[Assignment, ...]
+    at: int
+    end: int
+    order: int
+    context: Context
+    redirects: tuple[tuple[str, Word], ...] = ()
+
+    @cached_property
+    def name(self) -> str:
+        """The program without its directory; empty if it is not known."""
+        return (self.words[0].value or "").rpartition("/")[2] if self.words else ""
+
+    @property
+    def args(self) -> tuple[Word, ...]:
+        """The words after the program."""
+        return self.words[1:]
+
+    @property
+    def values(self) -> list[str]:
+        """The arguments as text, with the names of what is not known."""
+        return [word.shown for word in self.args]
+
+    @property
+    def root(self) -> Command:
+        """The command of the script itself that starts this one."""
+        return self.context.via[0] if self.context.via else self
+
+    def started_by(self, *names: str) -> Command | None:
+        """Return the nearest of the commands that start it with one of these names."""
+        return next((command for command in reversed(self.context.via) if command.name in names), None)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether its standard input is redirected."""
+        return any(operator.startswith("<") for operator, _ in self.redirects)
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option of a ``#SBATCH``, ``#PBS`` or ``#$`` line.
+
+    Attributes:
+        name: the long name of the option without hyphens; of PBS and Grid Engine the letter or word.
+        value: its value; empty if it has none.
+        is_read: whether the scheduler reads it, because it stands before the first command.
+    """
+
+    family: Literal["slurm", "pbs", "grid_engine"]
+    name: str
+    value: str
+    at: int
+    value_at: int
+    is_read: bool
+
+
+@dataclass(frozen=True)
+class Use:
+    """A place where the script expands a variable."""
+
+    name: str
+    at: int
+    level: int
+    order: int
+    has_default: bool
+    quote: str
+
+
+@dataclass
+class Script:
+    """A script as the rules see it."""
+
+    path: str
+    text: Text
+    kind: Literal["slurm", "pbs", "grid_engine", "plain"]
+    shebang: str
+    directives: list[Directive] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    exported: set[str] = field(default_factory=set)
+    comments: list[tuple[int, str]] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    first_command: int | None = None
+
+    def named(self, *names: str) -> Iterator[Command]:
+        """Yield the commands with one of these names."""
+        return (command for command in self.commands if command.name in names)
+
+    def options(self, *names: str) -> list[Directive]:
+        """Return the directives with one of these names that the scheduler reads."""
+        return [directive for directive in self.directives if directive.name in names and directive.is_read]
+
+    def option(self, *names: str) -> str | None:
+        """Return the value that counts of a directive, which is the last; None if it is not given."""
+        found = self.options(*names)
+        return found[-1].value if found else None
+
+    def sets(self, name: str) -> bool:
+        """Return whether the script gives a variable a value anywhere."""
+        return any(assignment.name == name for assignment in self.assignments)
+
+    @cached_property
+    def shell_options(self) -> frozenset[str]:
+        """What ``set`` and the first line switch on: ``errexit``, ``pipefail``, ``nounset``, ``allexport``, …."""
+        letters = {"e": "errexit", "u": "nounset", "a": "allexport"}
+        found: set[str] = set()
+        lists = [command.values for command in self.named("set") if command.context.level == 0]
+        for values in [self.shebang.split()[1:], *lists]:
+            for position, value in enumerate(values):
+                if value.startswith("-") and not value.startswith("--"):
+                    found |= {letters[letter] for letter in value[1:] if letter in letters}
+                    if value.endswith("o") and position + 1 < len(values):
+                        found.add(values[position + 1])
+        return frozenset(found)

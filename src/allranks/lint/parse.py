@@ -1,0 +1,389 @@
+"""From the text of a script to its model: a walk over the tree of tree-sitter's grammar of bash. Nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from allranks.lint.expand import DEEPEST, Expander, Piece, array_of, below, bounded, text_of
+from allranks.lint.model import Assignment, Command, Context, Loop, Part, Script, Word
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+#: Bytes that are parsed for one file, with what shells in it are handed.
+_BUDGET = 2 << 20
+#: Commands of a file, and words of a command, that are kept.
+_COMMANDS, _WORDS = 3000, 2000
+_STATEMENTS_SKIPPED = {"comment", "heredoc_body", "\n", ";", ";;", "&", "&&", "||", "|", "|&"}
+#: Commands that give values to the variables that they name.
+_READERS = {"read", "mapfile", "readarray", "getopts", "let", "printf"}
+
+
+@cache
+def _parser() -> Parser:
+    import tree_sitter_bash  # Here, since only this verb needs it.
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+class Walker(Expander):
+    """Walks over a script and fills in its model.
+
+    Args:
+        script: the model, with its directives.
+        known: variables that the scheduler sets, whose values follow from the directives.
+        unwrap: what is called with each command, to walk over those that it starts.
+    """
+
+    def __init__(self, script: Script, known: dict[str, str], unwrap: Callable[[Walker, Command], None]) -> None:
+        super().__init__(script, known)
+        self._unwrap = unwrap
+        self._budget = _BUDGET
+
+    def walk(self, piece: Piece, context: Context) -> None:
+        """Walk over a text in a context."""
+        self._budget -= len(piece.data) + 100
+        if self._depth > DEEPEST or self._budget < 0:
+            return
+        outer, self._piece = self._piece, piece
+        self._depth += 1
+        root = _parser().parse(piece.data).root_node
+        if root.has_error and context.level == 0:
+            self.script.broken += [piece.at(node.start_byte) for node in _errors(root)]
+        self._block(root, context)
+        self._depth -= 1
+        self._piece = outer
+
+    # --- statements ---------------------------------------------------------------------------------------------
+
+    def _block(self, node: Node, context: Context) -> None:
+        """Walk over the statements of a node."""
+        context = replace(context, redirects=())
+        if self._depth > DEEPEST:
+            return
+        self._depth += 1
+        children = node.children
+        for position, child in enumerate(children):
+            if child.type == "comment" and context.level == 0:
+                self.script.comments.append((child.start_byte, self._source(child)))
+            if child.type in _STATEMENTS_SKIPPED or not (child.is_named or child.type == "ERROR"):
+                continue
+            after = children[position + 1].type if position + 1 < len(children) else ""
+            self._statement(child, replace(context, is_background=True) if after == "&" else context)
+        self._depth -= 1
+
+    def _statement(self, node: Node, context: Context) -> None:
+        kind = node.type
+        handler = _HANDLERS.get(kind)
+        if handler:
+            handler(self, node, context)
+        else:
+            self._block(node, context)
+
+    def _command(self, node: Node, context: Context, redirects: Sequence[tuple[str, Word]] = ()) -> None:
+        self._order += 1
+        order = self._order
+        sets: list[Assignment] = []
+        words: list[Word] = []
+        inner = [*redirects, *context.redirects]
+        context = replace(context, redirects=())
+        for child in node.children:
+            if child.type == "variable_assignment":
+                sets.append(self._assign(child, context, is_exported=True, is_prefix=True))
+            elif child.type == "command_name":
+                for part in child.children:
+                    words += self._words(part, context)
+            elif child.type == "file_redirect":
+                inner.append(self._redirect(child, context))
+            elif child.type == "herestring_redirect":
+                inner.append(("<<<", Word((), self._piece.at(child.start_byte), self._piece.at(child.end_byte))))
+            elif child.is_named and child.type != "comment":
+                words += self._words(child, context)
+        at, end = self._piece.at(node.start_byte), self._piece.at(node.end_byte)
+        self._add(Command(tuple(words[:_WORDS]), tuple(sets), at, end, order, context, tuple(inner)))
+
+    def _add(self, command: Command) -> None:
+        self.add(command)
+        if command.name in _READERS:
+            for word in command.args:
+                if word.value and word.value.isidentifier():
+                    self.values[word.value] = None
+                    self._note(word.value, None, command.at, command.context)
+
+    def add(self, command: Command) -> None:
+        """Put a command into the model, and those that it starts."""
+        if len(self.script.commands) == _COMMANDS:
+            return
+        self.script.commands.append(command)
+        if self._depth < DEEPEST:
+            self._unwrap(self, command)
+
+    def _declaration(self, node: Node, context: Context) -> None:
+        exports = node.children[0].type == "export" or " -x" in self._source(node)[:12]
+        words = [Word((self._text(node.children[0]),), self._piece.at(node.start_byte), self._piece.at(node.end_byte))]
+        for child in node.children[1:]:
+            if child.type == "variable_assignment":
+                self._assign(child, context, is_exported=exports)
+            elif child.type == "variable_name":
+                name = self._source(child)
+                words += self._words(child, context)
+                if exports:
+                    self.script.exported.add(name)
+            elif child.is_named and child.type not in _STATEMENTS_SKIPPED:
+                words += self._words(child, context)
+        self._order += 1
+        self.script.commands.append(Command(
+            tuple(words), (), self._piece.at(node.start_byte), self._piece.at(node.end_byte), self._order, context
+        ))  # fmt: skip
+
+    def _assignment(self, node: Node, context: Context) -> None:
+        self._assign(node, context, is_exported="allexport" in self.script.shell_options)
+
+    def _assign(self, node: Node, context: Context, *, is_exported: bool, is_prefix: bool = False) -> Assignment:
+        self._order += 1
+        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        is_plain = target is not None and target.type == "variable_name"
+        name = self._source(target).partition("[")[0] if target is not None else ""
+        operator = next((child.type for child in node.children if child.type in ("=", "+=")), "=")
+        items: tuple[Word, ...] | None = None
+        parts: tuple[Part, ...] | None = ()
+        if value is not None and value.type == "array":
+            items = tuple(word for child in value.children if child.is_named for word in self._words(child, context))
+        elif value is not None:
+            parts = tuple(self._parts(value, context, '"' if value.type != "raw_string" else "'"))
+        earlier = self.values.get(name)
+        if operator == "+=" and earlier is None:
+            parts, items = None, None
+        elif operator == "+=" and items is not None:
+            items = (*(array_of(earlier) or ()), *items)
+        elif operator == "+=" and parts is not None:
+            before = text_of(earlier)
+            parts = None if before is None else (*before, *parts)
+        is_remote = any(command.name in REMOTE for command in context.via)
+        kept = parts if items is None and is_plain else None
+        at = self._piece.at(node.start_byte)
+        done = Assignment(name, kept, at, is_exported, self._order, context.level, items, is_prefix, is_remote)
+        self.script.assignments.append(done)
+        if is_exported and not is_prefix:
+            self.script.exported.add(name)
+        if not is_prefix:
+            self.values[name] = bounded(items if items is not None else done.parts)
+        return done
+
+    def _note(self, name: str, parts: tuple[Part, ...] | None, at: int, context: Context) -> None:
+        self.script.assignments.append(Assignment(name, parts, at, False, self._order, context.level))
+
+    def _redirected(self, node: Node, context: Context) -> None:
+        redirects: list[tuple[str, Word]] = []
+        for child in node.children:
+            if child.type == "file_redirect":
+                redirects.append(self._redirect(child, context))
+            elif child.type == "heredoc_redirect":
+                redirects += self._heredoc(child, context)
+            elif child.type == "herestring_redirect":
+                redirects.append(("<<<", Word((), self._piece.at(child.start_byte), self._piece.at(child.end_byte))))
+        body = node.child_by_field_name("body")
+        if body is None:
+            return
+        if body.type == "command":
+            self._command(body, context, redirects)
+        elif body.type in ("while_statement", "for_statement") and any(operator[0] == "<" for operator, _ in redirects):
+            self._loop(body, context, reads_input=True)
+        else:
+            kept = tuple(redirects) if body.type in ("list", "pipeline") else ()
+            self._statement(body, replace(context, redirects=kept))
+
+    def _redirect(self, node: Node, context: Context) -> tuple[str, Word]:
+        operator = "".join(child.type for child in node.children if not child.is_named)
+        target = node.child_by_field_name("destination")
+        words = self._words(target, context) if target is not None else []
+        at = self._piece.at(node.start_byte)
+        return operator, words[0] if words else Word((), at, at)
+
+    def _heredoc(self, node: Node, context: Context) -> list[tuple[str, Word]]:
+        found: list[tuple[str, Word]] = []
+        start = next((child for child in node.children if child.type == "heredoc_start"), None)
+        quote = "'" if start is not None and self._source(start)[:1] in "'\"\\" else '"'
+        for child in node.children:
+            if child.type == "heredoc_body":
+                parts = self._filled(child, context, quote, child.start_byte, child.end_byte, skip=("heredoc_end",))
+                found.append(
+                    ("<<", Word(tuple(parts), self._piece.at(child.start_byte), self._piece.at(child.end_byte)))
+                )
+            elif child.type == "file_redirect":
+                found.append(self._redirect(child, context))
+            elif child.type in ("pipeline", "command", "list", "redirected_statement"):
+                self._statement(child, context)
+        return found
+
+    def _pipeline(self, node: Node, context: Context) -> None:
+        stages = [child for child in node.children if child.is_named and child.type != "comment"]
+        names = [self._first_word(stage) for stage in stages]
+        before = dict(self.values)
+        for position, stage in enumerate(stages):
+            pipe = (*names[position + 1 :], *context.pipe)
+            kept = context.redirects if position == len(stages) - 1 else ()
+            self._statement(stage, replace(context, pipe=pipe, redirects=kept))
+        self.values = before
+
+    def _first_word(self, node: Node) -> str:
+        name = node.child_by_field_name("name")
+        if node.type == "redirected_statement" and node.child_count:
+            return self._first_word(node.children[0])
+        return self._source(name) if name is not None else node.type
+
+    def _list(self, node: Node, context: Context) -> None:
+        operator = next((child.type for child in node.children if child.type in ("&&", "||")), "")
+        left, *others = [child for child in node.children if child.is_named and child.type != "comment"] or [node]
+        if left is node:
+            return
+        self._statement(left, replace(context, chain=operator, redirects=()))
+        for child in others:
+            self._branches([[child]], replace(context, is_conditional=True), whole=False)
+
+    def _if(self, node: Node, context: Context) -> None:
+        bodies: list[list[Node]] = [[]]
+        for child in node.children:
+            if child.type == "then":
+                bodies.append([])
+            elif child.type in ("elif_clause", "else_clause"):
+                bodies.append([child])
+            elif child.is_named:
+                bodies[-1].append(child)
+        for child in bodies[0]:
+            self._statement(child, replace(context, is_condition=True))
+        has_else = any(child.type == "else_clause" for child in node.children)
+        self._branches(bodies[1:], replace(context, is_conditional=True), whole=has_else)
+
+    def _case(self, node: Node, context: Context) -> None:
+        bodies = []
+        for item in node.children:
+            if item.type == "case_item":
+                values = item.children_by_field_name("value")
+                bodies.append([child for child in item.children if child.is_named and child not in values])
+        self._branches(bodies, replace(context, is_conditional=True), whole=False)
+
+    def _branches(self, bodies: Sequence[Sequence[Node]], context: Context, *, whole: bool) -> None:
+        """Walk over bodies of which one is run, or none; what they leave differently is not known afterwards."""
+        before = self.values
+        outcomes = [] if whole else [before]
+        for body in bodies:
+            self.values = dict(before)
+            for child in body:
+                if child.type not in _STATEMENTS_SKIPPED:
+                    self._statement(child, context)
+            outcomes.append(self.values)
+        names = {name for outcome in outcomes for name in outcome}
+        first = outcomes[0] if outcomes else before
+        same = {name for name in names if all(outcome.get(name) == first.get(name) for outcome in outcomes)}
+        self.values = {name: first.get(name) if name in same else None for name in names}
+
+    def _loop(self, node: Node, context: Context, *, reads_input: bool = False) -> None:
+        is_for = node.type != "while_statement"
+        variable = node.child_by_field_name("variable")
+        name = self._source(variable) if variable is not None else ""
+        body = node.child_by_field_name("body")
+        values = list(node.children_by_field_name("value"))
+        words = tuple(word for child in values for word in self._words(child, context))
+        loop = Loop("for" if is_for else "while", name, words, reads_input, self._piece.at(node.start_byte))
+        reads_input = reads_input or "read" in context.pipe
+        if node.type == "while_statement":
+            for condition in node.children_by_field_name("condition"):
+                if condition.is_named:
+                    self._statement(condition, replace(context, is_condition=True))
+        elif node.type == "c_style_for_statement":
+            name = next((self._source(child) for child in below(node, "variable_name")), "")
+        if name:
+            self.values[name] = None
+            self._note(name, None, loop.at, context)
+        for changed in self._assigned_in(body):
+            self.values[changed] = None
+        if body is not None:
+            inside = replace(context, loops=(*context.loops, loop), is_conditional=context.is_conditional)
+            self._block(body, inside)
+            for changed in self._assigned_in(body):
+                self.values[changed] = None
+
+    def _function(self, node: Node, context: Context) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if body is None or name is None:
+            return
+        changed = self._assigned_in(body)
+        before, self.values = (
+            self.values,
+            {key: None if key in changed else value for key, value in self.values.items()},
+        )
+        self._statement(body, replace(context, function=self._source(name)))
+        self.values = {**before, **dict.fromkeys(changed)}
+
+    def _subshell(self, node: Node, context: Context) -> None:
+        before = dict(self.values)
+        self._block(node, context)
+        self.values = before
+
+    def _substitution(self, node: Node, context: Context) -> None:
+        before = dict(self.values)
+        self._block(node, replace(context, is_substitution=True, pipe=(), is_background=False, chain=""))
+        self.values = before
+
+    def _assigned_in(self, node: Node | None) -> set[str]:
+        if node is None:
+            return set()
+        return {self._source(child.children[0]).partition("[")[0] for child in below(node, "variable_assignment")}
+
+    def _test(self, node: Node, context: Context) -> None:
+        for child in node.children:
+            if child.is_named:
+                self._expansions(child, context)
+
+    def _expansions(self, node: Node, context: Context) -> None:
+        """Note the variables that a test expands, and walk over its substitutions."""
+        if node.type in ("simple_expansion", "expansion", "command_substitution", "string", "concatenation"):
+            self._parts(node, context, '"')
+            return
+        for child in node.children:
+            if self._depth < DEEPEST:
+                self._depth += 1
+                self._expansions(child, context)
+                self._depth -= 1
+
+
+#: Commands whose command runs on another machine, or on all nodes of a job.
+REMOTE = frozenset(
+    {
+        *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
+        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
+    }
+)
+
+_HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
+    "command": Walker._command,
+    "declaration_command": Walker._declaration,
+    "unset_command": Walker._declaration,
+    "variable_assignment": Walker._assignment,
+    "redirected_statement": Walker._redirected,
+    "pipeline": Walker._pipeline,
+    "list": Walker._list,
+    "if_statement": Walker._if,
+    "case_statement": Walker._case,
+    "for_statement": Walker._loop,
+    "c_style_for_statement": Walker._loop,
+    "while_statement": Walker._loop,
+    "function_definition": Walker._function,
+    "subshell": Walker._subshell,
+    "test_command": Walker._test,
+}
+
+
+def _errors(root: Node) -> Iterable[Node]:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.type == "ERROR" or node.is_missing:
+            yield node
+        elif node.has_error:
+            stack += reversed(node.children)

@@ -1,0 +1,72 @@
+"""From the bytes of a file to the scripts in it, as the rules see them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from allranks.lint.directives import Resources, known_variables, read_directives, resources_of
+from allranks.lint.expand import Piece, piece_of
+from allranks.lint.launches import Launch, launches_of
+from allranks.lint.model import Context, Place, Script, Text, Word
+from allranks.lint.parse import Walker
+from allranks.lint.unwrap import unwrap
+
+#: What is read of a file; launch scripts of people have up to some thousand lines.
+LARGEST = 256 * 1024
+_DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS)\s", re.MULTILINE)
+
+
+@dataclass
+class View:
+    """A script with what follows from it."""
+
+    script: Script
+
+    @cached_property
+    def resources(self) -> Resources:
+        """What its directives request."""
+        return resources_of(self.script)
+
+    @cached_property
+    def launches(self) -> list[Launch]:
+        """The commands in it that start ranks."""
+        return launches_of(self.script, self.resources)
+
+    def place(self, offset: int) -> Place:
+        """Return the line and column of an offset."""
+        return self.script.text.place(offset)
+
+
+def read_scripts(path: str, data: bytes) -> list[View]:
+    """Return the script in a file, and those that it writes or submits as here-documents."""
+    text = Text(data)
+    main = _read(path, text, Piece(data))
+    found = [main]
+    for command in main.script.commands:
+        for operator, word in command.redirects:
+            if operator == "<<" and _is_script(word) and command.name in ("cat", "sbatch", "qsub", "tee", ""):
+                found.append(_read(path, text, piece_of([word])))
+    return found
+
+
+def _is_script(word: Word) -> bool:
+    start = word.parts[0].text if word.parts else ""
+    return start.startswith("#!") or bool(_DIRECTIVE.search(start.encode("utf-8", "surrogateescape")))
+
+
+def _read(path: str, text: Text, piece: Piece) -> View:
+    first = piece.data.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
+    script = Script(path, text, "plain", first if first.startswith("#!") else "")
+    script.directives = read_directives(piece)
+    for family in ("slurm", "pbs", "grid_engine"):
+        if any(directive.family == family for directive in script.directives):
+            script.kind = family
+            break
+    view = View(script)
+    walker = Walker(script, known_variables(script, view.resources), unwrap)
+    walker.walk(piece, Context())
+    real = [command.at for command in script.commands if command.context.level == 0]
+    script.first_command = min(real) if real else None
+    return view

@@ -1,0 +1,366 @@
+"""Environment variables of NCCL, torch and gloo: gone, misspelled, out of range, harmful."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from allranks.checks.known_variables import FAMILIES, KNOWN, OBSOLETE, OLDEST
+from allranks.lint.model import Assignment
+from allranks.lint.reading import View
+from allranks.lint.rules.base import Found, Rule, torch_launches
+
+_NCCL = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_TORCH = "docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+_DISTRIBUTED = "docs.pytorch.org/docs/stable/distributed.html"
+_TAGS = "sources of NCCL v2.3.5 to v2.30.7, of torch 2.4 to 2.13"
+_NAMES = frozenset(KNOWN) | {entry.name for entry in OBSOLETE}
+#: Smallest and largest value of variables that take a number.
+_RANGES = {
+    "NCCL_IB_TIMEOUT": (1, 31),
+    "NCCL_IB_RETRY_CNT": (1, 7),
+    "NCCL_SOCKET_NTHREADS": (1, 16),
+    "NCCL_NSOCKS_PERTHREAD": (1, 16),
+    "NCCL_CROSS_NIC": (0, 2),
+    "NCCL_IB_SL": (0, 15),
+    "NCCL_IB_QPS_PER_CONNECTION": (1, 128),
+}
+#: Words of variables that take one.
+_WORDS = {
+    "NCCL_DEBUG": ("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE"),
+    "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL"),
+    "TORCH_CPP_LOG_LEVEL": ("INFO", "WARNING", "ERROR", "FATAL", "0", "1", "2", "3"),
+}
+_OFF = {
+    "NCCL_P2P_DISABLE": "peer-to-peer over NVLink and PCIe",
+    "NCCL_SHM_DISABLE": "shared memory between the GPUs of a node",
+}
+#: Variables that Slurm sets only if their option was given.
+_IF_REQUESTED = {
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_GPUS": ("gpus",),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
+    "SLURM_MEM_PER_NODE": ("mem",),
+    "SLURM_NTASKS": ("ntasks", "ntasks-per-node", "ntasks-per-gpu"),
+}
+
+
+def _settings(view: View) -> Iterator[tuple[Assignment, str]]:
+    """Yield what the script sets, with its value; empty where that is not known."""
+    return ((assignment, assignment.value or "") for assignment in view.script.assignments)
+
+
+def _named(view: View, *names: str) -> Iterator[tuple[Assignment, str]]:
+    return ((assignment, value) for assignment, value in _settings(view) if assignment.name in names)
+
+
+def _is_gone(since: tuple[int, ...], library: str) -> bool:
+    return since <= OLDEST[library]
+
+
+def _gone(view: View) -> Iterator[Found]:
+    table = {entry.name: entry for entry in OBSOLETE}
+    for assignment, _ in _settings(view):
+        entry = table.get(assignment.name)
+        if entry and not entry.is_read and _is_gone(entry.since, entry.of):
+            version = ".".join(map(str, entry.since))
+            what = entry.text or f"{entry.of} does not read {entry.name} since {version}: it has no effect"
+            yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
+
+
+def _old(view: View) -> Iterator[Found]:
+    table = {entry.name: entry for entry in OBSOLETE}
+    for assignment, _ in _settings(view):
+        entry = table.get(assignment.name)
+        if entry and entry.is_read:
+            version = ".".join(map(str, entry.since))
+            what = entry.text or f"{entry.name} is deprecated since {entry.of} {version}"
+            yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
+
+
+def _unknown(view: View) -> Iterator[Found]:
+    for assignment, _ in _settings(view):
+        name = assignment.name
+        if not name.startswith(FAMILIES) or name in _NAMES or any(use.name == name for use in view.script.uses):
+            continue
+        near = get_close_matches(name, KNOWN, n=1, cutoff=0.87)
+        if near:
+            yield Found(assignment.at, {"name": name, "near": near[0]})
+
+
+def _out_of_range(view: View) -> Iterator[Found]:
+    for assignment, value in _settings(view):
+        limits = _RANGES.get(assignment.name)
+        if limits and value.isdecimal() and not limits[0] <= int(value) <= limits[1]:
+            yield Found(assignment.at, {"name": assignment.name, "value": value, "least": limits[0], "most": limits[1]})
+
+
+def _unknown_word(view: View) -> Iterator[Found]:
+    for assignment, value in _settings(view):
+        words = _WORDS.get(assignment.name)
+        if words and value and value.upper() not in words:
+            yield Found(assignment.at, {"name": assignment.name, "value": value, "words": ", ".join(words)})
+
+
+def _debug(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL"):
+        if value.upper() in ("INFO", "TRACE", "DETAIL") and view.launches:
+            yield Found(assignment.at, {"name": assignment.name, "value": value})
+
+
+def _blocking(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "CUDA_LAUNCH_BLOCKING"):
+        if value == "1" and view.launches:
+            yield Found(assignment.at)
+
+
+def _off(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, *_OFF):
+        if value == "1":
+            yield Found(assignment.at, {"name": assignment.name, "what": _OFF[assignment.name]})
+
+
+def _no_infiniband(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "NCCL_IB_DISABLE"):
+        if value == "1":
+            yield Found(assignment.at)
+
+
+def _default(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
+        if value == "0":
+            yield Found(assignment.at, {"name": assignment.name})
+
+
+def _loopback(view: View) -> Iterator[Found]:
+    many = (view.resources.nodes or 0) > 1 or any((launch.nnodes or 0) > 1 for launch in view.launches)
+    for assignment, value in _named(view, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        if value in ("lo", "=lo") and many:
+            yield Found(assignment.at, {"name": assignment.name})
+
+
+def _virtual(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if re.match(r"=?(?:docker|virbr|veth|br-|wlan|wlp)", value):
+            yield Found(assignment.at, {"name": assignment.name, "value": value})
+
+
+def _gloo_excludes(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        if value.startswith(("^", "=")):
+            yield Found(assignment.at, {"name": assignment.name, "value": value})
+
+
+def _split_devices(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, "CUDA_VISIBLE_DEVICES"):
+        if value.endswith(",") or re.search(r"\d\s*,\s+\d", value):
+            yield Found(assignment.at, {"value": value})
+
+
+def _not_requested(view: View) -> Iterator[Found]:
+    if view.script.kind != "slurm":
+        return
+    for use in view.script.uses:
+        options = _IF_REQUESTED.get(use.name)
+        if not options or use.has_default or use.level or view.script.options(*options) or view.script.sets(use.name):
+            continue
+        if not _is_tested(view, use.name):
+            yield Found(use.at, {"name": use.name, "option": options[0]})
+
+
+def _is_tested(view: View, name: str) -> bool:
+    """Return whether the script reads the variable with a default, or in a test, anywhere."""
+    data = view.script.text.data
+    return any(use.name == name and use.has_default for use in view.script.uses) or bool(
+        re.search(rb"(?:-[nz] *|\[\[ *|v +)\"?\$?\{?" + name.encode() + rb"\b", data)
+    )
+
+
+def _own_devices(view: View) -> Iterator[Found]:
+    asks = view.script.options("gres", "gpus", "gpus-per-node", "gpus-per-task")
+    for assignment, value in _named(view, "CUDA_VISIBLE_DEVICES"):
+        if (
+            asks
+            and value
+            and not view.script.options("exclusive")
+            and value.replace(",", "").isdecimal()
+            and not assignment.level
+        ):
+            yield Found(assignment.at, {"value": value})
+
+
+def _threads(view: View) -> Iterator[Found]:
+    cpus = view.resources.cpus_per_task
+    for assignment, value in _named(view, "OMP_NUM_THREADS"):
+        for launch in torch_launches(view):
+            nproc = launch.nproc
+            if (
+                cpus
+                and nproc
+                and nproc > 1
+                and value.isdecimal()
+                and int(value) * nproc > cpus
+                and launch.tasks_per_node == 1
+            ):
+                yield Found(assignment.at, {"threads": value, "ranks": nproc, "cpus": cpus})
+                return
+
+
+RULES = (
+    Rule(
+        code="AR501",
+        name="variable-is-gone",
+        severity="likely",
+        what="{what}",
+        fix="{instead}",
+        source=f"{_NCCL}; {_TAGS}",
+        check=_gone,
+    ),
+    Rule(
+        code="AR502",
+        name="variable-is-deprecated",
+        severity="hint",
+        what="{what}",
+        fix="{instead}",
+        source=f"{_NCCL}; {_TORCH}",
+        check=_old,
+    ),
+    Rule(
+        code="AR503",
+        name="misspelled-setting",
+        severity="likely",
+        what="no library reads {name}",
+        fix="{near}",
+        source=_TAGS,
+        check=_unknown,
+    ),
+    Rule(
+        code="AR504",
+        name="setting-out-of-range",
+        severity="likely",
+        what="{name}={value} is out of its range, {least} to {most}",
+        fix="a value from {least} to {most}",
+        source=_NCCL,
+        check=_out_of_range,
+    ),
+    Rule(
+        code="AR505",
+        name="invalid-setting",
+        severity="likely",
+        what="{name} does not take {value}",
+        fix="one of {words}",
+        source=f"{_NCCL}; {_DISTRIBUTED}",
+        check=_unknown_word,
+    ),
+    Rule(
+        code="AR506",
+        name="debug-left-on",
+        severity="hint",
+        what="{name}={value} writes much to each log, and costs time",
+        fix="leave it out once the training runs",
+        source=f"{_NCCL}; {_DISTRIBUTED}",
+        check=_debug,
+    ),
+    Rule(
+        code="AR507",
+        name="launches-block",
+        severity="likely",
+        what="CUDA_LAUNCH_BLOCKING=1 has the CPU wait for each kernel: training becomes much slower",
+        fix="leave it out once the error is found",
+        source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
+        check=_blocking,
+    ),
+    Rule(
+        code="AR508",
+        name="transport-switched-off",
+        severity="hint",
+        what="{name}=1 switches off {what}",
+        fix="leave it out, unless this machine needs it",
+        source=_NCCL,
+        check=_off,
+    ),
+    Rule(
+        code="AR509",
+        name="infiniband-switched-off",
+        severity="hint",
+        what="NCCL_IB_DISABLE=1 has NCCL use sockets where there is InfiniBand or RoCE",
+        fix="leave it out: NCCL uses sockets by itself where there is none",
+        source=_NCCL,
+        check=_no_infiniband,
+    ),
+    Rule(
+        code="AR510",
+        name="setting-is-the-default",
+        severity="hint",
+        what="{name}=0 is the default, and changes nothing",
+        fix="leave it out",
+        source=_NCCL,
+        check=_default,
+    ),
+    Rule(
+        code="AR511",
+        name="loopback-for-many-nodes",
+        severity="fatal",
+        what="{name}=lo binds to the loopback interface, which reaches no other node",
+        fix="the interface that leads to the other nodes",
+        source=_NCCL,
+        check=_loopback,
+    ),
+    Rule(
+        code="AR512",
+        name="virtual-interface",
+        severity="likely",
+        what="{name}={value} is an interface of containers, virtual machines or Wi-Fi",
+        fix="the interface that leads to the other nodes",
+        source=_NCCL,
+        check=_virtual,
+    ),
+    Rule(
+        code="AR513",
+        name="gloo-takes-names",
+        severity="fatal",
+        what="{name} takes names only: {value} is no interface",
+        fix="the name of one interface",
+        source=f"{_DISTRIBUTED}, network interface",
+        check=_gloo_excludes,
+    ),
+    Rule(
+        code="AR514",
+        name="blanks-between-devices",
+        severity="fatal",
+        what="CUDA_VISIBLE_DEVICES={value}: devices after a blank are lost",
+        fix="no blanks: 0,1,2,3",
+        source="bash(1); CUDA environment variables",
+        check=_split_devices,
+    ),
+    Rule(
+        code="AR515",
+        name="variable-of-an-option",
+        severity="likely",
+        what="Slurm sets {name} only if --{option} is given, which it is not: it is empty",
+        fix="#SBATCH --{option}=N, or ${{{name}:-N}}",
+        source="slurm.schedmd.com/sbatch.html, output environment variables",
+        check=_not_requested,
+    ),
+    Rule(
+        code="AR516",
+        name="devices-of-the-scheduler",
+        severity="hint",
+        what="CUDA_VISIBLE_DEVICES={value} replaces what the scheduler gave this job",
+        fix="leave it out",
+        source="slurm.schedmd.com/gres.html",
+        check=_own_devices,
+    ),
+    Rule(
+        code="AR517",
+        name="too-many-threads",
+        severity="hint",
+        what="{ranks} ranks with {threads} threads each share {cpus} CPUs",
+        fix="OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS))",
+        source="torchrun: OMP_NUM_THREADS",
+        check=_threads,
+    ),
+)

@@ -1,0 +1,286 @@
+"""How the commands that start ranks take their options. Plain data: a new option of one of them is added here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from allranks.lint.model import Command, Word
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """The options of a program.
+
+    Attributes:
+        valued: options that take a value, in the next word or after ``=``.
+        flags: options that take none, or only after ``=``.
+        same: other names of options, and the one that is used here.
+        attaches: whether a short option's value may stand in the same word: ``-N2``.
+        abbreviates: whether the beginning of a long option is enough where it is unique.
+    """
+
+    valued: frozenset[str]
+    flags: frozenset[str]
+    same: dict[str, str] = field(default_factory=dict)
+    attaches: bool = False
+    abbreviates: bool = False
+
+    def canonical(self, name: str) -> str:
+        """Return the name of an option that is used here."""
+        if name.startswith("--"):
+            name = "--" + name[2:].replace("_", "-")
+        name = self.same.get(name, name)
+        if name in self.valued or name in self.flags or not (self.abbreviates and name.startswith("--")):
+            return name
+        near = {
+            self.same.get(known, known) for known in (*self.valued, *self.flags, *self.same) if known.startswith(name)
+        }
+        return near.pop() if len(near) == 1 else name
+
+    def knows(self, name: str) -> bool:
+        """Return whether there is such an option."""
+        return self.canonical(name) in self.valued | self.flags
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option that a command was given."""
+
+    name: str
+    typed: str
+    value: Word | None
+    word: Word
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command whose options have been read.
+
+    Attributes:
+        given: its options in their order.
+        rest: the words from the first one on that is no option.
+    """
+
+    given: tuple[Given, ...]
+    rest: tuple[Word, ...]
+    syntax: Syntax
+
+    def get(self, *names: str) -> Given | None:
+        """Return the last of these options; None if none was given."""
+        return next((given for given in reversed(self.given) if given.name in names), None)
+
+    def value(self, *names: str) -> str | None:
+        """Return the value of an option, or None if it is not given or not known."""
+        given = self.get(*names)
+        return given.value.value if given and given.value else None
+
+    def number(self, *names: str) -> int | None:
+        """Return the value of an option as a whole number, or None."""
+        given = self.get(*names)
+        return given.value.number if given and given.value else None
+
+
+def _syntax(valued: str, flags: str, same: str = "", *, attaches: bool = False, abbreviates: bool = False) -> Syntax:
+    pairs = dict(pair.split("=") for pair in same.split())
+    return Syntax(frozenset(valued.split()), frozenset(flags.split()), pairs, attaches, abbreviates)
+
+
+#: sbatch(1) and srun(1) of Slurm 22.05 to 25.05.
+_SLURM_VALUED = """
+    --account --acctg-freq --array --batch --bb --bbf --begin --chdir --cluster-constraint --clusters --comment
+    --constraint --container --container-id --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --cpus-per-task
+    --deadline --delay-boot --dependency --distribution --error --exclude --export --export-file --extra
+    --extra-node-info --gid --gpu-bind --gpu-freq --gpus --gpus-per-node --gpus-per-socket --gpus-per-task --gres
+    --gres-flags --hint --input --job-name --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu
+    --mem-per-gpu --network --nodefile --nodelist --nodes --ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node
+    --ntasks-per-socket --open-mode --output --partition --power --prefer --priority --profile --qos --reservation
+    --resv-ports --segment --signal --sockets-per-node --stepmgr --switches --thread-spec --threads-per-core --time
+    --time-min --tmp --tres-per-job --tres-per-task --uid --wait-all-nodes --wckey --wrap --cpu-bind --bcast
+    --compress --epilog --prolog --het-group --jobid --kill-on-bad-exit --max-exit-timeout --max-threads --mpi
+    --msg-timeout
+    --multi-prog --pmi-launch --relative --slurmd-debug --task-epilog --task-prolog --wait --treewidth --oom-kill-step
+    --container-image --container-mounts --container-workdir --container-name --container-save --container-env
+    --container-mount-home --licences --accel-bind --send-libs --x11 --ntasks-per-tres --workdir --nice --propagate
+    --container-writable --container-readonly --container-remap-root --no-container-mount-home
+"""
+_SLURM_FLAGS = """
+    --contiguous --exclusive --get-user-env --help --hold --ignore-pbs --immediate --kill-on-invalid-dep
+    --no-kill --no-requeue --oversubscribe --overcommit --parsable --quiet --reboot --requeue --spread-job --test-only
+    --use-min-nodes --verbose --usage --version --interactive --label --mincpus --no-allocate --overlap --preserve-env
+    --pty --unbuffered --disable-status --debugger-test --whole --exact --share --external-launcher --pack-group --async
+"""
+_SLURM_SAME = """
+    -A=--account -a=--array -b=--begin -B=--extra-node-info -c=--cpus-per-task -C=--constraint -d=--dependency
+    -D=--chdir -e=--error -F=--nodefile -G=--gpus -i=--input -J=--job-name -k=--no-kill -L=--licenses -m=--distribution
+    -M=--clusters -N=--nodes -n=--ntasks -o=--output -O=--overcommit -p=--partition -q=--qos -S=--core-spec
+    -s=--oversubscribe -t=--time -w=--nodelist -W=--wait -x=--exclude -H=--hold -Q=--quiet -v=--verbose -h=--help
+    -K=--kill-on-bad-exit -l=--label -u=--unbuffered -E=--preserve-env -r=--relative -I=--immediate -X=--disable-status
+    -T=--threads -Z=--no-allocate --tasks-per-node=--ntasks-per-node --licence=--licenses --cpu_bind=--cpu-bind
+    --mem_bind=--mem-bind --tasks=--ntasks -V=--version
+"""
+#: Flags of one letter, and long options whose value is optional and follows ``=``.
+_OPTIONAL = """--kill-on-bad-exit --nice --propagate --resv-ports --x11 --bcast --wait --immediate --multi-prog
+    --container-mount-home --no-container-mount-home --container-writable --container-readonly --container-remap-root
+    --stepmgr --send-libs"""
+_SBATCH = _syntax(
+    " ".join(set(_SLURM_VALUED.split()) - set(_OPTIONAL.split())),
+    f"{_SLURM_FLAGS} {_OPTIONAL}",
+    _SLURM_SAME,
+    attaches=True,
+    abbreviates=True,
+)
+#: torch/distributed/run.py and launch.py of torch 1.9 to 2.13.
+_TORCHRUN = _syntax(
+    """--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --max-restarts --monitor-interval
+    --start-method --event-log-handler --role --log-dir --redirects --tee --local-ranks-filter
+    --duplicate-stdout-filters --duplicate-stderr-filters --node-rank --master-addr --master-port --local-addr
+    --logs-specs --numa-binding
+    --signals-to-handle --shutdown-timeout""",
+    "--standalone --module --no-python --run-path --virtual-local-rank --help",
+    "-m=--module -r=--redirects -t=--tee -h=--help",
+    abbreviates=True,
+)
+_LAUNCH = Syntax(_TORCHRUN.valued, _TORCHRUN.flags | {"--use-env"}, _TORCHRUN.same, abbreviates=True)
+#: accelerate/commands/launch.py of Accelerate 1.15.
+_ACCELERATE = _syntax(
+    """--config-file --mixed-precision --num-processes --num-machines --num-cpu-threads-per-process --dynamo-backend
+    --dynamo-mode --gpu-ids --machine-rank --main-process-ip --main-process-port --tee --log-dir --role --rdzv-backend
+    --rdzv-conf --max-restarts --monitor-interval --vm --env --main-training-function --deepspeed-config-file
+    --zero-stage
+    --offload-optimizer-device --offload-param-device --offload-optimizer-nvme-path --offload-param-nvme-path
+    --gradient-accumulation-steps --gradient-clipping --zero3-init-flag --zero3-save-16bit-model --deepspeed-hostfile
+    --deepspeed-exclusion-filter --deepspeed-inclusion-filter --deepspeed-multinode-launcher
+    --deepspeed-moe-layer-cls-names --mpirun-hostfile --aws-access-key-id --aws-secret-access-key""",
+    """--quiet --cpu --multi-gpu --tpu --enable-cpu-affinity --dynamo-use-fullgraph --dynamo-use-dynamic --use-deepspeed
+    --use-fsdp --use-megatron-lm --same-network --module --no-python --tpu-cluster --no-tpu-cluster --tpu-use-sudo
+    --downcast-bf16 --debug --help --use-parallelism-config --dynamo-use-regional-compilation""",
+    "-m=--module -q=--quiet -t=--tee -h=--help",
+)
+#: deepspeed/launcher/runner.py of DeepSpeed 0.14 to 0.18.
+_DEEPSPEED = _syntax(
+    """--hostfile --include --exclude --num-nodes --min-elastic-nodes --max-elastic-nodes --num-gpus --master-port
+    --master-addr --node-rank --launcher --launcher-args --autotuning --bind-core-list --ssh-port --save-pid
+    --enable-each-rank-log --venv-script""",
+    """--module --no-python --no-local-rank --no-ssh-check --force-multi --elastic-training --bind-cores-to-rank
+    --no-ssh --help""",
+    "-H=--hostfile -i=--include -e=--exclude -h=--help",
+)
+#: Open MPI 4 and 5, and Hydra of MPICH and Intel MPI.
+_MPIRUN = _syntax(
+    """-n -H --hostfile --map-by --bind-to --rank-by -wdir --npernode --prefix --report-uri --output-filename
+    --tag-output-to --timeout --oversubscribe-to --ppr --rankfile -bootstrap --launcher -iface -hosts --personality
+    --output --tmpdir --path""",
+    """--oversubscribe --allow-run-as-root --bind-to-none --report-bindings --tag-output --display-map --nooversubscribe
+    --bynode --bysocket --byslot -v -q -l --verbose --quiet -prepend-rank --enable-recovery --timestamp-output""",
+    """-np=-n --np=-n --n=-n -c=-n -host=-H --host=-H -hostfile=--hostfile -machinefile=--hostfile -f=--hostfile
+    --machinefile=--hostfile -npernode=--npernode -N=--npernode -ppn=--npernode -perhost=--npernode --ppn=--npernode
+    --wdir=-wdir -map-by=--map-by -bind-to=--bind-to -rank-by=--rank-by -hosts=-H""",
+)
+#: ssh(1) of OpenSSH 9.
+_SSH = _syntax(
+    "-B -b -c -D -E -e -F -I -i -J -L -l -m -O -o -p -Q -R -S -W -w",
+    "-4 -6 -A -a -C -f -G -g -K -k -M -N -n -q -s -T -t -V -v -X -x -Y -y",
+    attaches=True,
+)
+#: pdsh(1) 2.34.
+_PDSH = _syntax(
+    "-w -x -l -t -u -f -o -R -M -g -X -P -j -a", "-S -b -k -N -d -s -q -V -L -h -n", attaches=True
+)  # fmt: skip
+_PBSDSH = _syntax("-n -c -h", "-o -s -u -v -e -E", attaches=True)
+
+#: Programs that run the command that follows their options, here: valued options and flags of each.
+WRAPPERS = {
+    "nohup": ("", ""),
+    "time": ("-f -o", "-p -v"),
+    "exec": ("-a", "-c -l"),
+    "command": ("", "-p"),
+    "nice": ("-n --adjustment", ""),
+    "ionice": ("-c -n", "-t"),
+    "setsid": ("", "-f -w -c"),
+    "stdbuf": ("-i -o -e", ""),
+    "numactl": ("-m -N -C -i -p --membind --cpunodebind --physcpubind --interleave", "-l --localalloc --all"),
+    "taskset": ("-c --cpu-list", ""),
+    "timeout": ("-s -k --signal --kill-after", "--foreground --preserve-status"),
+    "env": ("-u --unset -C --chdir", "-i"),
+    "sudo": ("-u -g", "-E -H -n"),
+    "unbuffer": ("", "-p"),
+    "catchsegv": ("", ""),
+    "nsys": ("", ""),
+}
+_SYNTAX = {
+    "srun": _SBATCH,
+    "sbatch": _SBATCH,
+    "salloc": _SBATCH,
+    "torchrun": _TORCHRUN,
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _LAUNCH,
+    "accelerate": _ACCELERATE,
+    "deepspeed": _DEEPSPEED,
+    "mpirun": _MPIRUN,
+    "mpiexec": _MPIRUN,
+    "mpirun.openmpi": _MPIRUN,
+    "mpiexec.hydra": _MPIRUN,
+    "orterun": _MPIRUN,
+    "ssh": _SSH,
+    "pdsh": _PDSH,
+    "clush": _syntax("-w -x -g -X -l -t -u -f -o --hostfile", "-a -b -B -L -S -q -v -N -n", attaches=True),
+    "pbsdsh": _PBSDSH,
+    "pbs_tmrsh": _syntax("-l", "-n"),
+    "blaunch": _syntax("-z -u", "-n"),
+    **{name: _syntax(valued, flags, attaches=True) for name, (valued, flags) in WRAPPERS.items()},
+}
+
+
+@cache
+def syntax_of(name: str) -> Syntax | None:
+    """Return the options of a program; None if they are not known here."""
+    return _SYNTAX.get(name)
+
+
+def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
+    """Split the words after a program into its options and what follows them."""
+    given: list[Given] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        typed = word.prefix.partition("=")[0]
+        if not typed.startswith("-") or typed == "-":
+            break
+        position += 1
+        if word.value == "--":
+            break
+        name, value = _split(word, typed, syntax)
+        if value is None and name in syntax.valued and position < len(words):
+            value = words[position]
+            position += 1
+        if value is None and name == "-x" and syntax is _MPIRUN and position < len(words):
+            value, position = words[position], position + 1
+        if syntax is _MPIRUN and name in _MCA and position + 1 < len(words):
+            position += 2
+        given.append(Given(name, typed, value, word))
+    return Call(tuple(given), tuple(words[position:]), syntax)
+
+
+#: Options of mpirun that take two words.
+_MCA = {"--mca", "-mca", "-genv", "--gmca", "-env", "--prtemca"}
+
+
+def _split(word: Word, typed: str, syntax: Syntax) -> tuple[str, Word | None]:
+    """Return the name of an option and its value, if that stands in the same word."""
+    is_long = typed.startswith("--")
+    if "=" in word.prefix and (is_long or not syntax.attaches):
+        return syntax.canonical(typed), word.after("=")
+    short = syntax.canonical(typed[:2])
+    if not is_long and syntax.attaches and (short in syntax.valued) and len(word.shown) > 2:
+        first = word.parts[0]
+        cut = word.after(first.text[:2]) if first.kind == "text" and len(first.text) >= 2 else None
+        return short, cut
+    return syntax.canonical(typed), None
+
+
+def read_call(command: Command) -> Call | None:
+    """Return the options of a command; None if its program is not known here."""
+    syntax = syntax_of(command.name)
+    return read_options(command.args, syntax) if syntax else None

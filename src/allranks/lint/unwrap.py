@@ -1,0 +1,163 @@
+"""Commands that other commands start: behind ``srun``, in the string of ``bash -c``, in what ``ssh`` takes along."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from allranks.lint.expand import piece_of
+from allranks.lint.model import Assignment, Command, Part, Word
+from allranks.lint.parse import REMOTE, Walker
+from allranks.lint.syntax import WRAPPERS, read_call
+
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+#: Programs that join their words and have a shell on the other machine read the result.
+JOINED = frozenset({"ssh", "pdsh", "clush", "rsh", "dsh"})
+#: Programs with options of their own before a command: it begins at the first word that is one of STARTERS.
+_LOOSE = frozenset(
+    {
+        *("singularity", "apptainer", "docker", "podman", "shifter", "sarus", "enroot", "chroot"),
+        *("conda", "mamba", "micromamba", "poetry", "uv", "pipenv", "pixi"),
+        *("nsys", "ncu", "py-spy", "strace", "runuser", "su", "dplace", "xvfb-run"),
+    }
+)
+_PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?|ipython3?")
+#: Modules that start ranks, and how they are called here.
+MODULES = {
+    "torch.distributed.run": "torch.distributed.run",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "torch.distributed.elastic.run": "torch.distributed.run",
+    "torchelastic.distributed.launch": "torch.distributed.run",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
+STARTERS = LAUNCHERS | SHELLS | REMOTE | {"env", "nohup", "exec", "time", "composer", "fabric", "lightning"}
+_WHICH = re.compile(r"[$`]\(?(?:which|command -v)\s+([\w.]+)\)?`?")
+
+
+def is_python(name: str) -> bool:
+    """Return whether a program's name is that of a Python."""
+    return bool(_PYTHON.fullmatch(name))
+
+
+def unwrap(walker: Walker, command: Command) -> None:
+    """Put the commands that a command starts into the model."""
+    command = _resolved(walker, command)
+    name = command.name
+    if name in SHELLS:
+        _shell(walker, command)
+    elif name in JOINED:
+        call = read_call(command)
+        rest = call.rest if call else command.args
+        if name in ("ssh", "rsh", "dsh"):
+            rest = rest[1:]
+        _nested(walker, command, rest or _heredoc(command))
+    elif name in ("eval", "trap"):
+        _nested(walker, command, command.args[:1] if name == "trap" else command.args)
+    elif is_python(name):
+        _python(walker, command)
+    elif name in _LOOSE:
+        _loose(walker, command)
+    elif name in REMOTE or name in WRAPPERS:
+        call = read_call(command)
+        if call:
+            _inner(walker, command, call.rest)
+    elif name == "sbatch":
+        call = read_call(command)
+        wrapped = call.get("--wrap") if call else None
+        if wrapped and wrapped.value:
+            _nested(walker, command, [wrapped.value])
+
+
+def _resolved(walker: Walker, command: Command) -> Command:
+    """Return the command with the program's name where that is ``$(which …)``; the model gets it so too."""
+    if not command.words or len(command.words[0].parts) != 1 or command.words[0].parts[0].kind != "command":
+        return command
+    match = _WHICH.fullmatch(command.words[0].parts[0].text)
+    if not match:
+        return command
+    known = replace(command, words=(_word(match[1], command.words[0]), *command.args))
+    walker.script.commands[-1] = known
+    return known
+
+
+def _word(text: str, like: Word) -> Word:
+    return Word((Part("text", text, text, "", like.parts[0].level if like.parts else 0, like.at),), like.at, like.end)
+
+
+def _shell(walker: Walker, command: Command) -> None:
+    for position, word in enumerate(command.args):
+        value = word.prefix
+        if value.startswith("-") and not value.startswith("--"):
+            if value.endswith("c"):
+                _nested(walker, command, command.args[position + 1 : position + 2])
+                return
+        elif not value.startswith("-"):
+            return
+    _nested(walker, command, _heredoc(command))
+
+
+def _heredoc(command: Command) -> list[Word]:
+    return [word for operator, word in command.redirects if operator == "<<"]
+
+
+def _nested(walker: Walker, command: Command, words: Sequence[Word]) -> None:
+    """Walk over a text that another shell reads."""
+    if not words:
+        return
+    before = dict(walker.values)
+    known = walker.known
+    if command.name in REMOTE and command.name not in ("srun", "mpirun", "mpiexec"):
+        walker.values, walker.known = {}, {}
+    context = command.context
+    inner = replace(context, via=(*context.via, command), level=context.level + 1, pipe=(), chain="")
+    inner = replace(inner, is_conditional=False, is_condition=False)
+    walker.walk(piece_of(words), inner)
+    walker.known = known
+    if command.name != "eval":
+        walker.values = before
+
+
+def _inner(walker: Walker, command: Command, rest: Sequence[Word]) -> None:
+    """Add the command that a command takes as its last arguments."""
+    words = list(rest)
+    sets: list[Assignment] = []
+    if command.name in ("timeout", "taskset") and words and not words[0].prefix[:1].isalpha():
+        del words[0]
+    while words and command.name == "env" and "=" in words[0].prefix:
+        name, value = words[0].prefix.partition("=")[0], words[0].after("=")
+        sets.append(Assignment(name, value.parts if value else (), words[0].at, True, command.order, is_prefix=True))
+        del words[0]
+    if words:
+        walker.add(replace(
+            command, words=tuple(words), sets=(*command.sets, *sets) if sets else command.sets, at=words[0].at,
+            context=replace(command.context, via=(*command.context.via, command)),
+        ))  # fmt: skip
+
+
+def _loose(walker: Walker, command: Command) -> None:
+    for position, word in enumerate(command.args):
+        name = (word.value or "").rpartition("/")[2]
+        if name in STARTERS or is_python(name):
+            _inner(walker, command, command.args[position:])
+            return
+
+
+def _python(walker: Walker, command: Command) -> None:
+    args = command.args
+    for position, word in enumerate(args):
+        value = word.value or ""
+        if value == "-m" and position + 1 < len(args):
+            module = MODULES.get(args[position + 1].value or "")
+            if module:
+                _inner(walker, command, (_word(module, args[position + 1]), *args[position + 2 :]))
+            return
+        if value.rpartition("/")[2] in ("torchrun", "accelerate", "deepspeed"):
+            _inner(walker, command, args[position:])
+            return
+        if not value.startswith("-"):
+            return

@@ -1,0 +1,56 @@
+"""Each rule on a script with its fault, and on one without: ``cases/CODE.toml``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+
+from allranks.lint.engine import lint
+from allranks.lint.rules import FAMILIES, RULES
+from allranks.lint.rules.base import Rule
+
+CASES = Path(__file__).with_name("cases")
+
+
+def case(rule: Rule) -> dict[str, Any]:
+    return tomllib.loads((CASES / f"{rule.code}.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_finds_its_fault_on_its_line(rule: Rule) -> None:
+    shown = case(rule)
+    found = lint("job.sh", shown["bad"].encode())
+    assert (rule.code, shown["line"]) in {(finding.rule.code, finding.place.line) for finding in found}
+    others = {finding.rule.code for finding in found if finding.rule.severity != "hint"} - {rule.code}
+    assert others == set(shown.get("also", []))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_script_without_the_fault_gets_no_more_than_hints(rule: Rule) -> None:
+    found = lint("job.sh", case(rule)["good"].encode())
+    assert rule.code not in {finding.rule.code for finding in found}
+    assert [finding.what for finding in found if finding.rule.severity != "hint"] == []
+
+
+def test_the_table_is_complete() -> None:
+    codes = [rule.code for rule in RULES]
+    assert codes == sorted(set(codes))
+    assert len({rule.name for rule in RULES}) == len(codes)
+    assert {path.stem for path in CASES.glob("*.toml")} == set(codes)
+    for rule in RULES:
+        assert re.fullmatch(r"AR[1-9]\d\d", rule.code)
+        assert re.fullmatch(r"[a-z0-9-]+", rule.name)
+        assert rule.code[2] in FAMILIES
+        assert rule.source
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_sentences_are_filled_in(rule: Rule) -> None:
+    for finding in lint("job.sh", case(rule)["bad"].encode(), [rule]):
+        assert finding.what
+        assert finding.fix
+        assert not re.search(r"(?<!\$)\{\w+\}", finding.what + finding.fix)
