@@ -143,3 +143,10 @@ def test_the_page_shows_the_entry_points_of_this_package() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "schedulers.md"
     (shown,) = re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     assert shown in Path(__file__).with_name("lab_queue").joinpath("pyproject.toml").read_text()
+
+
+def test_keys_that_only_other_schedulers_have_are_noted(lab: Any) -> None:
+    lab.script(PLACE)
+    lab.job("script: train.py\nscheduler: {flavour: torque, qos: urgent, partition: short}\n")
+    done = lab("plan", "--on", "lab", "job.yaml")
+    assert (done.rc, "scheduler.flavour, scheduler.qos: Lab has no such thing, not used" in done.stdout) == (0, True)

@@ -27,7 +27,6 @@ from allranks.clusters.batch.scheduler import (
     JobInfo,
     JobReason,
     Scheduler,
-    first_fix,
     given,
     overall,
     plain_name,
@@ -194,7 +193,7 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     if done.code == 0:
         return Feasibility(where)
     error = GRID_ENGINE.refusal(("qsub",), done.code, done.out + done.err)
-    if first_fix(GRID_ENGINE.unreachable, done.out + done.err):
+    if GRID_ENGINE.is_away(done):
         raise error
     why = why_pending(done.out + done.err)
     known = Issue(f"it could never start: {why.text}", why.fix or _QUEUE) if why else None
@@ -224,7 +223,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
     """
     requested, resources, (_, nodes) = job.scheduler, job.resources, job.resources.nodes
     slots = resources.cpus_per_node or (nproc if job.launch.launcher == "direct" else 1)
-    own = lines_of(requested.directives, "#$")
+    own = lines_of(job, "#$")
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
     if not any(line.startswith("-pe ") for line in own):
         if requested.parallel_environment:
@@ -300,7 +299,7 @@ GRID_ENGINE = Scheduler(
     name="grid_engine",
     title="Grid Engine",
     module="allranks.agent.grid_engine_job",
-    foreign=("gpu_request", "qos", "flavour"),
+    own_keys=("project", "resources", "start_with", "parallel_environment"),
     without="have Grid Engine leave it out: --exclude {}",
     patience="the queue's notify time to leave (60 s, unless changed)",
     script="script.sge",

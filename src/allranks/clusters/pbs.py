@@ -75,7 +75,7 @@ def parse_jobs(text: str) -> tuple[JobInfo, ...]:
 
 def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
     letter, word = fields.get("job_state", ""), fields.get("comment", "").strip()
-    info = JobInfo(job_id, pbs_words.state_of(letter), pbs_words.native_of(letter), word)
+    info = JobInfo(job_id, *pbs_words.state_of(letter), word)
     if letter not in pbs_words.ENDED:
         held, depend = fields.get("hold_types", "").replace("n", ""), fields.get("depend", "")
         why = pbs_words.reason_of(letter, word, held, depend)
@@ -122,10 +122,8 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     for options in _QUERIES[flavour(in_utc) or "openpbs"]:
         command = ("qstat", *options.split(), *(("-t",) if "[]" in job_id else ()), job_id)
         done = query.run_patiently(PBS, command, in_utc)
-        if pbs_words.NO_HISTORY in done.out + done.err:
+        if re.search(pbs_words.NOT_LIKE_THAT, done.err):
             continue
-        if done.code and re.search(r"(?im)^usage:|invalid option|unrecognized option", done.err):
-            continue  # This version has no such option.
         if done.code and re.search(pbs_words.GONE, done.err):
             return None
         if done.code:
@@ -277,13 +275,9 @@ _FOR_A_SCRIPT = re.compile(r"-[ejkJmMorRSt](?![A-Za-z])")
 _HERE = 'cd -- "$0" && export PATH="$1" && shift && exec "$@"'
 
 
-def _lines(job: Job) -> list[str]:
-    return lines_of(job.scheduler.directives, "#PBS")
-
-
 def own_nodes(job: Job) -> str | None:
     """Return what the user's own directives ask for instead of ours: the value of select, or of nodes."""
-    return next((found["value"] for line in _lines(job) if (found := _OWN_NODES.match(line))), None)
+    return next((found["value"] for line in lines_of(job, "#PBS") if (found := _OWN_NODES.match(line))), None)
 
 
 def own(job: Job) -> tuple[int | None, int | None]:
@@ -310,19 +304,16 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
     requested, resources, is_torque = job.scheduler, job.resources, flavour == "torque"
     _refuse(job, flavour)
     named = [line.partition("=") for line in requested.resources]
-    users = [Directive(line, None, "scheduler.directives") for line in _lines(job)]
+    users = [Directive(line, None, "scheduler.directives") for line in lines_of(job, "#PBS")]
     yield from (line for line in users if line.option.startswith("-l"))
     yield Directive("-N", plain_name(name_of(job), _LONGEST_NAME), "name")
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
     if not own_nodes(job):
         yield from _nodes(job, nproc, is_torque)
-    if not (is_torque or any(map(_OWN_PLACE.match, _lines(job)))):
+    if not (is_torque or any(map(_OWN_PLACE.match, lines_of(job, "#PBS")))):
         excl, why = (":excl", ", scheduler.exclusive") if requested.exclusive else ("", "")
         note = "else chunks may lie on one node together"
         yield Directive("-l place", f"scatter{excl}", f"a node for each chunk{why}", note)
-    requeue = ("y", "retry.requeue", "back into the queue when a node fails, and when it is preempted")
-    if not job.retry.by_scheduler:
-        requeue = ("n", "retry.requeue is false", "when a node fails, the job ends")
     yield from given(
         ("-l walltime", resources.time and format_duration(resources.time), "resources.time"),
         ("-q", requested.partition, "scheduler.partition"),
@@ -336,7 +327,13 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
         ("-m", requested.mail and "ae", "scheduler.mail"),
         ("-j", "oe", "one log"),
         ("-o", output, "in the run's directory", "what PBS itself says; it comes when the job has ended"),
-        ("-r", *requeue),
+        (
+            "-r",
+            job.retry.by_scheduler and "y",
+            "retry.requeue",
+            "back into the queue when a node fails, and when it is preempted",
+        ),
+        ("-r", not job.retry.by_scheduler and "n", "retry.requeue is false", "when a node fails, the job ends"),
     )
     yield from (line for line in users if not line.option.startswith("-l"))
 
@@ -352,11 +349,8 @@ def _refuse(job: Job, flavour: Flavour) -> None:
     if requested.project and flavour == "torque":
         raise JobError("scheduler.project: Torque has no projects", fix="scheduler.account (-A) names who is charged")
     if requested.reservation and requested.partition and flavour == "openpbs":
-        what, why = (
-            "scheduler.reservation and scheduler.partition exclude each other",
-            "a reservation of OpenPBS is a queue",
-        )
-        raise JobError(what, why=why, fix="leave out scheduler.partition")
+        both, why = "scheduler.reservation and scheduler.partition", "a reservation of OpenPBS is a queue"
+        raise JobError(f"{both} exclude each other", why=why, fix="leave out scheduler.partition")
 
 
 def _nodes(job: Job, nproc: int, is_torque: bool) -> Iterator[Directive]:
@@ -462,7 +456,7 @@ PBS = Scheduler(
     name="pbs",
     title="PBS",
     module="allranks.agent.pbs_job",
-    foreign=("gpu_request", "parallel_environment"),
+    own_keys=("project", "qos", "resources", "flavour", "start_with"),
     without="have PBS leave it out: pbsnodes -o {}",
     patience="the site's kill_delay to leave (10 s, unless changed)",
     script="script.pbs",

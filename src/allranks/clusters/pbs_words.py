@@ -173,18 +173,17 @@ GONE = (
     r"(?i)unknown job id|unknown array id|job not found|job has finished|already in exit state|"
     r"invalid for (?:state of job|finished array subjob)"
 )
-#: Printed if this PBS keeps no jobs that have ended; the command exits with 0 nevertheless.
-NO_HISTORY = "not configured to maintain job history"
+#: Printed if this PBS keeps no jobs that have ended (the command exits with 0 nevertheless), or has no such option.
+NOT_LIKE_THAT = r"(?im)not configured to maintain job history|^usage:|invalid option|unrecognized option"
 
 
-def state_of(letter: str) -> State:
-    """Return our state for PBS' letter; of a job that has ended it is UNKNOWN, since the letter does not say how."""
-    return _STATES.get(letter, (State.UNKNOWN, "", None))[0]
+def state_of(letter: str) -> tuple[State, str]:
+    """Return our state for PBS' letter, and that with what it stands for, as in ``R (running)``.
 
-
-def native_of(letter: str) -> str:
-    """Return PBS' letter with what it stands for: ``R (running)``."""
-    return f"{letter} ({_STATES[letter][1]})" if letter in _STATES else letter
+    Of a job that has ended the state is UNKNOWN, since the letter does not say how.
+    """
+    state, words, _ = _STATES.get(letter, (State.UNKNOWN, "", None))
+    return state, f"{letter} ({words})" if words else letter
 
 
 def reason_of(letter: str, comment: str, held: str, depend: str) -> JobReason | None:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +33,7 @@ from allranks.clusters.batch.limits import (
     missing,
     number,
     reading,
+    time_of,
 )
 from allranks.clusters.batch.scheduler import (
     Additions,
@@ -43,7 +43,6 @@ from allranks.clusters.batch.scheduler import (
     JobReason,
     Scheduler,
     UsableGpus,
-    first_fix,
     given,
     overall,
 )
@@ -154,18 +153,11 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
         word,
         exit_code=exit_code if by_itself else None,
         signal=killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None,
-        started=_time(fields.get(start, "")) if nodes and state is not State.PENDING else None,
-        ended=_time(fields.get(end, "")) if state.is_final else None,
+        started=time_of(fields.get(start, "")) if nodes and state is not State.PENDING else None,
+        ended=time_of(fields.get(end, "")) if state.is_final else None,
         nodes=nodes,
         why=why,
     )
-
-
-def _time(text: str) -> float | None:
-    """Return the time in seconds since 1970, if it is one: not ``Unknown``, ``None`` or ``N/A``."""
-    with suppress(ValueError):
-        return datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp()
-    return None
 
 
 def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
@@ -273,13 +265,6 @@ class Partition(NamedTuple):
     is_default: bool = False
 
 
-class Qos(NamedTuple):
-    """A QOS: its limit of time in seconds (0 if it has none) and its flags, in Slurm's words."""
-
-    max_time: int
-    flags: frozenset[str]
-
-
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query what Slurm would do with a plan's script that is submitted in an environment."""
     script, in_utc = plan.files[0].text, {**environ, **IN_UTC}
@@ -288,13 +273,15 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     done = query.run(SLURM, command, in_utc, cwd=plan.workdir, sent=script)
     printed = done.out + done.err
     refusal = SLURM.refusal(command, done.code, printed)
-    if done.code and first_fix(slurm_words.UNREACHABLE, printed):
+    if SLURM.is_away(done):
         raise refusal
     partitions = chosen(parse_partitions(run_command(PARTITIONS, in_utc)), requested)
     against = limits(requested, partitions)
     if against or requested.qos:  # Only then does a QOS count.
         try:
-            known: dict[str, Qos] | None = parse_qos(run_command(QOS, in_utc, seconds=_ACCOUNTING_SECONDS))
+            known: dict[str, tuple[int, list[str]]] | None = parse_qos(
+                run_command(QOS, in_utc, seconds=_ACCOUNTING_SECONDS)
+            )
         except LaunchError as error:
             known = {} if "not running a supported accounting_storage plugin" in (error.why or "") else None
         against = limits(requested, partitions, known)
@@ -304,7 +291,7 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     found = Feasibility(f"partition {','.join(part.name for part in partitions)}", against)
     if not done.code:
         start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
-        return replace(found, start=_time(start[1]) if start else None)
+        return replace(found, start=time_of(start[1]) if start else None)
     refusal = query.with_values(refusal, plan.reasons)
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
     if slurm_words.NO_SUCH_NODES not in printed:
@@ -365,10 +352,10 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
     return tuple(found)
 
 
-def parse_qos(text: str) -> dict[str, Qos]:
-    """Read the answer to :data:`QOS`."""
+def parse_qos(text: str) -> dict[str, tuple[int, list[str]]]:
+    """Read the answer to :data:`QOS`: of each its limit of time in seconds, 0 if it has none, and its flags."""
     rows = (line.split("|") for line in text.splitlines())
-    return {row[0]: Qos(reading(parse_duration, row[1]), frozenset(row[2].split(","))) for row in rows if len(row) == 3}
+    return {row[0]: (reading(parse_duration, row[1]), row[2].split(",")) for row in rows if len(row) == 3}
 
 
 def chosen(partitions: Iterable[Partition], requested: Requested) -> tuple[Partition, ...]:
@@ -377,18 +364,21 @@ def chosen(partitions: Iterable[Partition], requested: Requested) -> tuple[Parti
     return tuple(part for part in partitions if (part.name in named if named else part.is_default))
 
 
-def limits(requested: Requested, partitions: Sequence[Partition], known: Mapping[str, Qos] | None = {}) -> list[Issue]:
+def limits(
+    requested: Requested, partitions: Sequence[Partition], known: Mapping[str, tuple[int, list[str]]] | None = {}
+) -> list[Issue]:
     """Return what keeps a job waiting in all of the partitions that it may run in, or what its QOS has against it.
 
     A limit that a QOS of the job lifts is not final. A job that names none may have any of those that are ``known`` by
     default; None: any may be.
     """
     named = requested.qos.split(",")
-    lifts = {flag for name, qos in (known or {}).items() if not requested.qos or name in named for flag in qos.flags}
-    against = [[*_against(requested, part, _LIFTS_ALL if known is None else lifts)] for part in partitions]
+    mine = [flags for name, (_, flags) in (known or {}).items() if not requested.qos or name in named]
+    lifts = _LIFTS_ALL if known is None else {flag for flags in mine for flag in flags}
+    against = [[*_against(requested, part, lifts)] for part in partitions]
     if against and all(against):
         return least(against)
-    most = known[requested.qos].max_time if known and requested.qos in known else 0
+    most, _ = (known or {}).get(requested.qos, (0, ()))
     limit = Limit(requested.time, "resources.time", format_duration, most)
     return [*limit.objections(f"QOS {requested.qos}", "choose another scheduler.qos")]
 
@@ -414,6 +404,8 @@ def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> I
 _OWN_GPUS = re.compile(r"--gpus|-G|--gres[ =]\S*gpu|--tres-per\S*gpu")
 _OWN_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node|--gres)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(\d+)")
 _OWN_TASKS = re.compile(r"--ntasks(?!-)|-n")
+#: Options that are called as the keys of the job.
+_SAME_NAME = ("partition", "account", "qos", "constraint", "reservation", "array")
 #: What an allocation has on some of its nodes, and the GPUs among that: ``gpu:2(IDX:0-1)``, ``gpu:a100:4(IDX:0-3)``.
 _ON_NODES = re.compile(r"^ +Nodes=\S+ .*\bGRES=(\S*)", re.MULTILINE)
 _GPU = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
@@ -428,13 +420,9 @@ _FOR_A_SCRIPT = re.compile(
 _STEP = ("srun", "--interactive", "--preserve-env")
 
 
-def _lines(job: Job) -> list[str]:
-    return lines_of(job.scheduler.directives, "#SBATCH")
-
-
 def own_gpus(job: Job) -> int | None:
     """Return the GPUs of a node that the user's own directives ask for: 0 for none, None if they do not say."""
-    asking = [line for line in _lines(job) if _OWN_GPUS.match(line)]
+    asking = [line for line in lines_of(job, "#SBATCH") if _OWN_GPUS.match(line)]
     reported = [int(match[1]) for line in asking if (match := _OWN_GPUS_PER_NODE.match(line))]
     return reported[0] if reported else None if asking else 0
 
@@ -445,55 +433,61 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
     ``output`` is Slurm's own log unless the job names one; None: as Slurm names it, where the job is submitted.
     """
     requested, resources, is_direct = job.scheduler, job.resources, job.launch.launcher == "direct"
-    (least, most), cpus = resources.nodes, resources.cpus_per_node
-    yield Directive("--job-name", name_of(job), "name")
-    yield Directive("--nodes", str(most) if least == most else f"{least}-{most}", "resources.nodes")
-    if least < most and not is_direct:
-        yield Directive("--no-kill", None, "resources.nodes", "continue when a node dies: at least the first must live")
-    if is_direct and not any(map(_OWN_TASKS.match, _lines(job))):
-        yield Directive("--ntasks-per-node", str(nproc), "launcher direct: a task is a rank")
-    elif least == most and not is_direct:  # With a number of tasks Slurm would never give more than the least nodes.
-        note = "one task on each node: the agent, which starts the node's ranks"
-        yield Directive("--ntasks-per-node", "1", "launcher torchrun: a task is an agent", note)
-    if resources.gpus_per_node and own_gpus(job) == 0:
-        gpus = f"{resources.gpu_type}:{resources.gpus_per_node}" if resources.gpu_type else str(resources.gpus_per_node)
-        if requested.gpu_request == "gres":
-            yield Directive("--gres", f"gpu:{gpus}", "resources.gpus_per_node, scheduler.gpu_request")
-        else:
-            yield Directive("--gpus-per-node", gpus, "resources.gpus_per_node")
-    if cpus and is_direct:
-        cpus = max(1, cpus // nproc)
+    own, (least, most), cpus = lines_of(job, "#SBATCH"), resources.nodes, resources.cpus_per_node
+    gpus = resources.gpus_per_node if own_gpus(job) == 0 else None
+    named = f"{resources.gpu_type}:{gpus}" if resources.gpu_type else gpus
+    is_gres = requested.gpu_request == "gres"
+    # With a number of tasks Slurm would never give more than the least nodes.
+    has_agents, has_tasks = not is_direct and least == most, is_direct and not any(map(_OWN_TASKS.match, own))
     log = (requested.output, "scheduler.output") if requested.output else (output, "in the run's directory")
-    requeue = ("--requeue", "retry.requeue", "back into the queue when a node fails, and when the job is preempted")
-    if not job.retry.by_scheduler:
-        requeue = ("--no-requeue", "retry.requeue is false", "when a node fails, the job ends")
+    seconds, asked = warning_seconds(job), f"{job.retry.warn_before:g}"
     yield from given(
-        ("--cpus-per-task", cpus, "resources.cpus_per_node"),
+        ("--job-name", name_of(job), "name"),
+        ("--nodes", most if least == most else f"{least}-{most}", "resources.nodes"),
+        (
+            "--no-kill",
+            least < most and not is_direct,
+            "resources.nodes",
+            "continue when a node dies: at least the first must live",
+        ),
+        ("--ntasks-per-node", has_tasks and nproc, "launcher direct: a task is a rank"),
+        (
+            "--ntasks-per-node",
+            int(has_agents),
+            "launcher torchrun: a task is an agent",
+            "one task on each node: the agent, which starts the node's ranks",
+        ),
+        ("--gres", gpus and is_gres and f"gpu:{named}", "resources.gpus_per_node, scheduler.gpu_request"),
+        ("--gpus-per-node", gpus and not is_gres and named, "resources.gpus_per_node"),
+        ("--cpus-per-task", cpus and (max(1, cpus // nproc) if is_direct else cpus), "resources.cpus_per_node"),
         ("--mem", resources.memory and format_memory(resources.memory), "resources.memory"),
         ("--time", resources.time and format_duration(resources.time), "resources.time"),
-        ("--partition", requested.partition, "scheduler.partition"),
-        ("--account", requested.account, "scheduler.account"),
-        ("--qos", requested.qos, "scheduler.qos"),
-        ("--constraint", requested.constraint, "scheduler.constraint"),
-        ("--reservation", requested.reservation, "scheduler.reservation"),
-        ("--array", requested.array, "scheduler.array"),
+        *((f"--{key}", getattr(requested, key), f"scheduler.{key}") for key in _SAME_NAME),
         ("--nodelist", ",".join(requested.include or ()), "scheduler.include"),
         ("--exclude", ",".join(requested.exclude or ()), "scheduler.exclude"),
-        ("--exclusive", bool(requested.exclusive), "scheduler.exclusive"),
+        ("--exclusive", requested.exclusive, "scheduler.exclusive"),
         ("--mail-user", requested.mail, "scheduler.mail"),
         ("--mail-type", requested.mail and "END,FAIL", "scheduler.mail"),
         ("--output", *log, "what Slurm and this script say; each rank has a log of its own"),
         ("--error", requested.error, "scheduler.error"),
         ("--open-mode", "append", "a job that is started again continues with the same log"),
-        (requeue[0], True, *requeue[1:]),
+        (
+            "--requeue",
+            job.retry.by_scheduler,
+            "retry.requeue",
+            "back into the queue when a node fails, and when the job is preempted",
+        ),
+        ("--no-requeue", not job.retry.by_scheduler, "retry.requeue is false", "when a node fails, the job ends"),
+        (
+            "--signal",
+            seconds and f"B:USR1@{seconds}",
+            "retry.warn_before"
+            if seconds >= job.retry.warn_before
+            else f"half of resources.time; retry.warn_before is {asked}",
+            f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave",
+        ),
     )
-    if seconds := warning_seconds(job):
-        note = f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave"
-        why = "retry.warn_before"
-        if seconds < job.retry.warn_before:
-            why = f"half of resources.time; retry.warn_before is {job.retry.warn_before:g}"
-        yield Directive("--signal", f"B:USR1@{seconds}", why, note)
-    yield from (Directive(line, None, "scheduler.directives") for line in _lines(job))
+    yield from (Directive(line, None, "scheduler.directives") for line in own)
 
 
 def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
@@ -584,7 +578,7 @@ SLURM = Scheduler(
     passes_environment=True,
     warns_itself=True,
     is_exact=False,
-    foreign=("project", "resources", "flavour", "start_with", "parallel_environment"),
+    own_keys=("qos", "gpu_request"),
     without="leave it out: --exclude {}",
     patience="the site's KillWait to leave (30 s, unless changed)",
     independent=("--kill-on-bad-exit=0",),

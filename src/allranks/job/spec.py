@@ -184,6 +184,11 @@ class Resources(Section):
 class Scheduler(Section):
     """Options of the batch scheduler; ignored on a cluster without one."""
 
+    #: Keys that only some schedulers have; each of those names them.
+    of_some: ClassVar[frozenset[str]] = frozenset(
+        ("parallel_environment", "project", "qos", "resources", "gpu_request", "flavour", "start_with")
+    )
+
     partition: Text | None = None
     """Partition (Slurm) or queue (PBS, Grid Engine)."""
     parallel_environment: Text | None = None

@@ -43,13 +43,13 @@ def warning_seconds(job: Job) -> int:
     return requested if limit is None else min(requested, limit // 2)
 
 
-def lines_of(own: Iterable[str], prefix: str) -> list[str]:
-    """Return a user's own directives without what each may start with, such as ``#SBATCH``.
+def lines_of(job: Job, prefix: str) -> list[str]:
+    """Return the user's own directives of a job, without what each may start with, such as ``#SBATCH``.
 
     Raises:
         JobError: one has a line break or the like in it.
     """
-    lines = [line.strip().removeprefix(prefix).strip() for line in own]
+    lines = [line.strip().removeprefix(prefix).strip() for line in job.scheduler.directives]
     for line in lines:
         if not line.isprintable():
             raise JobError(f"scheduler.directives: invalid directive: {line!r}", why="each is one line of text")

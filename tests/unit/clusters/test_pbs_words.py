@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pbs_recorded import recorded
 
-from allranks.clusters.pbs_words import native_of, reason_of, state_of, waits_for, why_pending
+from allranks.clusters.pbs_words import reason_of, state_of, waits_for, why_pending
 from allranks.runs.status import State
 
 STATES = {State.PENDING: "QHWT", State.RUNNING: "RBESU", State.UNKNOWN: "FXCM?"}
@@ -124,8 +124,9 @@ HOLDS = {
 
 @pytest.mark.parametrize(("state", "letter"), [(state, letter) for state, word in STATES.items() for letter in word])
 def test_states(state: State, letter: str) -> None:
-    assert state_of(letter) is state
-    assert native_of(letter) == "?" if letter == "?" else re.fullmatch(rf"{letter} \([a-z ]+\)", native_of(letter))
+    found, native = state_of(letter)
+    assert found is state
+    assert native == "?" if letter == "?" else re.fullmatch(rf"{letter} \([a-z ]+\)", native)
 
 
 @pytest.mark.parametrize("name", RECORDED)

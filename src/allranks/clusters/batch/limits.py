@@ -148,11 +148,12 @@ def reading(parse: Callable[[str], int], text: str) -> int:
 
 
 def time_of(text: str) -> float | None:
-    """Return the time that ``Sun Nov 22 10:00:00 2026``, in UTC, or a number is, in seconds since 1970; else None."""
+    """Return a time in seconds since 1970; None if the text, of a number, of ISO 8601 or of ctime in UTC, has none."""
     with suppress(ValueError):
         return float(text)
-    with suppress(ValueError):
-        return datetime.strptime(text, "%a %b %d %H:%M:%S %Y").replace(tzinfo=timezone.utc).timestamp()
+    for parse in (datetime.fromisoformat, lambda ctime: datetime.strptime(ctime, "%a %b %d %H:%M:%S %Y")):
+        with suppress(ValueError):
+            return parse(text).replace(tzinfo=timezone.utc).timestamp()
     return None
 
 

@@ -309,7 +309,8 @@ def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str
         chooses = f"{scheduler.title} chooses the nodes"
         yield f"resources.hosts is not used: {chooses}; scheduler.include names some of them"
     yield from only_over_ssh(job)
-    if foreign := [key for key in scheduler.foreign if getattr(job.scheduler, key) != getattr(defaults, key)]:
+    others = [key for key in sorted(job.scheduler.of_some) if key not in scheduler.own_keys]
+    if foreign := [key for key in others if getattr(job.scheduler, key) != getattr(defaults, key)]:
         named = ", ".join(f"scheduler.{key}" for key in foreign)
         yield f"{named}: {scheduler.title} has no such thing, not used"
     if draft.ranks_unknown:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.batch.scheduler import first_fix
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.system.commands import Answer, run_one
 
@@ -57,7 +56,7 @@ def run_patiently(scheduler: Scheduler, command: Sequence[str], environ: Mapping
     """Run a command, and try again if the scheduler could not be reached just then."""
     for pause in _PAUSES:
         done = run(scheduler, command, environ)
-        if not (done.code and first_fix(scheduler.unreachable, done.err)):
+        if not scheduler.is_away(done):
             return done
         time.sleep(pause)
     return run(scheduler, command, environ)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from allranks.plan.entry import Program
     from allranks.plan.layout import Layout
     from allranks.plan.plan import Plan, Reason
+    from allranks.system.commands import Answer
     from allranks.system.schedulers import SchedulerEnvironment
 
 
@@ -171,7 +172,7 @@ class Scheduler:
     passes_environment: bool = False
     warns_itself: bool = False  # Whether it warns ranks before the time limit; else the supervisor does.
     is_exact: bool = True  # Whether a job always gets the most nodes that it asks for, and must use all of them.
-    foreign: Sequence[str] = ()  # Keys of a job's scheduler section that only another one has.
+    own_keys: Sequence[str] = ()  # Those of the keys which only some schedulers have that this one has too.
     without: str = ""  # How a job continues without a node, with {} for the node's name; empty if it cannot.
     patience: str  # How long ranks have to exit when their job is cancelled.
     independent: tuple[str, ...] = ()  # Options of what starts tasks, with which one that fails ends no other.
@@ -228,6 +229,10 @@ class Scheduler:
             why, fix = f"it said {printed.strip()!r}", f"{self.list_jobs} lists the jobs that you have"
             raise LaunchError(f"{self.submit} did not print the id of the job", why=why, fix=fix)
         return ";".join(filter(None, found[-1].groups()))  # A site's own messages come before.
+
+    def is_away(self, answer: Answer) -> bool:
+        """Return whether a command failed because the scheduler cannot be reached."""
+        return answer.code != 0 and first_fix(self.unreachable, answer.out + answer.err) is not None
 
     def refusal(self, command: Sequence[str], code: int, printed: str) -> LaunchError:
         """Explain a command that failed, from its exit code and what it printed."""
