@@ -7,6 +7,9 @@ PYTEST_ARGS ?=
 # Four at a time: tests of clusters mostly wait. Those that share a cluster stay together and come first, as they are.
 WORKERS ?= -n 4 --dist loadgroup --no-loadscope-reorder
 
+# With it each of four workers would compile all tests at each run.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FOR_DEMO := $(VENV)/.installed-recipes

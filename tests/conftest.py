@@ -24,7 +24,7 @@ from hypothesis import settings
 
 from environments import clean_environment
 from waiting import PATIENCE
-from warm_python import WarmPython
+from warm_python import WarmPopen, WarmPython
 
 #: What nohup, or a shell that starts the tests in the background, has had ignored: every child would ignore it too.
 for _number in (signal.SIGHUP, signal.SIGINT):
@@ -69,14 +69,16 @@ class Allranks:
         folder: where it runs unless a call says ``cwd``; its ``runs`` directory is there.
         env: its environment; a call's keyword arguments in capitals are added, None removes.
         warm: starts the command without its imports.
+        ranks: starts ranks without their imports, and without the command.
         checks: whether ``run`` does its preflight checks, which start an interpreter; see the fixture ``checked``.
     """
 
     folder: Path
     env: dict[str, str]
     warm: WarmPython
+    ranks: WarmPython
     checks: bool = False
-    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _started: list[subprocess.Popen[bytes] | WarmPopen] = field(default_factory=list)
 
     def __call__(
         self, *args: str | Path, cwd: Path | None = None, timeout: float = PATIENCE, **env: str | None
@@ -91,19 +93,33 @@ class Allranks:
         out, err = process.communicate(timeout=timeout)
         return Result(process.returncode, out, err)
 
-    def popen(self, *args: str | Path, cwd: Path | None = None, **env: str | None) -> subprocess.Popen[bytes]:
-        """Start in a new interpreter, and return the process with pipes at stdout and stderr; a session of its own."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "allranks", *self._words(args)],
-            cwd=cwd or self.folder,
-            env=self._environment(env),
+    def popen(
+        self, *args: str | Path, cwd: Path | None = None, fresh: bool = False, **env: str | None
+    ) -> subprocess.Popen[bytes] | WarmPopen:
+        """Start it, and return the process with pipes at stdout and stderr, in a session of its own.
+
+        ``fresh``: in a new interpreter, so that it takes the time to import what it needs.
+        """
+        wanted = self._environment(env)
+        process: subprocess.Popen[bytes] | WarmPopen
+        if not fresh and self.warm.can_run(wanted):
+            process = self.warm.popen("module", "allranks", self._words(args), cwd or self.folder, wanted)
+        else:
+            process = self._new(self._words(args), cwd or self.folder, wanted)
+        self._started.append(process)
+        return process
+
+    @staticmethod
+    def _new(words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "allranks", *words],
+            cwd=cwd,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._started.append(process)
-        return process
 
     def _environment(self, changes: dict[str, str | None]) -> dict[str, str]:
         changed = {**self.env, **changes}
@@ -187,11 +203,15 @@ def warm_command() -> Iterator[WarmPython]:
 @pytest.fixture(scope="session")
 def warm_ranks() -> Iterator[WarmPython]:
     """Give what starts scripts from an interpreter that has imported torch and the runtime; one thread for OpenMP."""
-    env = {**clean_environment(Path.home()), "OMP_NUM_THREADS": "1"}
+    with closing(WarmPython(*for_ranks())) as warm:
+        yield warm
+
+
+def for_ranks() -> tuple[list[str], dict[str, str]]:
+    """Return what a rank imports, and an environment for ranks."""
     # Optimizers and FSDP import the latter two when they are first used, which takes as long as torch itself.
     modules = ["torch", "torch._dynamo", "torch.distributed.checkpoint.state_dict", *_modules("runtime")]
-    with closing(WarmPython(modules, env)) as warm:
-        yield warm
+    return modules, {**clean_environment(Path.home()), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
@@ -215,11 +235,13 @@ def _modules(*packages: str) -> list[str]:
 
 
 @pytest.fixture
-def allranks(tmp_path: Path, allranks_env: dict[str, str], warm_command: WarmPython) -> Iterator[Allranks]:
+def allranks(
+    tmp_path: Path, allranks_env: dict[str, str], warm_command: WarmPython, warm_ranks: WarmPython
+) -> Iterator[Allranks]:
     """Give the command, in an empty directory ``work``; after the test none of its processes may be left."""
     folder = tmp_path / "work"
     folder.mkdir()
-    command = Allranks(folder, allranks_env, warm_command)
+    command = Allranks(folder, allranks_env, warm_command, warm_ranks)
     yield command
     command.close()
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from followed_runs import Followed, follow
 from ranks_told import PLACES, TELL, WHO, expected, ranks_saying, told, who
-from sklearn import datasets
 from slurm_cluster import SlurmCluster
 
 from waiting import PATIENCE
@@ -48,6 +47,8 @@ with socket.create_server(("", int(sys.argv[1]))):
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a directory with real handwritten digits as MNIST's files: ranks need not import scikit-learn for them."""
+    from sklearn import datasets  # Here: it takes longer to import than torch, and each worker reads this file.
+
     folder, found = tmp_path_factory.mktemp("digits"), datasets.load_digits()
     parts = {"train": slice(360, None), "t10k": slice(360)}
     for kind, data in (("images-idx3", found.images * 15), ("labels-idx1", found.target)):

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from slurm_cluster import SlurmCluster
-from trainings import OPTIONS, assert_it_went_on_where_it_left, both
+from trainings import OPTIONS, assert_it_went_on_where_it_left, both, undisturbed
 
-from exact_runs import undisturbed, weights_in
+from exact_runs import weights_in
 
 
 def test_a_warned_job_that_may_not_be_requeued_goes_on_in_another(lab: Any, slurm: SlurmCluster) -> None:

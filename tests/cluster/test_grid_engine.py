@@ -10,10 +10,10 @@ from followed_runs import follow
 from grid_engine_cluster import GridEngineCluster
 from left_behind import assert_nothing_lives
 from ranks_told import PLACES, UP, expected, told, who
-from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
+from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both, undisturbed
 
 from allranks import contract
-from exact_runs import undisturbed, weights_in
+from exact_runs import weights_in
 from terminals import Terminal
 
 #: A rank that hears no warning.

@@ -7,11 +7,11 @@ from typing import Any
 from followed_runs import hosts_of
 from left_behind import assert_nothing_lives
 from pbs_cluster import StandInPbs
-from trainings import OPTIONS, Training, assert_it_went_on_where_it_left
+from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, undisturbed
 
 from allranks import contract
 from allranks.record.events import read_events
-from exact_runs import undisturbed, weights_in
+from exact_runs import weights_in
 from waiting import PATIENCE
 
 

@@ -15,8 +15,9 @@ import pytest
 from cluster_tools import wait_until
 from nodes import Network
 from ranks_told import PLACES, UP, WHO, who
+from trainings import SCRIPT, undisturbed
 
-from exact_runs import SCRIPT, undisturbed, weights_in
+from exact_runs import weights_in
 from waiting import PATIENCE
 
 #: So many steps that a training which is slow until it is let go cannot end before it is stopped.

@@ -10,10 +10,10 @@ import pytest
 from followed_runs import follow, hosts_of
 from left_behind import assert_nothing_lives
 from pbs_cluster import PbsCluster, StandInPbs
-from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
+from trainings import OPTIONS, SCRIPT, Training, assert_it_went_on_where_it_left, both, undisturbed
 
 from allranks import contract
-from exact_runs import SCRIPT, undisturbed, weights_in
+from exact_runs import weights_in
 from waiting import PATIENCE
 
 #: A rank that hears no warning.

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
-from trainings import OPTIONS, Training, both
+from trainings import OPTIONS, Training, both, undisturbed
 
 from allranks import contract
-from exact_runs import undisturbed, weights_in
+from exact_runs import weights_in
 from waiting import PATIENCE
 
 

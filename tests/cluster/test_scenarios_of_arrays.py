@@ -6,9 +6,10 @@ import re
 
 from followed_runs import Followed, follow
 from sites import Site, on
+from trainings import SCRIPT, undisturbed
 
 from allranks import contract
-from exact_runs import SCRIPT, undisturbed, weights_in
+from exact_runs import weights_in
 
 OPTIONS = ("--epochs", "2", "--quiet")
 #: Tells which directory its task has; the task in ``$FAILS`` fails.

@@ -9,9 +9,9 @@ import re
 
 import pytest
 from sites import Site, SlurmSite, on
-from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both
+from trainings import OPTIONS, Training, assert_it_went_on_where_it_left, both, undisturbed
 
-from exact_runs import undisturbed, weights_in
+from exact_runs import weights_in
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(900)  # Up to four trainings at once, instead of as many waits for a scheduler.

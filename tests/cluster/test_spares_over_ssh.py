@@ -13,10 +13,11 @@ from nodes import Network
 from ranks_told import PLACES, UP, who
 from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
+from trainings import SCRIPT, undisturbed
 
 from allranks import contract
 from allranks.record.events import Event, read_events
-from exact_runs import SCRIPT, undisturbed, weights_in
+from exact_runs import weights_in
 from waiting import PATIENCE
 
 #: So many steps that a training which is slow until it is let go cannot end before a machine has.

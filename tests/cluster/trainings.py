@@ -1,4 +1,4 @@
-"""The training of ``exact_training.py`` as a job of a scheduler, for tests that take it off its nodes."""
+"""The training of ``exact_light.py`` as a job of a scheduler, for tests that take it off its nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any
 
 from cluster_tools import ClusterError
 
+import exact_runs
 from allranks import contract
-from exact_runs import SCRIPT
+from exact_runs import LIGHT as SCRIPT
 from waiting import PATIENCE
 
 #: 800 steps.
 OPTIONS = ("--epochs", "100", "--size", "96", "--every", "10", "--quiet")
+
+
+def undisturbed(lab: Any, *options: str) -> tuple[int, str]:
+    """Return what such a training on two ranks ends with that nothing happens to."""
+    return exact_runs.undisturbed(lab, *options, script=SCRIPT)
 
 
 @dataclass

@@ -183,7 +183,7 @@ class Start:
 
     def __init__(self, allranks, *options):
         self.allranks, self.before = allranks, {*allranks.runs()}
-        self.process = allranks.popen("run", "train.py", "--nproc-per-node", "2", *options)
+        self.process = allranks.popen("run", "train.py", "--nproc-per-node", "2", *options, fresh=True)
 
     def folder(self):
         return next(iter({*self.allranks.runs()} - self.before), None)

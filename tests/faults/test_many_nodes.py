@@ -17,7 +17,7 @@ from waiting import PATIENCE, is_alive, wait_for
 
 HOST = socket.gethostname()
 TELL = """\
-import os, sys, time, signal, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 rank, generation = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 def meet():
     dist.init_process_group("gloo")
@@ -179,10 +179,11 @@ def test_a_node_that_comes_late_is_taken_in(run: ByHand) -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_who_stops_one_agent_stops_all(run: ByHand, node: int) -> None:
-    run.orders(TELL + "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\nmeet()\nhang()")
+    leaves = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\n"
+    run.orders(f"{leaves}print('up', flush=True)\nwhile True: time.sleep(0.05)")
     run.start()
     for rank in range(4):
-        wait_for_line(run, rank // 2, rank, f"{rank} {rank % 2} 4 2 {rank // 2} 2 0 6")
+        wait_for_line(run, rank // 2, rank, "up")
     run.agents[node].send_signal(signal.SIGTERM)
     assert run.wait() == [143, 143]
     assert run.ended(node) == ("CANCELLED", 143, None, "got SIGTERM")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from torment import Torment
 
 from allranks.record.checkpoints import entries, unfinished
-from conftest import Allranks, processes_of_runs_in
+from conftest import Allranks, for_ranks, processes_of_runs_in
 from environments import clean_environment
 from exact_runs import command, undisturbed, weights_in
 from warm_python import WarmPython
@@ -187,7 +187,11 @@ def main() -> int:
         (folder / "home").mkdir()
         (folder / "work").mkdir()
         environ = clean_environment(folder / "home")
-        with closing(WarmPython([], environ)) as warm, closing(Allranks(folder / "work", environ, warm)) as allranks:
+        with (
+            closing(WarmPython([], environ)) as warm,
+            closing(WarmPython(*for_ranks())) as ranks,
+            closing(Allranks(folder / "work", environ, warm, ranks)) as allranks,
+        ):
             for number, fault in enumerate(FAULTS):
                 if fault.has_disk and os.geteuid():
                     print(f"{fault.name}: left out, only root may mount a file system", flush=True)

@@ -1,42 +1,58 @@
-"""The MNIST recipe as a user starts it."""
+"""The MNIST recipe as a user starts it: once with torchrun; elsewhere its ranks are forked with all imports done."""
 
 from __future__ import annotations
 
 import gzip
 import os
 import re
-import socket
 import struct
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+
+from environments import clean_environment
+from waiting import PATIENCE
+from warm_python import free_port
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist" / "train.py"
 EPOCH = re.compile(r"^Epoch (\d+) - Avg Loss: (\d+\.\d{4}), Accuracy: (\d+\.\d{2})%$", re.MULTILINE)
 STARTED_BY = ("RANK", "WORLD_SIZE", "LOCAL", "MASTER_", "TORCHELASTIC", "SLURM_", "PBS_", "OMPI_", "PMI", "ALLRANKS_")
 
 
-def train(*args, ranks=1):
-    folder = args[args.index("--checkpoint-dir") + 1].parent
+def under_torchrun(*args):
     env = {name: value for name, value in os.environ.items() if not name.startswith(STARTED_BY)}
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launcher = [sys.executable]
-    if ranks > 1:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        launcher += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     command = [*launcher, str(RECIPE), *map(str, args)]
-    options = {"env": env, "cwd": folder, "capture_output": True, "text": True, "timeout": 150, "check": False}
+    options = {"env": env, "cwd": args[-1], "capture_output": True, "text": True, "timeout": 150, "check": False}
     return subprocess.run(command, **options)
+
+
+@pytest.fixture
+def train(warm_ranks, tmp_path):
+    """Give a function that runs the recipe, alone or on ranks that are started as torchrun starts them."""
+
+    def run(*args, ranks=1, **env):
+        if ranks == 1:
+            env = {**clean_environment(tmp_path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
+            with closing(warm_ranks.start("script", str(RECIPE), [*map(str, args)], tmp_path, env)) as process:
+                done = [process.finish(PATIENCE)]
+        else:
+            done = warm_ranks.run_ranks(RECIPE, args, tmp_path, ranks, CUDA_VISIBLE_DEVICES="", **env)
+        codes, outs, errs = zip(*done, strict=True)
+        out, err = (b"".join(texts).decode() for texts in (outs, errs))
+        return subprocess.CompletedProcess(args, max(codes), out, err)
+
+    return run
 
 
 def test_two_ranks_reach_97_percent(tmp_path):
     """It takes more than 10 s: it is a whole training under torchrun."""
-    done = train("--checkpoint-dir", tmp_path, ranks=2)
+    done = under_torchrun("--checkpoint-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Processes: 2 on cpu (gloo), master node: 127.0.0.1\n" in done.stdout
     epochs = EPOCH.findall(done.stdout)
@@ -48,8 +64,7 @@ def test_two_ranks_reach_97_percent(tmp_path):
     assert "\r" not in done.stderr
 
 
-def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path):
-    """It takes more than 10 s: four trainings, three of which torchrun starts on two ranks."""
+def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path, train):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     write_mnist(tmp_path)
     common = ["--data-dir", tmp_path, "--batch-size", 8]
@@ -83,13 +98,10 @@ def write_mnist(folder, joint="-", packed=False):
 
 
 @pytest.mark.parametrize(("joint", "packed", "watched"), [("-", False, False), (".", True, True)])
-def test_mnist_files_and_a_progress_bar_where_somebody_watches(tmp_path, monkeypatch, joint, packed, watched):
-    """It takes more than 10 s on a slow machine: an interpreter imports torch and what its optimizer needs."""
+def test_mnist_files_and_a_progress_bar_where_somebody_watches(tmp_path, train, joint, packed, watched):
     write_mnist(tmp_path, joint, packed)
-    if watched:
-        monkeypatch.setattr("test_mnist.STARTED_BY", tuple(name for name in STARTED_BY if name != "ALLRANKS_"))
-        monkeypatch.setenv("ALLRANKS_TERMINAL", "1")
-    done = train("--data-dir", tmp_path, "--epochs", 1, "--checkpoint-dir", tmp_path / "out")
+    env = {"ALLRANKS_TERMINAL": "1"} if watched else {}
+    done = train("--data-dir", tmp_path, "--epochs", 1, "--checkpoint-dir", tmp_path / "out", **env)
     assert done.returncode == 0, done.stderr
     assert len(EPOCH.findall(done.stdout)) == 1
     assert (f"[{'#' * 30}] 1/1" in done.stderr) == watched
@@ -139,7 +151,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path, data):
             data.read_idx(path)
 
 
-def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, data):
+def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, train, data):
     done = train("--data-dir", tmp_path / "nowhere", "--checkpoint-dir", tmp_path)
     assert done.returncode == 1
     assert f"error: {tmp_path}/nowhere has no file train-images-idx3-ubyte" in done.stderr
@@ -150,8 +162,7 @@ def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, data):
         data.load_mnist(tmp_path)
 
 
-def test_a_batch_that_does_not_divide_is_refused(tmp_path):
-    """It takes more than 10 s: torchrun and both ranks import torch."""
+def test_a_batch_that_does_not_divide_is_refused(tmp_path, train):
     done = train("--batch-size", 33, "--checkpoint-dir", tmp_path, ranks=2)
     assert done.returncode == 1
     assert "global_batch_size=33 does not divide by 2 ranks" in done.stderr

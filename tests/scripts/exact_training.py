@@ -67,7 +67,7 @@ def digest(net: nn.Module) -> str:
     return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
 
 
-def main() -> None:
+def main(optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW) -> None:
     options = parse_args()
     every = int(options.every) if options.every.isdigit() else options.every
     with allranks.init(seed=3, precision=options.precision) as ctx:
@@ -75,7 +75,7 @@ def main() -> None:
             nn.Linear(8, options.width), nn.Dropout(options.dropout), nn.ReLU(), nn.Linear(options.width, 1)
         )
         model = ctx.prepare(net, strategy=options.strategy)
-        optimizer = ctx.optimizer(torch.optim.AdamW, model, lr=0.01, clip_norm=options.clip_norm)
+        optimizer = ctx.optimizer(optimizer_class, model, lr=0.01, clip_norm=options.clip_norm)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
         loader = ctx.loader(Noisy(options.size), global_batch_size=options.batch, workers=options.workers)
         checkpoints = ctx.checkpoints(

@@ -7,9 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from waiting import PATIENCE
 
 
 def test_what_init_writes_runs(allranks):
@@ -64,10 +67,10 @@ def test_git_sees_nothing_of_what_a_run_leaves(allranks, minimal: list[str]):
     ran = allranks("run", "project/job.yaml", "--runs-folder", "project/runs")
     epochs = [line for line in ran.stdout.splitlines() if line.startswith("[0] epoch")]
     assert (ran.rc, len(epochs)) == (0, 3)
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=project, env=allranks.env, capture_output=True, text=True, check=False
-    )
-    assert (alone.returncode, len(alone.stdout.splitlines())) == (0, 4), alone.stderr
+    env = {**allranks.env, "OMP_NUM_THREADS": "1"}
+    with closing(allranks.ranks.start("script", "train.py", (), project, env)) as alone:
+        code, out, err = alone.finish(PATIENCE)
+    assert (code, len(out.splitlines())) == (0, 4), err
     left = set(git(project, "status", "--short", "-uall", ".").split()) - {"??"}
     assert left == {".gitignore", "job.yaml", "train.py"}
     assert {path.name for path in project.iterdir()} >= {"runs", "metrics.jsonl"} | left

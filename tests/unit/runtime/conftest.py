@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+import warm_python
 from environments import clean_environment
 from waiting import PATIENCE
 from warm_python import WarmPython
@@ -23,12 +22,8 @@ def clean_env() -> dict[str, str]:
 
 @pytest.fixture
 def free_port() -> int:
-    """Give a port that is free, of those that no connection from here gets while the ranks are being started."""
-    for port in random.SystemRandom().sample(range(20000, 32000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no port is free")
+    """Give a free port of those that no connection from here gets while the ranks are being started."""
+    return warm_python.free_port()
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 from test_rank_environment import ALONE, HYDRA, MPIRUN, SRUN, TORCHRUN, without
 
 from allranks.errors import RankEnvironmentError
 from allranks.runtime.environment import RankEnvironment, detect, export
-from waiting import PATIENCE
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 FOUND = RankEnvironment("torchrun", 3, 4, 1, 2, 1, "gpu01", 29500, 2)
@@ -106,18 +103,9 @@ with allranks.init() as ctx:
 """
 
 
-def test_a_script_alone_can_start_a_run(clean_env, tmp_path):
-    (tmp_path / "outer.py").write_text(WORLD_OF_ONE)
-    done = subprocess.run(
-        [sys.executable, "outer.py"],
-        env=clean_env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_script_alone_can_start_a_run(clean_env, tmp_path, run_python):
+    done = run_python(WORLD_OF_ONE, env=clean_env, cwd=tmp_path)
+    assert done.rc == 0, done.stderr
     assert done.stdout.count("inner 2") in (1, 2)  # Once where equal lines are folded.
 
 
@@ -135,15 +123,13 @@ if when == "after the close":
 
 @pytest.mark.parametrize("when", ["while open", "after the close"])
 @pytest.mark.parametrize(("name", "steps"), [("lightning", 8), ("accelerate", 8)])
-def test_lightning_and_accelerate_work_in_a_world_of_one(clean_env, tmp_path, pytestconfig, name, steps, when):
-    """It takes more than 10 s: an interpreter of its own imports torch and a framework."""
+def test_lightning_and_accelerate_work_in_a_world_of_one(
+    clean_env, tmp_path, pytestconfig, run_python, name, steps, when
+):
+    """It takes more than 10 s on a slow machine: it imports a framework."""
     pytest.importorskip(name)
     script = pytestconfig.rootpath / "tests" / "scripts" / f"{name}_script.py"
     options = ["--devices=1"] if name == "lightning" else []
-    (tmp_path / "outer.py").write_text(FRAMEWORK)
-    command = [sys.executable, "outer.py", when, str(script), *options]
-    done = subprocess.run(
-        command, env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(FRAMEWORK, when, script, *options, env=clean_env, cwd=tmp_path)
+    assert done.rc == 0, done.stderr
     assert f"{name}: rank 0 of 1 steps {steps}\n" in done.stdout

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from allranks.record.selftest import Link, read
-from waiting import PATIENCE
+from warm_python import WarmPython
 
 MEASURE = """
 import sys
@@ -25,21 +22,16 @@ with allranks.init(backend="gloo") as ctx:
 """
 
 
-def measured(folder: Path, enough: float) -> list[tuple[int, int]]:
+def measured(folder: Path, warm_ranks: WarmPython, enough: float) -> list[tuple[int, int]]:
     """Have two nodes of two ranks measure; return which ranks have sent to which."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = []
-    for rank in range(4):
+    script = folder / "measure.py"
+    script.write_text(MEASURE)
+    done = warm_ranks.run_ranks(script, [enough], folder, count=4, ranks_of_a_node=2)
+    for rank, (code, out, err) in enumerate(done):
+        assert code == 0, err.decode()
         log = folder / f"node-{rank // 2}" / f"rank-{rank}.out"
         log.parent.mkdir(exist_ok=True)
-        mine = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2), "OMP_NUM_THREADS": "1"}
-        with log.open("w") as out:
-            command = [sys.executable, "-c", MEASURE, str(enough)]
-            ranks.append(subprocess.Popen(command, env={**shared, **mine}, stdout=out))
-    assert [rank.wait(PATIENCE) for rank in ranks] == [0] * 4
+        log.write_bytes(out)
     told = read(folder)
     assert all(isinstance(link, Link) and link.seconds > 0 and link.size >= 1 << 16 for link in told)
     return [(link.rank, link.target) for link in told if isinstance(link, Link)]
@@ -47,6 +39,6 @@ def measured(folder: Path, enough: float) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("enough", "further"), [(60.0, [(1, 3), (3, 1)]), (0.0, [])])
 def test_each_rank_sends_to_the_same_of_the_next_node(
-    tmp_path: Path, enough: float, further: list[tuple[int, int]]
+    tmp_path: Path, warm_ranks: WarmPython, enough: float, further: list[tuple[int, int]]
 ) -> None:
-    assert sorted(measured(tmp_path, enough)) == sorted([(0, 2), (2, 0), *further])
+    assert sorted(measured(tmp_path, warm_ranks, enough)) == sorted([(0, 2), (2, 0), *further])
