@@ -181,6 +181,34 @@ def test_where_ranks_of_all_nodes_stand(site: Site) -> None:
     site.assert_nothing_left()
 
 
+@on("ssh")
+def test_a_hang_is_noticed_over_all_nodes(site: Site) -> None:
+    """The first node's ranks advance for a while after those of the second have stopped."""
+    site.lab.script(
+        "import os, time\n"
+        "def load():\n"
+        "    time.sleep(1000)\n"
+        "def wait():\n"
+        "    time.sleep(1000)\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    for n in range(30): print(n, flush=True); time.sleep(0.1)\n"
+        "load() if os.environ['RANK'] == '3' else wait()\n",
+        "hangs.py",
+    )
+    run = site.start("hangs", "hangs.py", [2, 2], "--hang-timeout", 1, "--on-hang", "end").end()
+    code, err = run.rc, run.stderr
+    place = "ranks 0-2 are in wait at hangs.py:5; rank 3 is in load at hangs.py:3"
+    assert (code, err.count(f"{place}; the run ends"), err.count("no rank has advanced")) == (1, 1, 1)
+    verdict = json.loads(site.lab("why", run.folder.name, "--json").stdout)["diagnosis"]
+    assert (verdict["id"], verdict["rank"], place in verdict["cause"]) == ("hang", 3, True)
+    flags = ("--hang-timeout", 1, "--on-hang", "restart", "--max-restarts", 1)
+    run = site.start("again", "hangs.py", [2, 2], *flags).end()
+    code, err = run.rc, run.stderr
+    assert (code, err.count("all ranks restart"), err.count("restarted with 4 ranks on 2 nodes")) == (1, 2, 1)
+    assert "the ranks hang: none has advanced for" in err
+    site.assert_nothing_left()
+
+
 #: By the verb, by Ctrl-C, or by a command of the scheduler, and with which launcher.
 CANCELS = {
     "slurm": [("cancel", "torchrun"), ("cancel", "direct"), ("ctrl-c", "torchrun"), ("outside", "torchrun")],

@@ -1,0 +1,132 @@
+"""What is said of a hang, by where the ranks stand."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks import contract
+from allranks.agent.hangs import HangJudge
+from allranks.contract import NodeSpec
+from allranks.diagnosis.hangs import verdict
+from allranks.runs.hangs import Group, Hang, newest, span
+
+TORCH = "/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+REDUCE = ((TORCH, 900, "all_reduce"), ("/me/train.py", 88, "step"))
+LOAD = (("/usr/lib/python3.12/threading.py", 355, "wait"), ("/me/data.py", 41, "load"), ("/me/train.py", 80, "main"))
+PDB = (("/usr/lib/python3.12/cmd.py", 126, "cmdloop"), ("/usr/lib/python3.12/pdb.py", 9, "f"), ("/me/train.py", 5, "g"))
+EXIT = (("/usr/lib/python3.12/threading.py", 1590, "_shutdown"),)
+WAIT = "ranks 0-62 wait in all_reduce at train.py:88"
+
+
+def group(ranks: range, frames: Any, stack: str = "shown", held: bool = False) -> Group:
+    return Group(tuple(ranks), frames, stack, held)
+
+
+def hang(*groups: Group, left: tuple[int, ...] = ()) -> Hang:
+    return Hang(2000.0, 1700.0, groups, left, "report")
+
+
+@pytest.mark.parametrize(
+    ("other", "said", "kind"),
+    [
+        (group(range(63, 64), LOAD), "rank 63 is in load at data.py:41", "hang"),
+        (group(range(63, 64), PDB), "rank 63 is in a debugger at train.py:5", "hang-in-debugger"),
+        (
+            group(range(63, 64), (), "late", held=True),
+            "rank 63 is held by the kernel, as on a dead file server",
+            "hang-in-kernel",
+        ),
+        (group(range(63, 64), (), "late"), "rank 63 did not react, in code that is not Python", "hang"),
+        (group(range(63, 64), EXIT), "rank 63 is at the exit of the interpreter", "hang-at-exit"),
+    ],
+)
+def test_the_odd_rank_is_named(other: Group, said: str, kind: str) -> None:
+    found = hang(group(range(63), REDUCE), other)
+    assert (found.sentence, found.kind) == (f"{WAIT}; {said}", kind)
+    assert found.notice == f"no rank has advanced for 5 min: {WAIT}; {said}"
+    assert (verdict(found).rank, verdict(found).id) == (63, kind)
+
+
+def test_a_rank_that_left_and_ranks_in_other_collectives() -> None:
+    left = hang(group(range(63), REDUCE), left=(63,))
+    assert (left.sentence, left.kind) == (f"{WAIT}; rank 63 exited without an error", "hang-rank-left")
+    assert verdict(left).rank == 63
+    other = group(range(63, 64), ((TORCH, 5356, "barrier"), ("/me/train.py", 90, "main")))
+    mismatch = hang(group(range(63), REDUCE), other)
+    assert mismatch.kind == "hang-mismatch"
+    assert mismatch.sentence == f"{WAIT}; rank 63 waits in barrier at train.py:90; they are in different collectives"
+
+
+def test_none_is_blamed_where_that_cannot_be_told() -> None:
+    assert verdict(hang(group(range(2), LOAD))).rank is None
+    assert verdict(hang(group(range(1), LOAD), group(range(1, 2), LOAD[1:]))).rank is None
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (300, "5 min"), (9000, "2.5 h")])
+def test_durations(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_last_words_of_ranks_in_a_hang_do_not_undo_it(tmp_path: Path) -> None:
+    """A watchdog prints that it has waited for too long, and ends its rank."""
+    fields = {"since": 100.0, "groups": [], "left": [], "action": "report"}
+    events = [("hang", 400.0, fields), ("hang-over", 700.0, {}), ("ended", 705.0, {})]
+
+    def found(count: int, end: float = 705.0) -> bool:
+        node = tmp_path / "node-000"
+        node.mkdir(exist_ok=True)
+        times = [400.0, 700.0, end]
+        lines = [
+            json.dumps({"time": at, "host": "h", "kind": kind, **more})
+            for (kind, _, more), at in zip(events[:count], times, strict=False)
+        ]
+        (node / contract.AGENT_EVENTS).write_text("\n".join(lines) + "\n")
+        return newest(tmp_path) is not None
+
+    assert [found(1), found(2), found(3), found(3, 3000.0)] == [True, False, True, False]
+
+
+QUIET = {"since": 100.0, "moving": False, "groups": [], "left": []}
+
+
+def judge(**fields: Any) -> HangJudge:
+    given = {"run_id": "r", "run_dir": "/r", "attempt": 0, "node": 0, "nnodes": 2, "nproc_per_node": 1}
+    given |= {"kind": "script", "target": "t", "args": (), "python_options": (), "warm": True, "max_restarts": 0}
+    given |= {"restart_delay": 1.0, "stop_timeout": 5.0, "master_addr": "a", "master_port": None, "file_mode": 0o600}
+    return HangJudge(NodeSpec(**{**given, **fields}))  # type: ignore[arg-type]
+
+
+def test_a_run_hangs_when_all_nodes_are_quiet_and_a_rank_stays() -> None:
+    moving = {**QUIET, "moving": True}
+    judged = judge()
+    assert judged.judge([QUIET, None]) is None  # The other node advances,
+    assert judged.judge([moving, moving]) is None  # or all move in silence.
+    event = judged.judge([QUIET, moving], left=[7])
+    assert event is not None
+    assert (event[0], event[1]["left"], event[1]["action"]) == ("hang", [7], "report")
+    assert judged.judge([QUIET, moving]) is None  # It is reported once.
+    assert judged.judge([QUIET, None]) == ("hang-over", {"since": 100.0})
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds", "terminal", "action"),
+    [
+        (None, 20.0, "", "end"),
+        (None, 20.0, "1", "report"),
+        (None, 2000.0, "", "report"),
+        ("report", 20.0, "", "report"),
+        ("restart", 2000.0, "", "restart"),
+        ("end", 2000.0, "1", "end"),
+    ],
+)
+def test_a_hang_near_the_time_limit_ends_a_run_that_nobody_watches(
+    policy: str | None, seconds: float, terminal: str, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(contract.END_TIME, str(time.time() + seconds))
+    monkeypatch.setenv(contract.TERMINAL, terminal)
+    assert judge(on_hang=policy).action == action
