@@ -61,7 +61,9 @@ def test_missing_job_file(allranks):
 def test_unknown_cluster(allranks):
     allranks.script("")
     result = allranks("run", "train.py", "--on", "big")
-    assert (result.rc, result.stderr) == (2, "error: --on: there is no cluster 'big'\n  why: known clusters: local\n")
+    fix = "describe it in clusters.yaml: {big: {kind: slurm}}, or pbs, grid_engine, ssh"
+    expected = f"error: --on: there is no cluster 'big'\n  why: known clusters: local\n  fix: {fix}\n"
+    assert (result.rc, result.stderr) == (2, expected)
 
 
 def test_unknown_kind_of_cluster(allranks):

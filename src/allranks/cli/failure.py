@@ -9,6 +9,7 @@ from allranks.clusters.registry import load_kind
 from allranks.diagnosis.hangs import verdict as verdict_on_hang
 from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.launch.verdict import has_failed, verdict_on
+from allranks.logs.cause import own_fix, tail
 from allranks.runs.agents import reported_by_all, reported_error, task_name
 from allranks.runs.blame import rank_log, with_cause
 from allranks.runs.hangs import newest
@@ -90,7 +91,7 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     fix = f"allranks logs {name_to_type(run)} --rank {rank}"
     if record.kind == "local" and record.world_size > 1 and (cause or "").startswith(_NO_INPUT):
         fix = f"allranks run --stdin {rank} gives this rank the terminal"
-    elif advice := _advice(run, rank):
+    elif advice := own_fix(tail(log), cause or "") or _advice(run, rank):
         fix = advice
     return LaunchError(what, why=cause, fix=fix, see=render.path(log))
 

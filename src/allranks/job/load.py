@@ -143,7 +143,9 @@ def _cluster(
         return Cluster(kind=_LOCAL), {}
     shown, known = scrub(name, secret_values(variables_of(requested), environ)), {_LOCAL: None, **entries}
     what, why = f"there is no cluster {quoted(shown)}", f"known clusters: {listed(known, 'and')}"
-    problems.append(Problem(setting.source.where, what, why=why, fix=did_you_mean(shown, known)))
+    entry = f"{{{shown}: {{kind: slurm}}}}, or pbs, grid_engine, ssh"
+    fix = did_you_mean(shown, known) or f"describe it in clusters.yaml: {entry}"
+    problems.append(Problem(setting.source.where, what, why=why, fix=fix))
     return None, {}
 
 

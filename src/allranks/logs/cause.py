@@ -81,6 +81,16 @@ def find_cause(lines: Iterable[str]) -> str | None:
     return _SOURCE.sub("", _OURS.sub("", found[-1]), count=1)[:_LONGEST] if found else None
 
 
+def own_fix(lines: Iterable[str], cause: str) -> str | None:
+    """Return what an error of ours in a log says to do, whose first line is the cause; None if there is none."""
+    plain = [_RANK.sub("", line).rstrip() for line in lines]
+    for at, line in enumerate(plain):
+        if _OURS.match(line) and _OURS.sub("", line) == cause:
+            rest = takewhile(lambda after: after.startswith("  "), plain[at + 1 :])
+            return next((after.removeprefix("  fix: ") for after in rest if after.startswith("  fix: ")), None)
+    return None
+
+
 def is_foreign(file: str) -> bool:
     """Return True if a file of a traceback is of a package, of Python or of allranks, and not the user's own."""
     return bool(_FOREIGN.search(file))

@@ -76,3 +76,10 @@ def test_every_verb_has_a_help(allranks):
         result = allranks(verb, "-h")
         assert (result.rc, result.stderr) == (0, "")
         assert result.stdout.startswith(f"Usage: allranks {verb} ")
+
+
+def test_status_imports_no_compression(allranks_env, failed_run: Path):
+    """shutil imports all of it, and the start of a command is most of the time that it takes."""
+    code, modules = modules_after(allranks_env, "status", str(failed_run))
+    assert code == 0
+    assert not modules & {"shutil", "bz2", "lzma"}

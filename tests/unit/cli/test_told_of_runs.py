@@ -161,7 +161,7 @@ def test_the_cause_of_an_error_of_ours_is_its_first_line(allranks) -> None:
     allranks.script("from allranks.errors import RankError\nraise RankError('no room', why='full', fix='free it')\n")
     done = allranks("run", "train.py")
     assert done.rc == 1
-    assert "error: rank 0 exited with code 1\n  why: no room\n  fix: allranks logs " in done.stderr
+    assert "error: rank 0 exited with code 1\n  why: no room\n  fix: free it\n  see: " in done.stderr
 
 
 def test_a_run_that_could_not_start_is_the_newest(allranks) -> None:

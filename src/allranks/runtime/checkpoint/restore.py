@@ -153,7 +153,7 @@ def _restore_random(ctx: Context, states: list[dict[str, Any]], manifest: Manife
     if len(states) == ctx.world_size:
         restore_random(states[ctx.rank], ctx.device)
         return
-    change = f"{ctx.world_size} ranks continue from {manifest.world_size}"
+    change = f"{ctx.world_size} rank{'s continue' if ctx.world_size > 1 else ' continues'} from {manifest.world_size}"
     if ctx.seed is None:
         message = f"{change}: random generators stay as they are"
     else:

@@ -98,6 +98,9 @@ class Loader:
     def _epochs(self, count: int) -> Iterator[int]:
         if self._start is not None:
             (self._epoch, self._position), self._start = self._start, None
+            if 0 < count <= self._epoch:  # Of a training that is resumed: it would end without a word.
+                what = "raise their number to train on, or start without the checkpoint"
+                self._say(f"all {count} epochs are done: {what}")
         self._in_epochs = True
         try:
             while self._epoch < count and not self._progress.stopping:

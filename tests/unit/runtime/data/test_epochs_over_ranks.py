@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allranks import RankError
+from allranks import Context, RankError
 from allranks.runtime.data.loader import Loader
 from allranks.runtime.data.mapped import Order
 
@@ -100,6 +100,17 @@ def test_progress_speaks_of_the_batch_at_hand_and_of_none_afterwards(make_rank: 
         seen.append((progress.samples, progress.total, progress.full, progress.last, progress.left))
     assert seen == [(2, 4, 4, 2, 2), (2, 4, 4, 2, 1), (1, 2, 4, 2, 0)]
     assert (progress.samples, progress.total, progress.full, progress.last, progress.left) == (None,) * 5
+
+
+def test_a_training_that_is_resumed_at_its_end_says_so(ctx: Context, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = (ctx.loader([1.0, 2.0, 3.0], batch_size=3) for _ in range(2))
+    for _ in first.epochs(2):
+        list(first)
+    again.load_state_dict(first.state_dict())
+    capsys.readouterr()
+    assert list(again.epochs(2)) == []
+    said = "all 2 epochs are done: raise their number to train on, or start without the checkpoint\n"
+    assert capsys.readouterr().out == said
 
 
 def test_a_stop_after_the_last_batch_leaves_what_follows_the_loop_to_be_done(make_rank: Callable[..., Loader]) -> None:
