@@ -1,7 +1,7 @@
 """What watching for hangs costs a training: of a rank's time for each step, and of the agent's for each second.
 
 A rank counts a step in memory: its CPU time is compared with a step of 1 ms, which is short. The agent looks at its 8
-ranks once a second: that CPU time is compared with a second. Nothing else is done until no rank has advanced for minutes.
+ranks once a second: that CPU time is compared with a second. Nothing else is done until no rank advances for minutes.
 """
 
 from __future__ import annotations

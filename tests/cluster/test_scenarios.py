@@ -198,7 +198,7 @@ def test_a_hang_is_noticed_over_all_nodes(site: Site) -> None:
     run = site.start("hangs", "hangs.py", [2, 2], "--hang-timeout", 1, "--on-hang", "end").end()
     code, err = run.rc, run.stderr
     place = "ranks 0-2 are in wait at hangs.py:5; rank 3 is in load at hangs.py:3"
-    assert (code, err.count(f"{place}; the run ends"), err.count("no rank has advanced")) == (1, 1, 1)
+    assert (code, err.count(f"{place}; the run ends"), err.count("no rank has advanced")) == (1, 1, 1), err
     verdict = json.loads(site.lab("why", run.folder.name, "--json").stdout)["diagnosis"]
     assert (verdict["id"], verdict["rank"], place in verdict["cause"]) == ("hang", 3, True)
     flags = ("--hang-timeout", 1, "--on-hang", "restart", "--max-restarts", 1)

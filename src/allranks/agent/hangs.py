@@ -35,6 +35,8 @@ _SAMPLES = 5
 _SAMPLE_SECONDS = contract.scaled_wait(5.0)
 #: The innermost frames of a stack that are kept.
 _FRAMES = 48
+#: The most groups of ranks that a report has, and the frames of each if there are more.
+_GROUPS, _FEW_FRAMES = 32, 4
 #: How long before the time limit a hang ends a run that nobody watches.
 _NEAR_SECONDS = contract.scaled_wait(300.0)
 
@@ -185,7 +187,14 @@ def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for group in groups:
         same = found.setdefault(repr((group["frames"], group["stack"], group["held"])), {**group, "ranks": []})
         same["ranks"] = sorted([*same["ranks"], *group["ranks"]])
-    return sorted(found.values(), key=lambda group: (-len(group["ranks"]), group["ranks"]))
+    sized = sorted(found.values(), key=lambda group: (-len(group["ranks"]), group["ranks"]))
+    if len(sized) <= _GROUPS:
+        return sized
+    # Ranks that all stand elsewhere: a message between agents has at most a megabyte.
+    if any(len(group["frames"]) > _FEW_FRAMES for group in sized):
+        return merged({**group, "frames": group["frames"][:_FEW_FRAMES]} for group in sized)
+    others = sorted(rank for group in sized[_GROUPS:] for rank in group["ranks"])
+    return [*sized[:_GROUPS], {"ranks": others, "frames": [], "stack": "none", "held": False}]
 
 
 class HangJudge:

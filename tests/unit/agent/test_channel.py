@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.agent.hangs import merged
 from allranks.agent.nodes.channel import Channel, parsed
 
 #: The probes that may be in vain, and the milliseconds that something sent may wait for an answer.
@@ -172,3 +173,25 @@ def test_no_line_is_a_message_by_chance(line: bytes) -> None:
 @pytest.mark.parametrize("line", [b"[" * 100_000, b"9" * 100_000, b'{"kind": "ready", "sent": 1' + b"0" * 400 + b".0}"])
 def test_a_line_made_to_cost_time_is_none(line: bytes) -> None:
     assert parsed(line) is None
+
+
+def test_reports_of_ranks_that_do_not_advance():
+    group = {"ranks": [0], "frames": [["/me/train.py", 88, "main"]], "stack": "shown", "held": False}
+    quiet = {"since": 1.0, "moving": False, "groups": [group], "left": []}
+    message = {"kind": "quiet", "sent": 2.0, "quiet": quiet}
+    assert parsed(json.dumps(message).encode()) == message
+    assert parsed(json.dumps({**message, "quiet": None}).encode()) == {**message, "quiet": None}
+    for wrong in ({**group, "frames": [["/me/train.py", "88", "main"]]}, {**group, "more": 1}, "group"):
+        assert parsed(json.dumps({**message, "quiet": {**quiet, "groups": [wrong]}}).encode()) is None
+
+
+def test_ranks_that_all_stand_elsewhere_fit_into_a_message():
+    deep = [["/" + "x" * 200, number, "f" * 60] for number in range(40)]
+    groups = [
+        {"ranks": [rank], "frames": [["/t.py", rank, "f"], *deep], "stack": "shown", "held": False}
+        for rank in range(4096)
+    ]
+    found = merged(groups)
+    assert len(found) == 33
+    assert sorted(rank for group in found for rank in group["ranks"]) == [*range(4096)]
+    assert len(json.dumps(found)) < 1 << 20

@@ -18,7 +18,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from allranks import contract
@@ -51,12 +51,21 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
         type(value) is list and len(value) == 3 and all(map(_fits, value, ("count", "text", "count")))
     ),
 }
+_FORMS |= {
+    # What nodes report of ranks that do not advance: see :mod:`allranks.agent.hangs`.
+    "frame": lambda value: (
+        type(value) is list and len(value) == 3 and all(map(_fits, value, ("text", "number", "text")))
+    ),
+    "group": lambda value: _has(value, {"ranks": "count*", "frames": "frame*", "stack": "text", "held": "flag"}),
+    "quiet": lambda value: _has(value, {"since": "time", "moving": "flag", "groups": "group*", "left": "count*"}),
+}
 _OF_ALL = {"kind": "text", "sent": "time"}
 _KINDS = {
     # --- sent by the agent of a node ---
     "hello": {"attempt": "count", "node": "count", "host": "text", "ranks": "count", "torch": "text?"},
     "ready": {},
     "failed": {"rank": "count", "code": "number", "at": "time"},
+    "quiet": {"quiet": "quiet?"},
     "over": {"cut": "flag", "continue": "flag"},
     "leaving": {"why": "text"},
     # --- sent by both ---
@@ -67,6 +76,8 @@ _KINDS = {
     "generation": {"number": "count", "address": "text", "port": "count", "nodes": "node*"},
     "end-ranks": {},
     "missing": {"nodes": "count*"},
+    contract.HANG: {"since": "time", "quiet": "time", "groups": "group*", "left": "count*", "action": "text"},
+    contract.HANG_OVER: {"since": "time"},
     "again": {"restart": "count", "rank": "count?", "counted": "flag"},
     "lost": {"node": "count", "host": "text", "why": "text", "goes_on": "flag"},
     "outcome": {"state": "text", "exit_code": "count", "reason": "text?", "rank": "count?", "lost": "text*"},
@@ -82,8 +93,14 @@ def parsed(line: bytes) -> Message | None:
     if not isinstance(message, dict) or type(message.get("kind")) is not str or message["kind"] not in _KINDS:
         return None
     forms = _OF_ALL | _KINDS[message["kind"]]
-    is_valid = message.keys() == forms.keys() and all(_fits(message[name], form) for name, form in forms.items())
-    return message if is_valid else None
+    return message if _has(message, forms) else None
+
+
+def _has(value: Any, forms: Mapping[str, str]) -> bool:
+    """Return whether a value has fields of these forms, and no others."""
+    if type(value) is not dict or value.keys() != forms.keys():
+        return False
+    return all(_fits(value[name], form) for name, form in forms.items())
 
 
 def _fits(value: Any, form: str) -> bool:
