@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import Any
@@ -198,6 +199,46 @@ def cause(allranks: Any) -> str | None:
     return found
 
 
+#: The verdict on each: rule, how sure it is, and whether a retry can help. All others are exceptions of the script.
+OWN = ("script-exception", "certain", "never")
+OF_A_LIBRARY = ("library-exception", "likely", "never")
+UNKNOWN = ("", "unknown", "")
+CRASHED, ABORTED = ("segmentation-fault", "likely", "after a change"), ("abort", "likely", "after a change")
+VERDICTS = {
+    "no module": ("import-missing", "certain", "never"),
+    "no file": ("file-not-found", "certain", "after a change"),
+    "syntax": ("syntax-error", "certain", "never"),
+    "in a library": OF_A_LIBRARY,
+    "several lines": OF_A_LIBRARY,
+    "C++ stack": OF_A_LIBRARY,
+    "ours": OF_A_LIBRARY,
+    "exit text": UNKNOWN,
+    "exit text after a caught error": ("script-exception", "likely", "never"),
+    "exit 3": UNKNOWN,
+    "exit 3 after a warning": UNKNOWN,
+    "os._exit": UNKNOWN,
+    "arguments": ("arguments", "certain", "never"),
+    "SIGKILL": ("killed-by-another-process", "likely", "as it is"),
+    "SIGSEGV": CRASHED,
+    "SIGSEGV, faulthandler": CRASHED,
+    "abort, faulthandler": ABORTED,
+    "C++": ABORTED,
+    "device assert": ("device-assert", "certain", "never"),
+    "device assert, C++": ("device-assert", "certain", "never"),
+    "out of memory on a GPU": ("cuda-out-of-memory", "certain", "after a change"),
+    "NCCL's watchdog": ("nccl-timeout", "unknown", ""),
+    "all": ("shape-mismatch", "certain", "never"),
+    "a timeout": ("gloo-timeout", "unknown", ""),
+    "a worker": ("dataloader-worker-error", "likely", "never"),
+}
+
+
+def verdict(allranks: Any) -> tuple[tuple[str, str, str], int]:
+    """Return what the run keeps of the verdict, and the rank that it names."""
+    found = json.loads((allranks.run() / "diagnosis.json").read_text())["diagnosis"]
+    return (found["id"], found["sure"], found["retry"]), found["rank"]
+
+
 @pytest.mark.parametrize("kind", ALONE)
 def test_the_cause_of_a_rank_that_fails(allranks: Any, kind: str) -> None:
     script, expected = ALONE[kind]
@@ -211,6 +252,7 @@ def test_the_cause_of_a_rank_that_fails(allranks: Any, kind: str) -> None:
         assert re.fullmatch(expected, found), found
     why = f"\n  why: {found}\n" if found else "\n  fix: "
     assert re.search(rf"\nerror: rank 0 [^\n]*{re.escape(why)}", "\n" + done.stderr)
+    assert verdict(allranks) == (VERDICTS.get(kind, OWN), 0)
 
 
 def test_the_cause_stays_known(allranks: Any) -> None:
@@ -245,3 +287,6 @@ def test_the_cause_of_ranks_that_meet(allranks: Any, kind: str) -> None:
     assert found
     assert re.fullmatch(expected, found), found
     assert rank in (-1, allranks.record()["status"]["rank"])
+    kept, named = verdict(allranks)
+    assert kept == VERDICTS.get(kind, OWN)
+    assert rank in (-1, named)

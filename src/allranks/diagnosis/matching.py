@@ -56,6 +56,8 @@ def _match(log: Log, at: int) -> Match | None:
 def rules_of(text: str) -> tuple[Rule, ...]:
     """Return the rules that match a line, the nearest to the root first; any exception's comes last."""
     fitting = [rule for rule in RULES if _fits(rule, text)]
+    explained = {name for rule in fitting for name in rule.explains}
+    fitting = [rule for rule in fitting if rule.id not in explained]
     return tuple(sorted(fitting, key=lambda rule: (rule.id.endswith("-exception"), rule.level)))
 
 

@@ -37,6 +37,7 @@ class Rule:
         certain: whether the text has this one meaning; otherwise the verdict is ``likely``.
         despite: a pattern of lines that are none of this class, although a pattern matches.
         near: a pattern of which a line before, in the same report, must hold a match too.
+        explains: rules of lower levels whose matches only follow it.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Rule:
     certain: bool = True
     despite: str = ""
     near: str = ""
+    explains: tuple[str, ...] = ()
 
     @cached_property
     def compiled(self) -> tuple[re.Pattern[str], ...]:

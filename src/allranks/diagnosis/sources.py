@@ -10,6 +10,7 @@ from pathlib import Path
 from allranks import contract
 from allranks.diagnosis.attempt import LAUNCHER, end_of, logs_in, logs_of, of_attempt
 from allranks.diagnosis.hangs import verdict as verdict_on_hang
+from allranks.diagnosis.matching import rules_of
 from allranks.diagnosis.model import Diagnosis
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log, plain, split
@@ -25,6 +26,8 @@ _MOST_FILES = 10_000
 _NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
 #: What ranks say that have waited for too long: which rank they waited for, their agents have seen.
 _AFTER_A_HANG = ("rendezvous-timeout", "store-timeout", "nccl-timeout", "gloo-timeout")
+#: An exception of the script itself.
+_OWN = "script-exception"
 #: How a run has ended that no log has to explain.
 _BY_STATE = {
     State.TIMEOUT: "time-limit",
@@ -57,8 +60,17 @@ def of_run(run: Run) -> Diagnosis | None:
         verdict = Diagnosis("", told[0], "unknown", status.rank, evidence=lines, fix=fix)
     if verdict is None:
         return None
+    if verdict.id == _OWN and verdict.sure == "certain" and _are_other_words(status.cause or "", verdict):
+        # The script caught that exception, and exited by itself.
+        last = plain(status.cause or "", contract.RECORD_FILE, 2)
+        verdict = replace(verdict, sure="likely", evidence=(last, *verdict.evidence))
     host, when = end_of(run.attempt_folder, status.rank if verdict.rank is None else verdict.rank)
     return replace(verdict, host=host if run.record.nnodes > 1 else None, when=when)
+
+
+def _are_other_words(last: str, verdict: Diagnosis) -> bool:
+    """Return whether a rank's last words are no exception's, nor those that a verdict rests on."""
+    return bool(last) and not (last.startswith(verdict.evidence[0].text) or rules_of(last))
 
 
 def _files_of_run(run: Run) -> list[Path]:

@@ -32,6 +32,8 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     for log in logs:  # One after the other: together they may be larger than the memory.
         found += _last(matches(log))
         first = _reported(log) if first is None else first
+    explained = {name for match in found for name in match.rule.explains}
+    found = [match for match in found if match.rule.id not in explained]
     if not found:
         return None
     return _diagnosis(min(found, key=lambda match: _order(match, first)), found, first)

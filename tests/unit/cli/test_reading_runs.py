@@ -55,9 +55,11 @@ def test_status_as_json(at, failed_run: Path):
         **written,
         "created": utc(written["created"]),
         "status": {**written["status"], **times},
+        "diagnosis": json.loads((failed_run / "diagnosis.json").read_text())["diagnosis"],
         "command": "train.py",
         "folder": str(failed_run),
     }
+    assert (found["diagnosis"]["cause"], found["diagnosis"]["sure"]) == ("rank 1 exited with code 3", "unknown")
 
 
 def utc(when: float) -> str:

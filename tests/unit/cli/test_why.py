@@ -53,9 +53,11 @@ def test_a_rank_that_was_killed(allranks: Any) -> None:
     allranks("run", "train.py", "--nproc-per-node", "2")
     lines = allranks("why").stdout.splitlines()
     assert lines[0].partition(",")[0] == "failed  rank 1"
-    assert lines[1] == "cause   a process was killed (SIGKILL): most often because memory ran out"
-    assert lines[3] == "        rank 1 was killed by SIGKILL"
-    assert lines[-1] == "sure    likely (killed)"
+    cause = "a process was killed (SIGKILL), and not because memory ran out: by a person, a scheduler or a program"
+    assert lines[1] == f"cause   {cause}"
+    assert lines[3] == "        control group: SIGKILL, and oom_kill did not grow since the ranks started"
+    assert lines[5] == "        rank 1 was killed by SIGKILL"
+    assert lines[-1] == "sure    likely (killed-by-another-process)"
 
 
 def test_a_run_that_did_not_fail(allranks: Any) -> None:

@@ -64,6 +64,14 @@ def test_what_a_script_survives_is_not_the_cause() -> None:
     assert (found.id, found.place) == ("script-exception", "train.py:9")
 
 
+def test_an_abort_by_the_watchdog_only_follows_the_timeout() -> None:
+    text = (
+        "what():  [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2) ran for 600014 milliseconds"
+    )
+    found = verdict(f"terminate called after throwing an instance of 'c10::DistBackendError'\n  {text}\n")
+    assert (found.id, found.sure, found.rank) == ("nccl-timeout", "unknown", 3)
+
+
 def test_an_exception_that_python_ignores_is_not_the_cause() -> None:
     ignored = "Exception ignored in: <function Loader.__del__>\n"
     ignored += TRACEBACK.format(file="loader.py", line=1, error="AttributeError: 'Loader' has no attribute 'x'")

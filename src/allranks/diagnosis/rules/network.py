@@ -318,6 +318,7 @@ RULES = (
         level=Level.FOLLOWS,
         source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
         certain=False,
+        explains=("abort",),  # Its watchdog ends the process so.
     ),
     Rule(
         id="gloo-timeout",
