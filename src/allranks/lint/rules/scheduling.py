@@ -19,9 +19,10 @@ _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SG
 
 
 def _late(view: View) -> Iterator[Found]:
-    for directive in view.script.directives:
-        if not directive.is_read and directive.family == view.script.kind:
-            yield Found(directive.at, {"option": _shown(directive)})
+    late = [one for one in view.script.directives if not one.is_read and one.family == view.script.kind]
+    if late:
+        others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        yield Found(late[0].at, {"option": _shown(late[0]), "others": others})
 
 
 def _shown(directive: Directive) -> str:
@@ -319,7 +320,7 @@ RULES = (
         code="AR401",
         name="directive-after-command",
         severity="likely",
-        what="{option} stands after the first command, and is ignored",
+        what="{option}{others} after the first command: ignored",
         fix="move it above the first command",
         source=f"{SBATCH}: stops at the first line that is neither comment nor blank; {_QSUB}",
         check=_late,
