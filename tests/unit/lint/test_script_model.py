@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from allranks.lint.engine import lint
@@ -102,6 +104,22 @@ def test_directives_in_a_here_document_are_those_of_the_script_that_is_written()
     found = {(finding.rule.code, finding.place.line) for finding in lint("submit.sh", script.encode())}
     assert {("AR103", 9), ("AR106", 9)} <= found
     assert "AR401" not in {code for code, _ in found}
+
+
+def test_chunks_of_a_job_that_starts_no_ranks_may_share_a_node() -> None:
+    assert codes("#!/bin/bash\n#PBS -l select=12:ncpus=1\n#PBS -l walltime=1:00:00\nray-start.sh tune.py\n") == []
+
+
+GOLDEN = sorted(
+    path
+    for path in (Path(__file__).parents[2] / "golden").rglob("*")
+    if path.suffix in (".sh", ".sbatch", ".pbs", ".sge", ".qsub")
+)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_scripts_that_allranks_writes_get_no_more_than_hints(path: Path) -> None:
+    assert codes(path.read_text(encoding="utf-8")) == []
 
 
 def test_columns_count_characters() -> None:

@@ -146,7 +146,8 @@ def _resource_lists(view: View, word: str) -> list[Directive]:
 
 
 def _no_placement(view: View) -> Iterator[Found]:
-    if view.script.kind != "pbs":
+    goes_out = any(command.name in REMOTE for command in view.script.commands)
+    if view.script.kind != "pbs" or not (view.launches or goes_out):
         return
     text = " ".join(directive.value for directive in view.script.options("-l"))
     for directive in _resource_lists(view, "select")[:1]:
