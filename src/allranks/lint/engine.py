@@ -14,6 +14,8 @@ from allranks.lint.rules.base import Edit, Rule
 
 #: The page of the rules. A rule's heading is its code and name.
 PAGE = "docs/reference/lint.md"
+#: Characters of a value of the script in a sentence.
+_LONG = 100
 _COMMENT = re.compile(r"#\s*allranks:\s*ignore(?:\[([\w\s,-]*)\])?")
 
 
@@ -105,7 +107,7 @@ def _findings(rule: Rule, view: View) -> Iterator[tuple[Finding, int]]:
 def _shown(value: object) -> str:
     """Return a value of the script as one short line."""
     text = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ue000\ue001]", " ", str(value)).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
 
 
 def _ignored(text: Text) -> dict[int, Collection[str]]:

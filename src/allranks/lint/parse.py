@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from allranks.lint.expand import DEEPEST, Expander, Piece, array_of, below, bounded, text_of
+from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, text_of
 from allranks.lint.model import Assignment, Command, Context, Loop, Part, Script, Word
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Walker(Expander):
         children = node.children
         for position, child in enumerate(children):
             if child.type == "comment" and context.level == 0:
-                self.script.comments.append((child.start_byte, self._source(child)))
+                self.script.comments.append((self._piece.at(child.start_byte), self._source(child)))
             if child.type in _STATEMENTS_SKIPPED or not (child.is_named or child.type == "ERROR"):
                 continue
             after = children[position + 1].type if position + 1 < len(children) else ""
@@ -279,7 +279,7 @@ class Walker(Expander):
             outcomes.append(self.values)
         names = {name for outcome in outcomes for name in outcome}
         first = outcomes[0] if outcomes else before
-        same = {name for name in names if all(outcome.get(name) == first.get(name) for outcome in outcomes)}
+        same = {name for name in names if len({_comparable(outcome.get(name)) for outcome in outcomes}) == 1}
         self.values = {name: first.get(name) if name in same else None for name in names}
 
     def _loop(self, node: Node, context: Context, *, reads_input: bool = False) -> None:
@@ -377,6 +377,15 @@ _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
     "subshell": Walker._subshell,
     "test_command": Walker._test,
 }
+
+
+def _comparable(value: Value) -> tuple[str, ...] | None:
+    """Return what two values have in common that are the same, wherever they are set."""
+    words = array_of(value)
+    if words:
+        return tuple(word.shown for word in words)
+    parts = text_of(value)
+    return None if parts is None else ("", *(part.shown for part in parts))
 
 
 def _errors(root: Node) -> Iterable[Node]:

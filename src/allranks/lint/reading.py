@@ -59,14 +59,24 @@ def _is_script(word: Word) -> bool:
 def _read(path: str, text: Text, piece: Piece) -> View:
     first = piece.data.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
     script = Script(path, text, "plain", first if first.startswith("#!") else "")
-    script.directives = read_directives(piece)
-    for family in ("slurm", "pbs", "grid_engine"):
-        if any(directive.family == family for directive in script.directives):
-            script.kind = family
-            break
+    directives = read_directives(piece)
+    script.directives = [directive for directive in directives if directive.is_read]
+    _set_kind(script)
     view = View(script)
     walker = Walker(script, known_variables(script, view.resources), unwrap)
     walker.walk(piece, Context())
+    # Lines of here-documents may look like directives; those after the first command are comments of the script itself.
+    lines = {text.place(at).line for at, _ in script.comments}
+    late = [directive for directive in directives if not directive.is_read]
+    script.directives += [directive for directive in late if text.place(directive.at).line in lines]
+    if script.kind == "plain":
+        _set_kind(script)
     real = [command.at for command in script.commands if command.context.level == 0]
     script.first_command = min(real) if real else None
     return view
+
+
+def _set_kind(script: Script) -> None:
+    """Set the scheduler whose directives the script has."""
+    families = {directive.family for directive in script.directives}
+    script.kind = next((family for family in ("slurm", "pbs", "grid_engine") if family in families), "plain")

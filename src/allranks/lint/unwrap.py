@@ -35,7 +35,7 @@ MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
-STARTERS = LAUNCHERS | SHELLS | REMOTE | {"env", "nohup", "exec", "time", "composer", "fabric", "lightning"}
+STARTERS = LAUNCHERS | SHELLS | REMOTE | {"env", "nohup", "composer", "fabric", "lightning"}
 _WHICH = re.compile(r"[$`]\(?(?:which|command -v)\s+([\w.]+)\)?`?")
 
 

@@ -213,7 +213,7 @@ RULES = (
     Rule(
         code="AR501",
         name="variable-is-gone",
-        severity="likely",
+        severity="hint",
         what="{what}",
         fix="{instead}",
         source=f"{_NCCL}; {_TAGS}",

@@ -160,15 +160,14 @@ def _agent_dies(view: View) -> Iterator[Found]:
 
 def _exec_after_trap(view: View) -> Iterator[Found]:
     traps = _traps(view)
-    own = [command for command in traps.values() if command.args and command.args[0].value]
+    # A trap of ERR, DEBUG or RETURN is for what the shell does before; others may be resets, or set to be ignored.
+    late = [command for name, command in traps.items() if name not in ("ERR", "DEBUG", "RETURN")]
+    own = [command for command in late if command.args and command.args[0].value not in ("", "-", ":", None)]
     for command in view.script.named("exec"):
-        if (
-            command.context.level == 0
-            and not command.context.via
-            and command.args
-            and own
-            and own[0].order < command.order
-        ):
+        context = command.context
+        is_own = context.level == 0 and not context.via and not context.is_background and not context.chain
+        starts = bool(command.args) and command.args[0].prefix[:1].isalpha() and not context.is_conditional
+        if is_own and starts and own and own[0].order < command.order:
             yield Found(command.at)
 
 

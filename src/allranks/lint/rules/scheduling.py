@@ -19,9 +19,10 @@ _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SG
 
 
 def _late(view: View) -> Iterator[Found]:
-    for directive in view.script.directives:
-        if not directive.is_read and directive.family == view.script.kind:
-            yield Found(directive.at, {"option": _shown(directive)})
+    late = [one for one in view.script.directives if not one.is_read and one.family == view.script.kind]
+    if late:
+        others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        yield Found(late[0].at, {"option": _shown(late[0]), "others": others})
 
 
 def _shown(directive: Directive) -> str:
@@ -145,7 +146,8 @@ def _resource_lists(view: View, word: str) -> list[Directive]:
 
 
 def _no_placement(view: View) -> Iterator[Found]:
-    if view.script.kind != "pbs":
+    goes_out = any(command.name in REMOTE for command in view.script.commands)
+    if view.script.kind != "pbs" or not (view.launches or goes_out):
         return
     text = " ".join(directive.value for directive in view.script.options("-l"))
     for directive in _resource_lists(view, "select")[:1]:
@@ -319,7 +321,7 @@ RULES = (
         code="AR401",
         name="directive-after-command",
         severity="likely",
-        what="{option} stands after the first command, and is ignored",
+        what="{option}{others} after the first command: ignored",
         fix="move it above the first command",
         source=f"{SBATCH}: stops at the first line that is neither comment nor blank; {_QSUB}",
         check=_late,

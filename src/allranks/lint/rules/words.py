@@ -36,6 +36,8 @@ def _spaced_assignment(view: View) -> Iterator[Found]:
 
 
 def _cut_line(view: View) -> Iterator[Found]:
+    if view.script.broken:
+        return  # What is not bash is read as something else.
     for command in view.script.commands:
         word = command.words[0] if command.words else None
         if word is not None and re.match(r"--?[A-Za-z]", word.prefix) and word.parts[0].is_verbatim:
