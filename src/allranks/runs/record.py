@@ -184,7 +184,8 @@ def load(run_folder: Path) -> Run:
     except OSError as error:
         raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is not a record of a run", why=str(error)) from error
+        why, fix = "the file is incomplete, or another program wrote it", f"remove the run: rm -r {run_folder}"
+        raise RunFolderError(f"{path} is not a record of a run", why=why, fix=fix) from error
 
 
 def find(folder: Path, name: str | None) -> Run:
