@@ -208,7 +208,7 @@ def find(folder: Path, name: str | None) -> Run:
     if len(fitting) == 1:
         return load(folder / fitting[0])
     if fitting:
-        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the whole id")
+        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the full id")
     near = closest(name, ids)
     why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
     fix = f"did you mean {near}?" if near else None
