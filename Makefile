@@ -19,7 +19,7 @@ BENCHMARKS := $(filter-out %/harness.py %/__init__.py %/__main__.py,$(sort $(wil
 .DEFAULT_GOAL := help
 # Two installations into one environment at the same time would break it, so -j changes nothing here.
 .NOTPARALLEL:
-.PHONY: help demo test smoke lint format bench cluster docs clean
+.PHONY: help demo test smoke golden lint format bench cluster docs clean
 
 help:  ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ test: lint  ## Everything that this machine can test: lint, types, layers, tests
 
 smoke: $(FOR_TEST)  ## One scenario of each kind of cluster and of each part, in five minutes
 	$(BIN)/python -m pytest $(WORKERS) -m smoke $(PYTEST_ARGS)
+
+golden: $(FOR_TEST)  ## Rewrite the expected plans, scripts and messages in tests/golden; review the diff
+	ALLRANKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/golden
 
 lint: $(FOR_TEST)  ## Style, types and the layers of the design
 	$(BIN)/ruff check

@@ -32,6 +32,19 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 settings.register_profile("busy", deadline=None)  # A timing is never a test.
 settings.load_profile("busy")
+#: Rank 1 fails when rank 0 has said its line.
+FAILING_SCRIPT = """\
+import os, sys, time
+rank = os.environ["RANK"]
+print("hello from", rank, flush=True)
+if rank == "1":
+    while not os.path.exists("said"):
+        time.sleep(0.01)
+    print("oops", file=sys.stderr)
+    sys.exit(3)
+open("said", "w").close()
+time.sleep(300)
+"""
 WEIRD_NAME = "a b 'c' \"d\" $HOME\n; touch pwned"
 
 
@@ -50,6 +63,11 @@ class Result:
     @property
     def stderr(self) -> str:
         return self.err.decode(errors="backslashreplace")
+
+    @property
+    def message(self) -> dict[str, str]:
+        """The slots of the error: ``error`` says what happened, then ``why``, ``fix`` and ``see``."""
+        return dict(re.findall(r"^(?:  )?(error|why|fix|see): (.*)$", self.stderr, re.MULTILINE))
 
     @property
     def by_rank(self) -> dict[int, list[str]]:
@@ -244,6 +262,21 @@ def allranks(
     command = Allranks(folder, allranks_env, warm_command, warm_ranks)
     yield command
     command.close()
+
+
+@pytest.fixture(scope="session")
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the directory of a run of two ranks that has failed; tests do not change it."""
+    folder = tmp_path_factory.mktemp("a failed run")
+    (folder / "train.py").write_text(FAILING_SCRIPT)
+    keep = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")
+    env = {name: os.environ[name] for name in keep if name in os.environ}
+    command = [sys.executable, "-m", "allranks", "run", "train.py", "--name", "demo", "--nproc-per-node", "2"]
+    done = subprocess.run(command, cwd=folder, env={**env, "HOME": str(folder)}, capture_output=True, check=False)
+    assert done.returncode == 3, done.stderr.decode()
+    (run,) = (path for path in (folder / "runs").iterdir() if path.name != "latest")
+    assert json.loads((run / "record.json").read_text())["status"]["state"] == "FAILED"
+    return run
 
 
 @pytest.fixture

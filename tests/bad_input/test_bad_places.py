@@ -35,11 +35,9 @@ def test_port_in_use(allranks, taken_port: int, assert_nothing_left):
     allranks.script("print('ran')")
     result = allranks("run", "train.py", "--master-port", str(taken_port))
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[-3:] == [
-        f"error: cannot listen on 127.0.0.1:{taken_port}",
-        "  why: Address already in use",
-        "  fix: leave out launch.master_port (--master-port, MASTER_PORT): a free port is taken then",
-    ]
+    message = result.message
+    assert (f"127.0.0.1:{taken_port}" in message["error"], message["why"]) == (True, "Address already in use")
+    assert "--master-port" in message["fix"]
     assert allranks.record()["status"]["state"] == "FAILED"
     assert allranks("status").stdout.splitlines()[2].startswith("state      FAILED")
     assert_nothing_left(allranks.run())
@@ -50,10 +48,9 @@ def test_a_file_of_the_user_s_own_that_is_called_latest(allranks):
     latest = allranks.folder / "runs/latest"
     latest.parent.mkdir()
     latest.write_text("mine")
-    note = "allranks: note: runs/latest is left as it is: it is not a link that allranks made\n"
     done = allranks("run", "train.py")
     assert (done.rc, done.stdout, latest.read_text()) == (0, "[0] ran\n", "mine")
-    assert note.replace("runs/", f"{latest.parent}/") in done.stderr
+    assert f"allranks: note: {latest} " in done.stderr
     assert allranks("status").stdout.splitlines()[2].startswith("state      SUCCEEDED")
     latest.unlink()
     latest.symlink_to("../train.py")
@@ -62,17 +59,6 @@ def test_a_file_of_the_user_s_own_that_is_called_latest(allranks):
     latest.unlink()
     assert allranks("run", "train.py").rc == 0
     assert latest.resolve() in allranks.runs()
-
-
-def test_address_of_another_machine(allranks):
-    allranks.script("print('ran')")
-    result = allranks("run", "train.py", "--master-addr", "192.0.2.1")
-    assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[-3:] == [
-        "error: cannot listen on 192.0.2.1:0",
-        "  why: Cannot assign requested address",
-        "  fix: launch.master_addr (--master-addr, MASTER_ADDR) must be an address of this machine",
-    ]
 
 
 def test_restart_with_a_fixed_port(allranks, free_port: int):
@@ -89,15 +75,9 @@ def test_runs_folder_below_a_file(allranks):
     result = allranks("run", "train.py", "--runs-folder", "train.py/runs")
     folder = allranks.folder
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: cannot write {folder}/train.py/runs\n  why: Not a directory\n  fix: ")
+    message = result.message
+    assert (f"{folder}/train.py/runs" in message["error"], message["why"]) == (True, "Not a directory")
     assert [entry.name for entry in folder.iterdir()] == ["train.py"]
-
-
-def test_runs_folder_in_a_system_folder(allranks):
-    allranks.script("print('ran')")
-    result = allranks("run", "train.py", "--runs-folder", "/proc/runs")
-    assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: cannot write /proc/runs\n  why: No such file or directory\n  fix: ")
 
 
 def test_runs_folder_that_may_only_be_read(allranks):
@@ -113,7 +93,7 @@ def test_runs_folder_that_may_only_be_read(allranks):
     finally:
         subprocess.run(unlock, check=True)
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: cannot write {runs}\n  why: ")
+    assert (str(runs) in result.message["error"], [*result.message]) == (True, ["error", "why", "fix"])
     assert [entry.name for entry in runs.iterdir()] == []
 
 
@@ -128,8 +108,9 @@ def test_disk_that_is_full(allranks, small_disk, fill):
     fill(disk)
     result = allranks("run", "train.py", "--runs-folder", disk / "runs")
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: cannot write {disk}/runs")
-    assert "\n  why: No space left on device\n  fix: free some space" in result.stderr
+    message = result.message
+    assert (f"{disk}/runs" in message["error"], message["why"]) == (True, "No space left on device")
+    assert "fix" in message
     assert [path.name for path in disk.rglob("*") if path.name not in ("filler", "runs")] == []
 
 
@@ -138,8 +119,8 @@ def test_disk_that_becomes_full_while_the_run_is_prepared(allranks, small_disk):
     disk = small_disk("200k")
     result = allranks("run", "train.py", "--runs-folder", disk / "runs")
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: cannot write {disk}/runs")
-    assert "\n  why: No space left on device\n" in result.stderr
+    message = result.message
+    assert (f"{disk}/runs" in message["error"], message["why"]) == (True, "No space left on device")
     assert [path.name for path in disk.rglob("*") if path.name != "runs"] == []
 
 
@@ -149,7 +130,6 @@ def test_disk_that_fills_up_while_ranks_run(allranks, small_disk, assert_nothing
     disk = small_disk("4m")
     result = allranks("run", "train.py", "--runs-folder", disk / "runs")
     assert (result.rc, result.stdout) == (7, "[0] before\n")
-    assert "error: rank 0 exited with code 7\n" in result.stderr
     assert "No space left on device" in result.stderr
     (run,) = [path for path in (disk / "runs").iterdir() if path.name != "latest"]
     assert_nothing_left(run)

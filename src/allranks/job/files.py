@@ -102,7 +102,7 @@ def read_job_file(path: Path, cwd: Path) -> YamlMapping:
         raise error_of(Problem(shown, "there is no such job file", fix=fix))
     entries = _parsed(path, shown)
     if entries is None:
-        raise error_of(Problem(shown, "the file says nothing", why="it is empty or holds only comments", fix=INIT))
+        raise error_of(Problem(shown, "the file has no keys", why="it is empty or holds only comments", fix=INIT))
     return entries
 
 

@@ -71,7 +71,7 @@ _SEE = "compare with the job file that allranks init writes"
 _PLAIN_WORDS: tuple[tuple[str, str, str], ...] = (
     (
         r"mapping values are not allowed",
-        "a colon stands where no key can be",
+        "a key is not allowed here",
         "indent it as its neighbours are, or quote text that holds ': '",
     ),
     (r"undefined alias '(.*)'", r"the alias *\1 has no anchor &\1 above it", _SEE),
@@ -98,7 +98,12 @@ def _malformed(error: MarkedYAMLError, text: str, shown: str) -> Problem:
     where, what = f"{shown}:{mark.line + 1}", f"this is not YAML, at column {mark.column + 1}"
     line = "".join(text.splitlines()[mark.line : mark.line + 1])
     if "\\t" in said or "\t" in line[: len(line) - len(line.lstrip())]:
-        return Problem(where, "a tab stands here", why="YAML takes no tabs", fix="write spaces instead of the tab")
+        return Problem(
+            where,
+            "a tab is not allowed here",
+            why="YAML is indented with spaces",
+            fix="write spaces instead of the tab",
+        )
     for pattern, words, fix in _PLAIN_WORDS:
         if found := re.search(pattern, said):
             why = found.expand(words).replace("{char}", quoted(line[mark.column : mark.column + 1]))

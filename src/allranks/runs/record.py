@@ -184,7 +184,8 @@ def load(run_folder: Path) -> Run:
     except OSError as error:
         raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} is not a record of a run", why=str(error)) from error
+        why, fix = "the file is incomplete, or another program wrote it", f"remove the run: rm -r {run_folder}"
+        raise RunFolderError(f"{path} is not a record of a run", why=why, fix=fix) from error
 
 
 def find(folder: Path, name: str | None) -> Run:
@@ -207,7 +208,7 @@ def find(folder: Path, name: str | None) -> Run:
     if len(fitting) == 1:
         return load(folder / fitting[0])
     if fitting:
-        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the whole id")
+        raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the full id")
     near = closest(name, ids)
     why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
     fix = f"did you mean {near}?" if near else None

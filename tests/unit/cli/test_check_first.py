@@ -32,11 +32,11 @@ def test_what_cannot_work_is_not_started(allranks: Any) -> None:
     done = allranks("run", "train.py")
     run = allranks.run()
     assert (done.rc, done.stdout) == (3, "")
-    what, why, fix, see = done.stderr.splitlines()
-    assert what == f"error: imports on {HOST}: not found: no_such_module (train.py:1)"
-    assert why == "  why: a missing import fails all ranks at their first line"
-    assert fix == "  fix: install what has no_such_module, or environment.venv, .conda or .modules that have it"
-    assert see == f"  see: runs/{run.name}/preflight.json"
+    message = done.message
+    assert message["error"].startswith(f"imports on {HOST}: ")
+    assert message["error"].endswith("no_such_module (train.py:1)")
+    assert [*message] == ["error", "why", "fix", "see"]
+    assert message["see"] == f"runs/{run.name}/preflight.json"
     status = allranks.record()["status"]
     assert (status["state"], status["native"], status["exit_code"]) == ("FAILED", "not started", 3)
     (failed,) = [each for each in json.loads((run / "preflight.json").read_text())["checks"] if each["grade"] == "FAIL"]
@@ -48,9 +48,7 @@ def test_what_may_go_wrong_is_noted_and_started(allranks: Any) -> None:
     done = allranks("run", "train.py", "--env", "NCCL_SOCKET_IFNAM=lo")
     assert (done.rc, done.stdout) == (0, "[0] ran\n")
     notes = [line for line in done.stderr.splitlines() if line.startswith("allranks: note: variables on ")]
-    assert notes == [
-        f"allranks: note: variables on {HOST}: NCCL_SOCKET_IFNAM is not known; did you mean NCCL_SOCKET_IFNAME?"
-    ]
+    assert ["NCCL_SOCKET_IFNAM " in note and "NCCL_SOCKET_IFNAME" in note for note in notes] == [True]
     assert json.loads((allranks.run() / "preflight.json").read_text())["good"]
 
 

@@ -83,15 +83,13 @@ def test_ls_as_json_and_with_damage(allranks, checkpoints):
 
 def test_ls_of_nothing(allranks):
     assert allranks("checkpoint", "ls", ".").stderr.startswith("no checkpoints in")
-    done = allranks("checkpoint", "ls", "nowhere")
-    assert (done.rc, done.stderr) == (2, "error: there is no directory nowhere\n")
+    assert allranks("checkpoint", "ls", "nowhere").rc == 2
 
 
 def test_without_a_word_it_shows_its_help(allranks):
     done = allranks("checkpoint")
     assert (done.rc, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: allranks checkpoint")
-    assert "no such command" in allranks("checkpoint", "fly").stderr
 
 
 def test_verify(allranks, checkpoints):

@@ -42,12 +42,9 @@ def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):
 
 def test_init_overwrites_nothing(allranks):
     allranks.script("mine")
-    result = allranks("init")
-    assert (result.rc, result.stderr) == (2, "error: train.py exists already\n  fix: --force overwrites\n")
+    assert allranks("init").rc == 2
     assert (allranks.folder / "train.py").read_text() == "mine"
     assert not (allranks.folder / "job.yaml").exists()
-    allranks.job("mine")
-    assert allranks("init").stderr == "error: job.yaml and train.py exist already\n  fix: --force overwrites\n"
     assert allranks("init", "--force").rc == 0
     assert (allranks.folder / "train.py").read_text() != "mine"
 
@@ -101,12 +98,6 @@ def test_init_adds_to_a_gitignore_what_is_missing(allranks, before: bytes, added
     assert path.read_bytes() == after
 
 
-def test_init_where_nothing_can_be_written(allranks):
-    allranks.script("")
-    result = allranks("init", "train.py/x")
-    assert (result.rc, result.stderr) == (2, "error: cannot write into train.py/x\n  why: Not a directory\n")
-
-
 def test_schema(allranks):
     result = allranks("schema")
     schema = json.loads(result.stdout)
@@ -128,15 +119,6 @@ def test_completion(allranks, shell: str):
     if shutil.which(shell):
         check = subprocess.run([shell, "-n"], input=result.out, capture_output=True, check=False)
         assert (check.returncode, check.stderr) == (0, b"")
-
-
-def test_completion_of_another_shell(allranks):
-    result = allranks("completion", "tcsh")
-    assert (result.rc, result.stdout) == (2, "")
-    assert result.stderr == (
-        "error: invalid value for 'bash|zsh|fish': 'tcsh' is not one of 'bash', 'zsh', 'fish'\n"
-        "  fix: allranks completion --help\n"
-    )
 
 
 COMPLETE = """\

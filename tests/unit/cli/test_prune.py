@@ -75,20 +75,3 @@ def test_runs_of_others_and_checkpoints_that_are_gone_do_not_count(allranks: Any
     os.chown(second, 65534, -1)
     assert allranks("prune", "--keep", "1").stderr.endswith(" d ago\n1 run removed\n")
     assert allranks.runs() == [second, third]
-
-
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
-        ((), "error: --keep or --older-than is needed\n  fix: allranks prune --keep 20, or --older-than 30d\n"),
-        (
-            ("--older-than", "a month"),
-            "error: invalid --older-than: 'a month'\n"
-            "  why: invalid duration: 'a month'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h\n"
-            "  fix: --older-than 30d\n",
-        ),
-    ],
-)
-def test_which_runs_must_be_said(allranks: Any, flags: tuple[str, ...], error: str) -> None:
-    done = allranks("prune", *flags)
-    assert (done.rc, done.stderr) == (2, error)

@@ -175,19 +175,3 @@ def test_a_detached_run_has_no_stdin(allranks):
     logs = allranks("logs", "-f", run)
     assert "allranks.errors.StdinError: the script reads stdin, which this rank does not have" in logs.stderr
     assert "why: the run has none" in logs.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "what"),
-    [
-        (["--stdin", "2", "--nproc-per-node", "2"], "launch.stdin: there is no rank 2"),
-        (["--stdin", "0", "--detach"], "--detach leaves the run without stdin, and --stdin gives it to a rank"),
-        (["--stdin", "0", "--no-agent"], "launch.stdin: this run cannot read the stdin of the command"),
-        (["--stdin", "0", "--hosts", "a,b"], "launch.stdin: this run cannot read the stdin of the command"),
-    ],
-)
-def test_stdin_is_refused_where_no_rank_can_have_it(allranks, args, what):
-    allranks.script("")
-    result = allranks("run", "train.py", *args)
-    assert (result.rc, result.stderr.splitlines()[0]) == (2, f"error: {what}")
-    assert allranks.runs() == []

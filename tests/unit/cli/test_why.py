@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 FAILS = "import os\nif os.environ['RANK'] == '1':\n    {}['weights']\nimport time\ntime.sleep(1000)\n"
 TRACEBACK = """Traceback (most recent call last):
   File "/home/user/train.py", line 88, in <module>
@@ -116,21 +114,6 @@ def test_only_consequences_are_no_cause(allranks: Any) -> None:
     lines = allranks("why", "rank0.log").stdout.splitlines()
     assert lines[1] == "cause   unknown: another rank ended, and gloo lost its connection"
     assert lines[-1] == "sure    unknown (gloo-closed)"
-
-
-@pytest.mark.parametrize(
-    ("targets", "error"),
-    [
-        (["nothing"], "error: there is no run nothing in "),
-        (["./nothing"], "error: nothing is not the directory of a run\n"),
-        (["a.log", "nothing"], "error: there is no file nothing\n  why: with several arguments, each must be a log\n"),
-    ],
-)
-def test_wrong_arguments(allranks: Any, targets: list[str], error: str) -> None:
-    (allranks.folder / "a.log").write_text("x\n")
-    done = allranks("why", *targets)
-    assert (done.rc, done.stdout) == (2, "")
-    assert done.stderr.startswith(error)
 
 
 def test_it_needs_no_torch(allranks: Any) -> None:

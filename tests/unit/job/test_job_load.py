@@ -82,9 +82,8 @@ def test_log_level_turns_on_debug_only_at_debug(load: Load, level: str, debug: b
 
 def test_a_log_level_flag_must_be_one(load: Load) -> None:
     assert load("script: t", flags={"log_level": "DEBUG"}).sources["debug"] == ValueSource("flag", "--log-level")
-    with pytest.raises(JobError) as caught:
+    with pytest.raises(JobError, match=r"^--log-level: .*'DEBUGG'"):
         load("script: t", flags={"log_level": "DEBUGG"})
-    assert str(caught.value) == "--log-level: invalid log level: 'DEBUGG'\n  fix: did you mean 'DEBUG'?"
 
 
 def test_the_users_cluster_file_and_xdg(load: Load, tmp_path: Path) -> None:
@@ -208,7 +207,7 @@ def test_a_section_that_has_a_short_form(load: Load) -> None:
     loaded = load("script: t.py\nsync: rsync\ncluster: lab\n", clusters="lab: {kind: ssh, sync: {exclude: /data/}}\n")
     assert (loaded.job.sync.method, loaded.job.sync.exclude) == ("rsync", ("/data/",))
     assert str(loaded.sources["sync.method"]) == "job file job.yaml:2"
-    with pytest.raises(JobError, match=r"job\.yaml:1: sync must be a mapping, not a list"):
+    with pytest.raises(JobError, match=r"^job\.yaml:1: sync "):
         load("{script: t.py, sync: [rsync]}\n")
     with pytest.raises(JobError, match=r"sync\.method"):
         load("script: t.py\nsync: rsink\n")

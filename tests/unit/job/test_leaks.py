@@ -13,7 +13,6 @@ from allranks.job.spec import Job
 from allranks.job.variables import literal_secret
 
 SECRET = "s3cret-value"
-WHY = "a job's texts are written into scripts and records, and everybody on the machine can see arguments"
 
 
 def load(folder: Path, text: str, flags: dict[str, object] | None = None, **environ: str) -> Job:
@@ -28,9 +27,11 @@ def error(folder: Path, text: str, flags: dict[str, object] | None = None, **env
     return str(caught.value)
 
 
-def refused(where: str, name: str, place: str, more: str = "") -> str:
-    fix = f"take it out: the script and the setup lines have {name} in their environment{more}"
-    return f"{where}: the value of {name} stands in {place}\n  why: {WHY}\n  fix: {fix}"
+def assert_refused(said: str, where: str, name: str, place: str) -> None:
+    """It names the variable and the place, not the value, and how to leave the variable out."""
+    what, _, fix = said.splitlines()
+    assert (what.startswith(f"{where}: "), name in what, what.endswith(f" {place}")) == (True, True, True)
+    assert (SECRET in said, name in fix) == (False, True)
 
 
 PLACES = [
@@ -56,36 +57,35 @@ PLACES = [
 def test_the_value_of_a_jobs_secret_is_refused_everywhere(tmp_path: Path, line: str, place: str) -> None:
     cluster = "local:\n  kind: local\n  environment: {variables: {HF_TOKEN: s3cret-value}}\n"
     (tmp_path / "clusters.yaml").write_text(cluster)
-    assert error(tmp_path, f"script: t\n{line}\n") == refused("job.yaml:2", "HF_TOKEN", place)
+    assert_refused(error(tmp_path, f"script: t\n{line}\n"), "job.yaml:2", "HF_TOKEN", place)
 
 
 @pytest.mark.parametrize(("line", "place"), PLACES)
 def test_the_value_of_a_callers_secret_is_refused_everywhere(tmp_path: Path, line: str, place: str) -> None:
     said = error(tmp_path, f"script: t\n{line}\n", WANDB_API_KEY=SECRET)
-    more = "; if it is not a secret: env -u WANDB_API_KEY allranks ..."
-    assert said == refused("job.yaml:2", "WANDB_API_KEY", place, more)
+    assert "env -u WANDB_API_KEY allranks" in said
+    assert_refused(said, "job.yaml:2", "WANDB_API_KEY", place)
 
 
 def test_a_secret_behind_the_command_is_refused(tmp_path: Path) -> None:
     flags: dict[str, object] = {"args": ("--key", SECRET)}
-    more = "; if it is not a secret: env -u WANDB_API_KEY allranks ..."
     said = error(tmp_path, "script: t\n", flags, WANDB_API_KEY=SECRET)
-    assert said == refused("command line", "WANDB_API_KEY", "args", more)
+    assert_refused(said, "command line", "WANDB_API_KEY", "args")
     said = error(tmp_path, "name: x\n", {"script": f"{SECRET}.py"}, WANDB_API_KEY=SECRET)
-    assert said == refused("command line", "WANDB_API_KEY", "script", more)
+    assert_refused(said, "command line", "WANDB_API_KEY", "script")
 
 
 @pytest.mark.parametrize("value", ["12345678", "1234_5678", "0x12345678", "12345678.50"])
 def test_a_number_can_be_a_secret(tmp_path: Path, value: str) -> None:
     text = f"script: t\nargs: [--pin, {value}]\nenvironment: {{variables: {{PIN_KEY: {value}}}}}\n"
-    assert error(tmp_path, text) == refused("job.yaml:2", "PIN_KEY", "args")
+    assert_refused(error(tmp_path, text), "job.yaml:2", "PIN_KEY", "args")
     quoted = f"script: t\nargs: [--pin, '{value}']\nenvironment: {{variables: {{PIN_KEY: {value}}}}}\n"
-    assert error(tmp_path, quoted) == refused("job.yaml:2", "PIN_KEY", "args")
+    assert_refused(error(tmp_path, quoted), "job.yaml:2", "PIN_KEY", "args")
 
 
 def test_a_secret_of_several_lines(tmp_path: Path) -> None:
     text = 'script: t\nenvironment: {setup: [echo one, "two three"], variables: {MY_KEY: "one\\ntwo three"}}\n'
-    assert error(tmp_path, text) == refused("job.yaml:2", "MY_KEY", "environment.setup")
+    assert_refused(error(tmp_path, text), "job.yaml:2", "MY_KEY", "environment.setup")
 
 
 def test_a_variable_with_a_secret_of_the_job_travels_as_a_secret(tmp_path: Path) -> None:
@@ -96,12 +96,7 @@ def test_a_variable_with_a_secret_of_the_job_travels_as_a_secret(tmp_path: Path)
 
 def test_a_variable_with_a_secret_of_the_caller_needs_that_one_beside_it(tmp_path: Path) -> None:
     text = f"script: t\nenvironment:\n  variables:\n    URL: https://u:{SECRET}@h\n"
-    assert error(tmp_path, text, HF_TOKEN=SECRET) == (
-        "job.yaml:4: the value of HF_TOKEN stands in environment.variables.URL\n"
-        f"  why: {WHY}\n"
-        "  fix: write 'HF_TOKEN: <secret>' beside it, or --env HF_TOKEN: then both are kept secret; "
-        "if it is not a secret: env -u HF_TOKEN allranks ..."
-    )
+    assert_refused(error(tmp_path, text, HF_TOKEN=SECRET), "job.yaml:4", "HF_TOKEN", "environment.variables.URL")
     job = load(tmp_path, f"{text}    HF_TOKEN: <secret>\n", HF_TOKEN=SECRET)
     assert job.environment.variables == {"URL": f"https://u:{SECRET}@h", "HF_TOKEN": SECRET}
     job = load(tmp_path, text, {"environment.variables": ("HF_TOKEN",)}, HF_TOKEN=SECRET)
@@ -123,8 +118,7 @@ def test_what_is_no_secret_text(tmp_path: Path) -> None:
 def test_a_path_at_home_is_no_secret_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     text = "script: t\nargs: [--key, ~/.ssh/id_of_mine]\n"
-    more = "; if it is not a secret: env -u SSH_KEY allranks ..."
-    assert error(tmp_path, text, SSH_KEY="~/.ssh/id_of_mine") == refused("job.yaml:2", "SSH_KEY", "args", more)
+    assert_refused(error(tmp_path, text, SSH_KEY="~/.ssh/id_of_mine"), "job.yaml:2", "SSH_KEY", "args")
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_of_mine").touch()
     assert load(tmp_path, text, SSH_KEY="~/.ssh/id_of_mine").args == ("--key", "~/.ssh/id_of_mine")
@@ -137,7 +131,7 @@ def test_a_secret_of_the_caller_is_in_no_message(tmp_path: Path) -> None:
     said = error(tmp_path, "script: t\n", {**flags, "launch.backend": secret}, WANDB_API_KEY=secret)
     assert "quoted" not in said
     assert "xxx" not in said
-    assert "the value of WANDB_API_KEY stands in" in said
+    assert "WANDB_API_KEY" in said
 
 
 @pytest.mark.parametrize(
@@ -161,10 +155,8 @@ def test_secrets_in_shell_lines(line: str, name: str | None) -> None:
     assert literal_secret(line) == name
 
 
-def test_an_assignment_is_told_once(tmp_path: Path) -> None:
+def test_an_assignment_is_reported_once(tmp_path: Path) -> None:
     text = f"script: t\nenvironment:\n  setup: export HF_TOKEN={SECRET}\n  variables: {{HF_TOKEN: {SECRET}}}\n"
-    assert error(tmp_path, text) == (
-        "job.yaml:3: environment.setup gives HF_TOKEN a secret in plain text\n"
-        "  why: these lines are written into scripts and records\n"
-        "  fix: put HF_TOKEN into environment.variables, or export it before you start allranks"
-    )
+    said = error(tmp_path, text)
+    assert said.startswith("job.yaml:3: environment.setup gives HF_TOKEN ")
+    assert (said.count("job.yaml:"), SECRET in said) == (1, False)
