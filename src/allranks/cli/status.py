@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 
@@ -11,21 +12,30 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
 from allranks.job.units import format_count, format_size
-from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
+
+_SECONDS = 2.0
 
 
 @click.command("status")
 @run_arguments
+@click.option("--watch", "-w", "is_watched", is_flag=True, help="Refresh every 2 s until the run ends, on a terminal.")
 @json_option
-def command(run: str | None, folder: str | None, as_json: bool) -> int:
+def command(run: str | None, folder: str | None, is_watched: bool, as_json: bool) -> int:
     """Show a run's status: the newest here, or RUN (its id, the beginning of it, or its directory)."""
     found = find(runs_folder(folder), run)
+    is_watched = is_watched and not as_json and render.is_lively(sys.stdout)
     if not found.record.status.state.is_final:
+        from allranks.clusters.registry import load_kind
         from allranks.launch.refresh import settled
 
-        found = settled(found)
+        kind = load_kind(found.record.kind)  # One object: it limits how often its cluster is queried.
+        found = settled(found, kind)
+        while is_watched and not found.record.status.state.is_final:
+            render.frame(render.table((), _rows(found)))
+            time.sleep(_SECONDS)
+            found = settled(found, kind)
     if as_json:
         render.as_json(report(found))
         return 0
@@ -69,7 +79,11 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
 
 def _progress(run: Run) -> str | None:
     """Return for how long no rank has advanced, and where they stand if their agents have found that out."""
-    if run.record.status.state is not State.RUNNING or (quiet := quiet_for(run.attempt_folder)) is None:
+    if run.record.status.state is not State.RUNNING:
+        return None
+    from allranks.runs.hangs import newest, quiet_for, span
+
+    if (quiet := quiet_for(run.attempt_folder)) is None:
         return None
     hang = newest(run.attempt_folder)
     return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")

@@ -49,6 +49,9 @@ _OPTIONS_OF_OTHERS = {
     "--main-process-port": "--master-port PORT",
     **dict.fromkeys(("-G", "--gres"), "--gpus-per-node N"),
     "--cpus-per-task": "--cpus-per-node N, which the ranks of a node share",
+    **dict.fromkeys(("-H", "--host", "--hosts"), "--nodes HOST,HOST starts ranks on these machines over SSH"),
+    **dict.fromkeys(("--multi-gpu", "--cpu"), f"{_NOT_NEEDED}; all GPUs are used, or the CPU if there is none"),
+    "--mixed-precision": 'write allranks.init(precision="bf16") in the script',
 }
 
 

@@ -1,4 +1,4 @@
-"""allranks ps --watch and allranks top on a terminal: shown again and again, until Ctrl-C or the run's end."""
+"""allranks ps --watch, status --watch and top on a terminal: shown again and again, until Ctrl-C or the run's end."""
 
 from __future__ import annotations
 
@@ -57,5 +57,17 @@ def test_top_says_that_the_run_has_ended(allranks, at_terminal):
     terminal.read_until(r"NODE +CPUS +MEMORY")
     (allranks.folder / "end").touch()
     terminal.read_until(r"train-[0-9-]+ has ended: SUCCEEDED, \d+ s ago")
+    assert terminal.wait() == 0
+    assert run.wait(PATIENCE) == 0
+
+
+def test_the_status_of_a_run_is_watched_until_the_run_ends(allranks, at_terminal):
+    allranks.script(WAITING)
+    run = allranks.popen("run", "train.py")
+    wait_for("the run", (allranks.folder / "runs" / "latest").exists)
+    terminal = at_terminal("status", "--watch")
+    terminal.read_until("state +.*RUNNING")
+    (allranks.folder / "end").touch()
+    terminal.read_until("state +.*SUCCEEDED")
     assert terminal.wait() == 0
     assert run.wait(PATIENCE) == 0

@@ -37,22 +37,23 @@ def make_optimizer(
     counts_steps: bool,
 ) -> torch.optim.Optimizer:
     """Make an optimizer of a class that is also a ``cls``, or make the script's own such an optimizer."""
+    is_class = isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
+    if not is_class and not isinstance(cls, torch.optim.Optimizer):
+        raise RankError(
+            f"ctx.optimizer() got {type(cls).__name__} as its first argument",
+            why="expected the class of an optimizer",
+            fix="ctx.optimizer(torch.optim.SGD, model, lr=0.1)",
+        )
     model = what if isinstance(what, nn.Module) else None
     groups: list[Any] = list(trained(model).values()) if model is not None else list(what)  # type: ignore[arg-type]
     if not groups:
         raise RankError("the optimizer got no parameters", fix="ctx.optimizer(cls, model), or parameters that train")
     if isinstance(cls, torch.optim.Optimizer):
         made = _adopt(cls, groups, [*options, *(["scale_lr"] if scale_lr else [])])
-    elif isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
+    else:
         if scale_lr is not None:
             options = _scaled_lr(cls, groups, options, scale_lr, ctx.world_size)
         made = _make(cls, groups, options)
-    else:
-        raise RankError(
-            f"ctx.optimizer() got {type(cls).__name__} as its first argument",
-            why="expected the class of an optimizer",
-            fix="ctx.optimizer(torch.optim.SGD, model, lr=0.1)",
-        )
     sharded = model is not None and is_sharded(model)
     made._around = Around(
         ctx=ctx,

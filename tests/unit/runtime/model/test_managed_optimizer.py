@@ -144,6 +144,10 @@ def test_an_optimizer_of_the_scripts_own_that_would_not_do_what_it_expects(start
     def sgd(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
+    with pytest.raises(RankError) as swapped:
+        ctx.optimizer(model, torch.optim.SGD, lr=0.1)
+    assert swapped.value.what == f"ctx.optimizer() got {type(model).__name__} as its first argument"
+
     cannot = "ctx.optimizer() cannot use this SGD: "
     other = cannot + "its parameters are not those that the model has now, after ctx.prepare()"
     assert refused(sgd(net().parameters())) == other
