@@ -304,7 +304,7 @@ class NodeSpec(_JsonFile):
     spares: int = 0
     #: Seconds without a sign of progress after which the ranks count as hung; None: by their usual step; 0: never.
     hang_timeout: float | None = None
-    #: What follows: None: a report, and the end if the time limit is near and nobody watches.
+    #: What follows: None: a report, and the end if the time limit is near and no terminal follows the run.
     on_hang: Literal["report", "restart", "end"] | None = None
 
     @property

@@ -37,7 +37,7 @@ _SAMPLE_SECONDS = contract.scaled_wait(5.0)
 _FRAMES = 48
 #: The most groups of ranks that a report has, and the frames of each if there are more.
 _GROUPS, _FEW_FRAMES = 32, 4
-#: How long before the time limit a hang ends a run that nobody watches.
+#: How long before the time limit a hang ends a run that no terminal follows.
 _NEAR_SECONDS = contract.scaled_wait(300.0)
 
 #: What a node reports of ranks that do not advance: since when (in seconds since 1970), whether all of them move, in
@@ -250,5 +250,5 @@ class HangJudge:
     def why(self) -> str:
         """The reason for which a hang ends the run."""
         assert self.hang
-        near = "" if self._policy else ": the time limit is near, and nobody watches"
+        near = "" if self._policy else ": the time limit is near, and no terminal follows the run"
         return f"the ranks hang: none has advanced for {time.time() - self.hang['since']:.0f} s{near}"

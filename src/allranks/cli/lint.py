@@ -13,6 +13,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import json_option
 from allranks.errors import UsageError
+from allranks.job.units import format_count
 
 if TYPE_CHECKING:
     from allranks.lint.engine import Finding
@@ -128,9 +129,10 @@ def _show(findings: list[Finding], count: int, *, as_json: bool, as_sarif: bool)
         render.data(f"{where}: {rule.code} {rule.severity}: {finding.what}{versions}")
         render.data(f"  fix: {finding.fix}\n  see: {finding.page}")
     totals = Counter(finding.rule.severity for finding in findings)
-    parts = [f"{totals[severity]} {severity}" for severity in ("fatal", "likely", "hint") if totals[severity]]
-    files = "1 file" if count == 1 else f"{count} files"
-    render.talk(f"allranks: lint: {files}: {', '.join(parts) or 'nothing found'}")
+    parts = [f"{totals[severity]} {severity}" for severity in ("fatal", "likely") if totals[severity]]
+    if totals["hint"]:
+        parts.append(format_count(totals["hint"], "hint"))
+    render.talk(f"allranks: lint: {format_count(count, 'file')}: {', '.join(parts) or 'nothing found'}")
     fixable = sum(1 for finding in findings if finding.edits)
     if fixable:
-        render.talk(f"next: allranks lint --fix mends {fixable} of them")
+        render.talk(f"next: allranks lint --fix repairs {fixable} of them")

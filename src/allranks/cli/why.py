@@ -1,4 +1,4 @@
-"""``allranks why``: why a run failed, ours or anybody's."""
+"""``allranks why``: why a run failed, or what any logs say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where logs come from: a run of ours, files and directories of anybody, or a pipe."""
+"""Where logs come from: a run of ours, any files and directories, or a pipe."""
 
 from __future__ import annotations
 

@@ -208,8 +208,8 @@ def test_memory_that_others_hold(ask: Ask) -> None:
     finding = one("gpu-memory", seen(facts))
     me = f"{Path('/proc/self/comm').read_text().strip()} {os.getpid()} of {Path('/proc/self').owner()}"
     first = f"GPU 0: 60.1 GB of 85.9 GB free, held by {me}: 25 GB"
-    second = "GPU 2: 2.15 GB of 85.9 GB free, held by process 5000001 of somebody: 83 GB, "
-    second += "process 5000003 of somebody: 300 MB"
+    second = "GPU 2: 2.15 GB of 85.9 GB free, held by process 5000001 of another user: 83 GB, "
+    second += "process 5000003 of another user: 300 MB"
     assert (finding.grade, finding.what) == (Grade.WARN, f"{first}; {second}")
     assert (finding.fix, finding.exclude) == (f"on gpu01: kill {os.getpid()}", "gpu01")
     assert one("gpu-memory", seen(facts, ranks=4)).grade is Grade.FAIL  # A rank gets GPU 2.

@@ -160,7 +160,7 @@ def _held(gpu: Gpu) -> str:
     holders = []
     for each in gpu["processes"]:
         amount = f": {format_size(each['used'])}" if each["used"] else ""
-        holders.append(f"{each['name'] or 'process'} {each['pid']} of {each['user'] or 'somebody'}{amount}")
+        holders.append(f"{each['name'] or 'process'} {each['pid']} of {each['user'] or 'another user'}{amount}")
     return f"{free}, held by {', '.join(holders) or 'a process that cannot be seen from here'}"
 
 
