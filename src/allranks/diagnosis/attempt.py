@@ -76,7 +76,7 @@ def _facts(attempt: Path, rank: int | None) -> Log:
         ranks: set[int] = set()
         for event in read_events(path):
             if event.kind == contract.RANKS_STARTED:  # What is before it is of an earlier failure.
-                lines, ranks = [], {each["rank"] for each in event.fields["ranks"]}
+                lines, ranks = [], {each["rank"] for each in event.fields.get("ranks", ())}  # None: without our agent.
             elif event.kind == contract.NODE_FACTS:
                 lines += event.fields["lines"]
         if lines and rank in ranks:
