@@ -34,7 +34,7 @@ class Found:
     Attributes:
         at: the offset in the file.
         fields: what stands in the rule's sentences in place of ``{name}``.
-        edits: what mends it without a change of meaning.
+        edits: what repairs this fault and changes nothing else.
     """
 
     at: int

@@ -67,8 +67,7 @@ def _first_of_array(view: View) -> Iterator[Found]:
         for word in launch.command.words:
             for part in word.variables:
                 if part.text in arrays - plain:
-                    edits = ()
-                    yield Found(part.at, {"name": part.text}, edits)
+                    yield Found(part.at, {"name": part.text})
 
 
 def _one_word(view: View) -> Iterator[Found]:
