@@ -159,7 +159,7 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
 def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decision:
     """Requeue the job, or submit another one; return which was done, or why none could be."""
     if ending := job.ending():
-        return Decision(False, f"{decision.why}, but {ending}", given_up=True)
+        return _given_up(decision, ending)
     if decision.without:
         return _without_a_node(run, decision, decision.without, job)
     # Recorded before: to be put back into the queue may end this process at once.
@@ -168,11 +168,13 @@ def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decisio
     refused = job.requeue(lost=decision.lost)
     if refused is None:
         return requeued
+    if ending := job.ending():  # It was cancelled meanwhile: another job would continue what a person has ended.
+        return _given_up(decision, ending)
     new, problem = job.submit(run, lost=decision.lost)
     if problem is None:
         how = "dependent" if job.waits(lost=decision.lost) else "submit"
         return replace(decision, how=how, job=new, why=f"{decision.why}; {refused}")
-    return Decision(False, f"{decision.why}, but {refused}, and {problem}", given_up=True)
+    return _given_up(decision, f"{refused}, and {problem}")
 
 
 def _without_a_node(run: Path, decision: Decision, host: str, job: BatchJob) -> Decision:
@@ -183,7 +185,11 @@ def _without_a_node(run: Path, decision: Decision, host: str, job: BatchJob) -> 
         new, problem = job.submit(run, lost=False, without=host)
         if problem is None:
             return replace(decision, how="dependent" if job.waits(lost=False) else "submit", job=new)
-    return Decision(False, f"{decision.why}, but {problem}", given_up=True)
+    return _given_up(decision, problem)
+
+
+def _given_up(decision: Decision, against: str | None) -> Decision:
+    return Decision(False, f"{decision.why}, but {against}", given_up=True)
 
 
 def _record(attempt: Path, decision: Decision) -> None:

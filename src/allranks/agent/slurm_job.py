@@ -171,7 +171,9 @@ class Job(BatchJob):
 
     def requeue(self, *, lost: bool) -> str | None:
         """Put the job back into the queue; return what kept it from that."""
-        return self.query("scontrol", "requeue", self.id)[1]
+        problem = self.query("scontrol", "requeue", self.id)[1]
+        # Slurm ends all processes of a job that it requeues: scontrol too, maybe before it has its answer.
+        return None if problem and self._shown("JobState") == "COMPLETING" else problem
 
     def waits(self, *, lost: bool) -> bool:
         """Return True: with Slurm a job can wait for one that has lost nodes, and for a task of an array."""

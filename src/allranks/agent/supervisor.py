@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     os.umask(users_umask)
     code = _run_ranks(run, attempt, orders, job) if argv[0] == "start" else int(argv[0])
     for number in _ENDINGS:
-        signal.signal(number, lambda *_: None)  # What is left to do takes a moment.
+        # Ignored by what this starts too: Slurm signals all processes of a job that it requeues, scontrol too.
+        signal.signal(number, signal.SIG_IGN)
     _finish(run, attempt, code, orders, job)
     sys.exit(code)
 

@@ -13,6 +13,7 @@ from batch_orders import NODE
 from batch_orders import ORDERS as OF_PBS
 
 from allranks import contract
+from allranks.agent.requeue import Decision, go_on
 from allranks.agent.slurm_job import Job
 from allranks.errors import LaunchError
 
@@ -88,6 +89,50 @@ def test_when_the_job_ends() -> None:
     end = Job(replace(ORDERS, time=10**6), NODE, JOB).end_time()  # Slurm before 22.05 has no such variable.
     assert end is not None
     assert 0 <= time.time() + 10**6 - end < 600
+
+
+REASON = Decision(True, "node n2 was lost", lost=True)
+#: scontrol and sbatch as a job sees them: each call is in ``calls``.
+SCONTROL = """\
+echo "scontrol $*" >> {folder}/calls
+case $1 in
+  requeue) touch {folder}/requeued; {requeue} ;;
+  *) if [ -e {folder}/requeued ]; then echo "JobState={after}"; else echo JobState=RUNNING; fi ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("requeue", "after", "expected", "is_submitted"),
+    [
+        ("exit 0", "COMPLETING", replace(REASON, how="requeue", job="7"), False),
+        ("kill -TERM $$", "COMPLETING", replace(REASON, how="requeue", job="7"), False),
+        (
+            "kill -TERM $$",
+            "CANCELLED",
+            Decision(False, "node n2 was lost, but Slurm is ending the job already: it is CANCELLED", given_up=True),
+            False,
+        ),
+        (
+            "echo disabled >&2; exit 1",
+            "RUNNING",
+            replace(REASON, how="dependent", job="8", why="node n2 was lost; scontrol: disabled"),
+            True,
+        ),
+    ],
+    ids=["requeued", "requeued, and scontrol ended by it", "cancelled meanwhile", "refused"],
+)
+def test_a_run_goes_on_in_one_job(
+    tmp_path: Path, requeue: str, after: str, expected: Decision, *, is_submitted: bool
+) -> None:
+    """Slurm ends the processes of a job that it requeues: that is no refusal, after which another job is submitted."""
+    attempt = tmp_path / contract.attempt_dir(0)
+    attempt.mkdir(parents=True)
+    scontrol = SCONTROL.format(folder=tmp_path, requeue=requeue, after=after)
+    environ = site(tmp_path, scontrol=scontrol, sbatch=f'echo "sbatch" >> {tmp_path}/calls; echo 8')
+    assert go_on(tmp_path, 0, REASON, Job(ORDERS, NODE, environ)) == expected
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert ("scontrol requeue 7" in calls, "sbatch" in calls) == (True, is_submitted)
 
 
 def test_a_tasks_place_is_what_slurm_says() -> None:
