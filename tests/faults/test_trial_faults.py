@@ -96,6 +96,7 @@ def test_large_messages_that_are_wrong(allranks: Any) -> None:
     """It takes more than 10 s on a slow machine: the agent and both ranks import torch, and the ranks train."""
     done = allranks("test", *TWO, "--json", *hurt(allranks.folder / "site", "all_reduce: is wrong for many", "rank 1"))
     assert done.rc == 3
+    assert not json.loads(done.stdout)["good"]
     wrong = {name: part["wrong"] for name, part in told(done).items() if part["wrong"]}
     assert wrong.pop("all_reduce of 1 KiB") == f"on rank 1 on {HOST}: all numbers must be 3, and are 3 to 4"
     assert wrong.pop("training (auto)").startswith(f"on all ranks; on rank 0 on {HOST}: the loss of step ")

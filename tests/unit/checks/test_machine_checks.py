@@ -164,6 +164,12 @@ def test_what_bounds_processes_is_what_to_raise() -> None:
         assert finding.fix.startswith(fix)
 
 
+@pytest.mark.parametrize(("most", "grade"), [(511, Grade.WARN), (512, Grade.PASS)])
+def test_each_rank_may_start_256_processes_and_threads(most: int, grade: Grade) -> None:
+    seen = seen_of({"gpu01": {"limits": {"nproc": [most, most], "tasks": None}}}, {"launch": {"nproc_per_node": 2}})
+    assert [finding.grade for finding in found("processes", seen)] == [grade]
+
+
 def test_what_an_earlier_run_has_left_is_named() -> None:
     left = [
         {"pid": pid, "run": "/r/old-1", "command": "python train.py", "seconds": 60, "memory": 5 << 20}
