@@ -5,37 +5,45 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from data import SEPARATOR, load
 from model import GPT, Block, Shape
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 import allranks
 
 #: Dense bf16 operations a second, in 10^12, by NVIDIA's data sheets; other devices by --peak-tflops.
-PEAK_TFLOPS = {"A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "B200": 2250, "L4": 121, "L40S": 362}
+PEAK_TFLOPS = {"A100": 312, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200 NVL": 835, "H200": 989, "B200": 2250}
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--data", type=Path, help="text file, directory of .txt files, or .bin file of tokens; default: made stories")
-    add("--vocab-size", type=int, default=256, help="number of tokens; 256 for text, whose tokens are bytes")
+    add("--vocab-size", type=positive, default=256, help="number of tokens; 256 for text, whose tokens are bytes")
     add("--separator", type=int, default=SEPARATOR, help="token that begins a document")
     add("--see-all", action="store_true", help="tokens see the documents before their own in the sequence, too")
-    add("--layers", type=int, default=2)
-    add("--heads", type=int, default=4)
-    add("--width", type=int, default=64)
-    add("--sequence-length", type=int, default=128, help="tokens of a sequence")
-    add("--batch-size", type=int, default=16, help="sequences in a step, over all ranks")
-    add("--accumulate", type=int, default=1, help="micro-batches in which each step is computed, to save memory")
-    add("--steps", type=int, default=300, help="optimizer steps, those of earlier starts included")
+    add("--layers", type=positive, default=2)
+    add("--heads", type=positive, default=4)
+    add("--width", type=positive, default=64)
+    add("--sequence-length", type=positive, default=128, help="tokens of a sequence")
+    add("--batch-size", type=positive, default=16, help="sequences in a step, over all ranks")
+    add("--accumulate", type=positive, default=1, help="micro-batches in which each step is computed, to save memory")
+    add("--steps", type=positive, default=300, help="optimizer steps, those of earlier starts included")
     add("--lr", type=float, default=1e-2, help="highest learning rate of AdamW")
     add("--warmup", type=int, default=40, help="steps in which the learning rate rises; then it falls as a cosine")
     add("--weight-decay", type=float, default=0.1, help="of matrices; not of biases and norms")
@@ -46,8 +54,8 @@ def parse_args() -> argparse.Namespace:
     add("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: mixed precision")
     add("--checkpoint-activations", action="store_true", help="compute them again in the backward pass")
     add("--compile", action="store_true", help="compile the model with torch.compile")
-    add("--eval-every", type=int, default=150, help="steps between evaluations on the text that is held out")
-    add("--log-every", type=int, default=50, help="steps between two lines")
+    add("--eval-every", type=positive, default=150, help="steps between evaluations on the text that is held out")
+    add("--log-every", type=positive, default=50, help="steps between two lines")
     add("--peak-tflops", type=float, help="of one device, for the utilisation; default: known for common GPUs")
     add("--save-every", default="10min", help="time or steps between checkpoints: 1h, 500")
     add("--checkpoint-dir", type=Path, help="default: checkpoints, in the directory of the run")
@@ -58,6 +66,8 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"--width {args.width} does not divide by --heads {args.heads}")
     if args.batch_size % args.accumulate:
         parser.error(f"--batch-size {args.batch_size} does not divide by --accumulate {args.accumulate}")
+    if args.export and not find_spec("safetensors"):
+        parser.error("--export needs a package: pip install safetensors")
     return args
 
 
@@ -86,17 +96,17 @@ def loss_of(ctx: allranks.Context, model: nn.Module, tokens: torch.Tensor) -> to
 
 
 @torch.no_grad()
-def evaluate(ctx: allranks.Context, model: nn.Module, held_out: TensorDataset, batch_size: int) -> float:
+def evaluate(ctx: allranks.Context, model: nn.Module, held_out: Any) -> float:
     """Return the mean loss; the ranks share the sequences, and each counts exactly once."""
     model.eval()
     total = 0.0
-    for (tokens,) in ctx.evaluation_loader(held_out, batch_size=batch_size):
+    for (tokens,) in held_out:
         total += float(loss_of(ctx, model, tokens)) * len(tokens)
     model.train()
-    return ctx.sum(total)[0] / len(held_out)
+    return ctx.sum(total)[0] / len(held_out.dataset)
 
 
-def batches(ctx: allranks.Context, loader: allranks.Loader, steps: int) -> Iterator[torch.Tensor]:
+def batches(ctx: allranks.Context, loader: Any, steps: int) -> Iterator[torch.Tensor]:
     """Yield the micro-batches of so many steps, over as many epochs as these take."""
     for _ in loader.epochs(steps):
         if ctx.progress.step < steps:
@@ -109,19 +119,19 @@ def batches(ctx: allranks.Context, loader: allranks.Loader, steps: int) -> Itera
 class Speed:
     """Tokens per second over all ranks since the last line, and what share of the devices' peak they take."""
 
-    def __init__(self, ctx: allranks.Context, model: GPT, tokens_in_step: int, peak: float | None) -> None:
+    def __init__(self, ctx: allranks.Context, model: GPT, tokens_in_batch: int, peak: float | None) -> None:
         if peak is None and ctx.device.type == "cuda":
             name = torch.cuda.get_device_name(ctx.device)
-            peak = next((peak for gpu, peak in PEAK_TFLOPS.items() if gpu in name), None)
-        self.flops, self.tokens = model.flops_per_token(), tokens_in_step
+            peak = next((peak for gpu, peak in PEAK_TFLOPS.items() if re.search(rf"\b{gpu}\b", name)), None)
+        self.flops, self.tokens = model.flops_per_token(), tokens_in_batch
         self.peak = None if peak is None else peak * 1e12 * ctx.world_size
         self.restart()
 
     def restart(self) -> None:
-        self.steps, self.since = 0, time.perf_counter()
+        self.batches, self.since = 0, time.perf_counter()
 
     def measure(self) -> dict[str, float]:
-        speed = self.steps * self.tokens / (time.perf_counter() - self.since)
+        speed = self.batches * self.tokens / (time.perf_counter() - self.since)
         self.restart()
         share = {} if self.peak is None else {"flops_utilisation": speed * self.flops / self.peak}
         return {"tokens_per_second": speed, **share}
@@ -153,7 +163,7 @@ def main() -> None:
             f"Processes: {ctx.world_size} on {ctx.device.type}; {sum(each.numel() for each in net.parameters()):,} "
             f"parameters, {len(text.training):,} sequences of {args.sequence_length} tokens"
         )
-        speed = Speed(ctx, net, args.batch_size * args.sequence_length, args.peak_tflops)
+        speed = Speed(ctx, net, args.batch_size // args.accumulate * args.sequence_length, args.peak_tflops)
         model = ctx.prepare(
             net,
             strategy=args.strategy,
@@ -167,6 +177,7 @@ def main() -> None:
         )
         # With the last sequences dropped, all batches have one shape, for which the model is compiled once.
         loader = ctx.loader(text.training, global_batch_size=args.batch_size // args.accumulate, drop_last=True)
+        held_out = ctx.evaluation_loader(text.held_out, batch_size=loader.batch_size)
         checkpoints = ctx.checkpoints(
             args.checkpoint_dir or ctx.run_dir / "checkpoints",
             every=int(args.save_every) if args.save_every.isdigit() else args.save_every,
@@ -183,15 +194,15 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             ctx.metrics.log(loss=loss)
+            speed.batches += 1
             if ctx.progress.stepped:
                 schedule.step()
-                speed.steps += 1
                 report(ctx, args, speed, optimizer)
                 if ctx.progress.step % args.eval_every == 0 or ctx.progress.step == args.steps:
-                    held_out = evaluate(ctx, model, text.held_out, args.batch_size // ctx.world_size)
-                    ctx.metrics.record(held_out_loss=held_out)
+                    loss = evaluate(ctx, model, held_out)
+                    ctx.metrics.record(held_out_loss=loss)
                     known = "" if text.entropy is None else f" (the text's entropy: {text.entropy:.4f})"
-                    ctx.print(f"Step {ctx.progress.step}: loss on held-out text {held_out:.4f}{known}")
+                    ctx.print(f"Step {ctx.progress.step}: loss on held-out text {loss:.4f}{known}")
                     speed.restart()
             if checkpoints.step():  # saves when it is time to, and when the job is asked to stop
                 break

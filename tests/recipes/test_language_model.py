@@ -17,6 +17,7 @@ from torch.nn import functional
 RECIPE = Path(__file__).parents[2] / "recipes" / "language-model"
 SIZE = ["--layers=2", "--heads=2", "--width=16", "--sequence-length=32"]
 SMALL = [*SIZE, "--batch-size=8", "--warmup=2", "--log-every=1", "--steps=4"]
+NORM = re.compile(r"gradient norm (\d+\.\d+)")
 HELD_OUT = re.compile(r"Step (\d+): loss on held-out text (\d+\.\d{4})")
 
 
@@ -68,7 +69,9 @@ def test_the_job_file_reaches_its_loss_with_two_ranks(allranks):
 
 def test_the_losses_are_those_of_one_rank_on_two_and_four_with_every_strategy(train):
     """Ranks add the same gradients in another order: single precision's 2^-24, which Adam's first steps enlarge."""
-    alone, _ = train("alone")
+    alone, shown = train("alone")
+    norms = [float(norm) for norm in NORM.findall(shown)]
+    assert len(norms) == 4
     assert [step for step, _ in alone] == [1, 2, 3, 4]
     for ranks, options in (
         (2, ["--strategy", "ddp", "--accumulate", "2"]),
@@ -77,6 +80,8 @@ def test_the_losses_are_those_of_one_rank_on_two_and_four_with_every_strategy(tr
         losses, out = train(f"{ranks}{''.join(options)}", *options, ranks=ranks)
         assert f"Processes: {ranks} on cpu" in out
         assert [step for step, _ in losses] == [1, 2, 3, 4]
+        # Adam does not mind the scale of gradients, but their norm shows it; it is printed with three digits.
+        assert [float(norm) for norm in NORM.findall(out)] == pytest.approx(norms, abs=2e-3)
         assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in alone], rel=1e-5), options
     narrow, _ = train("bf16", "--precision", "bf16", "--strategy", "fsdp", ranks=2)
     assert narrow != alone
@@ -237,7 +242,8 @@ def test_schedule_and_operations_are_those_of_their_sources(recipe):
         (["--data", "short.txt"], "error: short.txt has 6 tokens, too few for sequences of 128\n"),
         (["--width", "30"], "error: --width 30 does not divide by --heads 4"),
         (["--accumulate", "3"], "error: --batch-size 16 does not divide by --accumulate 3"),
-        (["--steps", "many"], "error: argument --steps: invalid int value: 'many'"),
+        (["--steps", "many"], "error: argument --steps: invalid positive value: 'many'"),
+        (["--heads", "0"], "error: argument --heads: invalid positive value: '0'"),
     ],
 )
 def test_wrong_arguments_and_missing_data_are_named(warm_ranks, tmp_path, args, text):
