@@ -298,6 +298,32 @@ def test_what_only_one_rank_logs_is_written_at_the_end(run_ranks, tmp_path):
     assert lines_of(tmp_path) == [{"step": 0, "loss": 2.0}]
 
 
+LAST_RECORD = """
+import torch, allranks
+with allranks.init(log_every=2) as ctx:
+    model = ctx.prepare(torch.nn.Linear(1, 1))
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.0)
+    ctx.checkpoints("saved", model=model, optimizer=optimizer)
+    for number in range(4):
+        ctx.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        ctx.metrics.log(loss=10.0 * number + ctx.rank)
+    if ctx.rank == 1:
+        ctx.metrics.log(new=3.0)
+"""
+
+
+def test_a_record_that_the_last_checkpoint_asks_for_is_written_once(run_ranks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = run_ranks(LAST_RECORD, ALLRANKS_RUN_DIR=str(tmp_path))
+    assert [(code, err) for code, _, err in results] == [(0, "")] * 2
+    assert lines_of(tmp_path) == [
+        {"step": 2, "loss": 5.5},
+        {"step": 4, "loss": 25.5},
+        {"step": 4, "new": 3.0},
+    ]
+
+
 RESUME = """
 import json, os, torch, allranks
 with allranks.init(log_every=4) as ctx:

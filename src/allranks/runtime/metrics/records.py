@@ -99,6 +99,7 @@ class Records:
         self.unwritten: deque[_Flight] = deque()
         self._most_flights = math.ceil(_STEPS_ON_THE_WAY / every) if every else 0
         self._last = (ctx.progress.step, time.time())
+        self._handed_over = False
 
     def add(self, fresh: dict[str, Sums]) -> None:
         """Add sums to the next record; the caller must not use them afterwards."""
@@ -123,6 +124,8 @@ class Records:
             self._totals.agree(window)
         box = pack(window, self._totals.names, self._on_gpu or _CPU)
         self.window = {name: sums for name, sums in window.items() if name not in self._totals.names}
+        if self._handed_over:  # The checkpoint at the end asks for this record, which holds what rank 0 was left.
+            self.hand_over()
         on_gpus = self._on_gpu is not None and self._ctx.world_size > 1
         group = distributed.group.WORLD if on_gpus else self._ctx.control.group
         flight = _Flight(step, list(self._totals.names), self._speed(step), self._last[1], box)
@@ -147,12 +150,13 @@ class Records:
 
         A job that was asked to stop has it in its checkpoint.
         """
-        if self._ctx.rank == 0 or self._progress.stopping or not self.window:
+        if self._ctx.rank == 0 or self._progress.stopping or not (self.window or self._handed_over):
             return
         rows = pack(self.window, list(self.window), _CPU).tolist()
         try:
             self._ctx._store.set(_rest(self._ctx.rank), json.dumps(named(list(self.window), rows[:-1])))
             self._ctx._store.add(_RESTS, 1)
+            self._handed_over = True
         except RuntimeError:
             pass  # The store went with rank 0, and so did what writes the metrics.
 
