@@ -31,7 +31,7 @@ demo: $(FOR_DEMO)  ## Install, then train the MNIST recipe: on all GPUs, or with
 	echo "allranks run recipes/mnist/job.yaml --nproc-per-node $$ranks"; \
 	$(BIN)/allranks run recipes/mnist/job.yaml --nproc-per-node $$ranks
 
-test: lint  ## Everything that this machine can test: lint, types, layers, tests
+test: $(FOR_TEST)  ## Everything that this machine can test: style, types, layers, tests
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 smoke: $(FOR_TEST)  ## One scenario of each kind of cluster and of each part, in five minutes
@@ -45,7 +45,7 @@ lint: $(FOR_TEST)  ## Style, types and the layers of the design
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck --severity=style --exclude=SC1090,SC1091 src/allranks/plan/*.sh src/allranks/clusters/*.sh src/allranks/clusters/ssh/*.sh
+	$(BIN)/shellcheck --severity=style --exclude=SC1090,SC1091 $$(find src -name '*.sh')
 
 format: $(FOR_TEST)  ## Put the source into its form
 	$(BIN)/ruff check --fix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -322,6 +323,12 @@ def assert_nothing_left() -> Callable[..., None]:
         assert not left, f"processes of {run} are left: {left}"
 
     return check
+
+
+def pytest_collection_finish() -> None:
+    """Keep the tests themselves from the garbage collector, which would go over all of them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -53,7 +53,7 @@ def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(lab: Any, slur
     folder = training.run / contract.node_dir(0, 0)
     slurm.wait_until("ranks on two nodes", lambda: worlds(folder / contract.AGENT_EVENTS) == [3, 2])
     out = training.end()
-    assert weights_in(out)[0] == 800
+    assert weights_in(out)[0] == 240
     assert training.attempts == 1
 
 

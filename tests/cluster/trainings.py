@@ -14,8 +14,8 @@ from allranks import contract
 from exact_runs import LIGHT as SCRIPT
 from waiting import PATIENCE
 
-#: 800 steps.
-OPTIONS = ("--epochs", "100", "--size", "96", "--every", "10", "--quiet")
+#: 240 steps.
+OPTIONS = ("--epochs", "30", "--size", "96", "--every", "3", "--quiet")
 
 
 def undisturbed(lab: Any, *options: str) -> tuple[int, str]:
@@ -44,7 +44,7 @@ class Training:
         self.lab.env["OMP_NUM_THREADS"] = "1"  # Sums are rounded as their parts are shared by threads.
         self.checkpoints = self.lab.folder / f"checkpoints-{number}"
         flags = ("--on", "lab", "--nproc-per-node", "1", *self.flags)
-        options = ("--folder", self.checkpoints.name, "--slow-until", "go", *OPTIONS)
+        options = ("--folder", self.checkpoints.name, "--slow-until", "go", "--pause", "1", *OPTIONS)
         self.process = self.lab.popen("run", self.script, *flags, "--", *options)
         self.run: Path = self.cluster.wait_until("the run", lambda: self.lab.runs()[number:])[0]
 

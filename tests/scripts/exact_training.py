@@ -50,7 +50,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--clip-norm", type=float)
     parser.add_argument("--width", type=int, default=32, help="of the model: it has 10 parameters for each")
     parser.add_argument("--hurt", action="store_true", help="rank 1 is killed, and after a restart asked to stop")
-    parser.add_argument("--slow-until", type=Path, help="sleep in each step until this file is there")
+    parser.add_argument("--slow-until", type=Path, help="pause in each step until this file is there")
+    parser.add_argument("--pause", type=float, default=0.3, help="how long, in seconds")
     parser.add_argument("--quiet", action="store_true", help="do not print the samples")
     return parser.parse_args()
 
@@ -100,7 +101,7 @@ def main(optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW) -> No
                 optimizer.step()
                 optimizer.zero_grad()
                 if options.slow_until and not options.slow_until.exists():
-                    time.sleep(0.3)
+                    time.sleep(options.pause)
                 ctx.metrics.log(loss=loss)
                 if options.hurt and ctx.rank == 1:
                     hurt(ctx, checkpoints.resumed)
