@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.base import ClusterKind, Request, Started
+from allranks.clusters.base import ClusterKind, Feasibility, Request, Started
 from allranks.clusters.batch import files, query
 from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobInfo, Scheduler
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
@@ -23,13 +23,13 @@ from allranks.job.options import TARGETS
 from allranks.job.variables import without_those_of_ranks
 from allranks.record.files import write_atomically
 from allranks.runs import agents
+from allranks.runs import attempt as attempts
 from allranks.runs.agents import Happened
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
-    from allranks.clusters.batch.limits import Feasibility
     from allranks.job.spec import Job
     from allranks.plan.directives import Directive
     from allranks.plan.plan import Plan
@@ -130,13 +130,13 @@ class BatchCluster(ClusterKind):
         intervals that grow. In between the answer is the same object as before.
         """
         if handle.job_id is None:
-            attempt = files.newest(folder)
+            attempt = attempts.newest(folder)
             status = agents.reported_by_all(attempt)
             if not (status.state.is_final or is_alive(handle)):
                 status = _forgotten(attempt, status, "the process that started it is gone", has_started=True)
             return blame(self.scheduler, status, folder, attempt, "")
         poll = self._polls.setdefault((folder, handle.job_id), _Poll())
-        attempt = files.newest(folder)
+        attempt = attempts.newest(folder)
         seen = (attempt, (attempt / contract.JOB).exists(), (attempt / contract.EXIT).exists())
         if seen != poll.seen:
             poll.seen, poll.pause = seen, _FIRST_SECONDS
@@ -149,16 +149,16 @@ class BatchCluster(ClusterKind):
 
     def _query(self, folder: Path, first_job: str) -> Status:
         """Query the scheduler; the run may be in another job by now than in its first one."""
-        title, job_id = self.scheduler.title, files.current_job(folder, first_job)
+        title, job_id = self.scheduler.title, attempts.current_job(folder, first_job)
         try:
             info = self.scheduler.query_job(job_id)
         except LaunchError as error:
-            reported, native = agents.reported_by_all(files.newest(folder)), f"{title} does not answer"
+            reported, native = agents.reported_by_all(attempts.newest(folder)), f"{title} does not answer"
             return replace(reported, state=State.UNKNOWN, native=native, reason=error.why or error.what)
-        if files.current_job(folder, first_job) != job_id:
+        if attempts.current_job(folder, first_job) != job_id:
             return self._query(folder, first_job)  # It has submitted another job meanwhile.
         # Read after the scheduler has answered, which may take long: agents record an end before it knows of it.
-        attempt = files.newest(folder)
+        attempt = attempts.newest(folder)
         reported = agents.reported_by_all(attempt)
         if info and not _has_ended_before(info, reported, attempt):
             status = _combined(info, reported)
@@ -171,7 +171,7 @@ class BatchCluster(ClusterKind):
             status = _forgotten(attempt, reported, why, has_started=has_started)
         status = blame(self.scheduler, status, folder, attempt, job_id)
         if status.state.is_final:
-            decision = files.decision_after(attempt)
+            decision = attempts.decision_after(attempt)
             status = replace(status, reason=decision["why"]) if decision.get("given_up") else status
             _remove_secrets(folder)
         if status.state is State.CANCELLED and job_id in self._signals:
@@ -191,7 +191,7 @@ class BatchCluster(ClusterKind):
                 why = f"its script, process {handle.pid}, is still there"
                 raise LaunchError(f"{run.record.id} does not end", why=why)
             return
-        job_id = files.current_job(run.folder, handle.job_id)
+        job_id = attempts.current_job(run.folder, handle.job_id)
         self.signal(job_id, signal.SIGTERM)
         deadline, pause = time.monotonic() + _CANCEL_SECONDS, _FIRST_SECONDS
         while (info := self.scheduler.query_job(job_id)) and not info.state.is_final:
@@ -241,7 +241,7 @@ class SubmittedJob:
     def signal(self, number: int) -> None:
         """Cancel the job."""
         self._news.append(f"{self._cluster.scheduler.title} gives its ranks {self._cluster.scheduler.patience}")
-        self._cluster.signal(files.current_job(self._folder, str(self.handle.job_id)), number)
+        self._cluster.signal(attempts.current_job(self._folder, str(self.handle.job_id)), number)
 
     def news(self) -> Sequence[str]:
         """Return changes of the job's state, and why it waits."""
@@ -283,7 +283,7 @@ class SubmittedJob:
         last = newest_attempt(self._folder)
         while True:
             self._news += self._happened.news()
-            decision = files.decision_after(self._folder / contract.attempt_dir(self._attempt))
+            decision = attempts.decision_after(self._folder / contract.attempt_dir(self._attempt))
             # That a job is requeued is written down before it is tried; if that is refused another job may follow.
             is_tried = decision.get("again") and (self._attempt < last or decision.get("how") != "requeue")
             if is_tried and not self._is_followed_by_another:
@@ -329,11 +329,11 @@ def _has_ended_before(info: JobInfo, reported: Status, attempt: Path) -> bool:
 
     PBS keeps a job that has lost a node, and kills it when the node is back, even if all ranks have succeeded.
     """
-    ended = files.exit_of(attempt)
+    ended = attempts.exit_of(attempt)
     if ended is None or info.started is None or info.started > ended[1]:
         return False  # The script runs, or the job was put back into the queue for another attempt.
     if info.state is State.RUNNING:
-        decision = files.decision_after(attempt)
+        decision = attempts.decision_after(attempt)
         patience = _ENDS_SECONDS if decision or ended[0] == 0 else _DECIDES_SECONDS
         return time.time() - ended[1] > patience and not decision.get("again")
     return info.state in (State.FAILED, State.NODE_FAIL) and ended[0] == 0 and reported.state is State.SUCCEEDED
@@ -346,7 +346,7 @@ def _forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) 
     """
     status = reported
     if not reported.state.is_final:
-        if ended := files.exit_of(attempt):
+        if ended := attempts.exit_of(attempt):
             states = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
             states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
             state = states.get(ended[0], State.FAILED)
@@ -373,16 +373,16 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
         return status
     if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
         return status  # Agents know more.
-    failure, logs = files.first_failure(attempt), files.logs_of(scheduler, folder, job_id)
+    failure, logs = attempts.first_failure(attempt), files.logs_of(scheduler, folder, job_id)
     if failure is None and logs:
-        failure = scheduler.failure(files.lines_of(logs[0]))
+        failure = scheduler.failure(attempts.lines_of(logs[0]))
     if failure is None:
         return status
     of_ranks = {log.name for log in attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")}
     code = failure.code if failure.code > 0 else 128 - failure.code
     if failure.rank is None or not of_ranks:
         return replace(status, exit_code=code)
-    nodes = files.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
+    nodes = attempts.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
     reason = failure.in_words(with_host=nodes > 1)
     # A rank of another node may have no log yet: that node was still being set up.
     rank = failure.rank if contract.rank_log(failure.rank, "err") in of_ranks else None

@@ -1,82 +1,25 @@
-"""What a job leaves in the run's directory: which job the run is now, what was decided, and logs."""
+"""The logs of a run's job: which files they are, and which of their lines may tell a cause."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.batch.scheduler import Failure
-from allranks.logs.cause import tail
 from allranks.runs import agents
-from allranks.runs.record import newest_attempt
+from allranks.runs.attempt import first_failure, lines_of, read_json
 from allranks.runs.status import LogExcerpt
 
 if TYPE_CHECKING:
     from allranks.clusters.batch.scheduler import Scheduler
     from allranks.runs.record import Run
 
-#: More than any log of ours that is read to its end.
-_TAIL_BYTES = 1 << 20
 #: Tells no cause in any log: what bash prints of a signal, and what agents and the supervisor print besides.
 _NOISE = re.compile(r"Terminated$|(?:allranks: )?(?:node \d+: )?[A-Z_]+=\S*: |allranks: (?:an|no )other attempt")
-
-
-def newest(folder: Path) -> Path:
-    """Return the directory of a run's newest attempt."""
-    return folder / contract.attempt_dir(newest_attempt(folder))
-
-
-def current_job(folder: Path, first: str) -> str:
-    """Return the id of the job that a run is now: of its newest attempt, or of the one that was queued after it.
-
-    Args:
-        folder: the run's.
-        first: the job that was submitted, with its cluster if Slurm named one: a job itself does not know that.
-    """
-    attempt = newest(folder)
-    found = str(decision_after(attempt).get("job") or "")
-    with contextlib.suppress(OSError):
-        found = found or (attempt / contract.JOB).read_text().strip()
-    _, separator, cluster = first.partition(";")
-    return f"{found}{separator}{cluster}" if found else first
-
-
-def decision_after(attempt: Path) -> dict[str, Any]:
-    """Return what was decided at the end of an attempt; empty before that."""
-    return read_json(attempt / contract.AGAIN)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file of JSON; empty if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return {}
-
-
-def exit_of(attempt: Path) -> tuple[int, float] | None:
-    """Return the exit code of an attempt's script, and when it exited; None while it runs."""
-    with contextlib.suppress(OSError, ValueError):
-        path = attempt / contract.EXIT
-        return int(path.read_text()), path.stat().st_mtime
-    return None
-
-
-def lines_of(log: Path) -> list[str]:
-    """Return the newest attempt's last lines of a log that are not blank; none if it is not there."""
-    lines = list[str]()
-    for line in tail(log, most=_TAIL_BYTES):
-        if line.endswith(contract.ATTEMPT_STARTS):  # What the attempt before wrote last may be half a line.
-            lines.clear()
-        elif line.strip():
-            lines.append(line)
-    return lines
 
 
 def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
@@ -111,22 +54,6 @@ def excerpt_of(scheduler: Scheduler, run: Run) -> LogExcerpt:
         elif found.log is None:
             found = LogExcerpt(log)
     return found
-
-
-def first_failure(attempt: Path) -> Failure | None:
-    """Return how the task ended that failed first, by what tasks have written themselves; None if none has."""
-    failed = []
-    for path in attempt.glob(f"node-*/*{contract.TASK_EXIT}"):
-        with contextlib.suppress(OSError, ValueError):
-            text, host = path.read_text().split()
-            code = int(text) if int(text) <= 128 else 128 - int(text)
-            rank = int(found[1]) if (found := re.match(r"rank-(\d+)", path.name)) else None
-            end = Failure(rank, host, code, time=path.stat().st_mtime, folder=path.parent)
-            failed += [end] if code else []
-    if any(end.code == contract.CONTINUE_LATER for end in failed):  # Then others are ended with these two.
-        of_others = (contract.CONTINUE_LATER, -signal.SIGTERM, -signal.SIGKILL)
-        failed = [end for end in failed if end.code not in of_others]
-    return min(failed, key=lambda end: (end.time, end.rank or 0), default=None)
 
 
 def _with_text(pattern: str) -> Iterator[Path]:
