@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.batch.cluster import blame
-from allranks.clusters.batch.files import excerpt_of
+from allranks.clusters.batch.job_status import blame, excerpt_of
 from allranks.clusters.pbs import PBS
 from allranks.runs.attempt import Failure, first_failure
 from allranks.runs.record import Record, Run
