@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from allranks.errors import JobError
 
 if TYPE_CHECKING:
-    from allranks.clusters.batch.limits import Feasibility
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -85,6 +84,30 @@ class ProbeResult:
     host: str
     answer: Answer
     fix: str = ""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """What stands against a job."""
+
+    what: str  # What it asks for, and what there is.
+    fix: str  # What the user can do.
+    is_final: bool = True  # Whether it could never start; otherwise it would wait until something changes.
+    is_refusal: bool = False  # Whether these are the scheduler's own words, with which it refuses a submitted job.
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """Whether and when a job would start that is submitted now, as far as its scheduler says."""
+
+    where: str  # What would take it: a partition, a queue.
+    objections: Sequence[Issue] = ()
+    start: float | None = None  # When it is expected to start, in seconds since 1970.
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it would never start."""
+        return any(objection.is_final for objection in self.objections)
 
 
 class ClusterKind(Protocol):

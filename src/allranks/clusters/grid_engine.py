@@ -17,22 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.batch import query
+from allranks.clusters.base import Feasibility, Issue
+from allranks.clusters.batch import query, scheduler
 from allranks.clusters.batch.cluster import BatchCluster, shell_words
-from allranks.clusters.batch.limits import Feasibility, Issue, time_of
-from allranks.clusters.batch.scheduler import (
-    OUT_OF_TIME,
-    Additions,
-    Draft,
-    JobInfo,
-    JobReason,
-    Scheduler,
-    given,
-    overall,
-    plain_name,
-)
+from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
-from allranks.plan.directives import Directive, lines_of
+from allranks.plan.directives import Directive, given, lines_of
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -51,18 +41,17 @@ _STATES = (
     ("h", State.PENDING, "held"),
     ("", State.PENDING, "waiting"),
 )
-_OUT_OF_MEMORY = JobReason("it went over its limit of memory", "raise resources.memory")
 _QUEUE = "choose another scheduler.partition; qconf -sql lists the queues"
 _NAMED = "(?s)(?=.*hard queue list).*?"  # Of a job that names its queue.
 #: What is found in what keeps a job waiting, what that means and what to do. The first that is found counts. The queues
 #: that are not the job's own are listed as well, and for every job a queue that is disabled.
-_MESSAGES = (
-    (r"job dependencies", "it waits for another job", ""),
+_MESSAGES: tuple[tuple[str, ...], ...] = (
+    (r"job dependencies", "it waits for another job"),
     (r"hold state", "it is held", "let it go with qrls {job}"),
-    (r"execution time not reached", "its time to start has not come", ""),
-    (r"max_aj_instances", "as many tasks of its array run as the site allows at a time", ""),
-    (r"clean up of a previous run", "its nodes are cleaned up after an earlier attempt", ""),
-    (r"instance \S+ dropped because it is full", "the slots that it needs are in use", ""),
+    (r"execution time not reached", "its time to start has not come"),
+    (r"max_aj_instances", "as many tasks of its array run as the site allows at a time"),
+    (r"clean up of a previous run", "its nodes are cleaned up after an earlier attempt"),
+    (r"instance \S+ dropped because it is full", "the slots that it needs are in use"),
     (
         r"\(-l (\S+)\) cannot run (?:at host|in queue) \S+ because it offers only ..:(\w+=[\d.]+?)(?:\.0+)?\s",
         r"\1 is requested, and a host offers \2",
@@ -101,29 +90,19 @@ _REFUSED = (
 
 
 def why_pending(messages: str) -> JobReason | None:
-    """Explain what keeps a job waiting, in Grid Engine's words; ``{job}`` in the fix stands for the job."""
-    for pattern, means, fix in _MESSAGES:
-        if found := re.search(pattern, f"{messages}\n"):
-            return JobReason(found.expand(means), found.expand(fix))
-    return None
+    """Explain what keeps a job waiting, in Grid Engine's words."""
+    return explained(_MESSAGES, f"{messages}\n")
 
 
 def parse(job_id: str, shown: str, listed: str) -> JobInfo | None:
-    """Read what ``qstat -j -xml`` and ``qstat -xml`` say of a job, or of a task of an array; None if it has ended."""
-    number, _, task = job_id.partition(".")
-    if f"<JB_job_number>{number}</JB_job_number>" not in shown:
+    """Read what ``qstat -j -xml`` and ``qstat -xml`` say of a job, or of an array's tasks; None if it has ended."""
+    if f"<JB_job_number>{job_id}</JB_job_number>" not in shown:
         return None
-    rows = re.findall(rf"<JB_job_number>{number}</JB.*?<state>(\w+)</state>(.*?)</job_list>", listed, re.DOTALL)
+    rows = re.findall(rf"<JB_job_number>{job_id}</JB.*?<state>(\w+)</state>(.*?)</job_list>", listed, re.DOTALL)
     if not rows:  # The list has only the jobs of the user who queries it.
         rows = [("r" if re.search(r"<JAT_start_time>[1-9]", shown) else "qw", "")]
     tasks = ((state, found[1] if (found := re.search(r"<tasks>(.*)</tasks>", row)) else "") for state, row in rows)
-    return overall(_in_queue(job_id, letters, of, shown) for letters, of in tasks if not task or _holds(of, int(task)))
-
-
-def _holds(tasks: str, number: int) -> bool:
-    """Return whether a number is among tasks: ``1,3-7:2``."""
-    parts = re.findall(r"(\d+)(?:-(\d+):(\d+))?", tasks)
-    return any(number in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in parts)
+    return overall(_in_queue(job_id, letters, of, shown) for letters, of in tasks)
 
 
 def _in_queue(job_id: str, letters: str, tasks: str, shown: str) -> JobInfo:
@@ -137,26 +116,24 @@ def _in_queue(job_id: str, letters: str, tasks: str, shown: str) -> JobInfo:
     if word == "error":
         found = re.search(r"<QIM_message>.*?\]: (?:error: )?(.*?)</QIM_message>", shown, re.DOTALL)
         error = unescape(found[1]) if found else "see qstat -j"
-        return replace(info, why=JobReason(f"it could not be started ({error})", f"fix that, then qmod -cj {job_id}"))
-    why = why_pending(unescape("\n".join(re.findall(r"<MES_message>(.*?)</MES_message>", shown, re.DOTALL))))
-    return replace(info, why=why and replace(why, fix=why.fix.replace("{job}", job_id)))
+        return replace(info, why=JobReason(f"it could not be started ({error})", "fix that, then qmod -cj {job}"))
+    messages = re.findall(r"<MES_message>(.*?)</MES_message>", shown, re.DOTALL)
+    return replace(info, why=why_pending(unescape("\n".join(messages))))
 
 
 def parse_ended(job_id: str, records: str) -> JobInfo | None:
     """Read what qacct says of a job's end. An attempt has a record of its own, and so may a task on another node."""
-    _, _, task = job_id.partition(".")
     last: dict[str, JobInfo] = {}
     for text in re.split(r"^=+$", records, flags=re.MULTILINE)[1:]:
         record = {name: value.strip() for name, _, value in (line.partition(" ") for line in text.splitlines())}
-        if not task or record["taskid"] == task:
-            last[record["taskid"]] = _ended(job_id, record)
+        last[record["taskid"]] = _ended(job_id, record)
     return overall(last.values())
 
 
 def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
     failed, status = int(record["failed"].split()[0]), int(record["exit_status"].split()[0])
     word = record["failed"].partition(":")[2].strip()
-    started, ended = (time_of(record[key]) for key in ("start_time", "end_time"))
+    started, ended = (query.time_of(record[key]) for key in ("start_time", "end_time"))
     info = JobInfo(job_id, State.FAILED, "finished", word, started=started, ended=ended, nodes=record["hostname"])
     killed = status - 128 if status > 128 else None
     if failed == 0:
@@ -165,8 +142,9 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
     if failed == 37:
         limit = re.search(r"h_rt=(\d+)", record["category"])
         if limit and started and ended and ended - started < int(limit[1]):
-            return replace(info, signal=killed, why=_OUT_OF_MEMORY)
-        return replace(info, state=State.TIMEOUT, signal=killed, why=OUT_OF_TIME)
+            why = JobReason("it went over its limit of memory", "raise resources.memory")
+            return replace(info, signal=killed, why=why)
+        return replace(info, state=State.TIMEOUT, signal=killed, why=scheduler.OUT_OF_TIME)
     if failed == 19:
         return replace(info, state=State.NODE_FAIL, signal=killed, why=JobReason(f"{record['hostname']} was lost"))
     if failed == 25 or (failed == 100 and killed in (signal.SIGKILL, signal.SIGUSR2)):
@@ -176,13 +154,12 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
 
 def query_job(job_id: str) -> JobInfo | None:
     """Query the state of a job; None if there is no record of it, as of one that was deleted before it started."""
-    environ, number = {**os.environ, "TZ": "UTC0", "LC_ALL": "C"}, job_id.partition(".")[0]
-    command = ("qstat", "-j", number, "-xml")
+    environ, command = {**os.environ, "TZ": "UTC0", "LC_ALL": "C"}, ("qstat", "-j", job_id, "-xml")
     shown = query.run_patiently(GRID_ENGINE, command, environ)
     if shown.code and not re.search(GRID_ENGINE.gone, shown.out + shown.err):
         raise GRID_ENGINE.refusal(command, shown.code, shown.out + shown.err)
     info = parse(job_id, shown.out, query.run_patiently(GRID_ENGINE, ("qstat", "-xml"), environ).out)
-    return info or parse_ended(job_id, query.run_patiently(GRID_ENGINE, ("qacct", "-j", number), environ).out)
+    return info or parse_ended(job_id, query.run_patiently(GRID_ENGINE, ("qacct", "-j", job_id), environ).out)
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
@@ -230,19 +207,15 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
             pe = f"-pe {requested.parallel_environment} {nodes * slots}"
             yield Directive(pe, None, "scheduler.parallel_environment", f"{slots} slots on each of {nodes} nodes")
         elif nodes * slots > 1:
-            what = f"{nodes} nodes" if nodes > 1 else f"{slots} CPUs"
-            raise JobError(
-                f"scheduler.parallel_environment is not given, for a job of {what}",
-                why="Grid Engine gives a job without one a slot on one host",
-                fix="choose one that qconf -spl lists, with a fixed allocation_rule (qconf -sp)",
-            )
+            size = f"{nodes} nodes" if nodes > 1 else f"{slots} CPUs"
+            why = "Grid Engine gives a job without one a slot on one host"
+            fix = "choose one that qconf -spl lists, with a fixed allocation_rule (qconf -sp)"
+            raise JobError(f"scheduler.parallel_environment is not given, for a job of {size}", why=why, fix=fix)
     named, others = (list(expand(",".join(hosts))) if hosts else [] for hosts in (requested.include, requested.exclude))
     if named and len(named) != nodes:
-        raise JobError(
-            f"scheduler.include names {len(named)} hosts, for {nodes} nodes",
-            why="Grid Engine takes hosts that may be used, not hosts that must be",
-            fix="name as many as there are nodes, or those not to use in scheduler.exclude",
-        )
+        why = "Grid Engine takes hosts that may be used, not hosts that must be"
+        fix = "name as many as there are nodes, or those not to use in scheduler.exclude"
+        raise JobError(f"scheduler.include names {len(named)} hosts, for {nodes} nodes", why=why, fix=fix)
     hosts = [f"({'|'.join(named)})"] if named else []
     hosts += [f"!({'|'.join(others)})"] if others else []
     array, _, at_once = (requested.array or "").partition("%")
@@ -261,7 +234,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         (f"-tc {at_once}", bool(at_once), "scheduler.array"),
         ("-M", requested.mail, "scheduler.mail"),
         ("-m", requested.mail and "ae", "scheduler.mail"),
-        ("-N", plain_name(name_of(job)), "name"),
+        ("-N", scheduler.plain_name(name_of(job)), "name"),
         ("-j", "y", "one log"),
         ("-o", "/dev/null", "the script writes its log itself"),
         ("-notify", True, "time to save", "USR2 comes before SIGKILL; the queue says how long"),
@@ -316,12 +289,12 @@ GRID_ENGINE = Scheduler(
     retry="see qstat, and try again; it shows whether the job was submitted anyway",
     cancel=lambda job_id: ("qdel", job_id),
     gone=r"(?i)do(?:es)? not exist",
-    show=lambda job_id: ("qstat", "-j", job_id.partition(".")[0]),
+    show=lambda job_id: ("qstat", "-j", job_id),
     query_job=query_job,
     feasibility=feasibility,
     noise=((r"^Unable to run job: ", ""), (r"^(?:job|Job was) rejected:?(?: because)? ?", ""), (r"^Exiting\.$", "")),
     unreachable=_UNREACHABLE,
     refused=_REFUSED,
-    logs=lambda folder, job_id, _requested: (f"{folder}/grid-engine-{job_id.partition('.')[0]}*.out",),
+    logs=lambda folder, job_id, _requested: (f"{folder}/grid-engine-{job_id}*.out",),
 )
 GridEngineCluster = partial(BatchCluster, GRID_ENGINE)

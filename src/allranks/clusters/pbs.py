@@ -18,26 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.clusters import pbs_words
+from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster, shell_words
-from allranks.clusters.batch.limits import (
-    Feasibility,
-    Issue,
-    Limit,
-    NodeInfo,
-    Requested,
-    counted,
-    crowded,
-    missing,
-    number,
-    reading,
-    time_of,
-)
-from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, given, overall, plain_name
+from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
+from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, overall, plain_name
 from allranks.clusters.pbs_words import Flavour, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
 from allranks.job.units import format_count, format_duration, parse_memory
-from allranks.plan.directives import Directive, fits, lines_of
+from allranks.plan.directives import Directive, fits, given, lines_of
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -78,17 +67,16 @@ def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
     info = JobInfo(job_id, *pbs_words.state_of(letter), word)
     if letter not in pbs_words.ENDED:
         held, depend = fields.get("hold_types", "").replace("n", ""), fields.get("depend", "")
-        why = pbs_words.reason_of(letter, word, held, depend)
-        info = replace(info, why=why and replace(why, fix=why.fix.format(job=job_id)))
+        info = replace(info, why=pbs_words.reason_of(letter, word, held, depend))
     if info.state is State.PENDING:
         return info
-    memory = reading(parse_memory, fields.get("resources_used.mem", "")) or None
-    started = time_of(fields.get("stime") or fields.get("start_time", ""))
+    memory = query.reading(parse_memory, fields.get("resources_used.mem", "")) or None
+    started = query.time_of(fields.get("stime") or fields.get("start_time", ""))
     info = replace(info, started=started, peak_memory=memory)
     if letter not in pbs_words.ENDED:
         return info
     times = (fields.get(name) for name in ("obittime", "comp_time", "history_timestamp", "mtime"))
-    return replace(pbs_words.ending(info, fields), ended=time_of(next(filter(None, times), "")))
+    return replace(pbs_words.ending(info, fields), ended=query.time_of(next(filter(None, times), "")))
 
 
 def flavour(environ: Mapping[str, str]) -> Flavour | None:
@@ -202,11 +190,12 @@ def read_requested(script: str) -> tuple[Requested, ...]:
         kind = Requested(
             partitions=tuple(queue[-1:]),
             time=seconds(_in_script(script, "walltime", "")),
-            cpus=number(has.get("ncpus") or has.get("ppn", "")),
-            memory=reading(parse_memory, has.get("mem", "")),
-            gpus=number(has.get("ngpus") or has.get("gpus", "")),
+            cpus=query.number(has.get("ncpus") or has.get("ppn", "")),
+            memory=query.reading(parse_memory, has.get("mem", "")),
+            gpus=query.number(has.get("ngpus") or has.get("gpus", "")),
         )
-        counts[kind] = counts.get(kind, 0) + (number(chunk.split(":")[0]) or 1)  # One that starts with a host is one.
+        count = query.number(chunk.split(":")[0]) or 1  # One that starts with a host is one.
+        counts[kind] = counts.get(kind, 0) + count
     return tuple(replace(kind, nodes=count) for kind, count in counts.items())
 
 
@@ -231,9 +220,9 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
             host,
             state,
             before.is_away and any(word in state for word in _NOT_UP),
-            before.cpus + number(node.get("resources_available.ncpus") or node.get("np", "")),
-            before.memory + reading(parse_memory, node.get("resources_available.mem", "")),
-            before.gpus + number(node.get("resources_available.ngpus") or node.get("gpus", "")),
+            before.cpus + query.number(node.get("resources_available.ncpus") or node.get("np", "")),
+            before.memory + query.reading(parse_memory, node.get("resources_available.mem", "")),
+            before.gpus + query.number(node.get("resources_available.ngpus") or node.get("gpus", "")),
             node.get("comment", node.get("note", "")),
         )
     return tuple(hosts.values())
@@ -245,16 +234,15 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
         yield Issue(f"queue {name} takes no jobs", _OTHER)
     if queue.get("started") == "False":
         yield Issue(f"queue {name} starts no jobs now", f"wait, or {_OTHER}", is_final=False)
-    cpus, gpus = sum(part.nodes * part.cpus for part in requested), sum(part.nodes * part.gpus for part in requested)
-    nodes, time = sum(part.nodes for part in requested), requested[0].time
-    for name_of_limit, reads, amount, key, words in (
-        ("walltime", seconds, time, "resources.time", format_duration),
-        ("nodect", number, nodes, "resources.nodes", counted("node")),
-        ("ncpus", number, cpus, "resources.cpus_per_node or resources.nodes", counted("CPU")),
-        ("ngpus", number, gpus, "resources.gpus_per_node or resources.nodes", counted("GPU")),
+    cpus, gpus = (sum(part.nodes * getattr(part, key) for part in requested) for key in ("cpus", "gpus"))
+    for limit, reads, amount, of in (
+        ("walltime", seconds, requested[0].time, "time"),
+        ("nodect", query.number, sum(part.nodes for part in requested), "nodes"),
+        ("ncpus", query.number, cpus, "cpus in all"),
+        ("ngpus", query.number, gpus, "gpus in all"),
     ):
-        most, least = (reads(queue.get(f"resources_{word}.{name_of_limit}", "")) for word in ("max", "min"))
-        yield from Limit(amount, key, words, most, least).objections(f"queue {name}", _OTHER)
+        most, least = (reads(queue.get(f"resources_{word}.{limit}", "")) for word in ("max", "min"))
+        yield from beyond(of, amount, f"queue {name}", _OTHER, most=most, least=least)
 
 
 # --- The plan: what qsub is asked for, what an allocation has, and what of the scripts is PBS' own.
@@ -303,7 +291,7 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
     """
     requested, resources, is_torque = job.scheduler, job.resources, flavour == "torque"
     _refuse(job, flavour)
-    named = [line.partition("=") for line in requested.resources]
+    named, again = [line.partition("=") for line in requested.resources], job.retry.by_scheduler
     users = [Directive(line, None, "scheduler.directives") for line in lines_of(job, "#PBS")]
     yield from (line for line in users if line.option.startswith("-l"))
     yield Directive("-N", plain_name(name_of(job), _LONGEST_NAME), "name")
@@ -327,13 +315,8 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
         ("-m", requested.mail and "ae", "scheduler.mail"),
         ("-j", "oe", "one log"),
         ("-o", output, "in the run's directory", "what PBS itself says; it comes when the job has ended"),
-        (
-            "-r",
-            job.retry.by_scheduler and "y",
-            "retry.requeue",
-            "back into the queue when a node fails, and when it is preempted",
-        ),
-        ("-r", not job.retry.by_scheduler and "n", "retry.requeue is false", "when a node fails, the job ends"),
+        ("-r", again and "y", "retry.requeue", "back into the queue when a node fails, and when it is preempted"),
+        ("-r", not again and "n", "retry.requeue is false", "when a node fails, the job ends"),
     )
     yield from (line for line in users if not line.option.startswith("-l"))
 

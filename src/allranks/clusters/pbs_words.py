@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobInfo, JobReason, first_fix
+from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobInfo, JobReason, explained, first_fix
 from allranks.runs.status import State
 
 #: Of PBS: OpenPBS and PBS Pro are used alike.
@@ -189,7 +189,7 @@ def state_of(letter: str) -> tuple[State, str]:
 def reason_of(letter: str, comment: str, held: str, depend: str) -> JobReason | None:
     """Explain PBS' letter for the state of a job that has not ended, by its comment, its holds and its dependencies.
 
-    A hold is a letter; ``{job}`` in a fix stands for the job.
+    A hold is a letter.
     """
     if letter == "Q":
         return why_pending(comment)
@@ -205,13 +205,14 @@ def reason_of(letter: str, comment: str, held: str, depend: str) -> JobReason | 
 
 
 def why_pending(comment: str) -> JobReason:
-    """Explain the comment of a job that waits; ``{job}`` in the fix stands for the job."""
+    """Explain the comment of a job that waits."""
     before = re.match(r"(?:(Can Never Run)|Not Running)(?:: )?", comment)
     text = comment[before.end() if before else 0 :].strip()
     never = bool(before and before[1])
-    known = (JobReason(means, "".join(fix)) for words, means, *fix in _COMMENTS if re.search(f"(?i){words}", text))
-    reason = _shortage(text, never=never) or next(known, None) or _limit(text) or JobReason(f"PBS says {comment}")
-    return replace(reason if text else JobReason("PBS has not considered it yet"), hopeless=never)
+    if not text:
+        return JobReason("PBS has not considered it yet", hopeless=never)
+    known = _shortage(text, never=never) or explained(_COMMENTS, text) or _limit(text)
+    return replace(known or JobReason(f"PBS says {comment}"), hopeless=never)
 
 
 def waits_for(depend: str) -> str:

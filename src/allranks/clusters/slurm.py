@@ -19,38 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from allranks import contract
 from allranks.clusters import slurm_words
+from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster, shell_words
-from allranks.clusters.batch.limits import (
-    Feasibility,
-    Issue,
-    Limit,
-    NodeInfo,
-    Requested,
-    counted,
-    crowded,
-    least,
-    missing,
-    number,
-    reading,
-    time_of,
-)
-from allranks.clusters.batch.scheduler import (
-    Additions,
-    Draft,
-    Failure,
-    JobInfo,
-    JobReason,
-    Scheduler,
-    UsableGpus,
-    given,
-    overall,
-)
+from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
+from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, UsableGpus, overall
 from allranks.errors import LaunchError
 from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory
-from allranks.plan.directives import Directive, fits, lines_of, warning_seconds
+from allranks.plan.directives import Directive, given, lines_of, warning_seconds
 from allranks.plan.entry import name_of
 from allranks.plan.layout import MOST_RANKS_PER_CPU
+from allranks.runs.attempt import Failure
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
 
@@ -128,7 +107,7 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
         native = rows[0]["State"]
         if native == "FAILED" and any(row["State"] == "OUT_OF_MEMORY" for row in rows):
             native = "OUT_OF_MEMORY"
-        peak = max(reading(parse_memory, f"{row['MaxRSS']}B") for row in rows)
+        peak = max(query.reading(parse_memory, f"{row['MaxRSS']}B") for row in rows)
         found.append(replace(_info(job_id, native, rows[0], "Start", "End"), peak_memory=peak or None))
     return tuple(found)
 
@@ -137,12 +116,12 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
     """Read what both answers hold in the same words; ``start`` and ``end`` are what they call the times."""
     state, nodes, word = slurm_words.state_of(native), fields.get("NodeList", ""), fields.get("Reason", "")
     exited, _, signalled = fields.get("ExitCode", "").partition(":")
-    exit_code, killed_by = number(exited), number(signalled)
+    exit_code, killed_by = query.number(exited), query.number(signalled)
     if state is State.SUCCEEDED and (exit_code or killed_by):
         state = State.FAILED
     by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
     nodes = nodes if nodes not in ("(null)", "None assigned") else ""
-    why = slurm_words.reason_of(native, word, job_id)
+    why = slurm_words.reason_of(native, word)
     if state is State.FAILED and killed_by == _NOT_STARTED:
         lacks = "its work directory, or that of its output, is not there on the node"
         why = JobReason(f"Slurm could not start the script: {lacks}")
@@ -153,8 +132,8 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
         word,
         exit_code=exit_code if by_itself else None,
         signal=killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None,
-        started=time_of(fields.get(start, "")) if nodes and state is not State.PENDING else None,
-        ended=time_of(fields.get(end, "")) if state.is_final else None,
+        started=query.time_of(fields.get(start, "")) if nodes and state is not State.PENDING else None,
+        ended=query.time_of(fields.get(end, "")) if state.is_final else None,
         nodes=nodes,
         why=why,
     )
@@ -178,12 +157,11 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
         # ended long before others are in accounting alone.
         for task in (task for task in parse_accounted(answer) if task.state.is_final):
-            shown = tasks.get(task.job_id)
-            if shown and (shown.state, task.state) == (State.FAILED, State.OUT_OF_MEMORY):
+            shown = tasks.setdefault(task.job_id, task)
+            is_oom = (shown.state, task.state) == (State.FAILED, State.OUT_OF_MEMORY)
+            if is_oom or task.native.startswith(f"{shown.native} "):  # CANCELLED by 1000.
                 shown = replace(shown, state=task.state, native=task.native, why=task.why)
-            elif shown and task.native.startswith(f"{shown.native} "):  # CANCELLED by 1000.
-                shown = replace(shown, native=task.native, why=task.why)
-            tasks[task.job_id] = replace(shown, peak_memory=task.peak_memory) if shown else task
+            tasks[task.job_id] = replace(shown, peak_memory=task.peak_memory)
     return overall(tasks.values())
 
 
@@ -232,8 +210,7 @@ def logs(folder: str, job_id: str, requested: Mapping[str, str]) -> Sequence[str
     names = [glob.escape(requested[option]) for option in ("--error", "--output") if option in requested]
     # What sbatch replaces in a name: %j, %4t, and %% for a %.
     patterns = [re.sub(r"%(%|\d*[A-Za-z])", lambda found: known.get(found[0], "*"), name) for name in names]
-    # Where the directory's name fits into no directive, the plan names no log.
-    return (*patterns, f"{folder}/slurm-{'*' if is_array else job}.out", f"{folder}/slurm.out")
+    return (*patterns, f"{folder}/slurm-{'*' if is_array else job}.out")
 
 
 # --- Limits: what Slurm would do with a job that is not submitted: refuse it, let it wait for ever, or start it.
@@ -258,7 +235,6 @@ class Partition(NamedTuple):
 
     name: str
     state: str
-    nodes: int
     max_nodes: int = 0
     min_nodes: int = 0
     max_time: int = 0
@@ -276,36 +252,40 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     if SLURM.is_away(done):
         raise refusal
     partitions = chosen(parse_partitions(run_command(PARTITIONS, in_utc)), requested)
-    against = limits(requested, partitions)
+    against, lacks_nodes = limits(requested, partitions), slurm_words.NO_SUCH_NODES in printed
     if against or requested.qos:  # Only then does a QOS count.
-        try:
-            known: dict[str, tuple[int, list[str]]] | None = parse_qos(
-                run_command(QOS, in_utc, seconds=_ACCOUNTING_SECONDS)
-            )
-        except LaunchError as error:
-            known = {} if "not running a supported accounting_storage plugin" in (error.why or "") else None
-        against = limits(requested, partitions, known)
-    if not against and plan.nproc_per_node > MOST_RANKS_PER_CPU:
-        all_nodes = ((f"partition {part.name}", _nodes_of(part.name, in_utc)) for part in partitions)
-        against = least(crowded(plan.nproc_per_node, name, nodes) for name, nodes in all_nodes)
+        against = limits(requested, partitions, *_qos_of(requested, in_utc))
+    if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
+        places = [part.name for part in partitions if not any(_against(requested, part, ()))]
+        nodes = ((f"partition {name}", _nodes_of(name, in_utc)) for name in places)
+        against = least(
+            crowded(plan.nproc_per_node, place, there)
+            or (missing(requested, place, there, "sinfo --list-reasons") if lacks_nodes else [])
+            for place, there in nodes
+        )
     found = Feasibility(f"partition {','.join(part.name for part in partitions)}", against)
     if not done.code:
         start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
-        return replace(found, start=time_of(start[1]) if start else None)
+        return replace(found, start=query.time_of(start[1]) if start else None)
+    if against and (lacks_nodes or found.is_hopeless):
+        return found
     refusal = query.with_values(refusal, plan.reasons)
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
-    if slurm_words.NO_SUCH_NODES not in printed:
-        return found if found.is_hopeless else replace(found, objections=[*against, refused])
-    if not against:  # Nodes may be down only now.
-        places = [part.name for part in partitions if not any(_against(requested, part, ()))]
-        nodes = {name: _nodes_of(name, in_utc) for name in places}
-        against = least(missing(requested, f"partition {name}", nodes[name], "sinfo --list-reasons") for name in places)
-    return replace(found, objections=against or [refused])
+    return replace(found, objections=[*against, refused])
 
 
 def _nodes_of(partition: str, in_utc: Mapping[str, str]) -> tuple[NodeInfo, ...]:
     command = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E", f"--partition={partition}")
     return parse_nodes(run_command(command, in_utc))
+
+
+def _qos_of(requested: Requested, in_utc: Mapping[str, str]) -> tuple[Collection[str], int]:
+    """Query which limits of a partition the QOS of a job may lift, and its own limit of time."""
+    try:
+        return parse_qos(run_command(QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
+    except LaunchError as error:
+        has_none = "not running a supported accounting_storage plugin" in (error.why or "")
+        return () if has_none else _LIFTS_ALL, 0
 
 
 def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
@@ -319,11 +299,11 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
         exclude = [*expand(found["exclude"])]
     return Requested(
         partitions=tuple(filter(None, found["partition"].split(","))),
-        nodes=number(found["nodes"].partition("-")[0]) or 1,
-        time=reading(parse_duration, found["time"]),
+        nodes=query.number(found["nodes"].partition("-")[0]) or 1,
+        time=query.reading(parse_duration, found["time"]),
         qos=found["qos"],
-        cpus=(number(found["ntasks-per-node"]) or 1) * (number(found["cpus-per-task"]) or 1),
-        memory=reading(parse_memory, found["mem"]),
+        cpus=(query.number(found["ntasks-per-node"]) or 1) * (query.number(found["cpus-per-task"]) or 1),
+        memory=query.reading(parse_memory, found["mem"]),
         gpus=int(gpus[-1]) if gpus else 0,
         exclude=tuple(filter(None, exclude)),
     )
@@ -334,9 +314,9 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
     found = []
     for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
-        nodes, most, few = (number(part[key]) for key in ("TotalNodes", "MaxNodes", "MinNodes"))
-        time, is_default = reading(parse_duration, part["MaxTime"]), part["Default"] == "YES"
-        found.append(Partition(part["PartitionName"], part["State"] or "UP", nodes, most, few, time, is_default))
+        most, fewest = (query.number(part[key]) for key in ("MaxNodes", "MinNodes"))
+        name, state, time = part["PartitionName"], part["State"] or "UP", query.reading(parse_duration, part["MaxTime"])
+        found.append(Partition(name, state, most, fewest, time, is_default=part["Default"] == "YES"))
     return tuple(found)
 
 
@@ -347,15 +327,20 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
         if len(row) == 6:
             name, state, cpus, memory, gres, reason = row
             is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
-            amounts = number(cpus.rstrip("+")), number(memory.rstrip("+")) << 20, _count_gpus(gres)
+            amounts = query.number(cpus.rstrip("+")), query.number(memory.rstrip("+")) << 20, _count_gpus(gres)
             found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
     return tuple(found)
 
 
-def parse_qos(text: str) -> dict[str, tuple[int, list[str]]]:
-    """Read the answer to :data:`QOS`: of each its limit of time in seconds, 0 if it has none, and its flags."""
-    rows = (line.split("|") for line in text.splitlines())
-    return {row[0]: (reading(parse_duration, row[1]), row[2].split(",")) for row in rows if len(row) == 3}
+def parse_qos(text: str, named: str) -> tuple[set[str], int]:
+    """Read the answer to :data:`QOS` for a job that names these: the limits that one of them lifts, and that of time.
+
+    A job that names none may have any of them by default.
+    """
+    rows = [row for row in (line.split("|") for line in text.splitlines()) if len(row) == 3]
+    flags = [row[2].split(",") for row in rows if not named or row[0] in named.split(",")]
+    most = next((query.reading(parse_duration, row[1]) for row in rows if row[0] == named), 0)
+    return {flag for each in flags for flag in each}, most
 
 
 def chosen(partitions: Iterable[Partition], requested: Requested) -> tuple[Partition, ...]:
@@ -365,37 +350,30 @@ def chosen(partitions: Iterable[Partition], requested: Requested) -> tuple[Parti
 
 
 def limits(
-    requested: Requested, partitions: Sequence[Partition], known: Mapping[str, tuple[int, list[str]]] | None = {}
+    requested: Requested, partitions: Sequence[Partition], lifts: Collection[str] = (), most_time: int = 0
 ) -> list[Issue]:
     """Return what keeps a job waiting in all of the partitions that it may run in, or what its QOS has against it.
 
-    A limit that a QOS of the job lifts is not final. A job that names none may have any of those that are ``known`` by
-    default; None: any may be.
+    A limit that a QOS of the job ``lifts`` is not final.
     """
-    named = requested.qos.split(",")
-    mine = [flags for name, (_, flags) in (known or {}).items() if not requested.qos or name in named]
-    lifts = _LIFTS_ALL if known is None else {flag for flags in mine for flag in flags}
     against = [[*_against(requested, part, lifts)] for part in partitions]
     if against and all(against):
         return least(against)
-    most, _ = (known or {}).get(requested.qos, (0, ()))
-    limit = Limit(requested.time, "resources.time", format_duration, most)
-    return [*limit.objections(f"QOS {requested.qos}", "choose another scheduler.qos")]
+    place, other = f"QOS {requested.qos}", "choose another scheduler.qos"
+    return [*beyond("time", requested.time, place, other, most=most_time)]
 
 
 def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> Iterator[Issue]:
-    place, other, nodes = f"partition {part.name}", "choose another scheduler.partition", counted("node")
+    place, other = f"partition {part.name}", "choose another scheduler.partition"
     if part.state == "DOWN":
         yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
-    if 0 < part.nodes < requested.nodes and not 0 < part.max_nodes < requested.nodes:
-        what = f"{nodes(requested.nodes)} are requested, and {place} has {part.nodes}"
-        yield Issue(what, f"lower resources.nodes to {part.nodes}, or {other}")
-    for flag, limit in (
-        ("PartitionTimeLimit", Limit(requested.time, "resources.time", format_duration, most=part.max_time)),
-        ("PartitionMaxNodes", Limit(requested.nodes, "resources.nodes", nodes, most=part.max_nodes)),
-        ("PartitionMinNodes", Limit(requested.nodes, "resources.nodes", nodes, least=part.min_nodes)),
+    for flag, of, most, fewest in (
+        ("PartitionTimeLimit", "time", part.max_time, 0),
+        ("PartitionMaxNodes", "nodes", part.max_nodes, 0),
+        ("PartitionMinNodes", "nodes", 0, part.min_nodes),
     ):
-        yield from limit.objections(place, other, is_final=flag not in lifts)
+        amount, is_final = getattr(requested, of), flag not in lifts
+        yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
 
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
@@ -436,27 +414,20 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
     own, (least, most), cpus = lines_of(job, "#SBATCH"), resources.nodes, resources.cpus_per_node
     gpus = resources.gpus_per_node if own_gpus(job) == 0 else None
     named = f"{resources.gpu_type}:{gpus}" if resources.gpu_type else gpus
-    is_gres = requested.gpu_request == "gres"
+    is_gres, is_elastic = requested.gpu_request == "gres", least < most and not is_direct
     # With a number of tasks Slurm would never give more than the least nodes.
     has_agents, has_tasks = not is_direct and least == most, is_direct and not any(map(_OWN_TASKS.match, own))
+    one_agent = "one task on each node: the agent, which starts the node's ranks"
     log = (requested.output, "scheduler.output") if requested.output else (output, "in the run's directory")
-    seconds, asked = warning_seconds(job), f"{job.retry.warn_before:g}"
+    again, seconds, wanted = job.retry.by_scheduler, warning_seconds(job), job.retry.warn_before
+    when = "retry.warn_before" if seconds >= wanted else f"half of resources.time; retry.warn_before is {wanted:g}"
+    warning = f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave"
     yield from given(
         ("--job-name", name_of(job), "name"),
         ("--nodes", most if least == most else f"{least}-{most}", "resources.nodes"),
-        (
-            "--no-kill",
-            least < most and not is_direct,
-            "resources.nodes",
-            "continue when a node dies: at least the first must live",
-        ),
+        ("--no-kill", is_elastic, "resources.nodes", "continue when a node dies: at least the first must live"),
         ("--ntasks-per-node", has_tasks and nproc, "launcher direct: a task is a rank"),
-        (
-            "--ntasks-per-node",
-            int(has_agents),
-            "launcher torchrun: a task is an agent",
-            "one task on each node: the agent, which starts the node's ranks",
-        ),
+        ("--ntasks-per-node", int(has_agents), "launcher torchrun: a task is an agent", one_agent),
         ("--gres", gpus and is_gres and f"gpu:{named}", "resources.gpus_per_node, scheduler.gpu_request"),
         ("--gpus-per-node", gpus and not is_gres and named, "resources.gpus_per_node"),
         ("--cpus-per-task", cpus and (max(1, cpus // nproc) if is_direct else cpus), "resources.cpus_per_node"),
@@ -471,21 +442,9 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
         ("--output", *log, "what Slurm and this script say; each rank has a log of its own"),
         ("--error", requested.error, "scheduler.error"),
         ("--open-mode", "append", "a job that is started again continues with the same log"),
-        (
-            "--requeue",
-            job.retry.by_scheduler,
-            "retry.requeue",
-            "back into the queue when a node fails, and when the job is preempted",
-        ),
-        ("--no-requeue", not job.retry.by_scheduler, "retry.requeue is false", "when a node fails, the job ends"),
-        (
-            "--signal",
-            seconds and f"B:USR1@{seconds}",
-            "retry.warn_before"
-            if seconds >= job.retry.warn_before
-            else f"half of resources.time; retry.warn_before is {asked}",
-            f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave",
-        ),
+        ("--requeue", again, "retry.requeue", "back into the queue when a node fails, and when the job is preempted"),
+        ("--no-requeue", not again, "retry.requeue is false", "when a node fails, the job ends"),
+        ("--signal", seconds and f"B:USR1@{seconds}", when, warning),
     )
     yield from (Directive(line, None, "scheduler.directives") for line in own)
 
@@ -495,9 +454,9 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     # A step of an allocation of --gpus-per-task has one task on each node, and would get the GPUs of one.
     by_task, problem = bool(environ.get("SLURM_GPUS_PER_TASK")), "Slurm does not report"
     may_differ = (by_task or environ.get("SLURM_GPUS")) and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
-    reported = [environ.get(name, "") for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")[bool(may_differ) :]]
-    numbers = [int(count) for text in reported if (count := text.rpartition(":")[2]).isdecimal()]  # Of 4, or a100:4.
-    counts = set(numbers[:1])
+    reported = environ.get("SLURM_GPUS_PER_NODE", "")
+    reported = reported if may_differ else environ.get("SLURM_GPUS_ON_NODE") or reported
+    counts = {int(found[0])} if (found := re.search(r"\b\d+$", reported)) else set()  # Of 4, or a100:4.
     if not counts:
         scontrol, *show = show_command(environ["SLURM_JOB_ID"])
         try:
@@ -510,9 +469,8 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     least, most = min(counts), max(counts)
     if least == most:
         return UsableGpus(least, f"this allocation has {least or 'none'}{' on each node' if least else ''}", by_task)
-    differ = f"the nodes of this allocation have {least} to {most}"
-    fix = "salloc --gpus-per-node gives all nodes the same number"
-    note = f"{differ} GPUs, of which {least} on each are used: {fix}"
+    differ, fix = f"the nodes of this allocation have {least} to {most}", "gives all nodes the same number"
+    note = f"{differ} GPUs, of which {least} on each are used: salloc --gpus-per-node {fix}"
     return UsableGpus(least, differ, must_be_requested=True, note=note)
 
 
@@ -526,14 +484,11 @@ def _count_gpus(gres: str) -> int:
 
 
 def _additions(draft: Draft) -> Additions:
-    job, is_alone, gpus, run_dir = draft.job, draft.request.standalone, draft.gpus, str(draft.request.run_dir)
-    # In the name of a log a % is doubled; in one with a backslash that is, and Slurm replaces nothing, not even %j.
-    doubled = run_dir.replace("%", "%%")
-    log = run_dir.replace("\\", "\\\\") + "/slurm.out" if "\\" in run_dir else f"{doubled}/slurm-%j.out"
-    names_log = fits(log) and not is_alone
+    job, is_alone, gpus = draft.job, draft.request.standalone, draft.gpus
     options = [*([] if is_alone else ["--parsable"]), *(["--export=ALL"] if draft.secrets else [])]
-    if not (names_log or job.scheduler.output or is_alone):
-        options.append(f"--output={log}")
+    run_dir = str(draft.request.run_dir).replace("%", "%%").replace("\\", "\\\\")  # As sbatch reads a name.
+    log = None if is_alone else f"{run_dir}/slurm-%j.out"
+    requested = () if draft.inside else directives(job, draft.layout.nproc_per_node, log)
     node, start = [], []
     if draft.inside:
         step = f'"$SLURM_JOB_ID.$SLURM_STEP_ID" >"${contract.RUN_DIR}/{contract.STEP}"'
@@ -543,11 +498,10 @@ def _additions(draft: Draft) -> Additions:
     if not draft.is_direct:
         count = f" {contract.NODE_NPROC}=${{SLURM_GPUS_ON_NODE:-${contract.NODE_NPROC}}}"
         node.append(f"export {contract.NODE_RANK}=$SLURM_NODEID{count if draft.has_rank_per_gpu else ''}")
-    requested = () if draft.inside else directives(job, draft.layout.nproc_per_node, log if names_log else None)
-    return Additions(tuple(requested), options, node=node, start=start, notes=_notes(draft, names_log))
+    return Additions(tuple(requested), options, node=node, start=start, notes=_notes(draft))
 
 
-def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
+def _notes(draft: Draft) -> Iterator[str]:
     job, resources, is_direct = draft.job, draft.job.resources, draft.is_direct
     if not (draft.inside or resources.cpus_per_node):
         what = f"a {'rank' if is_direct else 'node'} has one CPU"
@@ -559,7 +513,7 @@ def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
         yield "resources.gpu_type says nothing without resources.gpus_per_node"
     if is_direct and resources.nodes[0] < resources.nodes[1]:
         yield "launcher direct asks for a number of ranks on each node, for which Slurm may give the least nodes"
-    if not (draft.inside or names_log or job.scheduler.output):
+    if draft.request.standalone and not (draft.inside or job.scheduler.output):
         yield "a person who submits the script finds Slurm's own log, slurm-<job>.out, where sbatch is typed"
 
 

@@ -26,7 +26,6 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "PENDING": (State.PENDING, None),
     "CONFIGURING": (State.PENDING, JobReason("its nodes are being made ready")),
     "REQUEUED": (State.PENDING, JobReason("it was requeued")),
-    "REQUEUE_FED": (State.PENDING, JobReason("it was requeued to another cluster of the federation")),
     "REQUEUE_HOLD": (State.PENDING, JobReason("it was requeued and is held", _RELEASE)),
     "SPECIAL_EXIT": (State.PENDING, JobReason("it was requeued and is held, marked as failed", _RELEASE)),
     "RESV_DEL_HOLD": (State.PENDING, JobReason("it is held: its reservation is gone", "see scheduler.reservation")),
@@ -48,8 +47,6 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "BOOT_FAIL": (State.NODE_FAIL, JobReason("a node did not start", _NODES)),
     "RECONFIG_FAIL": (State.NODE_FAIL, JobReason("a node could not be set up as asked", _NODES)),
     "OUT_OF_MEMORY": (State.OUT_OF_MEMORY, OUT_OF_MEMORY),
-    # Another cluster of the federation has the job, and this one does not know how it ends.
-    "REVOKED": (State.UNKNOWN, JobReason("another cluster of the federation runs it")),
 }
 #: What no rule below can explain. A word means the same in all versions that have it.
 _PENDING: dict[str, JobReason] = {
@@ -60,7 +57,6 @@ _PENDING: dict[str, JobReason] = {
     "DependencyNeverSatisfied": _never("the job that it waits for did not end as it should", "cancel it"),
     "BeginTime": JobReason("its time to start has not come; after a requeue that takes up to two minutes"),
     "Prolog": JobReason("the site's prolog prepares its nodes"),
-    "Cleaning": JobReason("what is left of its last start is being cleaned up"),
     "JobHeldUser": JobReason("it is held", _RELEASE),
     "JobHeldAdmin": JobReason("an administrator holds it", _SITE),
     "JobHoldMaxRequeue": JobReason("it was requeued too often and is held", _RELEASE),
@@ -82,38 +78,24 @@ _PENDING: dict[str, JobReason] = {
     "ReqNodeNotAvail": _AWAY,
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": _AWAY,
     "NodeDown": JobReason("a node that it needs is down", _NODES),
-    "FrontEndDown": JobReason("no front end node is up", _SITE),
     "Reservation": JobReason("its reservation has not started"),
     "ReservationDeleted": _never("its reservation is gone", "change scheduler.reservation"),
     "ReservationInvalid": _never("its reservation is not valid", "change scheduler.reservation"),
     "Licenses": JobReason("the licences that it needs are in use"),
     "DeadLine": _never("it can no longer end before its deadline", "cancel it"),
-    "BurstBufferResources": JobReason("there is no room in the burst buffer"),
-    "BurstBufferStageIn": JobReason("its files are being copied into the burst buffer"),
-    "BurstBufferOperation": JobReason("an operation of the burst buffer failed", _SITE),
-    "PowerNotAvail": JobReason("there is not enough electric power"),
-    "PowerReserved": JobReason("the electric power is reserved"),
-    "FedJobLock": JobReason("the clusters of the federation agree on who runs it"),
-    "SchedDefer": JobReason("Slurm starts no job at once"),
-    "SystemFailure": JobReason("something of the site failed", _SITE),
 }
-#: Things that are limited, in small letters: how to call them, and the key that asks for them.
+#: How the names of limited things start, in small letters: how to call them, and the key that asks for them.
 _THINGS = {
-    thing: (words, key)
-    for things, words, key in (
-        ("cpu", "CPUs", "resources.cpus_per_node"),
-        ("mem memory", "memory", "resources.memory"),
-        ("node", "nodes", "resources.nodes"),
-        ("gres", "GPUs", "resources.gpus_per_node"),
-        ("wall wallduration time", "time", "resources.time"),
-        ("job jobs", "jobs that run", ""),
-        ("submitjob submitjobs", "jobs that run or wait", ""),
-        ("license", "licences", ""),
-        ("bb", "burst buffer", ""),
-        ("billing", "billing units", ""),
-        ("energy", "energy", ""),
-    )
-    for thing in things.split()
+    "cpu": ("CPUs", "resources.cpus_per_node"),
+    "mem": ("memory", "resources.memory"),
+    "node": ("nodes", "resources.nodes"),
+    "gres": ("GPUs", "resources.gpus_per_node"),
+    "wall": ("time", "resources.time"),
+    "time": ("time", "resources.time"),
+    "job": ("jobs that run", ""),
+    "submit": ("jobs that run or wait", ""),
+    "license": ("licences", ""),
+    "": ("resources of a kind", ""),
 }
 _LIMIT = re.compile(
     r"(?P<who>QOS|Association|Assoc|)(?P<kind>Grp|Max|Min|)(?P<thing>[A-Za-z]+?)(?P<run>Run)?(?P<minutes>Minutes|Mins)?"
@@ -164,15 +146,13 @@ def state_of(native: str) -> State:
     return _STATES.get(re.split(r"[^A-Z_]", native)[0], (State.UNKNOWN, None))[0]
 
 
-def reason_of(native: str, word: str, job_id: str) -> JobReason | None:
+def reason_of(native: str, word: str) -> JobReason | None:
     """Explain Slurm's word for a job's state, and while it waits its ``word`` for the reason; None if that is all."""
     if native == "PENDING":
-        reason: JobReason | None = why_pending(word)
-    elif native.startswith("CANCELLED by "):
-        reason = JobReason(f"it was cancelled by the user with id {native.rpartition(' ')[2]}")
-    else:
-        reason = _STATES.get(re.split(r"[^A-Z_]", native)[0], (None, JobReason(f"Slurm says {native}")))[1]
-    return replace(reason, fix=reason.fix.format(job=job_id)) if reason else None
+        return why_pending(word)
+    if native.startswith("CANCELLED by "):
+        return JobReason(f"it was cancelled by the user with id {native.rpartition(' ')[2]}")
+    return _STATES.get(re.split(r"[^A-Z_]", native)[0], (None, JobReason(f"Slurm says {native}")))[1]
 
 
 def why_pending(word: str) -> JobReason:
@@ -182,10 +162,9 @@ def why_pending(word: str) -> JobReason:
         return known
     if re.search(r"requeued (?:in )?held", words):
         return JobReason(f"it could not be started or was requeued, and is held ({words})", _RELEASE)
-    if nodes := _NOT_AVAILABLE.search(word):
-        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})")
     if word.startswith("ReqNodeNotAvail"):
-        return _AWAY
+        nodes = _NOT_AVAILABLE.search(word)
+        return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})") if nodes else _AWAY
     limit = _LIMIT.fullmatch(word)
     if limit and (limit["kind"] or (limit["who"] and word.endswith("Limit"))):
         return _at_limit(limit)
@@ -194,7 +173,7 @@ def why_pending(word: str) -> JobReason:
 
 def _at_limit(limit: re.Match[str]) -> JobReason:
     """Explain a limit of a QOS, of an account, or (with no name before it) of each account within a QOS."""
-    thing, key = _THINGS.get(limit["thing"].lower(), ("resources of a kind", ""))
+    thing, key = next(each for start, each in _THINGS.items() if limit["thing"].lower().startswith(start))
     thing = f"minutes of {thing}" if limit["minutes"] else thing
     who = "its account" if limit["who"].startswith("Assoc") else "its QOS"
     if limit["kind"] == "Min":

@@ -37,6 +37,13 @@ class Directive:
         return Reason(self.option, self.value or "", self.why)
 
 
+def given(*options: tuple[str, object, str, str | None] | tuple[str, object, str]) -> Iterator[Directive]:
+    """Yield directives from option, value, why and note, but for those with no value; True is an option without one."""
+    for option, value, why, *note in options:
+        if value:
+            yield Directive(option, None if value is True else str(value), why, *note)
+
+
 def warning_seconds(job: Job) -> int:
     """Return how long before its limit a job is warned; 0: it is not."""
     requested, limit = int(job.retry.warn_before), job.resources.time

@@ -15,6 +15,7 @@ from allranks.job.units import format_count
 from allranks.logs.cause import find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
 from allranks.runs import hangs
+from allranks.runs.attempt import exit_of
 from allranks.runs.blame import restart_cause
 from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
@@ -152,9 +153,8 @@ def failed_task(attempts: Iterable[Path]) -> str | None:
         reported, name = reported_by_all(attempt), task_name(attempt)
         if reported.state is State.FAILED and reported.reason:
             return f"{name}: {reported.reason}"
-        with contextlib.suppress(OSError, ValueError):
-            if code := int((attempt / contract.EXIT).read_text()):
-                return f"{name} exited with code {code}"
+        if (ended := exit_of(attempt)) and ended[0]:
+            return f"{name} exited with code {ended[0]}"
     return None
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from allranks.clusters.base import Feasibility
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
-from allranks.clusters.batch.limits import Feasibility
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, UsableGpus
 from allranks.plan.directives import Directive
 from allranks.runs.status import State

@@ -9,7 +9,7 @@ from seen import found, seen_of
 
 from allranks.checks.model import Finding, Grade
 from allranks.checks.topics import nodes
-from allranks.clusters.batch.limits import Feasibility, Issue
+from allranks.clusters.base import Feasibility, Issue
 from allranks.errors import LaunchError
 
 

@@ -32,16 +32,16 @@ PENDING = {
 STATES = {
     **{f"pending-{name}": JobInfo(job, State.PENDING, "qw (waiting)", why=why) for name, (job, why) in PENDING.items()},
     "pending-dependency": JobInfo("12", State.PENDING, "hqw (held)", why=JobReason("it waits for another job")),
-    "pending-held": JobInfo("8", State.PENDING, "hqw (held)", why=JobReason("it is held", "let it go with qrls 8")),
+    "pending-held": JobInfo("8", State.PENDING, "hqw (held)", why=JobReason("it is held", "let it go with qrls {job}")),
     "error-100": JobInfo(
         *("21", State.PENDING, "Eqw (error)"),
-        why=JobReason("it could not be started (exit_status of job start = 100)", "fix that, then qmod -cj 21"),
+        why=JobReason("it could not be started (exit_status of job start = 100)", "fix that, then qmod -cj {job}"),
     ),
     "error-no-output-folder": JobInfo(
         *("10", State.PENDING, "Eqw (error)"),
         why=JobReason(
             'it could not be started (can\'t open output file "/nowhere/out": No such file or directory)',
-            "fix that, then qmod -cj 10",
+            "fix that, then qmod -cj {job}",
         ),
     ),
     "running": JobInfo("11", State.RUNNING, "r (running)", started=1795432461),
@@ -66,17 +66,12 @@ def test_recorded_states_are_all_read():
     assert {folder.name for folder in ANSWERS.iterdir() if folder.is_dir()} == set(STATES)
 
 
-def test_a_task_of_an_array():
+def test_an_array_stands_as_the_task_that_decides():
     shown, listed = ((ANSWERS / "running-array" / file).read_text() for file in ("job.xml", "qstat.xml"))
-    tasks = {task: parse(f"13.{task}", shown, listed) for task in (1, 2, 3, 5)}
-    assert {task: info and info.native for task, info in tasks.items()} == {
-        1: "r (running)",
-        2: None,
-        3: "qw (waiting)",
-        5: "qw (waiting)",
-    }
-    waits = tasks[3]
-    assert waits
+    found = parse("13", shown, listed)
+    assert found and found.native == "r (running)"
+    waits = parse("13", shown, listed.replace("<state>r</state>", "<state>qw</state>"))
+    assert waits and waits.native == "qw (waiting)"
     assert waits.reason == "as many tasks of its array run as the site allows at a time"
 
 
@@ -120,8 +115,8 @@ def test_a_job_that_has_ended(name: str):
     assert found.why == (OUT_OF_TIME if found.state is State.TIMEOUT else None)
 
 
-def test_the_end_of_a_task():
-    assert parse_ended("26.3", records("array")) == ended("26.3", State.FAILED, 110, 110, "node01", exit_code=3)
+def test_the_end_of_an_array_is_that_of_the_task_that_failed():
+    assert parse_ended("26", records("array")) == ended("26", State.FAILED, 110, 110, "node01", exit_code=1)
 
 
 @pytest.mark.parametrize(

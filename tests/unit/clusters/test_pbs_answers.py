@@ -60,7 +60,7 @@ WHY = {
     "cancelled": DELETED,
     "dependency-failed": JobReason("job 265.pbsctl, which it waited for, did not end as it should"),
     "dependent": JobReason("it waits for job 265.pbsctl"),
-    "held": JobReason("it is held", "let it go with qrls 263.pbsctl"),
+    "held": JobReason("it is held", "let it go with qrls {job}"),
     "timeout": OUT_OF_TIME,
 }
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pbs_recorded import ANSWERS
 
-from allranks.clusters.base import Request
-from allranks.clusters.batch.limits import Feasibility, Issue, NodeInfo, Requested
+from allranks.clusters.base import Feasibility, Issue, Request
+from allranks.clusters.batch.limits import NodeInfo, Requested
 from allranks.clusters.pbs import (
     PbsCluster,
     feasibility,

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.batch.cluster import blame
-from allranks.clusters.batch.files import excerpt_of, first_failure
-from allranks.clusters.batch.scheduler import Failure
+from allranks.clusters.batch.job_status import blame, excerpt_of
 from allranks.clusters.pbs import PBS
+from allranks.runs.attempt import Failure, first_failure
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 

@@ -165,7 +165,7 @@ def test_json_of_accounting_tells_nothing_more_either(name: str) -> None:
 def test_squeue_and_scontrol_give_the_same_reason(name: str) -> None:
     word = text_of(name, "squeue.txt").splitlines()[1].split("|")[2]
     job = shown(name)
-    assert job.why in (reason_of(job.native, word, job.job_id), NOT_STARTED)
+    assert job.why in (reason_of(job.native, word), NOT_STARTED)
 
 
 def test_a_newer_slurm() -> None:

@@ -12,7 +12,8 @@ import pytest
 from slurm_recorded import ANSWERS
 from test_slurm_plan import plan_of
 
-from allranks.clusters.batch.limits import Feasibility, Issue, NodeInfo, Requested, missing
+from allranks.clusters.base import Feasibility, Issue
+from allranks.clusters.batch.limits import NodeInfo, Requested, missing
 from allranks.clusters.slurm import (
     SLURM,
     Partition,
@@ -87,7 +88,7 @@ def test_words_of_a_test_are_those_of_a_refusal(flag: str, why: str, fix: str) -
 
 def test_partitions() -> None:
     assert [part.name for part in PARTITIONS] == ["main", "short", "low", "high", "two", "closed"]
-    assert PARTITIONS[0] == Partition("main", "UP", 4, max_time=3600, is_default=True)
+    assert PARTITIONS[0] == Partition("main", "UP", max_time=3600, is_default=True)
     assert PARTITIONS[4].max_nodes == 2
     assert PARTITIONS[5].state == "DOWN"
     assert chosen(PARTITIONS, Requested()) == PARTITIONS[:1]
@@ -114,7 +115,7 @@ def test_one_partition_of_several_is_enough() -> None:
 
 
 def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> None:
-    (closed,) = limits(Requested(("main", "closed"), time=7200), (PARTITIONS[0], Partition("closed", "DOWN", 4)))
+    (closed,) = limits(Requested(("main", "closed"), time=7200), (PARTITIONS[0], Partition("closed", "DOWN")))
     assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
 
 
@@ -128,18 +129,18 @@ def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> 
     ],
 )
 def test_a_qos_may_lift_the_limits_of_a_partition(qos: str, finals: list[bool]) -> None:
-    known = parse_qos("normal||\nlong||DenyOnLimit,PartitionTimeLimit\nwide|1-00:00:00|PartitionMaxNodes\n")
-    partition = Partition("small", "UP", 4, max_nodes=2, min_nodes=2, max_time=3600)
+    known = parse_qos("normal||\nlong||DenyOnLimit,PartitionTimeLimit\nwide|1-00:00:00|PartitionMaxNodes\n", qos)
+    partition = Partition("small", "UP", max_nodes=2, min_nodes=2, max_time=3600)
     wide, few = Requested(time=7200, nodes=3, qos=qos), Requested(nodes=1, qos=qos)
-    assert [found.is_final for asked in (wide, few) for found in limits(asked, [partition], known)] == finals
+    assert [found.is_final for asked in (wide, few) for found in limits(asked, [partition], *known)] == finals
 
 
 def test_the_limit_of_a_qos() -> None:
-    known = parse_qos("normal||\nbrief|00:01:00|\n")
-    assert limits(Requested(time=60, qos="brief"), PARTITIONS[:1], known) == []
-    (found,) = limits(Requested(time=1800, qos="brief"), PARTITIONS[:1], known)
+    known = "normal||\nbrief|00:01:00|\n"
+    assert limits(Requested(time=60, qos="brief"), PARTITIONS[:1], *parse_qos(known, "brief")) == []
+    (found,) = limits(Requested(time=1800, qos="brief"), PARTITIONS[:1], *parse_qos(known, "brief"))
     assert found.what == "00:30:00 are requested, and QOS brief gives a job at most 00:01:00"
-    assert limits(Requested(time=1800, qos="normal"), PARTITIONS[:1], known) == []
+    assert limits(Requested(time=1800, qos="normal"), PARTITIONS[:1], *parse_qos(known, "normal")) == []
 
 
 def test_nodes_and_why_they_are_away() -> None:

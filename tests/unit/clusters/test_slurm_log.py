@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.batch.cluster import blame
-from allranks.clusters.batch.files import lines_of
-from allranks.clusters.batch.scheduler import Failure
+from allranks.clusters.batch.job_status import blame
 from allranks.clusters.slurm import SLURM, first_failure
+from allranks.runs.attempt import Failure, lines_of
 from allranks.runs.status import State, Status
 
 SETTINGS = "allranks: node 0: OMP_NUM_THREADS=1: CPUs: 2, ranks: 2\n"
@@ -181,7 +180,7 @@ def test_without_a_log_nothing_changes(run: Path) -> None:
         ({"--output": "logs/slurm-%j.out"}, "logs/slurm-9.out"),
         ({"--output": "logs/%x.%4j[1].out"}, "logs/train.0009[1].out"),
         ({"--output": "logs/out", "--error": "logs/50%%-%j"}, "logs/50%-9"),
-        ({"--output": "nowhere/%j"}, "slurm.out"),
+        ({"--output": "nowhere/%j"}, "slurm-9.out"),
     ],
 )
 def test_where_the_log_is(run: Path, asked: dict[str, str], name: str) -> None:

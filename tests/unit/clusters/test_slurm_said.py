@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.batch.files import excerpt_of, logs_of
+from allranks.clusters.batch.job_status import excerpt_of, logs_of
 from allranks.clusters.slurm import SLURM
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
@@ -67,7 +67,6 @@ def test_where_nothing_tells_a_cause_the_last_line_is_told(tmp_path: Path) -> No
     ("asked", "name"),
     [
         ({}, "slurm-9.out"),
-        ({}, "slurm.out"),
         ({"--output": "%x-%4j[1].out"}, "train-0009[1].out"),
         ({"--output": "out", "--error": "50%%-%j"}, "50%-9"),
         ({"--output": "out-%j", "--error": "empty"}, "out-9"),

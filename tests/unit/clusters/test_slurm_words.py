@@ -13,7 +13,7 @@ from allranks.clusters.slurm_words import reason_of, state_of, why_pending
 from allranks.runs.status import State
 
 STATES = {
-    State.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+    State.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
     State.RUNNING: "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED",
     State.SUCCEEDED: "COMPLETED",
     State.FAILED: "FAILED LAUNCH_FAILED",
@@ -104,11 +104,11 @@ WITH_BLANKS = {
     ),
     "launch failed requeued held": (
         "it could not be started or was requeued, and is held (launch failed requeued held): "
-        "let it go with scontrol release 7"
+        "let it go with scontrol release {job}"
     ),
     "job requeued in held state": (
         "it could not be started or was requeued, and is held (job requeued in held state): "
-        "let it go with scontrol release 7"
+        "let it go with scontrol release {job}"
     ),
 }
 
@@ -133,7 +133,7 @@ def test_limits(word: str) -> None:
 @pytest.mark.parametrize("word", WITH_BLANKS)
 @pytest.mark.parametrize("blank", [" ", "_"])
 def test_reasons_of_several_words(word: str, blank: str) -> None:
-    assert str(reason_of("PENDING", word.replace(" ", blank), "7")) == WITH_BLANKS[word]
+    assert str(reason_of("PENDING", word.replace(" ", blank))) == WITH_BLANKS[word]
 
 
 def test_no_limit_that_slurm_can_name_is_unknown() -> None:
@@ -149,18 +149,18 @@ def test_no_limit_that_slurm_can_name_is_unknown() -> None:
 
 
 def test_a_state_that_says_why_itself() -> None:
-    assert str(reason_of("REQUEUE_HOLD", "None", "7")) == (
-        "it was requeued and is held: let it go with scontrol release 7"
+    assert str(reason_of("REQUEUE_HOLD", "None")) == (
+        "it was requeued and is held: let it go with scontrol release {job}"
     )
 
 
 def test_who_cancelled_a_job() -> None:
-    assert str(reason_of("CANCELLED by 1000", "None", "7")) == "it was cancelled by the user with id 1000"
+    assert str(reason_of("CANCELLED by 1000", "None")) == "it was cancelled by the user with id 1000"
 
 
 @given(st.text("abcXYZ_:,.{}()[]% ", min_size=1))
 def test_an_unknown_word_is_kept(word: str) -> None:
-    reason = reason_of("PENDING", word, "7")
+    reason = reason_of("PENDING", word)
     assert reason is not None
     assert (reason.text, reason.hopeless) == (f"Slurm says {word}", False)
-    assert str(reason_of(f"NEWER_{word}", "", "7")) == f"Slurm says NEWER_{word}"
+    assert str(reason_of(f"NEWER_{word}", "")) == f"Slurm says NEWER_{word}"

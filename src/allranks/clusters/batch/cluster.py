@@ -14,32 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.base import ClusterKind, Request, Started
-from allranks.clusters.batch import files, query
-from allranks.clusters.batch.scheduler import OUT_OF_TIME, JobInfo, Scheduler
+from allranks.clusters.base import ClusterKind, Feasibility, Request, Started
+from allranks.clusters.batch import job_status, query
+from allranks.clusters.batch.scheduler import Scheduler
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
 from allranks.errors import JobError, LaunchError, PreflightError, StartCancelledError
 from allranks.job.options import TARGETS
 from allranks.job.variables import without_those_of_ranks
 from allranks.record.files import write_atomically
 from allranks.runs import agents
+from allranks.runs import attempt as attempts
 from allranks.runs.agents import Happened
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
-    from allranks.clusters.batch.limits import Feasibility
     from allranks.job.spec import Job
     from allranks.plan.directives import Directive
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
 
 _CANCEL_SECONDS = 120.0
-#: In which a scheduler ends a job whose script has exited.
-_ENDS_SECONDS = 15.0
-#: In which a script decides about another attempt, before it says so: it queries the scheduler, which may take long.
-_DECIDES_SECONDS = 180.0
 #: A scheduler is queried at growing intervals: thousands of people query the same server.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, contract.scaled_wait(15.0)
 
@@ -130,13 +126,13 @@ class BatchCluster(ClusterKind):
         intervals that grow. In between the answer is the same object as before.
         """
         if handle.job_id is None:
-            attempt = files.newest(folder)
+            attempt = attempts.newest(folder)
             status = agents.reported_by_all(attempt)
             if not (status.state.is_final or is_alive(handle)):
-                status = _forgotten(attempt, status, "the process that started it is gone", has_started=True)
-            return blame(self.scheduler, status, folder, attempt, "")
+                status = job_status.forgotten(attempt, status, "the process that started it is gone", has_started=True)
+            return job_status.blame(self.scheduler, status, folder, attempt, "")
         poll = self._polls.setdefault((folder, handle.job_id), _Poll())
-        attempt = files.newest(folder)
+        attempt = attempts.newest(folder)
         seen = (attempt, (attempt / contract.JOB).exists(), (attempt / contract.EXIT).exists())
         if seen != poll.seen:
             poll.seen, poll.pause = seen, _FIRST_SECONDS
@@ -149,29 +145,29 @@ class BatchCluster(ClusterKind):
 
     def _query(self, folder: Path, first_job: str) -> Status:
         """Query the scheduler; the run may be in another job by now than in its first one."""
-        title, job_id = self.scheduler.title, files.current_job(folder, first_job)
+        title, job_id = self.scheduler.title, attempts.current_job(folder, first_job)
         try:
             info = self.scheduler.query_job(job_id)
         except LaunchError as error:
-            reported, native = agents.reported_by_all(files.newest(folder)), f"{title} does not answer"
+            reported, native = agents.reported_by_all(attempts.newest(folder)), f"{title} does not answer"
             return replace(reported, state=State.UNKNOWN, native=native, reason=error.why or error.what)
-        if files.current_job(folder, first_job) != job_id:
+        if attempts.current_job(folder, first_job) != job_id:
             return self._query(folder, first_job)  # It has submitted another job meanwhile.
         # Read after the scheduler has answered, which may take long: agents record an end before it knows of it.
-        attempt = files.newest(folder)
+        attempt = attempts.newest(folder)
         reported = agents.reported_by_all(attempt)
-        if info and not _has_ended_before(info, reported, attempt):
-            status = _combined(info, reported)
+        if info and not job_status.has_ended_before(info, reported, attempt):
+            status = job_status.combined(info, reported)
         else:
             traces = ((attempt / contract.JOB).exists(), *folder.glob(f"{contract.TASK}*"))
             # A log elsewhere, of the user's own, may have the text of other runs.
-            has_log = any(folder in log.parents for log in files.logs_of(self.scheduler, folder, job_id))
+            has_log = any(folder in log.parents for log in job_status.logs_of(self.scheduler, folder, job_id))
             has_started = has_log or any(traces)
             why = f"{title} has no record of job {job_id}"
-            status = _forgotten(attempt, reported, why, has_started=has_started)
-        status = blame(self.scheduler, status, folder, attempt, job_id)
+            status = job_status.forgotten(attempt, reported, why, has_started=has_started)
+        status = job_status.blame(self.scheduler, status, folder, attempt, job_id)
         if status.state.is_final:
-            decision = files.decision_after(attempt)
+            decision = attempts.decision_after(attempt)
             status = replace(status, reason=decision["why"]) if decision.get("given_up") else status
             _remove_secrets(folder)
         if status.state is State.CANCELLED and job_id in self._signals:
@@ -191,7 +187,7 @@ class BatchCluster(ClusterKind):
                 why = f"its script, process {handle.pid}, is still there"
                 raise LaunchError(f"{run.record.id} does not end", why=why)
             return
-        job_id = files.current_job(run.folder, handle.job_id)
+        job_id = attempts.current_job(run.folder, handle.job_id)
         self.signal(job_id, signal.SIGTERM)
         deadline, pause = time.monotonic() + _CANCEL_SECONDS, _FIRST_SECONDS
         while (info := self.scheduler.query_job(job_id)) and not info.state.is_final:
@@ -213,7 +209,7 @@ class BatchCluster(ClusterKind):
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what the job's logs say that may tell why it ended."""
-        return files.excerpt_of(self.scheduler, run)
+        return job_status.excerpt_of(self.scheduler, run)
 
 
 class SubmittedJob:
@@ -241,7 +237,7 @@ class SubmittedJob:
     def signal(self, number: int) -> None:
         """Cancel the job."""
         self._news.append(f"{self._cluster.scheduler.title} gives its ranks {self._cluster.scheduler.patience}")
-        self._cluster.signal(files.current_job(self._folder, str(self.handle.job_id)), number)
+        self._cluster.signal(attempts.current_job(self._folder, str(self.handle.job_id)), number)
 
     def news(self) -> Sequence[str]:
         """Return changes of the job's state, and why it waits."""
@@ -283,7 +279,7 @@ class SubmittedJob:
         last = newest_attempt(self._folder)
         while True:
             self._news += self._happened.news()
-            decision = files.decision_after(self._folder / contract.attempt_dir(self._attempt))
+            decision = attempts.decision_after(self._folder / contract.attempt_dir(self._attempt))
             # That a job is requeued is written down before it is tried; if that is refused another job may follow.
             is_tried = decision.get("again") and (self._attempt < last or decision.get("how") != "requeue")
             if is_tried and not self._is_followed_by_another:
@@ -297,96 +293,6 @@ class SubmittedJob:
 def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a command that submits a job: nothing of a job that it is itself in."""
     return schedulers.outside_of_jobs(without_those_of_ranks(environ))
-
-
-def _combined(info: JobInfo, reported: Status) -> Status:
-    """Combine what the scheduler knows, which decides on the state, with what only agents know: which rank, and why."""
-    state, reason, rank = info.state, info.reason, None
-    code = reported.exit_code if reported.state.is_final and reported.exit_code is not None else info.exit_code
-    if state is State.FAILED:
-        reason, rank = reported.reason or reason, reported.rank
-        state = State.PREEMPTED if code == contract.CONTINUE_LATER else state
-    if state is State.SUCCEEDED:
-        code, reason = 0, reported.reason if reported.state is State.SUCCEEDED else reason
-    elif not code:
-        ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
-        code = 128 + ended_by if ended_by else 1
-    return Status(
-        state,
-        info.native,
-        reason=reason,
-        exit_code=code if state.is_final else None,
-        rank=rank,
-        started=reported.started or info.started,
-        ended=info.ended if state.is_final else None,
-        restarts=reported.restarts,
-        peak_memory=info.peak_memory,
-    )
-
-
-def _has_ended_before(info: JobInfo, reported: Status, attempt: Path) -> bool:
-    """Return whether an attempt ended before its job: the agents and the script then know more than the scheduler.
-
-    PBS keeps a job that has lost a node, and kills it when the node is back, even if all ranks have succeeded.
-    """
-    ended = files.exit_of(attempt)
-    if ended is None or info.started is None or info.started > ended[1]:
-        return False  # The script runs, or the job was put back into the queue for another attempt.
-    if info.state is State.RUNNING:
-        decision = files.decision_after(attempt)
-        patience = _ENDS_SECONDS if decision or ended[0] == 0 else _DECIDES_SECONDS
-        return time.time() - ended[1] > patience and not decision.get("again")
-    return info.state in (State.FAILED, State.NODE_FAIL) and ended[0] == 0 and reported.state is State.SUCCEEDED
-
-
-def _forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -> Status:
-    """Return the status of a job that the scheduler does not know: as its agents report it, else as its script does.
-
-    ``has_started`` is whether its script started. Of one that failed before the supervisor there may be only a log.
-    """
-    status = reported
-    if not reported.state.is_final:
-        if ended := files.exit_of(attempt):
-            states = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
-            states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
-            state = states.get(ended[0], State.FAILED)
-            status = replace(reported, state=state, native="ended", reason=None, exit_code=ended[0])
-        elif not has_started:
-            # Some schedulers keep no record of a job that was deleted before it started.
-            reason, code = "it was deleted before it started", 128 + signal.SIGTERM
-            status = replace(reported, state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
-        else:
-            reason = f"{why}: its final state is unknown"
-            status = replace(reported, state=State.UNKNOWN, native="forgotten", reason=reason)
-    if status.state in (State.CANCELLED, State.UNKNOWN):
-        with contextlib.suppress(OSError, ValueError):
-            terminated = attempt / contract.TERMINATED  # When its script was terminated, and in it, when the limit is.
-            if terminated.stat().st_mtime >= int(terminated.read_text()):
-                code = status.exit_code or 128 + signal.SIGTERM
-                return replace(status, state=State.TIMEOUT, reason=str(OUT_OF_TIME), exit_code=code)
-    return status
-
-
-def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
-    """Name the rank that failed first in a run's status, or give the exit code of its set-up, if no agent has."""
-    if status.state is not State.FAILED or status.rank is not None:
-        return status
-    if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
-        return status  # Agents know more.
-    failure, logs = files.first_failure(attempt), files.logs_of(scheduler, folder, job_id)
-    if failure is None and logs:
-        failure = scheduler.failure(files.lines_of(logs[0]))
-    if failure is None:
-        return status
-    of_ranks = {log.name for log in attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")}
-    code = failure.code if failure.code > 0 else 128 - failure.code
-    if failure.rank is None or not of_ranks:
-        return replace(status, exit_code=code)
-    nodes = files.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
-    reason = failure.in_words(with_host=nodes > 1)
-    # A rank of another node may have no log yet: that node was still being set up.
-    rank = failure.rank if contract.rank_log(failure.rank, "err") in of_ranks else None
-    return replace(status, reason=reason, exit_code=code, rank=rank)
 
 
 def _remove_secrets(folder: Path) -> None:

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
-from allranks.job.units import format_count, format_memory
+from allranks.clusters.base import Issue
+from allranks.job.units import format_count, format_duration, format_memory
 from allranks.plan.layout import MOST_RANKS_PER_CPU
 from allranks.system.hostlist import fold
-
-
-@dataclass(frozen=True)
-class Issue:
-    """What stands against a job."""
-
-    what: str  # What it asks for, and what there is.
-    fix: str  # What the user can do.
-    is_final: bool = True  # Whether it could never start; otherwise it would wait until something changes.
-    is_refusal: bool = False  # Whether these are the scheduler's own words, with which it refuses a submitted job.
-
-
-@dataclass(frozen=True)
-class Feasibility:
-    """Whether and when a job would start that is submitted now, as far as its scheduler says."""
-
-    where: str  # What would take it: a partition, a queue.
-    objections: Sequence[Issue] = ()
-    start: float | None = None  # When it is expected to start, in seconds since 1970.
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether it would never start."""
-        return any(objection.is_final for objection in self.objections)
 
 
 @dataclass(frozen=True)
@@ -66,23 +41,35 @@ class NodeInfo:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What a partition or queue gives a job of something, at most and at least; 0 if it does not say."""
+#: What a job asks for: the keys for it, and the noun that is counted, or what writes an amount.
+_ASKED: dict[str, tuple[str, str | Callable[[int], str]]] = {
+    "time": ("resources.time", format_duration),
+    "nodes": ("resources.nodes", "node"),
+    "cpus": ("resources.cpus_per_node", "CPU"),
+    "gpus": ("resources.gpus_per_node", "GPU"),
+    "memory": ("resources.memory", format_memory),
+    "cpus in all": ("resources.cpus_per_node or resources.nodes", "CPU"),
+    "gpus in all": ("resources.gpus_per_node or resources.nodes", "GPU"),
+}
 
-    amount: int  # That the job asks for.
-    key: str  # Of the job, that asks for it.
-    words: Callable[[int], str]
-    most: int = 0
-    least: int = 0
 
-    def objections(self, place: str, other: str, *, is_final: bool = True) -> Iterator[Issue]:
-        """Yield what it has against the job; ``other`` is what the user can do but change the key."""
-        reported = f"{self.words(self.amount)} are requested, and {place} gives a job at"
-        if 0 < self.most < self.amount:
-            yield Issue(f"{reported} most {self.words(self.most)}", f"lower {self.key}, or {other}", is_final)
-        if 0 < self.amount < self.least:
-            yield Issue(f"{reported} least {self.words(self.least)}", f"raise {self.key}, or {other}", is_final)
+def _amount(of: str, amount: int) -> str:
+    words = _ASKED[of][1]
+    return format_count(amount, words) if isinstance(words, str) else words(amount)
+
+
+def beyond(
+    of: str, amount: int, place: str, other: str, *, most: int = 0, least: int = 0, is_final: bool = True
+) -> Iterator[Issue]:
+    """Yield what stands against so much ``of`` something in a place that gives a job at most and at least so much.
+
+    A limit of 0 is none. ``other`` is what the user can do but change the key.
+    """
+    has = f"{_amount(of, amount)} are requested, and {place} gives a job at"
+    if 0 < most < amount:
+        yield Issue(f"{has} most {_amount(of, most)}", f"lower {_ASKED[of][0]}, or {other}", is_final)
+    if 0 < amount < least:
+        yield Issue(f"{has} least {_amount(of, least)}", f"raise {_ASKED[of][0]}, or {other}", is_final)
 
 
 def least(places: Iterable[list[Issue]]) -> list[Issue]:
@@ -102,25 +89,20 @@ def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: s
 
     ``more`` is the command that shows why nodes are away.
     """
-    all_nodes = [*nodes]
+    all_nodes, needed, other = [*nodes], ("gpus", "cpus", "memory"), "or choose another scheduler.partition"
     candidates = [node for node in all_nodes if node.name not in requested.exclude]
     if not candidates:
         return []
-    for name, key, words in (
-        ("gpus", "resources.gpus_per_node", counted("GPU")),
-        ("cpus", "resources.cpus_per_node", counted("CPU")),
-        ("memory", "resources.memory", format_memory),
-    ):
-        wanted, most = getattr(requested, name), max(getattr(node, name) for node in candidates)
+    for of in needed:
+        wanted, most = getattr(requested, of), max(getattr(node, of) for node in candidates)
         if wanted > most:
-            text = f"{words(wanted)} of each node are requested, and no node of {where} has more than {words(most)}"
-            return [Issue(text, f"lower {key}, or choose another scheduler.partition")]
-    needed = ("cpus", "memory", "gpus")
-    fitting = [node for node in candidates if all(getattr(node, key) >= getattr(requested, key) for key in needed)]
+            has = f"{_amount(of, wanted)} of each node are requested, and no node of {where} has more than"
+            return [Issue(f"{has} {_amount(of, most)}", f"lower {_ASKED[of][0]}, {other}")]
+    fitting = [node for node in candidates if all(getattr(node, of) >= getattr(requested, of) for of in needed)]
     if len(fitting) < requested.nodes:
-        such, of_nodes = (" such", "") if len(fitting) < len(all_nodes) else ("", f".nodes to {len(fitting)}")
-        text = f"{format_count(requested.nodes, 'node')} are requested, and {where} has {len(fitting)}{such}"
-        return [Issue(text, f"lower resources{of_nodes}, or choose another scheduler.partition")]
+        such, to = (" such", "") if len(fitting) < len(all_nodes) else ("", f".nodes to {len(fitting)}")
+        text = f"{_amount('nodes', requested.nodes)} are requested, and {where} has {len(fitting)}{such}"
+        return [Issue(text, f"lower resources{to}, {other}")]
     away = [node for node in fitting if node.is_away]
     if not away:
         return []
@@ -138,30 +120,3 @@ def crowded(ranks: int, where: str, nodes: Iterable[NodeInfo]) -> list[Issue]:
     has = f"no node of {where} has more than {format_count(most, 'CPU')}"
     limit = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
     return [Issue(f"{ranks} ranks on each node are requested, and {has}: {limit}", f"--nproc-per-node {most}")]
-
-
-def reading(parse: Callable[[str], int], text: str) -> int:
-    """Return a time, a size or a number; 0 if the text has none, or says that there is no limit."""
-    with suppress(ValueError):
-        return parse(text)
-    return 0
-
-
-def time_of(text: str) -> float | None:
-    """Return a time in seconds since 1970; None if the text, of a number, of ISO 8601 or of ctime in UTC, has none."""
-    with suppress(ValueError):
-        return float(text)
-    for parse in (datetime.fromisoformat, lambda ctime: datetime.strptime(ctime, "%a %b %d %H:%M:%S %Y")):
-        with suppress(ValueError):
-            return parse(text).replace(tzinfo=timezone.utc).timestamp()
-    return None
-
-
-def number(text: str) -> int:
-    """Return a number; 0 if the text is not one."""
-    return int(text) if text.isdecimal() else 0
-
-
-def counted(noun: str) -> Callable[[int], str]:
-    """Return what writes a number of such things."""
-    return lambda count: format_count(count, noun)

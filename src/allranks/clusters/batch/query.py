@@ -1,4 +1,7 @@
-"""Running a scheduler's commands once, with a time limit; what goes wrong is explained in the scheduler's words."""
+"""Running a scheduler's commands once, with a time limit, and reading what they print.
+
+What goes wrong is explained in the scheduler's words.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,3 +126,25 @@ def with_values(error: LaunchError, reasons: Iterable[Reason]) -> LaunchError:
     values = {reason.why: f"{reason.why} ({reason.value})" for reason in reasons if reason.value}
     fix = error.fix and re.sub(r"\b(scheduler|resources)\.\w+", lambda key: values.get(key[0], key[0]), error.fix)
     return LaunchError(error.what, why=error.why, fix=fix, see=error.see)
+
+
+def reading(parse: Callable[[str], int], text: str) -> int:
+    """Return a time, a size or a number; 0 if the text has none, or says that there is no limit."""
+    with suppress(ValueError):
+        return parse(text)
+    return 0
+
+
+def time_of(text: str) -> float | None:
+    """Return a time in seconds since 1970; None if the text, of a number, of ISO 8601 or of ctime in UTC, has none."""
+    with suppress(ValueError):
+        return float(text)
+    for parse in (datetime.fromisoformat, lambda ctime: datetime.strptime(ctime, "%a %b %d %H:%M:%S %Y")):
+        with suppress(ValueError):
+            return parse(text).replace(tzinfo=timezone.utc).timestamp()
+    return None
+
+
+def number(text: str) -> int:
+    """Return a number; 0 if the text is not one."""
+    return int(text) if text.isdecimal() else 0

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.errors import LaunchError
-from allranks.plan.directives import Directive
 from allranks.runs.status import State
 from allranks.system import schedulers
-from allranks.system.processes import rank_ended
 
 if TYPE_CHECKING:
-    from allranks.clusters.base import Request
-    from allranks.clusters.batch.limits import Feasibility
+    from pathlib import Path
+
+    from allranks.clusters.base import Feasibility, Request
     from allranks.job.spec import Job
+    from allranks.plan.directives import Directive
     from allranks.plan.entry import Program
     from allranks.plan.layout import Layout
     from allranks.plan.plan import Plan, Reason
+    from allranks.runs.attempt import Failure
     from allranks.system.commands import Answer
     from allranks.system.schedulers import SchedulerEnvironment
 
 
 @dataclass(frozen=True)
 class JobReason:
-    """Why a job waits or has ended, and what the user can do; ``hopeless`` if it waits for what can never come."""
+    """Why a job waits or has ended, and what the user can do; ``hopeless`` if it waits for what can never come.
+
+    ``{job}`` in the fix stands for the job's id.
+    """
 
     text: str
     fix: str = ""
@@ -63,30 +66,13 @@ class JobInfo:
     @property
     def reason(self) -> str | None:
         """:attr:`why` in a sentence."""
-        return str(self.why) if self.why else None
+        return str(self.why).replace("{job}", self.job_id) if self.why else None
 
 
 def overall(tasks: Iterable[JobInfo]) -> JobInfo | None:
     """Return the task that decides on the state of an array: one that runs, else one that waits, else a failed one."""
     ranks = {State.RUNNING: 0, State.UNKNOWN: 1, State.PENDING: 2, State.SUCCEEDED: 4}
     return min(tasks, key=lambda task: ranks.get(task.state, 3), default=None)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a rank ended that no agent watched, as its scheduler reports it or its task has written itself."""
-
-    rank: int | None  # The global rank, the lowest of those that ended alike at the same time; None for an agent.
-    host: str | None  # Its node, if that is known.
-    code: int  # As Python has it, negative for a signal.
-    out_of_memory: bool = False  # Whether the scheduler says that memory ran out.
-    time: float = 0.0  # When, by the clock of the file's server, if its task has written it.
-    folder: Path = Path()  # Of its node, likewise.
-
-    def in_words(self, *, with_host: bool) -> str:
-        """Say it as agents do."""
-        text = rank_ended(self.rank or 0, self.code, self.host if with_host else None)
-        return f"{text}: it ran out of memory" if self.out_of_memory else text
 
 
 @dataclass(frozen=True)
@@ -252,11 +238,15 @@ def first_fix(known: Sequence[tuple[str, str]], printed: str) -> str | None:
     return next((fix for pattern, fix in known if re.search(f"(?i){pattern}", printed)), None)
 
 
-def given(*options: tuple[str, object, str, str | None] | tuple[str, object, str]) -> Iterator[Directive]:
-    """Yield directives from option, value, why and note, but for those with no value; True is an option without one."""
-    for option, value, why, *note in options:
-        if value:
-            yield Directive(option, None if value is True else str(value), why, *note)
+def explained(known: Iterable[Sequence[str]], text: str) -> JobReason | None:
+    """Return what the first of the known patterns that is found in a text, in any case, means, and what to do.
+
+    Both may have groups of the pattern in them, as ``\\1``.
+    """
+    for pattern, means, *fix in known:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return JobReason(found.expand(means), "".join(map(found.expand, fix)))
+    return None
 
 
 def plain_name(name: str, longest: int | None = None) -> str:

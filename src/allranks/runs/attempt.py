@@ -1,31 +1,39 @@
-"""What a job leaves in the run's directory: which job the run is now, what was decided, and logs."""
+"""What the jobs and tasks of a run's attempt have left in its directory: ids, exit codes, decisions."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import re
 import signal
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allranks import contract
-from allranks.clusters.batch.scheduler import Failure
 from allranks.logs.cause import tail
-from allranks.runs import agents
 from allranks.runs.record import newest_attempt
-from allranks.runs.status import LogExcerpt
-
-if TYPE_CHECKING:
-    from allranks.clusters.batch.scheduler import Scheduler
-    from allranks.runs.record import Run
+from allranks.system.processes import rank_ended
 
 #: More than any log of ours that is read to its end.
 _TAIL_BYTES = 1 << 20
-#: Tells no cause in any log: what bash prints of a signal, and what agents and the supervisor print besides.
-_NOISE = re.compile(r"Terminated$|(?:allranks: )?(?:node \d+: )?[A-Z_]+=\S*: |allranks: (?:an|no )other attempt")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended that no agent watched, as its scheduler reports it or its task has written itself."""
+
+    rank: int | None  # The global rank, the lowest of those that ended alike at the same time; None for an agent.
+    host: str | None  # Its node, if that is known.
+    code: int  # As Python has it, negative for a signal.
+    out_of_memory: bool = False  # Whether the scheduler says that memory ran out.
+    time: float = 0.0  # When, by the clock of the file's server, if its task has written it.
+    folder: Path = Path()  # Of its node, likewise.
+
+    def in_words(self, *, with_host: bool) -> str:
+        """Say it as agents do."""
+        text = rank_ended(self.rank or 0, self.code, self.host if with_host else None)
+        return f"{text}: it ran out of memory" if self.out_of_memory else text
 
 
 def newest(folder: Path) -> Path:
@@ -79,40 +87,6 @@ def lines_of(log: Path) -> list[str]:
     return lines
 
 
-def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
-    """Return the logs of a run's job that have text in them: of its script, and of the scheduler itself."""
-    requested = {
-        reason["subject"]: reason["value"] for reason in read_json(folder / contract.PLAN_FILE).get("reasons", ())
-    }
-    patterns = [glob.escape(requested[name]) for name in ("scheduler.error", "scheduler.output") if name in requested]
-    patterns += scheduler.logs(glob.escape(str(folder)), job_id, requested)
-    return [log for pattern in patterns for log in _with_text(pattern)]
-
-
-def excerpt_of(scheduler: Scheduler, run: Run) -> LogExcerpt:
-    """Find what may tell why a run's newest attempt ended: in its job's logs, or in the log of a node.
-
-    That is at most two lines of the first log that has such a line; else the last line. What was in a log before the
-    attempt does not count.
-    """
-    logs = logs_of(scheduler, run.folder, run.job_id or "")
-    if first := first_failure(run.attempt_folder):
-        logs.append(first.folder / contract.AGENT_LOG)
-    if log := agents.log_excerpt(run.node_folder(0)).log:
-        logs.append(log)
-    found = LogExcerpt()
-    for log in filter(Path.exists, logs):
-        lines = [line for line in lines_of(log) if not _NOISE.match(line)]
-        causes = dict.fromkeys(line for line in lines if not (line[0].isspace() or scheduler.log_noise.match(line)))
-        if causes:
-            return LogExcerpt(log, [line.removeprefix("allranks: ") for line in [*causes][-2:]])
-        if lines and not found.causes:
-            found = LogExcerpt(log, lines[-1:])
-        elif found.log is None:
-            found = LogExcerpt(log)
-    return found
-
-
 def first_failure(attempt: Path) -> Failure | None:
     """Return how the task ended that failed first, by what tasks have written themselves; None if none has."""
     failed = []
@@ -127,13 +101,3 @@ def first_failure(attempt: Path) -> Failure | None:
         of_others = (contract.CONTINUE_LATER, -signal.SIGTERM, -signal.SIGKILL)
         failed = [end for end in failed if end.code not in of_others]
     return min(failed, key=lambda end: (end.time, end.rank or 0), default=None)
-
-
-def _with_text(pattern: str) -> Iterator[Path]:
-    """Yield the files that an absolute pattern fits and that are not empty, the one that was changed last first."""
-    found = []
-    for path in Path("/").glob(pattern.lstrip("/")):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            found += [(stat.st_mtime, path)] if stat.st_size else []
-    yield from (path for _, path in sorted(found, reverse=True))
