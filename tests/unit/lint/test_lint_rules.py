@@ -54,3 +54,9 @@ def test_sentences_are_filled_in(rule: Rule) -> None:
         assert finding.what
         assert finding.fix
         assert not re.search(r"(?<!\$)\{\w+\}", finding.what + finding.fix)
+
+
+def test_what_stands_in_a_function_is_not_done_by_the_script() -> None:
+    """It waits in a function that it never calls: the job ends, and its ranks with it."""
+    script = b"#!/bin/bash\n#SBATCH --time=1:00:00\nsrun python train.py &\nlinger() { sleep 60; }\necho started\n"
+    assert ("AR702", 3) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
