@@ -105,6 +105,9 @@ def test_what_is_refused_in_a_shell(lab: Any, pbs: PbsCluster, terminals: list[T
     code, said = shell.told("allranks shell --on lab")
     assert code == 3
     assert f"error: this is inside an allocation already: PBS_JOBID is {shell.job}\n" in said
+    shell.type("exit\n")
+    assert shell.wait() == 0
+    pbs.wait_for_state(shell.job)  # Else the next test's shell may get nodes that this one still has.
 
 
 def test_a_command_instead_of_the_shell(lab: Any, pbs: PbsCluster, terminals: list[Terminal]) -> None:
