@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from allranks import contract
 from allranks.cli import render
 from allranks.errors import UsageError
 
@@ -122,28 +123,70 @@ IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")
 
 @click.command("init")
 @click.argument("folder", default=".", type=click.Path(file_okay=False))
+@click.option("--recipe", metavar="NAME", help="Copy a complete training, such as mnist, instead.")
+@click.option("--list", "listing", is_flag=True, help="List the recipes, and write nothing.")
 @click.option("--minimal", is_flag=True, help="Write the shortest script that trains, and a job file of one line.")
-@click.option("--force", is_flag=True, help="Overwrite job.yaml and train.py if they exist.")
-def command(folder: str, minimal: bool, force: bool) -> int:
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force: bool) -> int:
     """Write a commented job.yaml, a train.py and a .gitignore into FOLDER (default: here).
 
-    A .gitignore that exists keeps its lines, and gets those that are missing.
+    With --recipe, the files are those of a complete training, to be changed. A .gitignore that exists keeps its
+    lines, and gets those that are missing.
     """
-    job, script = (MINIMAL_JOB, MINIMAL_SCRIPT) if minimal else (JOB_TEMPLATE, SCRIPT_TEMPLATE)
-    files = {Path(folder) / "job.yaml": job, Path(folder) / "train.py": script}
-    there = [str(path) for path in files if path.exists()]
+    if listing:
+        rows = [(name, _summary(path)) for name, path in _recipes().items()]
+        render.data(render.table(("RECIPE", "WHAT IT TRAINS"), rows))
+        return 0
+    if recipe and minimal:
+        raise UsageError("--recipe and --minimal exclude each other", fix="give one of them")
+    if recipe:
+        files = _files_of(recipe)
+    elif minimal:
+        files = {"job.yaml": MINIMAL_JOB.encode(), "train.py": MINIMAL_SCRIPT.encode()}
+    else:
+        files = {"job.yaml": JOB_TEMPLATE.encode(), "train.py": SCRIPT_TEMPLATE.encode()}
+    there = [str(path) for name in files if (path := Path(folder) / name).exists()]
     if there and not force:
         raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
+        for name, content in files.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
             render.talk(f"wrote {path}")
         _ignore(Path(folder) / ".gitignore")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}", why=error.strerror) from error
     render.talk("next: allranks run" + ("" if folder == "." else f" {shlex.quote(str(Path(folder) / 'job.yaml'))}"))
     return 0
+
+
+def _recipes() -> dict[str, Path]:
+    """Return the directories of the recipes, by name: each has a job.yaml and a README.md."""
+    package = contract.installation()
+    # setup.py copies them into the package. Where that is used from its sources, they lie beside src.
+    found = [path for root in (package, package.parents[1]) for path in sorted(root.glob("recipes/*/README.md"))]
+    return {path.parent.name: path.parent for path in found if (path.parent / "job.yaml").is_file()}
+
+
+def _summary(recipe: Path) -> str:
+    """Return the first sentence below the heading of a recipe's README."""
+    _, _, text = (recipe / "README.md").read_text(encoding="utf-8").partition("\n\n")
+    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+
+
+def _files_of(recipe: str) -> dict[str, bytes]:
+    """Return the files of a recipe: path in its directory to content.
+
+    Raises:
+        UsageError: if there is no such recipe.
+    """
+    recipes = _recipes()
+    if recipe not in recipes:
+        raise UsageError(f"no recipe {recipe!r}", fix=f"the recipes are {', '.join(recipes)}; allranks init --list")
+    folder, left = recipes[recipe], {name.strip("/") for name in IGNORED}
+    names = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(name): (folder / name).read_bytes() for name in names if left.isdisjoint(name.parts)}
 
 
 def _ignore(path: Path) -> None:
