@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
@@ -18,6 +20,8 @@ from allranks.runs.status import State
 
 #: The error of input() in a rank that has no stdin, and an interpreter of its own.
 _NO_INPUT = "EOFError: EOF when reading a line"
+#: Where in the user's code an exception was raised, at the end of its line.
+_PLACE = re.compile(r" \(([^()\s]+\.py:\d+)\)$")
 #: The class of exceptions of the script itself, of which the log says more than any advice.
 _OWN = "script-exception"
 
@@ -93,6 +97,9 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
         fix = f"allranks run --stdin {rank} gives this rank the terminal"
     elif advice := own_fix(tail(log), cause or "") or _advice(run, rank):
         fix = advice
+    elif (place := _PLACE.search(cause or "")) and not (record.kind == "local" and record.nnodes > 1):
+        # Nodes that were started by hand are started so again.
+        fix = f"correct {place[1]}, then: allranks resume {name_to_type(run)}"
     return LaunchError(what, why=cause, fix=fix, see=render.path(log))
 
 

@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         from allranks.cli.usage import from_click
 
-        render.error(from_click(error))
+        render.error(from_click(error, cli, sys.argv[1:] if argv is None else argv))
         code = 2
     except Exception as error:  # noqa: BLE001 - the last resort: the traceback goes to a file, not to the user
         render.error(render.unexpected(error))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
-from allranks.job.options import OPTIONS, Option
+from allranks.job.options import OPTIONS, TARGETS, Option
 
 if TYPE_CHECKING:
     from allranks.job.load import LoadedJob
@@ -155,9 +157,36 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     flags = flag_values(values)
     _take_hosts(flags)
     target = _target(values, flags)
+    words = script_args(ctx)
+    if needs_target and target is None and not flags.keys() & {*TARGETS} and words and words[0].endswith(".py"):
+        what, typed = f"no script is given: what follows -- is passed to it, {shlex.quote(words[0])} too", words[:1]
+        raise UsageError(what, fix=f"{ctx.command_path} {shlex.join(typed)}{' -- ...' if words[1:] else ''}")
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
-    return load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
+    loaded = load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
+    for note in (*_joined_variables(flags), *_paths_elsewhere(script_args(ctx), loaded)):
+        render.talk(f"allranks: note: {note}")
+    return loaded
+
+
+def _joined_variables(flags: dict[str, Any]) -> Iterator[str]:
+    """Yield a note for each ``--env A=1,B=2``, which is one variable here and two with other tools."""
+    for pair in flags.get("environment.variables", ()):
+        if match := re.match(r"(\w+)=[^,]*,([A-Z_][A-Z0-9_]*)=", pair):
+            first, second = match.groups()
+            yield f"all that follows {first}= is its value; for two variables: --env {first}=... --env {second}=..."
+
+
+def _paths_elsewhere(words: Iterable[str], loaded: LoadedJob) -> Iterator[str]:
+    """Yield a note for each argument of the script that is a path here, and none where the ranks start."""
+    from allranks.plan.environment import workdir_of
+
+    workdir = workdir_of(loaded.job, loaded.folder)
+    for word in words:
+        path = word.partition("=")[2] if word.startswith("--") else word
+        if path and Path(path).exists() and not (workdir / path).exists():
+            here = shlex.quote(str(Path(path).absolute()))
+            yield f"{shlex.quote(path)} is not in {render.path(workdir)}, where the ranks start; here it is {here}"
 
 
 def flag_values(values: dict[str, Any]) -> dict[str, object]:
@@ -170,6 +199,10 @@ def _take_hosts(flags: dict[str, object]) -> None:
     from allranks.job.hosts import look_like_hosts, parse_hosts
 
     requested = str(flags.get("resources.nodes", ""))
+    if requested.isalpha():
+        where = "leave it out for this machine" if requested == "localhost" else f"--hosts {requested} for a machine"
+        what = f"--nodes: invalid number of nodes: {requested!r}"
+        raise UsageError(what, fix=f"{where}; --nodes takes a number, 2:4, or names such as gpu1,gpu2")
     if look_like_hosts(requested):
         try:
             flags["resources.nodes"] = len(parse_hosts([requested]))

@@ -12,7 +12,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import folder_option, json_option, report, runs_folder, settled_runs
 from allranks.job.units import format_count
-from allranks.runs.record import Run, run_ids, unreadable
+from allranks.runs.record import Run, run_ids, unreadable, where_runs_are
 from allranks.runs.status import State
 
 _HEADER = ("RUN", "STATE", "EXIT", "RANKS", "CLUSTER", "STARTED", "TOOK", "COMMAND", "REASON")
@@ -55,7 +55,7 @@ def command(folder: str | None, last: int, states: tuple[str, ...], is_watched: 
     elif states:
         render.talk(f"no runs in {render.path(where)} are {' or '.join(states)}")
     else:
-        render.talk(f"no runs in {render.path(where)}\nnext: allranks run train.py")
+        render.talk(f"no runs in {render.path(where)}\nnext: {where_runs_are(where).removeprefix('start one: ')}")
     return 0
 
 

@@ -47,7 +47,7 @@ def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> i
     status = found.record.status
     if status.state.is_final:
         when = f", {render.age(status.ended)}" if status.ended else ""
-        render.talk(f"{found.record.id} has ended: {status.state.value}{when}")
+        render.talk(f"{found.record.id} has already ended: {status.state.value}{when}")
     return 0
 
 
@@ -62,6 +62,8 @@ def _text(run: Run) -> str:
             seen = ""
         if not node["gpus"]:
             rows.append((*used, "-", "-", "-", seen))
+    if not rows and run.record.status.state.is_final:
+        return f"{run.record.id}: it ended before its first sample"
     if not rows:
         return f"{run.record.id} {run.record.status.state.value}: nothing has been seen of its nodes yet"
     is_running = run.record.status.state is State.RUNNING

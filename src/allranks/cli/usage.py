@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import click
 
+from allranks import contract
 from allranks.cli.options import TYPED
+from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
 from allranks.job.problems import closest
 
@@ -53,28 +56,78 @@ _OPTIONS_OF_OTHERS = {
     **dict.fromkeys(("--multi-gpu", "--cpu"), f"{_NOT_NEEDED}; all GPUs are used, or the CPU if there is none"),
     "--mixed-precision": 'write allranks.init(precision="bf16") in the script',
 }
+#: Options of our own verbs that people expect elsewhere: by verb and option.
+_NOT_HERE = {
+    ("cancel", "--all"): "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one",
+    ("cancel", "-a"): "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one",
+    ("ps", "-a"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
+    ("ps", "--all"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
+}
 
 
-def from_click(failure: click.ClickException) -> UsageError:
-    """Make our error from one of click's, with the way out that fits."""
+#: What click says in two of its errors, which have no class of their own.
+_UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
+_NO_COMMAND = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
+
+
+def from_click(failure: click.ClickException, command: click.Command, words: list[str]) -> UsageError:
+    """Make our error from one of click's, with the way out that fits; the words were typed after the command."""
     message = failure.format_message().rstrip(".").replace("\n", " ")
-    what = message[:1].lower() + message[1:]
+    what, why, fix = message[:1].lower() + message[1:], None, _fix(failure)
     if isinstance(failure, click.NoSuchOption):
         what = f"no such option {_as_typed(failure)}"
-    return UsageError(what, fix=_fix(failure))
+    elif isinstance(failure, click.BadOptionUsage):
+        what, why, fix = _bad_option(failure.option_name, command, words)
+    elif isinstance(failure, click.MissingParameter) and failure.param:
+        what = f"{_spelling(failure.param)} is missing"
+    elif isinstance(failure, click.BadParameter) and failure.param:
+        what = f"{_spelling(failure.param)}: {failure.message.rstrip('.')}"
+    elif extra := _UNEXPECTED.fullmatch(message):
+        what = f"unexpected argument: {extra[1]}"
+    elif word := _NO_COMMAND.fullmatch(message):
+        what = f"no such command {word[1]}"
+    return UsageError(what, why=why, fix=fix)
+
+
+def _bad_option(name: str, command: click.Command, words: list[str]) -> tuple[str, str | None, str]:
+    """Return what is wrong with an option that lacks a value or has one too many: click's error names no verb."""
+    path = ["allranks"]
+    for word in words:
+        inner = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if inner:
+            path, command = [*path, word], inner
+    options = (each for each in command.params if isinstance(each, click.Option))
+    option = next((each for each in options if name in (*each.opts, *each.secondary_opts)), None)
+    takes = "takes no value" if option and option.is_flag else "needs a value"
+    return f"{name} {takes}", option.help if option else None, f"{' '.join(path)} --help"
+
+
+def _spelling(parameter: click.Parameter) -> str:
+    """Return a parameter as messages name it: ``--last``, ``FOLDER``."""
+    if isinstance(parameter, click.Option):
+        return max(parameter.opts, key=len)
+    return parameter.metavar or (parameter.name or "").upper()
 
 
 def unknown_verb(word: str, verbs: list[str]) -> UsageError:
     """Make the error for a verb that does not exist."""
     if word.endswith((".py", ".yaml", ".yml")):
         fix = f"allranks run {shlex.quote(word)}"
+    elif word and (runs_folder(None) / word / contract.RECORD_FILE).is_file():
+        run = shlex.quote(word)
+        return UsageError(f"{run} is a run, and a command must come first", fix=f"allranks status {run}")
     elif word in _VERBS_OF_OTHERS:
         fix = _VERBS_OF_OTHERS[word]
-    elif near := closest(word, [verb for verb in verbs if verb not in _STARTS]):
+    elif near := _swapped(word, verbs) or closest(word, [verb for verb in verbs if verb not in _STARTS]):
         fix = f"did you mean allranks {near}?"
     else:
         fix = f"the commands are {', '.join(verbs)}; allranks --help says what they do"
     return UsageError(f"no such command {shlex.quote(word)}", fix=fix)
+
+
+def _swapped(word: str, verbs: list[str]) -> str | None:
+    """Return the verb that has exactly the letters of a word: one that starts something too, it is no guess."""
+    return next((verb for verb in verbs if sorted(verb) == sorted(word)), None)
 
 
 def _fix(failure: click.ClickException) -> str:
@@ -85,6 +138,10 @@ def _fix(failure: click.ClickException) -> str:
         return _of_option(_as_typed(failure), context, takes_a_job)
     if takes_a_job and "extra argument" in failure.message:
         return f"the script's own arguments follow --: {path} train.py -- ..."
+    if isinstance(failure, click.UsageError) and (word := _NO_COMMAND.fullmatch(failure.message.rstrip("."))):
+        assert isinstance(failure.ctx, click.Context) and isinstance(failure.ctx.command, click.Group)
+        if near := closest(word[1], failure.ctx.command.commands):
+            return f"did you mean {path} {near}?"
     return f"{path} --help"
 
 
@@ -100,7 +157,8 @@ def _as_typed(failure: click.NoSuchOption) -> str:
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
     others = _OPTIONS_OF_OTHERS if "--nproc-per-node" in known else {}
-    meant = others.get(name.replace("_", "-") if name.startswith("--") else name[:2], "")
+    spelled = name.replace("_", "-") if name.startswith("--") else name[:2]
+    meant = _NOT_HERE.get((context.info_name or "", name), "") or others.get(spelled, "")
     if not meant and (near := closest(name, [word for word in known if word.startswith("--")])):
         meant = f"did you mean {near}?"
     if not takes_a_job or meant.startswith(_NOT_NEEDED):

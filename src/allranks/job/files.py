@@ -15,6 +15,21 @@ from allranks.job.yaml import INIT, YamlMapping, kind_of
 
 _CLUSTER_FILE = "clusters.yaml"
 _LARGEST_FILE = 256 * 1024
+#: Keys of other tools (Accelerate, SkyPilot, TorchX, submitit, Slurm, PBS), and ours for the same.
+_KEYS_OF_OTHERS = {
+    **dict.fromkeys(("command", "cmd", "entrypoint", "run", "program", "training_script"), "script"),
+    **dict.fromkeys(("cwd", "working_dir", "work_dir"), "workdir"),
+    **dict.fromkeys(("num_nodes", "num_machines", "node_count", "select"), "resources.nodes"),
+    **dict.fromkeys(("gpus", "ngpus", "num_gpus", "gres", "accelerators"), "resources.gpus_per_node"),
+    **dict.fromkeys(("cpus", "ncpus", "num_cpus", "cpus_per_task"), "resources.cpus_per_node"),
+    **dict.fromkeys(("walltime", "time_limit", "timeout"), "resources.time"),
+    **dict.fromkeys(
+        ("num_processes", "num_procs", "nproc", "ntasks", "ntasks_per_node", "tasks_per_node", "world_size", "ranks"),
+        "launch.nproc_per_node",
+    ),
+    **dict.fromkeys(("image", "container_image"), "environment.container"),
+    **dict.fromkeys(("log_dir", "output_dir"), "runs.folder"),
+}
 
 
 def file_layer(
@@ -56,7 +71,7 @@ def file_layer(
 
 def _known_paths(root: type[Section]) -> dict[str, str]:
     """Return the paths in a file by the names that people give them: fields, and spellings of flags."""
-    names: dict[str, str] = {}
+    names = {name: path for name, path in _KEYS_OF_OTHERS.items() if path.split(".")[0] in root.model_fields}
     for option in OPTIONS:
         if option.path.split(".")[0] in root.model_fields:
             long = [flag for flag in option.flags if flag.startswith("--")]
@@ -67,11 +82,11 @@ def _known_paths(root: type[Section]) -> dict[str, str]:
 
 
 def _hint(key: str, model: type[Section], above: str, places: Mapping[str, str]) -> str:
-    """Say what was meant: a key of another section, one spelled nearly so, or else which ones there are."""
+    """Say what was meant: a key of another section or tool, one spelled nearly so, or else which ones there are."""
     normal = key.lower().replace("-", "_")
     path = places.get(normal)
     if path and normal not in model.model_fields:
-        return f"did you mean {quoted(path)}?" if path.startswith(above) and above else _belongs(path)
+        return f"did you mean {quoted(path)}?" if path.rpartition(".")[0] == above[:-1] else _belongs(path)
     if above == "environment." and key.isupper():
         return _belongs(f"{VARIABLES}.{key}")
     if near := did_you_mean(key, model.model_fields):

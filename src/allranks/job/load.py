@@ -22,10 +22,12 @@ from allranks.job.sources import CHECKS_FOLDER, DEFAULT, GivenValue, Layer, Valu
 from allranks.job.spec import Cluster, Job
 from allranks.job.variables import fill_secrets, scrub, secret_problems, secret_values, variable_problems
 from allranks.job.yaml import Number, YamlMapping, kind_of
+from allranks.system import schedulers
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _LOCAL = "local"
+_KINDS = ("local", "ssh", "pdsh", *schedulers.KINDS)
 _MOST_TEXT = 200
 
 #: What pydantic's types of errors, or how these start, mean in plain words.
@@ -95,7 +97,7 @@ def load_job(
     problems += [*variable_problems(merged), *_text_problems(merged), *secret_problems(merged, environ)]
     job = _validated(Job, merged, secrets, problems)
     if (needs_target and not problems) or any(target in merged for target in TARGETS):
-        problems += _target_problems(merged, has_file=target is not None)
+        problems += _target_problems(merged, cwd, has_file=target is not None)
     if problems or job is None or cluster is None:
         raise error_of(*(_scrubbed(problem, secrets) for problem in problems))
     return LoadedJob(job, cluster, sources.all_sources(job.model_dump(mode="json"), merged), folder)
@@ -113,7 +115,7 @@ def _text_problems(layer: Layer) -> Iterator[Problem]:
             yield Problem(setting.source.where, f"{path} holds a NUL character", why=why, fix="remove it")
 
 
-def _target_problems(layer: Layer, *, has_file: bool) -> Iterator[Problem]:
+def _target_problems(layer: Layer, cwd: Path, *, has_file: bool) -> Iterator[Problem]:
     """Yield what is wrong with the choice of script, module or binary, of a job with a job file or without."""
     given = [target for target in TARGETS if target in layer]
     if len(given) > 1:
@@ -126,6 +128,8 @@ def _target_problems(layer: Layer, *, has_file: bool) -> Iterator[Problem]:
         write = "allranks init writes a job.yaml"
         if has_file:
             why, write = "the job file names none", "write 'script: train.py' in the job file"
+        elif (cwd / "job.yml").is_file():
+            why, write = "job.yaml is read by default, and here is job.yml", "name it: allranks run job.yml"
         fix = f"{write}, or allranks run train.py (or -m MODULE, --binary FILE)"
         yield Problem("", "the job has no script, module or binary", why=why, fix=fix)
 
@@ -135,6 +139,12 @@ def _cluster(
 ) -> tuple[Cluster | None, Layer]:
     """Return the cluster and the defaults that it brings; ``local`` needs no entry."""
     setting = requested.get("cluster", GivenValue(_LOCAL, DEFAULT))
+    if isinstance(setting.value, dict):
+        what, why = "cluster cannot be a mapping", "a job names its cluster, and clusters.yaml describes that"
+        fix = f"cluster: lab here, and in clusters.yaml: {{lab: {{kind: {_kind_in(setting.value)}}}}}"
+        problems.append(Problem(setting.source.where, what, why=why, fix=fix))
+        del requested["cluster"]
+        return None, {}
     name = str(setting.value)
     entries = _entries(folder, cwd, environ)
     if name in entries:
@@ -143,10 +153,31 @@ def _cluster(
         return Cluster(kind=_LOCAL), {}
     shown, known = scrub(name, secret_values(variables_of(requested), environ)), {_LOCAL: None, **entries}
     what, why = f"there is no cluster {quoted(shown)}", f"known clusters: {listed(known, 'and')}"
+    for file, others in entries.values():
+        if misplaced := _misplaced(name, others):
+            place = f"{shown_path(file, cwd)}:{others.lines[misplaced]}"
+            fix = f"write '{shown}:' at the top level, and below it, indented, 'kind: slurm' and what belongs to it"
+            problems.append(Problem(place, what, why=f"{misplaced!r} is read as the name of a cluster", fix=fix))
+            return None, {}
     entry = f"{{{shown}: {{kind: slurm}}}}, or pbs, grid_engine, ssh"
     fix = did_you_mean(shown, known) or f"describe it in clusters.yaml: {entry}"
     problems.append(Problem(setting.source.where, what, why=why, fix=fix))
     return None, {}
+
+
+def _kind_in(value: object) -> str:
+    """Return the kind that a misplaced description of a cluster names, else the most usual one."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    return kind if isinstance(kind, str) and kind in _KINDS else "slurm"
+
+
+def _misplaced(name: str, entries: YamlMapping) -> str | None:
+    """Return the key of a cluster file below which, or instead of which, the entry of a cluster seems to stand."""
+    for key, entry in entries.items():
+        inside = entry if isinstance(entry, list) else [entry]
+        if key in ("kind", "cluster", "clusters") or any(isinstance(part, dict) and name in part for part in inside):
+            return key
+    return None
 
 
 def cluster_names(folder: Path, environ: Mapping[str, str]) -> list[str]:
@@ -170,7 +201,7 @@ def _read_entry(
     name: str, file: Path, entries: YamlMapping, cwd: Path, environ: Mapping[str, str], problems: list[Problem]
 ) -> tuple[Cluster | None, Layer]:
     entry, shown = entries[name], shown_path(file, cwd)
-    where, fix = f"{shown}:{entries.lines[name]}", "write 'kind: local' below it"
+    where, fix = f"{shown}:{entries.lines[name]}", f"write 'kind: {_kind_in(entry)}' below it"
     if not isinstance(entry, YamlMapping):
         what = f"the cluster {name} must be a mapping, not {kind_of(entry)}"
         problems.append(Problem(where, what, fix=f"{fix}, indented"))

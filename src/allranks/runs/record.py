@@ -211,8 +211,18 @@ def find(folder: Path, name: str | None) -> Run:
         raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the full id")
     near = closest(name, ids)
     why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
-    fix = f"did you mean {near}?" if near else None
+    fix = f"did you mean {near}?" if near else None if ids else where_runs_are(folder)
     raise RunNotFoundError(f"there is no run {name} in {folder}", why=why, fix=fix)
+
+
+def where_runs_are(folder: Path) -> str:
+    """Return what to do where ``folder`` has no run: leave a directory inside it, or start one."""
+    above = folder.parent
+    if _is_run(above, unreadable=False):
+        return f"this directory is a run: cd {os.path.relpath(above.parent.parent, above)}, or name the run as ."
+    if above.is_dir() and run_ids(above):
+        return "this is the directory of the runs: cd .., or --runs-folder ."
+    return "start one: allranks run train.py"
 
 
 def run_ids(folder: Path) -> list[str]:
@@ -258,7 +268,7 @@ def _newest(folder: Path) -> Run:
     if ids := run_ids(folder):
         mine = [run_id for run_id in ids if is_mine(folder / run_id)]
         return load(folder / (mine or ids)[-1])
-    raise RunNotFoundError(f"there is no run in {folder}", fix="start one: allranks run train.py")
+    raise RunNotFoundError(f"there is no run in {folder}", fix=where_runs_are(folder))
 
 
 def is_mine(path: Path) -> bool:

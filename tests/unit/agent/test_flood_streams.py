@@ -82,6 +82,43 @@ def test_a_fork_in_a_flood_writes_nothing_twice_and_the_child_goes_on(stream: Ra
     assert log.read_text() == FLOOD + FLOOD
 
 
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_flood_into_a_pipe_arrives_also_its_end(is_blocking: bool) -> None:
+    """A pipe has no position; one that does not block refuses what its reader has not yet made room for."""
+    end, own = os.pipe()
+    os.set_blocking(own, is_blocking)
+    stream = RankStream(FileIO(own, "w"), "utf-8", "strict")
+    read: list[bytes] = []
+    with open(end, "rb") as pipe:
+        reader = threading.Thread(target=lambda: read.extend(iter(pipe.readline, b"last\n")))
+        reader.start()
+        for count in range(1, 4):  # Each flood begins after the calm that ended the one before.
+            flood(stream)
+            await_calm()
+            deadline = time.monotonic() + PATIENCE
+            while len(read) < count * 5000:
+                assert time.monotonic() < deadline, read[-1:]
+        print("last", file=stream)
+        reader.join(PATIENCE)
+        assert not reader.is_alive()
+    assert b"".join(read).decode() == FLOOD * 3
+    stream.close()
+
+
+def test_a_flood_into_a_pipe_without_a_reader_ends_with_an_error_of_the_script() -> None:
+    end, own = os.pipe()
+    stream = RankStream(FileIO(own, "w"), "utf-8", "strict")
+    for number in range(100):
+        print(f"line {number}", file=stream)
+    os.close(end)
+    with pytest.raises(BrokenPipeError):
+        for _ in range(100):
+            flood(stream)
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+    await_calm()
+
+
 def test_a_flood_takes_few_writes(log: Path) -> None:
     class Counting(FileIO):
         writes = 0

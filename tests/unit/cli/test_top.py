@@ -50,9 +50,9 @@ def test_a_run_that_nothing_has_been_seen_of(allranks, failed_run):
     for file in failed_run.glob("attempts/*/*/usage.json"):
         file.unlink()
     done = allranks("top", cwd=failed_run.parent.parent)
-    said = f"{failed_run.name} FAILED: nothing has been seen of its nodes yet\n"
+    said = f"{failed_run.name}: it ended before its first sample\n"
     assert (done.rc, done.stdout) == (0, said)
-    assert re.fullmatch(rf"{failed_run.name} has ended: FAILED, \d+ (s|min) ago\n", done.stderr)
+    assert re.fullmatch(rf"{failed_run.name} has already ended: FAILED, \d+ (s|min) ago\n", done.stderr)
     assert json.loads(allranks("top", "--json", cwd=failed_run.parent.parent).stdout) == []
 
 

@@ -56,7 +56,7 @@ def test_top_says_that_the_run_has_ended(allranks, at_terminal):
     terminal = at_terminal("top")
     terminal.read_until(r"NODE +CPUS +MEMORY")
     (allranks.folder / "end").touch()
-    terminal.read_until(r"train-[0-9-]+ has ended: SUCCEEDED, \d+ s ago")
+    terminal.read_until(r"train-[0-9-]+ has already ended: SUCCEEDED, \d+ s ago")
     assert terminal.wait() == 0
     assert run.wait(PATIENCE) == 0
 

@@ -101,20 +101,28 @@ class RankStream(io.TextIOWrapper):
             self._stop.wait(_INTERVAL)
             if not self._try(self.flush) and threading.main_thread().is_alive():
                 seen = -1  # The disk is full, as the script's own lines show: try until there is room again.
-        self._try(lambda: self.reconfigure(line_buffering=True))
+        while not self._try(lambda: self.reconfigure(line_buffering=True)):  # A pipe without room refuses that too.
+            if self._stop.wait(_INTERVAL) or not threading.main_thread().is_alive():
+                break
         self._try(self.flush)
         self._flusher = None
 
     def _raw_end(self) -> int:
-        return -1 if self._raw.closed else self._raw.tell()
+        """Return how much is written; of a pipe, which has no position, 0: a flood there is calm after a flush."""
+        if self._raw.closed:
+            return -1
+        try:
+            return self._raw.tell()
+        except OSError:
+            return 0
 
     def _try(self, action: Callable[[], None]) -> bool:
         try:
             action()
+        except (BrokenPipeError, ValueError):
+            pass  # No reader is left, as the script's own lines show; or the script closed it.
         except OSError:
             return False
-        except ValueError:
-            pass  # Closed by the script.
         return True
 
 
