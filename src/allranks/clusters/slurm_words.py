@@ -26,6 +26,7 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "PENDING": (State.PENDING, None),
     "CONFIGURING": (State.PENDING, JobReason("its nodes are being made ready")),
     "REQUEUED": (State.PENDING, JobReason("it was requeued")),
+    "REQUEUE_FED": (State.PENDING, JobReason("it was requeued to another cluster of the federation")),
     "REQUEUE_HOLD": (State.PENDING, JobReason("it was requeued and is held", _RELEASE)),
     "SPECIAL_EXIT": (State.PENDING, JobReason("it was requeued and is held, marked as failed", _RELEASE)),
     "RESV_DEL_HOLD": (State.PENDING, JobReason("it is held: its reservation is gone", "see scheduler.reservation")),
@@ -47,6 +48,8 @@ _STATES: dict[str, tuple[State, JobReason | None]] = {
     "BOOT_FAIL": (State.NODE_FAIL, JobReason("a node did not start", _NODES)),
     "RECONFIG_FAIL": (State.NODE_FAIL, JobReason("a node could not be set up as asked", _NODES)),
     "OUT_OF_MEMORY": (State.OUT_OF_MEMORY, OUT_OF_MEMORY),
+    # Another cluster of the federation has the job, and this one does not know how it ends.
+    "REVOKED": (State.UNKNOWN, JobReason("another cluster of the federation runs it")),
 }
 #: What no rule below can explain. A word means the same in all versions that have it.
 _PENDING: dict[str, JobReason] = {
@@ -57,6 +60,7 @@ _PENDING: dict[str, JobReason] = {
     "DependencyNeverSatisfied": _never("the job that it waits for did not end as it should", "cancel it"),
     "BeginTime": JobReason("its time to start has not come; after a requeue that takes up to two minutes"),
     "Prolog": JobReason("the site's prolog prepares its nodes"),
+    "Cleaning": JobReason("what is left of its last start is being cleaned up"),
     "JobHeldUser": JobReason("it is held", _RELEASE),
     "JobHeldAdmin": JobReason("an administrator holds it", _SITE),
     "JobHoldMaxRequeue": JobReason("it was requeued too often and is held", _RELEASE),
@@ -78,11 +82,20 @@ _PENDING: dict[str, JobReason] = {
     "ReqNodeNotAvail": _AWAY,
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": _AWAY,
     "NodeDown": JobReason("a node that it needs is down", _NODES),
+    "FrontEndDown": JobReason("no front end node is up", _SITE),
     "Reservation": JobReason("its reservation has not started"),
     "ReservationDeleted": _never("its reservation is gone", "change scheduler.reservation"),
     "ReservationInvalid": _never("its reservation is not valid", "change scheduler.reservation"),
     "Licenses": JobReason("the licences that it needs are in use"),
     "DeadLine": _never("it can no longer end before its deadline", "cancel it"),
+    "BurstBufferResources": JobReason("there is no room in the burst buffer"),
+    "BurstBufferStageIn": JobReason("its files are being copied into the burst buffer"),
+    "BurstBufferOperation": JobReason("an operation of the burst buffer failed", _SITE),
+    "PowerNotAvail": JobReason("there is not enough electric power"),
+    "PowerReserved": JobReason("the electric power is reserved"),
+    "FedJobLock": JobReason("the clusters of the federation agree on who runs it"),
+    "SchedDefer": JobReason("Slurm starts no job at once"),
+    "SystemFailure": JobReason("something of the site failed", _SITE),
 }
 #: How the names of limited things start, in small letters: how to call them, and the key that asks for them.
 _THINGS = {
@@ -95,6 +108,9 @@ _THINGS = {
     "job": ("jobs that run", ""),
     "submit": ("jobs that run or wait", ""),
     "license": ("licences", ""),
+    "bb": ("burst buffer", ""),
+    "billing": ("billing units", ""),
+    "energy": ("energy", ""),
     "": ("resources of a kind", ""),
 }
 _LIMIT = re.compile(
