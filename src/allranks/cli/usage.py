@@ -63,8 +63,6 @@ _NOT_HERE = {
     ("ps", "-a"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
     ("ps", "--all"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
 }
-
-
 #: What click says in two of its errors, which have no class of their own.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_COMMAND = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
@@ -118,16 +116,11 @@ def unknown_verb(word: str, verbs: list[str]) -> UsageError:
         return UsageError(f"{run} is a run, and a command must come first", fix=f"allranks status {run}")
     elif word in _VERBS_OF_OTHERS:
         fix = _VERBS_OF_OTHERS[word]
-    elif near := _swapped(word, verbs) or closest(word, [verb for verb in verbs if verb not in _STARTS]):
+    elif near := closest(word, [verb for verb in verbs if verb not in _STARTS]):
         fix = f"did you mean allranks {near}?"
     else:
         fix = f"the commands are {', '.join(verbs)}; allranks --help says what they do"
     return UsageError(f"no such command {shlex.quote(word)}", fix=fix)
-
-
-def _swapped(word: str, verbs: list[str]) -> str | None:
-    """Return the verb that has exactly the letters of a word: one that starts something too, it is no guess."""
-    return next((verb for verb in verbs if sorted(verb) == sorted(word)), None)
 
 
 def _fix(failure: click.ClickException) -> str:
