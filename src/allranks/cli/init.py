@@ -11,6 +11,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.errors import UsageError
+from allranks.job.problems import listed
 
 JOB_TEMPLATE: Final = """\
 # A job for allranks. Try:  allranks plan job.yaml  ·  allranks run job.yaml
@@ -147,7 +148,7 @@ def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force
         files = {"job.yaml": JOB_TEMPLATE.encode(), "train.py": SCRIPT_TEMPLATE.encode()}
     there = [str(path) for name in files if (path := Path(folder) / name).exists()]
     if there and not force:
-        raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
+        raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
     try:
         for name, content in files.items():
             path = Path(folder) / name
