@@ -140,3 +140,23 @@ def test_the_kernels_log(tmp_path: Path) -> None:
     found = facts.collect({1}, was_killed=False)
     facts.close()
     assert [line for line in found if f"-{os.getpid()}" in line] == [f"kernel: {said}"]
+
+
+def test_a_crash_of_a_process_that_is_no_rank_explains_nothing(tmp_path: Path) -> None:
+    facts = NodeFacts(tmp_path)
+    ours, other = os.getpid(), os.getpid() + 1
+    crashes = "{0}[{1}]: segfault at 0 ip 7f01 sp 7fff error 4 in libc.so.6[7f0102c44000+156000]"
+    traps = "traps: {0}[{1}] general protection fault ip:7f01 sp:7fff error:0 in libc.so.6[7f0102c44000+156000]"
+    name = f"test-{ours}"
+    try:
+        with Path("/dev/kmsg").open("w") as log:
+            for pid in (ours, other):
+                for line in (crashes, traps):
+                    log.write(line.format(name, pid) + "\n")
+                    log.flush()
+    except OSError:
+        pytest.skip("this user may not write to the kernel's log")
+    found = facts.collect({ours}, was_killed=False)
+    facts.close()
+    said = [f"kernel: {line.format(name, ours)}" for line in (crashes, traps)]
+    assert [line for line in found if name in line] == said

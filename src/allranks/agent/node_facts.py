@@ -29,8 +29,9 @@ _TELLING = re.compile(
     r"|blocked for more than|remounting filesystem read-only"
 )
 _MOST_LINES, _LONGEST, _KERNEL_BYTES = 20, 300, 1 << 20
-#: A process that the kernel has killed because memory ran out: it may be of another job.
+#: A process that the kernel has killed because memory ran out, and one that crashed: it may be of another job.
 _KILLED = re.compile(r"Killed process (\d+)")
+_CRASHED = re.compile(r"\[(\d+)\]:? (?:segfault at|general protection|trap )")
 #: Less than this is full: a write of a checkpoint or of a worker's batch fails before the last byte is used.
 _FULL = 1 << 20
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
@@ -103,8 +104,12 @@ class NodeFacts:
         elif grown == 0 and was_killed:
             yield "control group: SIGKILL, and oom_kill did not grow since the ranks started"
         for line in _new_lines(self._kernel) if self._kernel is not None else ():
-            killed = _KILLED.search(line)
-            if not killed or grown or (grown is None and int(killed[1]) in pids):
+            killed, crashed = _KILLED.search(line), _CRASHED.search(line)
+            if killed:
+                is_ours = bool(grown) or (grown is None and int(killed[1]) in pids)
+            else:
+                is_ours = not crashed or int(crashed[1]) in pids
+            if is_ours:
                 yield f"kernel: {line}"
 
     def _changed_links(self) -> Iterator[str]:

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -77,22 +77,7 @@ def run_one(
     """
     # No pipe for stderr: before OpenSSH 8.5, who keeps the connection kept it open.
     with tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environ,
-                cwd=cwd,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
-            )
-        except OSError as error:
-            fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
-            raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
-        with process:
+        with _started(command, environ, cwd, err) as process:
             stdin, process.stdin = process.stdin, None
             # In a thread: the second of two calls of communicate() sends nothing more (3.11).
             threading.Thread(target=_feed, args=(stdin, sent), daemon=True).start()
@@ -104,6 +89,62 @@ def run_one(
         return Answer(process.returncode, out, said, unreached=process.returncode == _OF_SSH)
 
 
+@contextlib.contextmanager
+def _started(
+    command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, err: IO[bytes]
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a process; when the block ends, by Ctrl-C too, kill it with what it has started if it is still running."""
+    process = None
+    try:
+        with _ctrl_c_later():
+            process = _start(command, environ, cwd, err)
+        yield process
+    finally:
+        if process:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            with process:  # Closes the pipes, and waits for its end.
+                pass
+
+
+def _start(
+    command: Sequence[str], environ: Mapping[str, str], cwd: str | Path | None, err: IO[bytes]
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=environ,
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
+        )
+    except OSError as error:
+        fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
+        raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Raise the KeyboardInterrupt of a Ctrl-C when the block has ended: in Popen it would leave a process behind."""
+    # Only Python's own handler raises it, and only in the main thread.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _feed(stdin: IO[str], sent: str) -> None:
     with contextlib.suppress(BrokenPipeError), stdin:
         stdin.write(sent)
@@ -112,18 +153,14 @@ def _feed(stdin: IO[str], sent: str) -> None:
 def _wait(
     process: subprocess.Popen[str], seconds: float | None, is_over: Callable[[], bool], hear: Callable[[str], None]
 ) -> tuple[str | None, str]:
-    """Wait for a process; return its stdout, or None and why it was killed with what it had started."""
+    """Wait for a process; return its stdout, or None and why it is not waited for any longer."""
     began = time.monotonic()
-    try:
-        while not is_over():
-            left = _POLL_SECONDS if seconds is None else began + seconds - time.monotonic()
-            if left <= 0:
-                return None, f"no answer within {seconds:g} s"
-            try:
-                return process.communicate(timeout=min(left, _POLL_SECONDS))[0], ""
-            except subprocess.TimeoutExpired as error:
-                hear((error.output or b"").decode(errors="replace"))  # Bytes, although the pipe is one of text.
-        return None, "ended before it had answered"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+    while not is_over():
+        left = _POLL_SECONDS if seconds is None else began + seconds - time.monotonic()
+        if left <= 0:
+            return None, f"no answer within {seconds:g} s"
+        try:
+            return process.communicate(timeout=min(left, _POLL_SECONDS))[0], ""
+        except subprocess.TimeoutExpired as error:
+            hear((error.output or b"").decode(errors="replace"))  # Bytes, although the pipe is one of text.
+    return None, "ended before it had answered"
