@@ -28,6 +28,7 @@ GROUPS = {
         "stacks": "Show where the ranks stand, in a hang.",
         "why": "Explain why a run failed, or any PyTorch log.",
         "top": "Show the CPU, memory and GPU use of a run.",
+        "compare": "Compare the speed, metrics and settings of runs.",
     },
     "Check first": {
         "check": "Check this machine, or all nodes of a job.",

@@ -45,10 +45,11 @@ folder_option = click.option("--runs-folder", "folder", metavar="DIR", help="Dir
 
 def run_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the run's name and the runs directory to a verb that reads a run."""
-    return click.argument("run", required=False, shell_complete=_complete_run)(folder_option(function))
+    return click.argument("run", required=False, shell_complete=complete_run)(folder_option(function))
 
 
-def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+def complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the runs whose ids start with what is typed, the newest first."""
     from allranks.runs.record import run_ids
 
     ids = run_ids(runs_folder(ctx.params.get("folder")))

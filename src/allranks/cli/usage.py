@@ -27,6 +27,7 @@ _VERBS_OF_OTHERS = {
     "submit": "allranks run submits a job and follows it, with --detach it returns at once",
     "attach": "allranks logs -f follows a run",
     "doctor": "allranks check",
+    "diff": "allranks compare RUN RUN",
     **dict.fromkeys(("rm", "remove", "delete", "clean"), _REMOVE),
 }
 
