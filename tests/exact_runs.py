@@ -17,10 +17,12 @@ SAMPLES = re.compile(r"^\[(\d+)\] epoch (\d+) step (\d+)\.(\d+) samples \[(.*)\]
 _undisturbed: dict[tuple[Path, int, tuple[str, ...]], str] = {}
 
 
-def command(folder: str | Path, *options: str, ranks: int = 2, flags: tuple[str, ...] = ()) -> tuple[Any, ...]:
+def command(
+    folder: str | Path, *options: str, ranks: int = 2, flags: tuple[str, ...] = (), script: Path = SCRIPT
+) -> tuple[Any, ...]:
     # Sums are rounded as their parts are shared by threads.
     flags = ("--nproc-per-node", str(ranks), "--backend", "gloo", "--env", "OMP_NUM_THREADS=1", *flags)
-    return ("run", SCRIPT, *flags, "--", "--folder", str(folder), *options)
+    return ("run", script, *flags, "--", "--folder", str(folder), *options)
 
 
 def weights(done: Any) -> tuple[int, str]:
