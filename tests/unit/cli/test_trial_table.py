@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from allranks.checks.selftest import PartResult
-from allranks.cli.test import _listed
+from pathlib import Path
+
+import pytest
+
+from allranks.checks.selftest import PartResult, Trial
+from allranks.cli.test import _conclude, _listed
+from allranks.errors import PreflightError
+from allranks.runs.record import Record, Run
 
 
 def link(number: int) -> PartResult:
@@ -26,3 +32,22 @@ def test_of_many_links_the_slowest_are_shown() -> None:
 
 def test_few_links_stay_in_their_order() -> None:
     assert [part.name for part in _listed([link(2), link(1)])] == ["link 2", "link 1"]
+
+
+@pytest.mark.parametrize(("wrong", "more"), [(1, ""), (2, ", and 1 other part of the test")])
+def test_the_first_part_that_went_wrong_is_named_and_the_others_are_counted(wrong: int, more: str) -> None:
+    record = Record(
+        id="t",
+        name="t",
+        cluster="local",
+        kind="local",
+        world_size=1,
+        nnodes=1,
+        host="h",
+        stop_timeout=1,
+        file_mode=0o600,
+    )
+    parts = [PartResult("link", f"link {number}", wrong="on rank 0: 1 must be 2") for number in range(wrong)]
+    with pytest.raises(PreflightError) as raised:
+        _conclude(Trial(Run(Path("runs/t"), record), 1, ()), [link(7), *parts])
+    assert (raised.value.what, raised.value.why) == (f"t: link 0{more} went wrong", "on rank 0: 1 must be 2")
