@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from allranks.clusters.registry import load_kind
 from allranks.errors import RunFolderError
 from allranks.runs import agents
-from allranks.runs.blame import with_cause
 from allranks.runs.record import load
 from allranks.runs.status import State
 
@@ -32,6 +31,8 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
         if status.state is State.FAILED and not status.reason:
             status = replace(status, reason=agents.failed_task(tasks))
     if status.state.is_final and status.rank is not None:
+        from allranks.runs.blame import with_cause  # Of a failure alone: a command that reads starts sooner.
+
         status = with_cause(status, run.attempt_folder, run.record.stop_timeout)
     return replace(run, record=replace(run.record, status=status, world_size=ranks, nnodes=nodes))
 

@@ -14,9 +14,7 @@ from allranks.errors import RunFolderError
 from allranks.job.units import format_count
 from allranks.logs.cause import find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
-from allranks.runs import hangs
 from allranks.runs.attempt import exit_of
-from allranks.runs.blame import restart_cause
 from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
 
@@ -265,10 +263,10 @@ class Happened:
                 return self._restart(event)
             case contract.NODE_LOST:
                 return f"node {fields['node']} ({event.host}) was lost: {fields['why']}"
-            case contract.HANG:
-                return hangs.of_event(event).notice
-            case contract.HANG_OVER:
-                return hangs.OVER
+            case contract.HANG | contract.HANG_OVER:
+                from allranks.runs import hangs  # As below: most runs have neither, and commands start sooner.
+
+                return hangs.of_event(event).notice if event.kind == contract.HANG else hangs.OVER
             case contract.WARNED:
                 return f"{fields['signal']}: the job is to end; ranks that listen save and exit"
         return None
@@ -296,6 +294,8 @@ class Happened:
         self._has_changed = rank is None
         if rank is None:
             return None  # Nodes have left or joined: the next start of ranks reports how many there are.
+        from allranks.runs.blame import restart_cause
+
         self._failures += 1
         why = f"rank {rank} failed"
         with contextlib.suppress(RunFolderError):

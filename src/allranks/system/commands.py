@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +74,8 @@ def run_one(
     Raises:
         LaunchError: there is no such command.
     """
+    import tempfile  # It imports half a dozen modules that commands do not need which only read.
+
     # No pipe for stderr: before OpenSSH 8.5, who keeps the connection kept it open.
     with tempfile.TemporaryFile() as err:
         with _started(command, environ, cwd, err) as process:
