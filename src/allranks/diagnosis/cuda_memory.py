@@ -28,10 +28,10 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
     unused = numbers.get("unused", max(0, own - numbers.get("allocated", own)))
     context = 0 if "this process has" in text else _CONTEXT
     others = numbers["capacity"] - numbers["free"] - own - context
+    if unused >= max(wanted, others / 2):  # This process has the room itself, and others hold little beside it.
+        return "cuda-memory-fragmented", {"unused": _gib(unused)}
     if others >= max(wanted - numbers["free"], _CONTEXT):
         return "cuda-memory-of-others", {"others": _gib(others)}
-    if unused >= wanted:
-        return "cuda-memory-fragmented", {"unused": _gib(unused)}
     return "cuda-out-of-memory", {}
 
 
