@@ -265,7 +265,7 @@ def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str
     options = shell_words(job, directives(job, nproc), for_a_script)
     path = environ.get("PATH", os.defpath)
     there = ["/bin/bash", "-c", 'export PATH="$0" && exec "$@"', path, *(words or (environ.get("SHELL") or "bash",))]
-    return ("qrsh", "-now", "no", "-pty", "y" if terminal else "n", *options, shlex.join(there))
+    return ("qrsh", "-cwd", "-now", "no", "-pty", "y" if terminal else "n", *options, shlex.join(there))
 
 
 GRID_ENGINE = Scheduler(
