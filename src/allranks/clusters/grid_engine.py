@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query, scheduler
-from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
-from allranks.plan.directives import Directive, given, lines_of
+from allranks.plan.directives import Directive, given, lines_of, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -262,7 +262,7 @@ def _additions(draft: Draft) -> Additions:
 
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     for_a_script = re.compile(r"-(?:[ejmMortS]|tc|notify)(?![A-Za-z])")
-    options = shell_words(job, directives(job, nproc), for_a_script)
+    options = words_for_shell(job, directives(job, nproc), for_a_script)
     path = environ.get("PATH", os.defpath)
     there = ["/bin/bash", "-c", 'export PATH="$0" && exec "$@"', path, *(words or (environ.get("SHELL") or "bash",))]
     return ("qrsh", "-cwd", "-now", "no", "-pty", "y" if terminal else "n", *options, shlex.join(there))

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from allranks.clusters import pbs_words
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
-from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, overall, plain_name
 from allranks.clusters.pbs_words import Flavour, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
 from allranks.job.units import format_count, format_duration, parse_memory
-from allranks.plan.directives import Directive, fits, given, lines_of
+from allranks.plan.directives import Directive, fits, given, lines_of, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -426,7 +426,7 @@ def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
 
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     which = flavour_for(job, environ)
-    command = ("qsub", "-I", *shell_words(job, directives(job, nproc, None, which), _FOR_A_SCRIPT))
+    command = ("qsub", "-I", *words_for_shell(job, directives(job, nproc, None, which), _FOR_A_SCRIPT))
     if which == "openpbs":
         shell = words or (environ.get("SHELL") or "bash",)
         return (*command, "--", "/bin/bash", "-c", _HERE, str(Path.cwd()), environ.get("PATH", ""), *shell)

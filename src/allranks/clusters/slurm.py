@@ -21,12 +21,12 @@ from allranks import contract
 from allranks.clusters import slurm_words
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
-from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, UsableGpus, overall
 from allranks.errors import LaunchError
 from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory
-from allranks.plan.directives import Directive, given, lines_of, warning_seconds
+from allranks.plan.directives import Directive, given, lines_of, warning_seconds, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.plan.layout import MOST_RANKS_PER_CPU
 from allranks.runs.attempt import Failure
@@ -519,7 +519,7 @@ def _notes(draft: Draft) -> Iterator[str]:
 
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     """Run ``words``, or the caller's shell. No login shell: its profile may set another PATH than the caller's."""
-    options = shell_words(job, directives(job, nproc, None), _FOR_A_SCRIPT)
+    options = words_for_shell(job, directives(job, nproc, None), _FOR_A_SCRIPT)
     pty = ("--pty",) if terminal else ()
     return ("salloc", *options, *_STEP, *pty, *(words or (environ.get("SHELL") or "bash",)))
 
