@@ -254,7 +254,7 @@ def _additions(draft: Draft) -> Additions:
     if draft.inside:
         return Additions()
     task = ".$SGE_TASK_ID" if draft.job.scheduler.array else ""
-    log = draft.log_lines("JOB_ID", f'"${contract.RUN_DIR}/grid-engine-$JOB_ID{task}.out"')
+    log = f'"${contract.RUN_DIR}/grid-engine-$JOB_ID{task}.out"'
     options = () if draft.request.standalone else ("-terse",)
     found = directives(draft.job, draft.layout.nproc_per_node)
     return Additions(tuple(found), options, log, notes=_notes(draft.request.job))

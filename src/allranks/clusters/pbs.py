@@ -402,7 +402,7 @@ def _additions(draft: Draft) -> Additions:
     which = flavour_for(job, draft.request.environ)
     own_log = f"{run_dir}/{OWN_LOG_OF_TASKS if requested.array and which == 'openpbs' else OWN_LOG}"
     names_log = fits(own_log) and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
-    log = draft.log_lines("PBS_JOBID", shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out')
+    log = shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out'
     found = directives(job, draft.layout.nproc_per_node, own_log if names_log else None, which)
     return Additions(tuple(found), log=log, notes=_notes(draft, names_log))
 

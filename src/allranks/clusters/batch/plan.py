@@ -22,7 +22,7 @@ from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required
+from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required, umask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,10 +202,6 @@ def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec
     by_hand = f"bash {_INSIDE_SCRIPT}" if draft.inside else f"{scheduler.submit} {scheduler.script}"
     each = "a rank for each GPU" if draft.ranks_unknown else format_count(spec.nproc_per_node, "rank")
     title = f"run {spec.run_id}, {format_count(spec.nnodes, 'node')} x {each}; to start it by hand: {by_hand}"
-    log, mark = [*added.log], f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
-    if not draft.inside:
-        mark += f"; {mark.replace(' ||', ' >&2 ||')}" if draft.job.scheduler.error else ""
-        log = [*log[:-1], "; ".join([*log[-1:], mark])]
     setup: list[str] = []
     if lines := draft.job.environment.setup:
         setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
@@ -226,11 +222,28 @@ def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec
     blocks = {
         "directives": [*written(added.directives, scheduler.prefix)],
         "secrets": _secret_lines(scheduler, draft, spec.run_dir),
-        "log": log,
+        "log": _log_lines(scheduler, draft, added.log, spec.file_mode),
         "setup": setup,
         "alone": alone,
     }
     return fill(HERE / "batch.sh", words, blocks)
+
+
+def _log_lines(scheduler: Scheduler, draft: Draft, late: str, mode: int) -> list[str]:
+    """Write the lines that mark the attempt's start in the log and, if the scheduler writes that late, open it."""
+    if draft.inside:
+        return []
+    requested, mark = draft.job.scheduler, f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
+    mark += f"; {mark.replace(' ||', ' >&2 ||')}" if requested.error else ""
+    if not late:
+        return [mark]
+    out = shlex.quote(requested.output) if requested.output else late
+    err = f">>{shlex.quote(requested.error)}" if requested.error else ""
+    return [
+        f': "${{{scheduler.environment.job_id}:?is not set: {scheduler.submit} this script}}"',
+        f'(umask {umask(mode)} && mkdir -p "${contract.RUN_DIR}" && : {" ".join(filter(None, (f">>{out}", err)))})',
+        f"exec >>{out} 2{err or '>&1'}; {mark}",
+    ]
 
 
 def _secret_lines(scheduler: Scheduler, draft: Draft, run_dir: str) -> list[str]:
