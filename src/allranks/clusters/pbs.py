@@ -70,7 +70,7 @@ def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
         info = replace(info, why=pbs_words.reason_of(letter, word, held, depend))
     if info.state is State.PENDING:
         return info
-    memory = query.reading(parse_memory, fields.get("resources_used.mem", "")) or None
+    memory = query.reading(fields.get("resources_used.mem", ""), parse_memory) or None
     started = query.time_of(fields.get("stime") or fields.get("start_time", ""))
     info = replace(info, started=started, peak_memory=memory)
     if letter not in pbs_words.ENDED:
@@ -190,11 +190,11 @@ def read_requested(script: str) -> tuple[Requested, ...]:
         kind = Requested(
             partitions=tuple(queue[-1:]),
             time=seconds(_in_script(script, "walltime", "")),
-            cpus=query.number(has.get("ncpus") or has.get("ppn", "")),
-            memory=query.reading(parse_memory, has.get("mem", "")),
-            gpus=query.number(has.get("ngpus") or has.get("gpus", "")),
+            cpus=query.reading(has.get("ncpus") or has.get("ppn", "")),
+            memory=query.reading(has.get("mem", ""), parse_memory),
+            gpus=query.reading(has.get("ngpus") or has.get("gpus", "")),
         )
-        count = query.number(chunk.split(":")[0]) or 1  # One that starts with a host is one.
+        count = query.reading(chunk.split(":")[0]) or 1  # One that starts with a host is one.
         counts[kind] = counts.get(kind, 0) + count
     return tuple(replace(kind, nodes=count) for kind, count in counts.items())
 
@@ -220,9 +220,9 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
             host,
             state,
             before.is_away and any(word in state for word in _NOT_UP),
-            before.cpus + query.number(node.get("resources_available.ncpus") or node.get("np", "")),
-            before.memory + query.reading(parse_memory, node.get("resources_available.mem", "")),
-            before.gpus + query.number(node.get("resources_available.ngpus") or node.get("gpus", "")),
+            before.cpus + query.reading(node.get("resources_available.ncpus") or node.get("np", "")),
+            before.memory + query.reading(node.get("resources_available.mem", ""), parse_memory),
+            before.gpus + query.reading(node.get("resources_available.ngpus") or node.get("gpus", "")),
             node.get("comment", node.get("note", "")),
         )
     return tuple(hosts.values())
@@ -237,9 +237,9 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
     cpus, gpus = (sum(part.nodes * getattr(part, key) for part in requested) for key in ("cpus", "gpus"))
     for limit, reads, amount, of in (
         ("walltime", seconds, requested[0].time, "time"),
-        ("nodect", query.number, sum(part.nodes for part in requested), "nodes"),
-        ("ncpus", query.number, cpus, "cpus in all"),
-        ("ngpus", query.number, gpus, "gpus in all"),
+        ("nodect", query.reading, sum(part.nodes for part in requested), "nodes"),
+        ("ncpus", query.reading, cpus, "cpus in all"),
+        ("ngpus", query.reading, gpus, "gpus in all"),
     ):
         most, least = (reads(queue.get(f"resources_{word}.{limit}", "")) for word in ("max", "min"))
         yield from beyond(of, amount, f"queue {name}", _OTHER, most=most, least=least)

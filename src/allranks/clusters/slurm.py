@@ -107,7 +107,7 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
         native = rows[0]["State"]
         if native == "FAILED" and any(row["State"] == "OUT_OF_MEMORY" for row in rows):
             native = "OUT_OF_MEMORY"
-        peak = max(query.reading(parse_memory, f"{row['MaxRSS']}B") for row in rows)
+        peak = max(query.reading(f"{row['MaxRSS']}B", parse_memory) for row in rows)
         found.append(replace(_info(job_id, native, rows[0], "Start", "End"), peak_memory=peak or None))
     return tuple(found)
 
@@ -116,7 +116,7 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
     """Read what both answers hold in the same words; ``start`` and ``end`` are what they call the times."""
     state, nodes, word = slurm_words.state_of(native), fields.get("NodeList", ""), fields.get("Reason", "")
     exited, _, signalled = fields.get("ExitCode", "").partition(":")
-    exit_code, killed_by = query.number(exited), query.number(signalled)
+    exit_code, killed_by = query.reading(exited), query.reading(signalled)
     if state is State.SUCCEEDED and (exit_code or killed_by):
         state = State.FAILED
     by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
@@ -299,11 +299,11 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
         exclude = [*expand(found["exclude"])]
     return Requested(
         partitions=tuple(filter(None, found["partition"].split(","))),
-        nodes=query.number(found["nodes"].partition("-")[0]) or 1,
-        time=query.reading(parse_duration, found["time"]),
+        nodes=query.reading(found["nodes"].partition("-")[0]) or 1,
+        time=query.reading(found["time"], parse_duration),
         qos=found["qos"],
-        cpus=(query.number(found["ntasks-per-node"]) or 1) * (query.number(found["cpus-per-task"]) or 1),
-        memory=query.reading(parse_memory, found["mem"]),
+        cpus=(query.reading(found["ntasks-per-node"]) or 1) * (query.reading(found["cpus-per-task"]) or 1),
+        memory=query.reading(found["mem"], parse_memory),
         gpus=int(gpus[-1]) if gpus else 0,
         exclude=tuple(filter(None, exclude)),
     )
@@ -314,8 +314,8 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
     found = []
     for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
-        most, fewest = (query.number(part[key]) for key in ("MaxNodes", "MinNodes"))
-        name, state, time = part["PartitionName"], part["State"] or "UP", query.reading(parse_duration, part["MaxTime"])
+        most, fewest = (query.reading(part[key]) for key in ("MaxNodes", "MinNodes"))
+        name, state, time = part["PartitionName"], part["State"] or "UP", query.reading(part["MaxTime"], parse_duration)
         found.append(Partition(name, state, most, fewest, time, is_default=part["Default"] == "YES"))
     return tuple(found)
 
@@ -327,7 +327,7 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
         if len(row) == 6:
             name, state, cpus, memory, gres, reason = row
             is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
-            amounts = query.number(cpus.rstrip("+")), query.number(memory.rstrip("+")) << 20, _count_gpus(gres)
+            amounts = query.reading(cpus.rstrip("+")), query.reading(memory.rstrip("+")) << 20, _count_gpus(gres)
             found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
     return tuple(found)
 
@@ -339,7 +339,7 @@ def parse_qos(text: str, named: str) -> tuple[set[str], int]:
     """
     rows = [row for row in (line.split("|") for line in text.splitlines()) if len(row) == 3]
     flags = [row[2].split(",") for row in rows if not named or row[0] in named.split(",")]
-    most = next((query.reading(parse_duration, row[1]) for row in rows if row[0] == named), 0)
+    most = next((query.reading(row[1], parse_duration) for row in rows if row[0] == named), 0)
     return {flag for each in flags for flag in each}, most
 
 

@@ -297,9 +297,9 @@ def _reasons(draft: Draft, added: Additions, settings: Sequence[Reason], known: 
 
 def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str]:
     """Yield what the job asks for and does not get, and what is not as one may think."""
-    job, resources, defaults = draft.job, draft.job.resources, type(draft.job.scheduler)()
+    job, resources, requested = draft.job, draft.job.resources, draft.job.scheduler.model_dump(exclude_defaults=True)
     if draft.inside:
-        used = [f"scheduler.{name}" for name, value in job.scheduler if value != getattr(defaults, name)]
+        used = [f"scheduler.{name}" for name in requested]
         used += [f"resources.{name}" for name in ("time", "memory", "cpus_per_node") if getattr(resources, name)]
         if used:
             yield f"inside an allocation, which has settled it: {', '.join(used)} not used"
@@ -322,8 +322,7 @@ def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str
         chooses = f"{scheduler.title} chooses the nodes"
         yield f"resources.hosts is not used: {chooses}; scheduler.include names some of them"
     yield from only_over_ssh(job)
-    others = [key for key in sorted(job.scheduler.of_some) if key not in scheduler.own_keys]
-    if foreign := [key for key in others if getattr(job.scheduler, key) != getattr(defaults, key)]:
+    if foreign := sorted(job.scheduler.of_some & requested.keys() - {*scheduler.own_keys}):
         named = ", ".join(f"scheduler.{key}" for key in foreign)
         yield f"{named}: {scheduler.title} has no such thing, not used"
     if draft.ranks_unknown:
