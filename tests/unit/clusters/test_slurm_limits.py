@@ -17,7 +17,6 @@ from allranks.clusters.batch.limits import NodeInfo, Requested, missing
 from allranks.clusters.slurm import (
     SLURM,
     Partition,
-    chosen,
     feasibility,
     limits,
     parse_nodes,
@@ -34,7 +33,8 @@ TESTED = {
         re.MULTILINE,
     )
 }
-PARTITIONS = parse_partitions((ANSWERS / "partitions.txt").read_text())
+SHOWN = (ANSWERS / "partitions.txt").read_text()
+PARTITIONS = parse_partitions(SHOWN, ("main", "short", "low", "high", "two", "closed"))
 GB = 1 << 30
 NODES = """\
 node01|idle|8|32000|gpu:4|none
@@ -88,11 +88,11 @@ def test_words_of_a_test_are_those_of_a_refusal(flag: str, why: str, fix: str) -
 
 def test_partitions() -> None:
     assert [part.name for part in PARTITIONS] == ["main", "short", "low", "high", "two", "closed"]
-    assert PARTITIONS[0] == Partition("main", "UP", max_time=3600, is_default=True)
+    assert PARTITIONS[0] == Partition("main", "UP", max_time=3600)
     assert PARTITIONS[4].max_nodes == 2
     assert PARTITIONS[5].state == "DOWN"
-    assert chosen(PARTITIONS, Requested()) == PARTITIONS[:1]
-    assert chosen(PARTITIONS, Requested(("two", "short"))) == (PARTITIONS[1], PARTITIONS[4])
+    assert parse_partitions(SHOWN) == PARTITIONS[:1]  # The default one.
+    assert parse_partitions(SHOWN, ("two", "short")) == (PARTITIONS[1], PARTITIONS[4])
 
 
 def test_what_waits_for_ever_although_slurm_takes_it() -> None:
