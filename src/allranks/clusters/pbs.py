@@ -158,14 +158,14 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     # Other queues than those that execute jobs hand them on, to a server with other nodes.
     if not against and queue.get("queue_type", "").startswith("E"):
         nodes = parse_nodes(run_command(NODES, environ))
-        against = lacking(requested, nodes, may_share=may_share(script))
-        against += crowded(plan.nproc_per_node, "this PBS", nodes)
+        against = lacking(script, nodes) + crowded(plan.nproc_per_node, "this PBS", nodes)
     return Feasibility(f"queue {name}" if name else "the default queue", against)
 
 
-def lacking(requested: Sequence[Requested], nodes: Sequence[NodeInfo], *, may_share: bool) -> list[Issue]:
-    """Return why nodes are not those that a job needs; one is enough if several of its chunks may share it."""
-    parts = [replace(part, nodes=1) for part in requested] if may_share else requested
+def lacking(script: str, nodes: Sequence[NodeInfo]) -> list[Issue]:
+    """Return why nodes are not those that a script needs; one is enough if several of its chunks may share it."""
+    may_share = "scatter" not in _in_script(script, "place", "scatter")
+    parts = (replace(part, nodes=1) if may_share else part for part in read_requested(script))
     found = (each for part in parts for each in missing(part, "this PBS", nodes, "pbsnodes -l"))
     return [*dict.fromkeys(found)]
 
@@ -174,11 +174,6 @@ def _in_script(script: str, names: str, default: str) -> str:
     """Return what a script asks for with -l; of two lines for the same resource PBS takes the first."""
     found = re.search(rf"^#PBS\s+-l\s*(?:\S*,)?(?:{names})=([^\s,]+)", script, re.MULTILINE)
     return found[1] if found else default
-
-
-def may_share(script: str) -> bool:
-    """Return whether chunks of a script may share a node."""
-    return "scatter" not in _in_script(script, "place", "scatter")
 
 
 def read_requested(script: str) -> tuple[Requested, ...]:
