@@ -199,7 +199,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         JobError: the job asks for what Grid Engine cannot do.
     """
     requested, resources, (_, nodes) = job.scheduler, job.resources, job.resources.nodes
-    slots = resources.cpus_per_node or (nproc if job.launch.launcher == "direct" else 1)
+    slots = resources.cpus_per_node or (nproc if job.launch.is_direct else 1)
     own = lines_of(job, "#$")
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
     if not any(line.startswith("-pe ") for line in own):

@@ -334,7 +334,7 @@ def _refuse(job: Job, flavour: Flavour) -> None:
 def _nodes(job: Job, nproc: int, is_torque: bool) -> Iterator[Directive]:
     """Yield what asks for nodes: chunks that are alike, but for hosts that must be among them."""
     requested, resources, count = job.scheduler, job.resources, job.resources.nodes[1]
-    cpus = resources.cpus_per_node or (nproc if job.launch.launcher == "direct" else int(is_torque))
+    cpus = resources.cpus_per_node or (nproc if job.launch.is_direct else int(is_torque))
     has = [f"{'ppn' if is_torque else 'ncpus'}={cpus}"] if cpus else []
     if resources.gpus_per_node:
         has.append(f"{'gpus' if is_torque else 'ngpus'}={resources.gpus_per_node}")

@@ -399,7 +399,7 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
 
     ``output`` is Slurm's own log unless the job names one; None: as Slurm names it, where the job is submitted.
     """
-    requested, resources, is_direct = job.scheduler, job.resources, job.launch.launcher == "direct"
+    requested, resources, is_direct = job.scheduler, job.resources, job.launch.is_direct
     own, (least, most), cpus = lines_of(job, "#SBATCH"), resources.nodes, resources.cpus_per_node
     gpus = resources.gpus_per_node if own_gpus(job) == 0 else None
     named = f"{resources.gpu_type}:{gpus}" if resources.gpu_type else gpus
@@ -481,14 +481,14 @@ def _additions(draft: Draft) -> Additions:
         node.append(f'[ "$SLURM_NODEID" -gt 0 ] || echo {step}')
         if gpus and gpus.count and (gpus.must_be_requested or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
             start.append(f"--gpus-per-node={gpus.count}")
-    if not draft.is_direct:
+    if not job.launch.is_direct:
         count = f" {contract.NODE_NPROC}=${{SLURM_GPUS_ON_NODE:-${contract.NODE_NPROC}}}"
         node.append(f"export {contract.NODE_RANK}=$SLURM_NODEID{count if draft.has_rank_per_gpu else ''}")
     return Additions(tuple(requested), options, node=node, start=start, notes=_notes(draft))
 
 
 def _notes(draft: Draft) -> Iterator[str]:
-    job, resources, is_direct = draft.job, draft.job.resources, draft.is_direct
+    job, resources, is_direct = draft.job, draft.job.resources, draft.job.launch.is_direct
     if not (draft.inside or resources.cpus_per_node):
         what = f"a {'rank' if is_direct else 'node'} has one CPU"
         yield f"resources.cpus_per_node is not given: where the site gives none with each GPU, {what}"

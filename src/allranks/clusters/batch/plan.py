@@ -163,13 +163,13 @@ def _refuse(job: Job, gpus: UsableGpus | None, scheduler: str) -> None:
     if launch.launcher == "legacy":
         why = f"torch.distributed.launch was replaced by torchrun, and cannot get its nodes from {scheduler}"
         raise JobError(f"launcher legacy does not exist on cluster {job.cluster}", why=why, fix="--launcher torchrun")
-    if not launch.agent and launch.launcher != "direct":
+    if not launch.agent and not launch.is_direct:
         why = f"the nodes and their places are known to the agents alone, which {scheduler} starts"
         raise JobError(f"launch.agent cannot be false on cluster {job.cluster}", why=why, fix="--launcher direct")
     if launch.nproc_per_node == "cpu" and not job.resources.cpus_per_node:
         why = f"how many CPUs {scheduler} gives is not known yet"
         raise JobError("one rank per CPU was requested", why=why, fix="--cpus-per-node 8")
-    if launch.launcher == "direct" and launch.nproc_per_node in ("auto", "gpu") and gpus is None:
+    if launch.is_direct and launch.nproc_per_node in ("auto", "gpu") and gpus is None:
         why = "scheduler.directives asks for GPUs, but does not report how many there are on each node"
         raise JobError("launcher direct must know the number of ranks on each node", why=why, fix="--nproc-per-node 4")
 
@@ -182,7 +182,7 @@ def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions, script: st
         script=script,
         start_with=job.scheduler.start_with,
         options=(*added.start, *job.launch.launcher_args),
-        is_direct=draft.is_direct,
+        is_direct=job.launch.is_direct,
         is_array=is_array,
         is_inside=inside,
         master_addr=job.launch.master_addr,
@@ -261,7 +261,7 @@ def _node_script(
 ) -> str:
     chosen = environment_of(draft.job, draft.request.folder)
     words, becomes = [CODE, SPEC], "its agent, which starts the ranks and watches them"
-    if draft.is_direct:
+    if draft.job.launch.is_direct:
         start = {"script": [*draft.python, spec.target], "module": [*draft.python, "-m", spec.target]}
         command = [*start.get(spec.kind, [spec.target]), *spec.args]
         words, becomes = [CODE, "--rank", *map(shlex.quote, command)], "a rank"
@@ -312,7 +312,7 @@ def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str
     if resources.spares:
         instead = "" if scheduler.is_exact else "; --nodes MIN:MAX continues with fewer"
         yield f"resources.spares: nodes are kept ready over SSH only{instead}"
-    if draft.is_direct and job.launch.max_restarts:
+    if job.launch.is_direct and job.launch.max_restarts:
         yield "launch.max_restarts: the ranks are started once; launcher torchrun starts them again"
     for directive in added.directives:
         if directive.why == "name" and directive.value != name_of(job):

@@ -99,11 +99,6 @@ class Draft:
     secrets: tuple[str, ...]
 
     @property
-    def is_direct(self) -> bool:
-        """Whether the ranks are started without agents."""
-        return self.job.launch.launcher == "direct"
-
-    @property
     def has_rank_per_gpu(self) -> bool:
         """Whether a node has a rank for each of its GPUs."""
         return self.job.launch.nproc_per_node in ("auto", "gpu") and (self.gpus is None or self.gpus.count > 0)
