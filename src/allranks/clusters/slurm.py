@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters import slurm_words
@@ -231,16 +231,6 @@ _LIFTS_ALL = frozenset(("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMin
 _NOT_UP = ("down", "drain", "fail", "error", "unknown", "inval", "maint", "reserved", "boot", "reboot", "no_respond")
 
 
-class Partition(NamedTuple):
-    """A partition. A limit of 0 is none; time is in seconds."""
-
-    name: str
-    state: str
-    max_nodes: int = 0
-    min_nodes: int = 0
-    max_time: int = 0
-
-
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query what Slurm would do with a plan's script that is submitted in an environment."""
     script, in_utc = plan.files[0].text, {**environ, **IN_UTC}
@@ -251,18 +241,20 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     refusal = SLURM.refusal(command, done.code, printed)
     if SLURM.is_away(done):
         raise refusal
-    partitions = parse_partitions(run_command(PARTITIONS, in_utc), requested.partitions)
-    against, lacks_nodes = limits(requested, partitions), slurm_words.NO_SUCH_NODES in printed
+    shown, lacks_nodes = run_command(PARTITIONS, in_utc), slurm_words.NO_SUCH_NODES in printed
+    partitions = against_each(shown, requested)
+    against = limits(requested, partitions)
     if against or requested.qos:  # Only then does a QOS count.
-        against = limits(requested, partitions, *_qos_of(requested, in_utc))
+        lifts, most_time = _qos_of(requested, in_utc)
+        against = limits(requested, against_each(shown, requested, lifts), most_time)
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
         found = []
-        for name in (part.name for part in partitions if not any(_against(requested, part, ()))):
+        for name in (name for name, issues in partitions.items() if not issues):
             place, nodes = f"partition {name}", parse_nodes(run_command((*NODES, f"--partition={name}"), in_utc))
             lacks = missing(requested, place, nodes, "sinfo --list-reasons") if lacks_nodes else []
             found.append(crowded(plan.nproc_per_node, place, nodes) or lacks)
         against = least(found)
-    answer = Feasibility(f"partition {','.join(part.name for part in partitions)}", against)
+    answer = Feasibility(f"partition {','.join(partitions)}", against)
     if not done.code:
         start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
         return replace(answer, start=query.time_of(start[1]) if start else None)
@@ -303,16 +295,39 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
     )
 
 
-def parse_partitions(text: str, named: Collection[str] = ()) -> tuple[Partition, ...]:
-    """Read the answer to :data:`PARTITIONS`: those that a job may run in that names these; without, the default."""
-    found = []
+def against_each(text: str, requested: Requested, lifts: Collection[str] = ()) -> dict[str, list[Issue]]:
+    """Read in the answer to :data:`PARTITIONS` what each that a job may run in has against it, by its name.
+
+    A job that names none runs in the default one. A limit that a QOS of the job ``lifts`` is not final.
+    """
+    found = {}
     for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
-        most, fewest = (query.reading(part[key]) for key in ("MaxNodes", "MinNodes"))
-        name, state, time = part["PartitionName"], part["State"] or "UP", query.reading(part["MaxTime"], parse_duration)
-        if name in named if named else part["Default"] == "YES":
-            found.append(Partition(name, state, most, fewest, time))
-    return tuple(found)
+        name = part["PartitionName"]
+        if name in requested.partitions if requested.partitions else part["Default"] == "YES":
+            found[name] = [*_against(requested, part, lifts)]
+    return found
+
+
+def _against(requested: Requested, part: Mapping[str, str], lifts: Collection[str]) -> Iterator[Issue]:
+    place, other = f"partition {part['PartitionName']}", "choose another scheduler.partition"
+    if part["State"] == "DOWN":
+        yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
+    for flag, of, most, fewest in (
+        ("PartitionTimeLimit", "time", query.reading(part["MaxTime"], parse_duration), 0),
+        ("PartitionMaxNodes", "nodes", query.reading(part["MaxNodes"]), 0),
+        ("PartitionMinNodes", "nodes", 0, query.reading(part["MinNodes"])),
+    ):
+        amount, is_final = getattr(requested, of), flag not in lifts
+        yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
+
+
+def limits(requested: Requested, partitions: Mapping[str, list[Issue]], most_time: int = 0) -> list[Issue]:
+    """Return what all of a job's partitions have against it, that of the best; else what its QOS has."""
+    if partitions and all(partitions.values()):
+        return least(partitions.values())
+    place, other = f"QOS {requested.qos}", "choose another scheduler.qos"
+    return [*beyond("time", requested.time, place, other, most=most_time)]
 
 
 def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
@@ -336,33 +351,6 @@ def parse_qos(text: str, named: str) -> tuple[set[str], int]:
     flags = [row[2].split(",") for row in rows if not named or row[0] in named.split(",")]
     most = next((query.reading(row[1], parse_duration) for row in rows if row[0] == named), 0)
     return {flag for each in flags for flag in each}, most
-
-
-def limits(
-    requested: Requested, partitions: Sequence[Partition], lifts: Collection[str] = (), most_time: int = 0
-) -> list[Issue]:
-    """Return what keeps a job waiting in all of the partitions that it may run in, or what its QOS has against it.
-
-    A limit that a QOS of the job ``lifts`` is not final.
-    """
-    against = [[*_against(requested, part, lifts)] for part in partitions]
-    if against and all(against):
-        return least(against)
-    place, other = f"QOS {requested.qos}", "choose another scheduler.qos"
-    return [*beyond("time", requested.time, place, other, most=most_time)]
-
-
-def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> Iterator[Issue]:
-    place, other = f"partition {part.name}", "choose another scheduler.partition"
-    if part.state == "DOWN":
-        yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
-    for flag, of, most, fewest in (
-        ("PartitionTimeLimit", "time", part.max_time, 0),
-        ("PartitionMaxNodes", "nodes", part.max_nodes, 0),
-        ("PartitionMinNodes", "nodes", 0, part.min_nodes),
-    ):
-        amount, is_final = getattr(requested, of), flag not in lifts
-        yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
 
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
