@@ -135,13 +135,13 @@ def test_a_shell_and_what_is_run_in_it(
 ) -> None:
     grid_engine_lab.env.update(SHELL="/bin/sh", PS1="ready> ")
     grid_engine_lab.script(PLACES)
-    words = ("sh", "-c", "echo \"$NHOSTS hosts\" 'a b'; exit 4")
+    words = ("sh", "-c", "echo \"$NHOSTS hosts\" 'a b'; pwd; exit 4")
     done = grid_engine_lab("shell", "--on", "lab", "--nodes", "2", "--", *words)
-    assert (done.rc, done.stdout) == (4, "2 hosts a b\n"), done.stderr
+    assert (done.rc, done.stdout) == (4, f"2 hosts a b\n{grid_engine_lab.folder}\n"), done.stderr
     terminal = Terminal(grid_engine_lab, "shell", "--on", "lab", "--nodes", "2")
     terminals.append(terminal)
     terminal.read_until("ready> |# |\\$ ")
-    terminal.type(f"cd {grid_engine_lab.folder}; allranks run train.py --backend gloo\n")
+    terminal.type("allranks run train.py --backend gloo\n")
     terminal.read_until(r"succeeded in")
     terminal.type("exit 3\n")
     assert terminal.wait() == 3

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query, scheduler
-from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
-from allranks.plan.directives import Directive, given, lines_of
+from allranks.plan.directives import Directive, given, lines_of, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -199,7 +199,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         JobError: the job asks for what Grid Engine cannot do.
     """
     requested, resources, (_, nodes) = job.scheduler, job.resources, job.resources.nodes
-    slots = resources.cpus_per_node or (nproc if job.launch.launcher == "direct" else 1)
+    slots = resources.cpus_per_node or (nproc if job.launch.is_direct else 1)
     own = lines_of(job, "#$")
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
     if not any(line.startswith("-pe ") for line in own):
@@ -254,7 +254,7 @@ def _additions(draft: Draft) -> Additions:
     if draft.inside:
         return Additions()
     task = ".$SGE_TASK_ID" if draft.job.scheduler.array else ""
-    log = draft.log_lines("JOB_ID", f'"${contract.RUN_DIR}/grid-engine-$JOB_ID{task}.out"')
+    log = f'"${contract.RUN_DIR}/grid-engine-$JOB_ID{task}.out"'
     options = () if draft.request.standalone else ("-terse",)
     found = directives(draft.job, draft.layout.nproc_per_node)
     return Additions(tuple(found), options, log, notes=_notes(draft.request.job))
@@ -262,10 +262,10 @@ def _additions(draft: Draft) -> Additions:
 
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     for_a_script = re.compile(r"-(?:[ejmMortS]|tc|notify)(?![A-Za-z])")
-    options = shell_words(job, directives(job, nproc), for_a_script)
+    options = words_for_shell(job, directives(job, nproc), for_a_script)
     path = environ.get("PATH", os.defpath)
     there = ["/bin/bash", "-c", 'export PATH="$0" && exec "$@"', path, *(words or (environ.get("SHELL") or "bash",))]
-    return ("qrsh", "-now", "no", "-pty", "y" if terminal else "n", *options, shlex.join(there))
+    return ("qrsh", "-cwd", "-now", "no", "-pty", "y" if terminal else "n", *options, shlex.join(there))
 
 
 GRID_ENGINE = Scheduler(

@@ -163,7 +163,7 @@ class LocalPlanning:
             "resources.time is not enforced on this machine": resources.time,
             "resources.memory is not enforced on this machine": resources.memory,
             "retry has no effect without a scheduler": retry != type(retry)(),
-            "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.launcher == "direct",
+            "launch.launcher: no scheduler starts ranks here, the agent does": job.launch.is_direct,
         }
         yield from (note for note, is_requested in requested.items() if is_requested)
         yield from missing_here(job, self._request.folder, self._request.environ)

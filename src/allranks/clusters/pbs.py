@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from allranks.clusters import pbs_words
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
-from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, overall, plain_name
 from allranks.clusters.pbs_words import Flavour, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
 from allranks.job.units import format_count, format_duration, parse_memory
-from allranks.plan.directives import Directive, fits, given, lines_of
+from allranks.plan.directives import Directive, fits, given, lines_of, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -70,7 +70,7 @@ def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
         info = replace(info, why=pbs_words.reason_of(letter, word, held, depend))
     if info.state is State.PENDING:
         return info
-    memory = query.reading(parse_memory, fields.get("resources_used.mem", "")) or None
+    memory = query.reading(fields.get("resources_used.mem", ""), parse_memory) or None
     started = query.time_of(fields.get("stime") or fields.get("start_time", ""))
     info = replace(info, started=started, peak_memory=memory)
     if letter not in pbs_words.ENDED:
@@ -158,14 +158,14 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     # Other queues than those that execute jobs hand them on, to a server with other nodes.
     if not against and queue.get("queue_type", "").startswith("E"):
         nodes = parse_nodes(run_command(NODES, environ))
-        against = lacking(requested, nodes, may_share=may_share(script))
-        against += crowded(plan.nproc_per_node, "this PBS", nodes)
+        against = lacking(script, nodes) + crowded(plan.nproc_per_node, "this PBS", nodes)
     return Feasibility(f"queue {name}" if name else "the default queue", against)
 
 
-def lacking(requested: Sequence[Requested], nodes: Sequence[NodeInfo], *, may_share: bool) -> list[Issue]:
-    """Return why nodes are not those that a job needs; one is enough if several of its chunks may share it."""
-    parts = [replace(part, nodes=1) for part in requested] if may_share else requested
+def lacking(script: str, nodes: Sequence[NodeInfo]) -> list[Issue]:
+    """Return why nodes are not those that a script needs; one is enough if several of its chunks may share it."""
+    may_share = "scatter" not in _in_script(script, "place", "scatter")
+    parts = (replace(part, nodes=1) if may_share else part for part in read_requested(script))
     found = (each for part in parts for each in missing(part, "this PBS", nodes, "pbsnodes -l"))
     return [*dict.fromkeys(found)]
 
@@ -174,11 +174,6 @@ def _in_script(script: str, names: str, default: str) -> str:
     """Return what a script asks for with -l; of two lines for the same resource PBS takes the first."""
     found = re.search(rf"^#PBS\s+-l\s*(?:\S*,)?(?:{names})=([^\s,]+)", script, re.MULTILINE)
     return found[1] if found else default
-
-
-def may_share(script: str) -> bool:
-    """Return whether chunks of a script may share a node."""
-    return "scatter" not in _in_script(script, "place", "scatter")
 
 
 def read_requested(script: str) -> tuple[Requested, ...]:
@@ -190,11 +185,11 @@ def read_requested(script: str) -> tuple[Requested, ...]:
         kind = Requested(
             partitions=tuple(queue[-1:]),
             time=seconds(_in_script(script, "walltime", "")),
-            cpus=query.number(has.get("ncpus") or has.get("ppn", "")),
-            memory=query.reading(parse_memory, has.get("mem", "")),
-            gpus=query.number(has.get("ngpus") or has.get("gpus", "")),
+            cpus=query.reading(has.get("ncpus") or has.get("ppn", "")),
+            memory=query.reading(has.get("mem", ""), parse_memory),
+            gpus=query.reading(has.get("ngpus") or has.get("gpus", "")),
         )
-        count = query.number(chunk.split(":")[0]) or 1  # One that starts with a host is one.
+        count = query.reading(chunk.split(":")[0]) or 1  # One that starts with a host is one.
         counts[kind] = counts.get(kind, 0) + count
     return tuple(replace(kind, nodes=count) for kind, count in counts.items())
 
@@ -220,9 +215,9 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
             host,
             state,
             before.is_away and any(word in state for word in _NOT_UP),
-            before.cpus + query.number(node.get("resources_available.ncpus") or node.get("np", "")),
-            before.memory + query.reading(parse_memory, node.get("resources_available.mem", "")),
-            before.gpus + query.number(node.get("resources_available.ngpus") or node.get("gpus", "")),
+            before.cpus + query.reading(node.get("resources_available.ncpus") or node.get("np", "")),
+            before.memory + query.reading(node.get("resources_available.mem", ""), parse_memory),
+            before.gpus + query.reading(node.get("resources_available.ngpus") or node.get("gpus", "")),
             node.get("comment", node.get("note", "")),
         )
     return tuple(hosts.values())
@@ -237,9 +232,9 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
     cpus, gpus = (sum(part.nodes * getattr(part, key) for part in requested) for key in ("cpus", "gpus"))
     for limit, reads, amount, of in (
         ("walltime", seconds, requested[0].time, "time"),
-        ("nodect", query.number, sum(part.nodes for part in requested), "nodes"),
-        ("ncpus", query.number, cpus, "cpus in all"),
-        ("ngpus", query.number, gpus, "gpus in all"),
+        ("nodect", query.reading, sum(part.nodes for part in requested), "nodes"),
+        ("ncpus", query.reading, cpus, "cpus in all"),
+        ("ngpus", query.reading, gpus, "gpus in all"),
     ):
         most, least = (reads(queue.get(f"resources_{word}.{limit}", "")) for word in ("max", "min"))
         yield from beyond(of, amount, f"queue {name}", _OTHER, most=most, least=least)
@@ -339,7 +334,7 @@ def _refuse(job: Job, flavour: Flavour) -> None:
 def _nodes(job: Job, nproc: int, is_torque: bool) -> Iterator[Directive]:
     """Yield what asks for nodes: chunks that are alike, but for hosts that must be among them."""
     requested, resources, count = job.scheduler, job.resources, job.resources.nodes[1]
-    cpus = resources.cpus_per_node or (nproc if job.launch.launcher == "direct" else int(is_torque))
+    cpus = resources.cpus_per_node or (nproc if job.launch.is_direct else int(is_torque))
     has = [f"{'ppn' if is_torque else 'ncpus'}={cpus}"] if cpus else []
     if resources.gpus_per_node:
         has.append(f"{'gpus' if is_torque else 'ngpus'}={resources.gpus_per_node}")
@@ -402,7 +397,7 @@ def _additions(draft: Draft) -> Additions:
     which = flavour_for(job, draft.request.environ)
     own_log = f"{run_dir}/{OWN_LOG_OF_TASKS if requested.array and which == 'openpbs' else OWN_LOG}"
     names_log = fits(own_log) and bool(_PLAIN_PATH.fullmatch(run_dir)) and not draft.request.standalone
-    log = draft.log_lines("PBS_JOBID", shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out')
+    log = shlex.quote(f"{run_dir}/pbs-") + '"${PBS_JOBID%%.*}".out'
     found = directives(job, draft.layout.nproc_per_node, own_log if names_log else None, which)
     return Additions(tuple(found), log=log, notes=_notes(draft, names_log))
 
@@ -426,7 +421,7 @@ def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
 
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     which = flavour_for(job, environ)
-    command = ("qsub", "-I", *shell_words(job, directives(job, nproc, None, which), _FOR_A_SCRIPT))
+    command = ("qsub", "-I", *words_for_shell(job, directives(job, nproc, None, which), _FOR_A_SCRIPT))
     if which == "openpbs":
         shell = words or (environ.get("SHELL") or "bash",)
         return (*command, "--", "/bin/bash", "-c", _HERE, str(Path.cwd()), environ.get("PATH", ""), *shell)

@@ -15,18 +15,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters import slurm_words
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
-from allranks.clusters.batch.cluster import BatchCluster, shell_words
+from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
 from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, UsableGpus, overall
 from allranks.errors import LaunchError
 from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory
-from allranks.plan.directives import Directive, given, lines_of, warning_seconds
+from allranks.plan.directives import Directive, given, lines_of, warning_seconds, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.plan.layout import MOST_RANKS_PER_CPU
 from allranks.runs.attempt import Failure
@@ -46,7 +46,8 @@ _NOT_STARTED, _OUT_OF_MEMORY = 53, 125
 
 # --- Jobs: commands about them, and their answers.
 
-_ACCOUNTED = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "MaxRSS", "Reason")
+#: The fields that accounting is queried for.
+ACCOUNTED = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "MaxRSS", "Reason")
 #: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
 _SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?")
@@ -64,12 +65,6 @@ def show_command(job_id: str) -> tuple[str, ...]:
     return ("scontrol", *cluster, "show", "job", number)
 
 
-def account_command(job_id: str) -> tuple[str, ...]:
-    """Build the command that queries accounting about a job."""
-    *cluster, number = _of(job_id)
-    return ("sacct", *cluster, "--parsable2", "--noheader", f"--format={','.join(_ACCOUNTED)}", f"--jobs={number}")
-
-
 def parse_shown(text: str) -> tuple[JobInfo, ...]:
     """Read the answer to :func:`show_command`: one job, or each task of an array.
 
@@ -78,9 +73,7 @@ def parse_shown(text: str) -> tuple[JobInfo, ...]:
     """
     found = []
     for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
-        fields: dict[str, str] = {}
-        for line in _SHOWN_LINE.findall(part):
-            fields = dict(re.findall(r"(\S+?)=(\S*)", line)) | fields
+        fields = dict(reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
         if (job := _SHOWN_JOB.match(part)) and "JobState" in fields:
             info = _info(f"{job[2]}_{job[3]}" if job[2] else job[1], fields["JobState"], fields, "StartTime", "EndTime")
             if info.state is State.NODE_FAIL and (node := fields.get("FailedNode")):
@@ -90,7 +83,7 @@ def parse_shown(text: str) -> tuple[JobInfo, ...]:
 
 
 def parse_accounted(text: str) -> tuple[JobInfo, ...]:
-    """Read the answer to :func:`account_command`: one job, or each task of an array.
+    """Read what accounting has of :data:`ACCOUNTED`: one job, or each task of an array.
 
     Of a job that was requeued the last record counts. A job with a step that was out of memory was so too, although
     Slurm calls it FAILED.
@@ -98,8 +91,8 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
     records: dict[str, list[dict[str, str]]] = {}
     for line in text.splitlines():
         values = line.split("|")
-        if len(values) == len(_ACCOUNTED):
-            row = dict(zip(_ACCOUNTED, values, strict=True))
+        if len(values) == len(ACCOUNTED):
+            row = dict(zip(ACCOUNTED, values, strict=True))
             job_id, _, step = row["JobID"].partition(".")
             records[job_id] = [*records.get(job_id, []), row] if step else [row]
     found = []
@@ -107,21 +100,21 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
         native = rows[0]["State"]
         if native == "FAILED" and any(row["State"] == "OUT_OF_MEMORY" for row in rows):
             native = "OUT_OF_MEMORY"
-        peak = max(query.reading(parse_memory, f"{row['MaxRSS']}B") for row in rows)
+        peak = max(query.reading(f"{row['MaxRSS']}B", parse_memory) for row in rows)
         found.append(replace(_info(job_id, native, rows[0], "Start", "End"), peak_memory=peak or None))
     return tuple(found)
 
 
 def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: str) -> JobInfo:
     """Read what both answers hold in the same words; ``start`` and ``end`` are what they call the times."""
-    state, nodes, word = slurm_words.state_of(native), fields.get("NodeList", ""), fields.get("Reason", "")
+    nodes, word = fields.get("NodeList", ""), fields.get("Reason", "")
+    state, why = slurm_words.state_of(native, word)
     exited, _, signalled = fields.get("ExitCode", "").partition(":")
-    exit_code, killed_by = query.number(exited), query.number(signalled)
+    exit_code, killed_by = query.reading(exited), query.reading(signalled)
     if state is State.SUCCEEDED and (exit_code or killed_by):
         state = State.FAILED
     by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
     nodes = nodes if nodes not in ("(null)", "None assigned") else ""
-    why = slurm_words.reason_of(native, word)
     if state is State.FAILED and killed_by == _NOT_STARTED:
         lacks = "its work directory, or that of its output, is not there on the node"
         why = JobReason(f"Slurm could not start the script: {lacks}")
@@ -153,7 +146,16 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     if any(not task.state.is_final for task in tasks.values()):
         return overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
-        answer = run_command(account_command(job_id), in_utc, seconds=_ACCOUNTING_SECONDS)
+        *cluster, number = _of(job_id)
+        account = (
+            "sacct",
+            *cluster,
+            "--parsable2",
+            "--noheader",
+            f"--format={','.join(ACCOUNTED)}",
+            f"--jobs={number}",
+        )
+        answer = run_command(account, in_utc, seconds=_ACCOUNTING_SECONDS)
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
         # ended long before others are in accounting alone.
         for task in (task for task in parse_accounted(answer) if task.state.is_final):
@@ -173,8 +175,6 @@ _ENDED = re.compile(
     r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)"
 )
 _SIGNALS = {words: number for number in signal.valid_signals() if (words := signal.strsignal(number))}
-#: How srun ends the tasks that are left.
-_ENDED_BY_SRUN = (-signal.SIGTERM, -signal.SIGKILL)
 #: Says nothing of the cause: how srun and Slurm ended the other tasks.
 _LOG_NOISE = re.compile(
     r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
@@ -196,7 +196,7 @@ def first_failure(lines: Iterable[str]) -> Failure | None:
         code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
         if code == contract.CONTINUE_LATER:
             has_left = True
-        elif code and not (has_left and code in _ENDED_BY_SRUN):
+        elif code and not (has_left and code in (-signal.SIGTERM, -signal.SIGKILL)):  # Srun ends the others so.
             host = None if hosts == "Unknown" or "[" in hosts or "," in hosts else hosts
             return Failure(int(rank), host, code, is_oom)
     return None
@@ -219,6 +219,7 @@ def logs(folder: str, job_id: str, requested: Mapping[str, str]) -> Sequence[str
 # time than its partition gives, say. So partitions and nodes are queried too.
 
 PARTITIONS = ("scontrol", "show", "partition")
+NODES = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E")
 QOS = ("sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,MaxWall,Flags")
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])(?:[= ]\s*)?(.*)$", re.MULTILINE)
 _SHORT = {"-N": "nodes", "-p": "partition", "-t": "time", "-q": "qos", "-x": "exclude", "-c": "cpus-per-task"}
@@ -228,17 +229,6 @@ _ABOVE = {"SBATCH_PARTITION": "partition", "SBATCH_TIMELIMIT": "time", "SBATCH_Q
 _LIFTS_ALL = frozenset(("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"))
 #: How the words start for a node that takes no job now.
 _NOT_UP = ("down", "drain", "fail", "error", "unknown", "inval", "maint", "reserved", "boot", "reboot", "no_respond")
-
-
-class Partition(NamedTuple):
-    """A partition. A limit of 0 is none; time is in seconds."""
-
-    name: str
-    state: str
-    max_nodes: int = 0
-    min_nodes: int = 0
-    max_time: int = 0
-    is_default: bool = False
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
@@ -251,32 +241,28 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     refusal = SLURM.refusal(command, done.code, printed)
     if SLURM.is_away(done):
         raise refusal
-    partitions = chosen(parse_partitions(run_command(PARTITIONS, in_utc)), requested)
-    against, lacks_nodes = limits(requested, partitions), slurm_words.NO_SUCH_NODES in printed
+    shown, lacks_nodes = run_command(PARTITIONS, in_utc), slurm_words.NO_SUCH_NODES in printed
+    partitions = against_each(shown, requested)
+    against = limits(requested, partitions)
     if against or requested.qos:  # Only then does a QOS count.
-        against = limits(requested, partitions, *_qos_of(requested, in_utc))
+        lifts, most_time = _qos_of(requested, in_utc)
+        against = limits(requested, against_each(shown, requested, lifts), most_time)
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
-        places = [part.name for part in partitions if not any(_against(requested, part, ()))]
-        nodes = ((f"partition {name}", _nodes_of(name, in_utc)) for name in places)
-        against = least(
-            crowded(plan.nproc_per_node, place, there)
-            or (missing(requested, place, there, "sinfo --list-reasons") if lacks_nodes else [])
-            for place, there in nodes
-        )
-    found = Feasibility(f"partition {','.join(part.name for part in partitions)}", against)
+        found = []
+        for name in (name for name, issues in partitions.items() if not issues):
+            place, nodes = f"partition {name}", parse_nodes(run_command((*NODES, f"--partition={name}"), in_utc))
+            lacks = missing(requested, place, nodes, "sinfo --list-reasons") if lacks_nodes else []
+            found.append(crowded(plan.nproc_per_node, place, nodes) or lacks)
+        against = least(found)
+    answer = Feasibility(f"partition {','.join(partitions)}", against)
     if not done.code:
         start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
-        return replace(found, start=query.time_of(start[1]) if start else None)
-    if against and (lacks_nodes or found.is_hopeless):
-        return found
+        return replace(answer, start=query.time_of(start[1]) if start else None)
+    if against and (lacks_nodes or answer.is_hopeless):
+        return answer
     refusal = query.with_values(refusal, plan.reasons)
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
-    return replace(found, objections=[*against, refused])
-
-
-def _nodes_of(partition: str, in_utc: Mapping[str, str]) -> tuple[NodeInfo, ...]:
-    command = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E", f"--partition={partition}")
-    return parse_nodes(run_command(command, in_utc))
+    return replace(answer, objections=[*against, refused])
 
 
 def _qos_of(requested: Requested, in_utc: Mapping[str, str]) -> tuple[Collection[str], int]:
@@ -299,35 +285,59 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
         exclude = [*expand(found["exclude"])]
     return Requested(
         partitions=tuple(filter(None, found["partition"].split(","))),
-        nodes=query.number(found["nodes"].partition("-")[0]) or 1,
-        time=query.reading(parse_duration, found["time"]),
+        nodes=query.reading(found["nodes"].partition("-")[0]) or 1,
+        time=query.reading(found["time"], parse_duration),
         qos=found["qos"],
-        cpus=(query.number(found["ntasks-per-node"]) or 1) * (query.number(found["cpus-per-task"]) or 1),
-        memory=query.reading(parse_memory, found["mem"]),
+        cpus=(query.reading(found["ntasks-per-node"]) or 1) * (query.reading(found["cpus-per-task"]) or 1),
+        memory=query.reading(found["mem"], parse_memory),
         gpus=int(gpus[-1]) if gpus else 0,
         exclude=tuple(filter(None, exclude)),
     )
 
 
-def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """Read the answer to :data:`PARTITIONS`."""
-    found = []
+def against_each(text: str, requested: Requested, lifts: Collection[str] = ()) -> dict[str, list[Issue]]:
+    """Read in the answer to :data:`PARTITIONS` what each that a job may run in has against it, by its name.
+
+    A job that names none runs in the default one. A limit that a QOS of the job ``lifts`` is not final.
+    """
+    found = {}
     for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
-        most, fewest = (query.number(part[key]) for key in ("MaxNodes", "MinNodes"))
-        name, state, time = part["PartitionName"], part["State"] or "UP", query.reading(parse_duration, part["MaxTime"])
-        found.append(Partition(name, state, most, fewest, time, is_default=part["Default"] == "YES"))
-    return tuple(found)
+        name = part["PartitionName"]
+        if name in requested.partitions if requested.partitions else part["Default"] == "YES":
+            found[name] = [*_against(requested, part, lifts)]
+    return found
+
+
+def _against(requested: Requested, part: Mapping[str, str], lifts: Collection[str]) -> Iterator[Issue]:
+    place, other = f"partition {part['PartitionName']}", "choose another scheduler.partition"
+    if part["State"] == "DOWN":
+        yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
+    for flag, of, most, fewest in (
+        ("PartitionTimeLimit", "time", query.reading(part["MaxTime"], parse_duration), 0),
+        ("PartitionMaxNodes", "nodes", query.reading(part["MaxNodes"]), 0),
+        ("PartitionMinNodes", "nodes", 0, query.reading(part["MinNodes"])),
+    ):
+        amount, is_final = getattr(requested, of), flag not in lifts
+        yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
+
+
+def limits(requested: Requested, partitions: Mapping[str, list[Issue]], most_time: int = 0) -> list[Issue]:
+    """Return what all of a job's partitions have against it, that of the best; else what its QOS has."""
+    if partitions and all(partitions.values()):
+        return least(partitions.values())
+    place, other = f"QOS {requested.qos}", "choose another scheduler.qos"
+    return [*beyond("time", requested.time, place, other, most=most_time)]
 
 
 def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
-    """Read what sinfo prints of nodes, in the columns that :func:`feasibility` asks for."""
+    """Read the answer to :data:`NODES`."""
     found = []
     for row in (line.split("|", 5) for line in text.splitlines()):
         if len(row) == 6:
             name, state, cpus, memory, gres, reason = row
             is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
-            amounts = query.number(cpus.rstrip("+")), query.number(memory.rstrip("+")) << 20, _count_gpus(gres)
+            amounts = query.reading(cpus.rstrip("+")), query.reading(memory.rstrip("+")) << 20, count_gpus(gres)
             found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
     return tuple(found)
 
@@ -339,41 +349,8 @@ def parse_qos(text: str, named: str) -> tuple[set[str], int]:
     """
     rows = [row for row in (line.split("|") for line in text.splitlines()) if len(row) == 3]
     flags = [row[2].split(",") for row in rows if not named or row[0] in named.split(",")]
-    most = next((query.reading(parse_duration, row[1]) for row in rows if row[0] == named), 0)
+    most = next((query.reading(row[1], parse_duration) for row in rows if row[0] == named), 0)
     return {flag for each in flags for flag in each}, most
-
-
-def chosen(partitions: Iterable[Partition], requested: Requested) -> tuple[Partition, ...]:
-    """Return the partitions that a job may run in: those that it names, else the default one."""
-    named = requested.partitions
-    return tuple(part for part in partitions if (part.name in named if named else part.is_default))
-
-
-def limits(
-    requested: Requested, partitions: Sequence[Partition], lifts: Collection[str] = (), most_time: int = 0
-) -> list[Issue]:
-    """Return what keeps a job waiting in all of the partitions that it may run in, or what its QOS has against it.
-
-    A limit that a QOS of the job ``lifts`` is not final.
-    """
-    against = [[*_against(requested, part, lifts)] for part in partitions]
-    if against and all(against):
-        return least(against)
-    place, other = f"QOS {requested.qos}", "choose another scheduler.qos"
-    return [*beyond("time", requested.time, place, other, most=most_time)]
-
-
-def _against(requested: Requested, part: Partition, lifts: Collection[str]) -> Iterator[Issue]:
-    place, other = f"partition {part.name}", "choose another scheduler.partition"
-    if part.state == "DOWN":
-        yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
-    for flag, of, most, fewest in (
-        ("PartitionTimeLimit", "time", part.max_time, 0),
-        ("PartitionMaxNodes", "nodes", part.max_nodes, 0),
-        ("PartitionMinNodes", "nodes", 0, part.min_nodes),
-    ):
-        amount, is_final = getattr(requested, of), flag not in lifts
-        yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
 
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
@@ -384,7 +361,7 @@ _OWN_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node|--gres)[ =](?:gpu:)?(?:[A-Z
 _OWN_TASKS = re.compile(r"--ntasks(?!-)|-n")
 #: Options that are called as the keys of the job.
 _SAME_NAME = ("partition", "account", "qos", "constraint", "reservation", "array")
-#: What an allocation has on some of its nodes, and the GPUs among that: ``gpu:2(IDX:0-1)``, ``gpu:a100:4(IDX:0-3)``.
+#: What an allocation has on some of its nodes, and the GPUs among that.
 _ON_NODES = re.compile(r"^ +Nodes=\S+ .*\bGRES=(\S*)", re.MULTILINE)
 _GPU = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
 #: Options for a batch script alone: salloc does not know most of them, and a shell sends no mail.
@@ -410,7 +387,7 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
 
     ``output`` is Slurm's own log unless the job names one; None: as Slurm names it, where the job is submitted.
     """
-    requested, resources, is_direct = job.scheduler, job.resources, job.launch.launcher == "direct"
+    requested, resources, is_direct = job.scheduler, job.resources, job.launch.is_direct
     own, (least, most), cpus = lines_of(job, "#SBATCH"), resources.nodes, resources.cpus_per_node
     gpus = resources.gpus_per_node if own_gpus(job) == 0 else None
     named = f"{resources.gpu_type}:{gpus}" if resources.gpu_type else gpus
@@ -460,7 +437,8 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     if not counts:
         scontrol, *show = show_command(environ["SLURM_JOB_ID"])
         try:
-            counts = parse_gpus(run_command((scontrol, "--details", *show), environ, seconds=_ACCOUNTING_SECONDS))
+            shown = run_command((scontrol, "--details", *show), environ, seconds=_ACCOUNTING_SECONDS)
+            counts = {count_gpus(gres) for gres in _ON_NODES.findall(shown)}
         except LaunchError as error:
             problem = error.in_a_line
     if not counts:
@@ -474,12 +452,8 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     return UsableGpus(least, differ, must_be_requested=True, note=note)
 
 
-def parse_gpus(text: str) -> set[int]:
-    """Read the answer to ``scontrol --details show job``: the different numbers of GPUs that its nodes have."""
-    return set(map(_count_gpus, _ON_NODES.findall(text)))
-
-
-def _count_gpus(gres: str) -> int:
+def count_gpus(gres: str) -> int:
+    """Count the GPUs in what Slurm says that a node has: ``gpu:2(IDX:0-1)``, ``nic:1,gpu:a100:4(S:0-1)``."""
     return sum(map(int, _GPU.findall(gres)))
 
 
@@ -495,14 +469,14 @@ def _additions(draft: Draft) -> Additions:
         node.append(f'[ "$SLURM_NODEID" -gt 0 ] || echo {step}')
         if gpus and gpus.count and (gpus.must_be_requested or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
             start.append(f"--gpus-per-node={gpus.count}")
-    if not draft.is_direct:
+    if not job.launch.is_direct:
         count = f" {contract.NODE_NPROC}=${{SLURM_GPUS_ON_NODE:-${contract.NODE_NPROC}}}"
         node.append(f"export {contract.NODE_RANK}=$SLURM_NODEID{count if draft.has_rank_per_gpu else ''}")
     return Additions(tuple(requested), options, node=node, start=start, notes=_notes(draft))
 
 
 def _notes(draft: Draft) -> Iterator[str]:
-    job, resources, is_direct = draft.job, draft.job.resources, draft.is_direct
+    job, resources, is_direct = draft.job, draft.job.resources, draft.job.launch.is_direct
     if not (draft.inside or resources.cpus_per_node):
         what = f"a {'rank' if is_direct else 'node'} has one CPU"
         yield f"resources.cpus_per_node is not given: where the site gives none with each GPU, {what}"
@@ -519,7 +493,7 @@ def _notes(draft: Draft) -> Iterator[str]:
 
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     """Run ``words``, or the caller's shell. No login shell: its profile may set another PATH than the caller's."""
-    options = shell_words(job, directives(job, nproc, None), _FOR_A_SCRIPT)
+    options = words_for_shell(job, directives(job, nproc, None), _FOR_A_SCRIPT)
     pty = ("--pty",) if terminal else ()
     return ("salloc", *options, *_STEP, *pty, *(words or (environ.get("SHELL") or "bash",)))
 

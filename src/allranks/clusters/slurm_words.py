@@ -157,18 +157,13 @@ REFUSED = (
 NO_SUCH_JOB = "Invalid job id specified"
 
 
-def state_of(native: str) -> State:
-    """Return our state for Slurm's word, which more may follow: ``CANCELLED by 1000``."""
-    return _STATES.get(re.split(r"[^A-Z_]", native)[0], (State.UNKNOWN, None))[0]
-
-
-def reason_of(native: str, word: str) -> JobReason | None:
-    """Explain Slurm's word for a job's state, and while it waits its ``word`` for the reason; None if that is all."""
+def state_of(native: str, word: str) -> tuple[State, JobReason | None]:
+    """Return our state for Slurm's word, and why it is so, of a job that waits by Slurm's ``word`` for the reason."""
     if native == "PENDING":
-        return why_pending(word)
+        return State.PENDING, why_pending(word)
     if native.startswith("CANCELLED by "):
-        return JobReason(f"it was cancelled by the user with id {native.rpartition(' ')[2]}")
-    return _STATES.get(re.split(r"[^A-Z_]", native)[0], (None, JobReason(f"Slurm says {native}")))[1]
+        return State.CANCELLED, JobReason(f"it was cancelled by the user with id {native.rpartition(' ')[2]}")
+    return _STATES.get(re.split(r"[^A-Z_]", native)[0], (State.UNKNOWN, JobReason(f"Slurm says {native}")))
 
 
 def why_pending(word: str) -> JobReason:

@@ -279,6 +279,11 @@ class Launch(Section):
     """Fork ranks from a process that has imported torch. Set to false for a script that must set
     variables such as OMP_NUM_THREADS before it imports torch."""
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the scheduler starts the ranks themselves, without agents."""
+        return self.launcher == "direct"
+
 
 class Environment(Section):
     """The environment of the ranks."""

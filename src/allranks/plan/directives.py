@@ -1,13 +1,15 @@
-"""What a batch scheduler is asked for, as lines at the top of a script."""
+"""What a batch scheduler is asked for, as lines at the top of a script, or as words of a command."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
+from allranks.job.options import TARGETS
 from allranks.plan.plan import Reason
 from allranks.plan.script import comment
 
@@ -73,6 +75,24 @@ def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
         if directive.note:
             yield comment(directive.note)
         yield f"{prefix} {directive.option}{_value(directive)}"
+
+
+def words_for_shell(job: Job, directives: Iterable[Directive], for_a_script: re.Pattern[str]) -> Iterator[str]:
+    """Yield the words of a job's directives for the command that gives a shell.
+
+    Options that ``for_a_script`` matches are for a batch script alone; so is the name if the job has none of its own.
+
+    Raises:
+        JobError: a directive of the user's own cannot be read.
+    """
+    is_named = any(getattr(job, key) for key in ("name", *TARGETS))
+    for directive in directives:
+        if for_a_script.match(directive.option) or (directive.why == "name" and not is_named):
+            continue
+        try:
+            yield from shlex.split(f"{directive.option}{_value(directive)}", comments=True)
+        except ValueError as error:
+            raise JobError(f"{directive.why}: invalid directive: {directive.option!r}", why=str(error)) from error
 
 
 def fits(value: str) -> bool:

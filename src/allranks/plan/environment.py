@@ -134,9 +134,8 @@ def _missing_conda(name: str, environ: Mapping[str, str]) -> str | None:
 
 def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
     """Return the note that a job asks a scheduler for something where there is none, ``but`` for what is used there."""
-    defaults = type(job.scheduler)()
-    requested = [name for name, value in job.scheduler if value != getattr(defaults, name) and name not in but]
-    used = ", ".join(f"scheduler.{name}" for name in requested)
+    requested = job.scheduler.model_dump(exclude_defaults=True)
+    used = ", ".join(f"scheduler.{name}" for name in requested if name not in but)
     return (f"there is no scheduler here: {used} not used",) if used else ()
 
 

@@ -63,7 +63,7 @@ def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
     """
     launch, (least, most) = job.launch, job.resources.nodes
     how = "launcher legacy" if launch.launcher == "legacy" else "launch.agent: false"
-    if launch.launcher == "direct":
+    if launch.is_direct:
         raise JobError("launcher direct starts no ranks here", why="there is no scheduler", fix="--launcher torchrun")
     if least < most or job.resources.spares:
         requested = f"{least}:{most} nodes were" if least < most else "spares were"

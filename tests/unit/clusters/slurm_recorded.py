@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.clusters.batch.scheduler import JobInfo
-from allranks.clusters.slurm import account_command, parse_accounted, parse_shown
+from allranks.clusters.slurm import ACCOUNTED, parse_accounted, parse_shown
 
 ANSWERS = Path(__file__).parents[2] / "cluster" / "answers" / "slurm-22.05"
 NAMES = sorted(folder.name for folder in ANSWERS.iterdir() if folder.is_dir())
@@ -26,8 +26,7 @@ def json_of(name: str, file: str) -> Any:
 def accounting(name: str) -> str:
     """Return what sacct would have said if asked for the columns that we ask for."""
     first, *lines = text_of(name, "sacct.txt").splitlines()
-    (wanted,) = (word for word in account_command("1") if word.startswith("--format="))
-    places = [first.split("|").index(column) for column in wanted.removeprefix("--format=").split(",")]
+    places = [first.split("|").index(column) for column in ACCOUNTED]
     rows = ([line.split("|")[place] for place in places] for line in lines)
     return "".join("|".join(row) + "\n" for row in rows)
 

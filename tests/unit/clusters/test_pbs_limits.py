@@ -10,13 +10,12 @@ import pytest
 from pbs_recorded import ANSWERS
 
 from allranks.clusters.base import Feasibility, Issue, Request
-from allranks.clusters.batch.limits import NodeInfo, Requested
+from allranks.clusters.batch.limits import NodeInfo, Requested, missing
 from allranks.clusters.pbs import (
     PbsCluster,
     feasibility,
     lacking,
     limits,
-    may_share,
     parse,
     parse_nodes,
     read_requested,
@@ -69,8 +68,8 @@ def test_nodes_of_two_kinds_are_looked_for_each() -> None:
     script = "#PBS -l select=1:ncpus=2+4:ncpus=64:ngpus=8\n"
     parts = read_requested(script)
     small, big = [NodeInfo("small", "free", False, 4, GB, 0)], NodeInfo("big", "free", False, 64, GB, 8)
-    assert lacking(parts, small + [big] * 4, may_share=may_share(script)) == []
-    (found,) = lacking(parts, small + [big] * 3, may_share=may_share(script))
+    assert lacking(script, small + [big] * 4) == []
+    (found,) = lacking(script, small + [big] * 3)
     assert (found.what, found.is_final) == ("4 nodes are requested, and this PBS has 3 such", True)
     assert [*limits(parts, "q", {"resources_max.ncpus": "258", "resources_max.ngpus": "32"})] == []
     assert len([*limits(parts, "q", {"resources_max.ncpus": "257", "resources_max.nodect": "4"})]) == 2
@@ -78,14 +77,12 @@ def test_nodes_of_two_kinds_are_looked_for_each() -> None:
 
 def test_chunks_that_may_lie_on_one_node_need_no_more() -> None:
     script = "#PBS -l select=8:ncpus=8:ngpus=1\n#PBS -l place={}\n"
-    (scattered,) = lacking(read_requested(script.format("scatter:excl")), NODES, may_share=False)
+    (scattered,) = lacking(script.format("scatter:excl"), NODES)
     assert (scattered.what, scattered.fix) == (
         "8 nodes are requested, and this PBS has 4",
         "lower resources.nodes to 4, or choose another scheduler.partition",
     )
-    assert not may_share(script.format("scatter:excl"))
-    assert may_share(script.format("free"))
-    (away,) = lacking(read_requested(script.format("free")), NODES, may_share=True)
+    (away,) = lacking(script.format("free"), NODES)
     assert not away.is_final
 
 
@@ -166,5 +163,5 @@ def test_virtual_nodes_of_a_host_are_one() -> None:
     ],
 )
 def test_why_nodes_are_not_available(wanted: Requested, what: str, is_final: bool) -> None:
-    (found,) = lacking([wanted], NODES, may_share=False)
+    (found,) = missing(wanted, "this PBS", NODES, "pbsnodes -l")
     assert (found.what, found.is_final) == (what, is_final)

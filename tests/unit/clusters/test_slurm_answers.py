@@ -13,12 +13,11 @@ from slurm_recorded import NAMES, accounted, accounting, at, json_of, shown, tex
 from allranks.clusters.batch.scheduler import JobInfo, JobReason
 from allranks.clusters.slurm import (
     SLURM,
-    account_command,
     parse_accounted,
     parse_shown,
     show_command,
 )
-from allranks.clusters.slurm_words import reason_of
+from allranks.clusters.slurm_words import state_of
 from allranks.errors import LaunchError
 from allranks.runs.status import State
 
@@ -165,7 +164,7 @@ def test_json_of_accounting_tells_nothing_more_either(name: str) -> None:
 def test_squeue_and_scontrol_give_the_same_reason(name: str) -> None:
     word = text_of(name, "squeue.txt").splitlines()[1].split("|")[2]
     job = shown(name)
-    assert job.why in (reason_of(job.native, word), NOT_STARTED)
+    assert job.why in (state_of(job.native, word)[1], NOT_STARTED)
 
 
 def test_a_newer_slurm() -> None:
@@ -260,8 +259,6 @@ def test_commands() -> None:
     assert SLURM.cancel("12;west") == ("scancel", "--clusters=west", "12")
     assert show_command("12") == ("scontrol", "show", "job", "12")
     assert show_command("12;west") == ("scontrol", "--clusters=west", "show", "job", "12")
-    assert account_command("12_3;west")[:2] == ("sacct", "--clusters=west")
-    assert account_command("12_3")[-1] == "--jobs=12_3"
 
 
 BEFORE = st.lists(st.sampled_from(["Welcome!", "12 nodes are free", "", "12"]), max_size=3)

@@ -125,6 +125,13 @@ def test_long_after_the_end_accounting_knows(slurm: Answer) -> None:
     assert query_job("15", environ) == accounted("timeout")
 
 
+def test_the_cluster_that_took_the_job_is_asked(slurm: Answer, tmp_path: Path) -> None:
+    query_job("15_3;west", slurm(scontrol=(UNKNOWN, 1), sacct=(accounting("timeout"), 0)))
+    assert (tmp_path / "scontrol.log").read_text() == "--clusters=west show job 15_3 UTC0 standard\n"
+    account = "--clusters=west --parsable2 --noheader --format=JobID,State,ExitCode,Start,End,NodeList,MaxRSS,Reason"
+    assert (tmp_path / "sacct.log").read_text() == f"{account} --jobs=15_3 UTC0 standard\n"
+
+
 @pytest.mark.parametrize("name", ["running", "requeued"])
 def test_what_the_controller_does_not_know_does_not_run(slurm: Answer, name: str) -> None:
     assert query_job("16", slurm(scontrol=(UNKNOWN, 1), sacct=(accounting(name), 0))) is None

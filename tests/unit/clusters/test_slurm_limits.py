@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -16,12 +17,10 @@ from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch.limits import NodeInfo, Requested, missing
 from allranks.clusters.slurm import (
     SLURM,
-    Partition,
-    chosen,
+    against_each,
     feasibility,
     limits,
     parse_nodes,
-    parse_partitions,
     parse_qos,
     read_requested,
 )
@@ -34,7 +33,9 @@ TESTED = {
         re.MULTILINE,
     )
 }
-PARTITIONS = parse_partitions((ANSWERS / "partitions.txt").read_text())
+SHOWN = (ANSWERS / "partitions.txt").read_text()
+#: A limit of time is an hour, of nodes two.
+SMALL = "PartitionName=small Default=YES State=UP MaxNodes=2 MinNodes=2 MaxTime=01:00:00\n"
 GB = 1 << 30
 NODES = """\
 node01|idle|8|32000|gpu:4|none
@@ -86,37 +87,39 @@ def test_words_of_a_test_are_those_of_a_refusal(flag: str, why: str, fix: str) -
     assert fix in str(error.fix)
 
 
+def against(asked: Requested, shown: str = SHOWN, lifts: Collection[str] = (), most_time: int = 0) -> list[Issue]:
+    return limits(asked, against_each(shown, asked, lifts), most_time)
+
+
 def test_partitions() -> None:
-    assert [part.name for part in PARTITIONS] == ["main", "short", "low", "high", "two", "closed"]
-    assert PARTITIONS[0] == Partition("main", "UP", max_time=3600, is_default=True)
-    assert PARTITIONS[4].max_nodes == 2
-    assert PARTITIONS[5].state == "DOWN"
-    assert chosen(PARTITIONS, Requested()) == PARTITIONS[:1]
-    assert chosen(PARTITIONS, Requested(("two", "short"))) == (PARTITIONS[1], PARTITIONS[4])
+    names = ("main", "short", "low", "high", "two", "closed")
+    assert (*against_each(SHOWN, Requested(names)),) == names
+    assert against_each(SHOWN, Requested()) == {"main": []}  # The default one.
+    assert against_each(SHOWN, Requested(("two", "short"))) == {"short": [], "two": []}
 
 
 def test_what_waits_for_ever_although_slurm_takes_it() -> None:
     # A test says of these that they could start.
     assert TESTED["--time=2:00:00"][0] == TESTED["--partition=closed"][0] == 0
-    (time,) = limits(Requested(time=7200), PARTITIONS[:1])
+    (time,) = against(Requested(time=7200))
     assert time == Issue(
         "02:00:00 are requested, and partition main gives a job at most 01:00:00",
         "lower resources.time, or choose another scheduler.partition",
     )
-    (two,) = limits(Requested(nodes=3), PARTITIONS[4:5])
+    (two,) = against(Requested(("two",), nodes=3))
     assert two.what == "3 nodes are requested, and partition two gives a job at most 2 nodes"
-    (closed,) = limits(Requested(), PARTITIONS[5:])
+    (closed,) = against(Requested(("closed",)))
     assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
 
 
 def test_one_partition_of_several_is_enough() -> None:
-    assert limits(Requested(("short", "main"), time=1800), PARTITIONS[:2]) == []
-    assert len(limits(Requested(("short", "main"), time=7200), PARTITIONS[:2])) == 1
+    assert against(Requested(("short", "main"), time=1800)) == []
+    assert len(against(Requested(("short", "main"), time=7200))) == 1
 
 
 def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> None:
-    (closed,) = limits(Requested(("main", "closed"), time=7200), (PARTITIONS[0], Partition("closed", "DOWN")))
-    assert (closed.what, closed.is_final) == ("partition closed is down: jobs wait until it is up", False)
+    (closed,) = against(Requested(("small", "off"), time=7200), f"{SMALL}PartitionName=off State=DOWN\n")
+    assert (closed.what, closed.is_final) == ("partition off is down: jobs wait until it is up", False)
 
 
 @pytest.mark.parametrize(
@@ -130,17 +133,16 @@ def test_a_partition_that_may_come_up_is_better_than_one_that_is_too_small() -> 
 )
 def test_a_qos_may_lift_the_limits_of_a_partition(qos: str, finals: list[bool]) -> None:
     known = parse_qos("normal||\nlong||DenyOnLimit,PartitionTimeLimit\nwide|1-00:00:00|PartitionMaxNodes\n", qos)
-    partition = Partition("small", "UP", max_nodes=2, min_nodes=2, max_time=3600)
     wide, few = Requested(time=7200, nodes=3, qos=qos), Requested(nodes=1, qos=qos)
-    assert [found.is_final for asked in (wide, few) for found in limits(asked, [partition], *known)] == finals
+    assert [found.is_final for asked in (wide, few) for found in against(asked, SMALL, *known)] == finals
 
 
 def test_the_limit_of_a_qos() -> None:
     known = "normal||\nbrief|00:01:00|\n"
-    assert limits(Requested(time=60, qos="brief"), PARTITIONS[:1], *parse_qos(known, "brief")) == []
-    (found,) = limits(Requested(time=1800, qos="brief"), PARTITIONS[:1], *parse_qos(known, "brief"))
+    assert against(Requested(time=60, qos="brief"), SHOWN, *parse_qos(known, "brief")) == []
+    (found,) = against(Requested(time=1800, qos="brief"), SHOWN, *parse_qos(known, "brief"))
     assert found.what == "00:30:00 are requested, and QOS brief gives a job at most 00:01:00"
-    assert limits(Requested(time=1800, qos="normal"), PARTITIONS[:1], *parse_qos(known, "normal")) == []
+    assert against(Requested(time=1800, qos="normal"), SHOWN, *parse_qos(known, "normal")) == []
 
 
 def test_nodes_and_why_they_are_away() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_recorded import shown
 
-from allranks.clusters.slurm_words import reason_of, state_of, why_pending
+from allranks.clusters.slurm_words import state_of, why_pending
 from allranks.runs.status import State
 
 STATES = {
@@ -115,7 +115,7 @@ WITH_BLANKS = {
 
 @pytest.mark.parametrize(("state", "native"), [(s, word) for s, words in STATES.items() for word in words.split()])
 def test_states_stay_distinct(state: State, native: str) -> None:
-    assert state_of(native.replace("_by_", " by ")) is state
+    assert state_of(native.replace("_by_", " by "), "None")[0] is state
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -133,7 +133,7 @@ def test_limits(word: str) -> None:
 @pytest.mark.parametrize("word", WITH_BLANKS)
 @pytest.mark.parametrize("blank", [" ", "_"])
 def test_reasons_of_several_words(word: str, blank: str) -> None:
-    assert str(reason_of("PENDING", word.replace(" ", blank))) == WITH_BLANKS[word]
+    assert str(state_of("PENDING", word.replace(" ", blank))[1]) == WITH_BLANKS[word]
 
 
 def test_no_limit_that_slurm_can_name_is_unknown() -> None:
@@ -149,18 +149,18 @@ def test_no_limit_that_slurm_can_name_is_unknown() -> None:
 
 
 def test_a_state_that_says_why_itself() -> None:
-    assert str(reason_of("REQUEUE_HOLD", "None")) == (
+    assert str(state_of("REQUEUE_HOLD", "None")[1]) == (
         "it was requeued and is held: let it go with scontrol release {job}"
     )
 
 
 def test_who_cancelled_a_job() -> None:
-    assert str(reason_of("CANCELLED by 1000", "None")) == "it was cancelled by the user with id 1000"
+    assert str(state_of("CANCELLED by 1000", "None")[1]) == "it was cancelled by the user with id 1000"
 
 
 @given(st.text("abcXYZ_:,.{}()[]% ", min_size=1))
 def test_an_unknown_word_is_kept(word: str) -> None:
-    reason = reason_of("PENDING", word)
+    reason = state_of("PENDING", word)[1]
     assert reason is not None
     assert (reason.text, reason.hopeless) == (f"Slurm says {word}", False)
-    assert str(reason_of(f"NEWER_{word}", "")) == f"Slurm says NEWER_{word}"
+    assert str(state_of(f"NEWER_{word}", "")[1]) == f"Slurm says NEWER_{word}"

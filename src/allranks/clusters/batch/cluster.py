@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +18,7 @@ from allranks.clusters.base import ClusterKind, Feasibility, Request, Started
 from allranks.clusters.batch import job_status, query
 from allranks.clusters.batch.scheduler import Scheduler
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
-from allranks.errors import JobError, LaunchError, PreflightError, StartCancelledError
-from allranks.job.options import TARGETS
+from allranks.errors import LaunchError, PreflightError, StartCancelledError
 from allranks.job.variables import without_those_of_ranks
 from allranks.record.files import write_atomically
 from allranks.runs import agents
@@ -31,7 +30,6 @@ from allranks.system import schedulers
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
-    from allranks.plan.directives import Directive
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
 
@@ -301,27 +299,3 @@ def _remove_secrets(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for file in (folder / contract.SECRETS_FILE, *left):
             file.unlink(missing_ok=True)
-
-
-def shell_words(job: Job, directives: Iterable[Directive], for_a_script: re.Pattern[str]) -> Iterator[str]:
-    """Yield the words of a job's directives for the command that gives a shell.
-
-    Options that ``for_a_script`` matches are for a batch script alone; so is the name if the job has none of its own.
-
-    Raises:
-        JobError: a directive of the user's own cannot be read.
-    """
-    is_named = any(getattr(job, key) for key in ("name", *TARGETS))
-    for directive in directives:
-        if for_a_script.match(directive.option) or (directive.why == "name" and not is_named):
-            continue
-        try:
-            words = shlex.split(directive.option, comments=True)
-        except ValueError as error:
-            raise JobError(f"{directive.why}: invalid directive: {directive.option!r}", why=str(error)) from error
-        if directive.value is None:
-            yield from words
-        elif len(words) == 1 and not words[0].startswith("--"):
-            yield from (words[0], directive.value)
-        else:
-            yield from (*words[:-1], f"{words[-1]}={directive.value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from allranks.clusters.base import Issue
 from allranks.job.units import format_count, format_duration, format_memory
@@ -41,21 +42,17 @@ class NodeInfo:
     reason: str = ""
 
 
-#: What a job asks for: the keys for it, and the noun that is counted, or what writes an amount.
-_ASKED: dict[str, tuple[str, str | Callable[[int], str]]] = {
+_CPUS, _GPUS = partial(format_count, noun="CPU"), partial(format_count, noun="GPU")
+#: What a job asks for: the keys for it, and how an amount of it is written.
+_ASKED: dict[str, tuple[str, Callable[[int], str]]] = {
     "time": ("resources.time", format_duration),
-    "nodes": ("resources.nodes", "node"),
-    "cpus": ("resources.cpus_per_node", "CPU"),
-    "gpus": ("resources.gpus_per_node", "GPU"),
+    "nodes": ("resources.nodes", partial(format_count, noun="node")),
+    "cpus": ("resources.cpus_per_node", _CPUS),
+    "gpus": ("resources.gpus_per_node", _GPUS),
     "memory": ("resources.memory", format_memory),
-    "cpus in all": ("resources.cpus_per_node or resources.nodes", "CPU"),
-    "gpus in all": ("resources.gpus_per_node or resources.nodes", "GPU"),
+    "cpus in all": ("resources.cpus_per_node or resources.nodes", _CPUS),
+    "gpus in all": ("resources.gpus_per_node or resources.nodes", _GPUS),
 }
-
-
-def _amount(of: str, amount: int) -> str:
-    words = _ASKED[of][1]
-    return format_count(amount, words) if isinstance(words, str) else words(amount)
 
 
 def beyond(
@@ -65,11 +62,12 @@ def beyond(
 
     A limit of 0 is none. ``other`` is what the user can do but change the key.
     """
-    has = f"{_amount(of, amount)} are requested, and {place} gives a job at"
+    key, written = _ASKED[of]
+    has = f"{written(amount)} are requested, and {place} gives a job at"
     if 0 < most < amount:
-        yield Issue(f"{has} most {_amount(of, most)}", f"lower {_ASKED[of][0]}, or {other}", is_final)
+        yield Issue(f"{has} most {written(most)}", f"lower {key}, or {other}", is_final)
     if 0 < amount < least:
-        yield Issue(f"{has} least {_amount(of, least)}", f"raise {_ASKED[of][0]}, or {other}", is_final)
+        yield Issue(f"{has} least {written(least)}", f"raise {key}, or {other}", is_final)
 
 
 def least(places: Iterable[list[Issue]]) -> list[Issue]:
@@ -77,11 +75,7 @@ def least(places: Iterable[list[Issue]]) -> list[Issue]:
 
     That is where nothing is final; else where no cause is visible; else the first.
     """
-
-    def weight(against: list[Issue]) -> int:
-        return 2 * any(objection.is_final for objection in against) if against else 1
-
-    return min(places, key=weight, default=[])
+    return min(places, key=lambda against: 2 * any(each.is_final for each in against) if against else 1, default=[])
 
 
 def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: str) -> list[Issue]:
@@ -94,14 +88,14 @@ def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: s
     if not candidates:
         return []
     for of in needed:
-        wanted, most = getattr(requested, of), max(getattr(node, of) for node in candidates)
+        (key, written), wanted, most = _ASKED[of], getattr(requested, of), max(getattr(node, of) for node in candidates)
         if wanted > most:
-            has = f"{_amount(of, wanted)} of each node are requested, and no node of {where} has more than"
-            return [Issue(f"{has} {_amount(of, most)}", f"lower {_ASKED[of][0]}, {other}")]
+            has = f"{written(wanted)} of each node are requested, and no node of {where} has more than"
+            return [Issue(f"{has} {written(most)}", f"lower {key}, {other}")]
     fitting = [node for node in candidates if all(getattr(node, of) >= getattr(requested, of) for of in needed)]
     if len(fitting) < requested.nodes:
         such, to = (" such", "") if len(fitting) < len(all_nodes) else ("", f".nodes to {len(fitting)}")
-        text = f"{_amount('nodes', requested.nodes)} are requested, and {where} has {len(fitting)}{such}"
+        text = f"{format_count(requested.nodes, 'node')} are requested, and {where} has {len(fitting)}{such}"
         return [Issue(text, f"lower resources{to}, {other}")]
     away = [node for node in fitting if node.is_away]
     if not away:

@@ -22,7 +22,7 @@ from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required
+from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required, umask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,13 +163,13 @@ def _refuse(job: Job, gpus: UsableGpus | None, scheduler: str) -> None:
     if launch.launcher == "legacy":
         why = f"torch.distributed.launch was replaced by torchrun, and cannot get its nodes from {scheduler}"
         raise JobError(f"launcher legacy does not exist on cluster {job.cluster}", why=why, fix="--launcher torchrun")
-    if not launch.agent and launch.launcher != "direct":
+    if not launch.agent and not launch.is_direct:
         why = f"the nodes and their places are known to the agents alone, which {scheduler} starts"
         raise JobError(f"launch.agent cannot be false on cluster {job.cluster}", why=why, fix="--launcher direct")
     if launch.nproc_per_node == "cpu" and not job.resources.cpus_per_node:
         why = f"how many CPUs {scheduler} gives is not known yet"
         raise JobError("one rank per CPU was requested", why=why, fix="--cpus-per-node 8")
-    if launch.launcher == "direct" and launch.nproc_per_node in ("auto", "gpu") and gpus is None:
+    if launch.is_direct and launch.nproc_per_node in ("auto", "gpu") and gpus is None:
         why = "scheduler.directives asks for GPUs, but does not report how many there are on each node"
         raise JobError("launcher direct must know the number of ranks on each node", why=why, fix="--nproc-per-node 4")
 
@@ -182,7 +182,7 @@ def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions, script: st
         script=script,
         start_with=job.scheduler.start_with,
         options=(*added.start, *job.launch.launcher_args),
-        is_direct=draft.is_direct,
+        is_direct=job.launch.is_direct,
         is_array=is_array,
         is_inside=inside,
         master_addr=job.launch.master_addr,
@@ -202,10 +202,6 @@ def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec
     by_hand = f"bash {_INSIDE_SCRIPT}" if draft.inside else f"{scheduler.submit} {scheduler.script}"
     each = "a rank for each GPU" if draft.ranks_unknown else format_count(spec.nproc_per_node, "rank")
     title = f"run {spec.run_id}, {format_count(spec.nnodes, 'node')} x {each}; to start it by hand: {by_hand}"
-    log, mark = [*added.log], f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
-    if not draft.inside:
-        mark += f"; {mark.replace(' ||', ' >&2 ||')}" if draft.job.scheduler.error else ""
-        log = [*log[:-1], "; ".join([*log[-1:], mark])]
     setup: list[str] = []
     if lines := draft.job.environment.setup:
         setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
@@ -226,11 +222,28 @@ def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec
     blocks = {
         "directives": [*written(added.directives, scheduler.prefix)],
         "secrets": _secret_lines(scheduler, draft, spec.run_dir),
-        "log": log,
+        "log": _log_lines(scheduler, draft, added.log, spec.file_mode),
         "setup": setup,
         "alone": alone,
     }
     return fill(HERE / "batch.sh", words, blocks)
+
+
+def _log_lines(scheduler: Scheduler, draft: Draft, late: str, mode: int) -> list[str]:
+    """Write the lines that mark the attempt's start in the log and, if the scheduler writes that late, open it."""
+    if draft.inside:
+        return []
+    requested, mark = draft.job.scheduler, f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
+    mark += f"; {mark.replace(' ||', ' >&2 ||')}" if requested.error else ""
+    if not late:
+        return [mark]
+    out = shlex.quote(requested.output) if requested.output else late
+    err = f">>{shlex.quote(requested.error)}" if requested.error else ""
+    return [
+        f': "${{{scheduler.environment.job_id}:?is not set: {scheduler.submit} this script}}"',
+        f'(umask {umask(mode)} && mkdir -p "${contract.RUN_DIR}" && : {" ".join(filter(None, (f">>{out}", err)))})',
+        f"exec >>{out} 2{err or '>&1'}; {mark}",
+    ]
 
 
 def _secret_lines(scheduler: Scheduler, draft: Draft, run_dir: str) -> list[str]:
@@ -248,7 +261,7 @@ def _node_script(
 ) -> str:
     chosen = environment_of(draft.job, draft.request.folder)
     words, becomes = [CODE, SPEC], "its agent, which starts the ranks and watches them"
-    if draft.is_direct:
+    if draft.job.launch.is_direct:
         start = {"script": [*draft.python, spec.target], "module": [*draft.python, "-m", spec.target]}
         command = [*start.get(spec.kind, [spec.target]), *spec.args]
         words, becomes = [CODE, "--rank", *map(shlex.quote, command)], "a rank"
@@ -284,9 +297,9 @@ def _reasons(draft: Draft, added: Additions, settings: Sequence[Reason], known: 
 
 def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str]:
     """Yield what the job asks for and does not get, and what is not as one may think."""
-    job, resources, defaults = draft.job, draft.job.resources, type(draft.job.scheduler)()
+    job, resources, requested = draft.job, draft.job.resources, draft.job.scheduler.model_dump(exclude_defaults=True)
     if draft.inside:
-        used = [f"scheduler.{name}" for name, value in job.scheduler if value != getattr(defaults, name)]
+        used = [f"scheduler.{name}" for name in requested]
         used += [f"resources.{name}" for name in ("time", "memory", "cpus_per_node") if getattr(resources, name)]
         if used:
             yield f"inside an allocation, which has settled it: {', '.join(used)} not used"
@@ -299,7 +312,7 @@ def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str
     if resources.spares:
         instead = "" if scheduler.is_exact else "; --nodes MIN:MAX continues with fewer"
         yield f"resources.spares: nodes are kept ready over SSH only{instead}"
-    if draft.is_direct and job.launch.max_restarts:
+    if job.launch.is_direct and job.launch.max_restarts:
         yield "launch.max_restarts: the ranks are started once; launcher torchrun starts them again"
     for directive in added.directives:
         if directive.why == "name" and directive.value != name_of(job):
@@ -309,8 +322,7 @@ def _notes(scheduler: Scheduler, draft: Draft, added: Additions) -> Iterator[str
         chooses = f"{scheduler.title} chooses the nodes"
         yield f"resources.hosts is not used: {chooses}; scheduler.include names some of them"
     yield from only_over_ssh(job)
-    others = [key for key in sorted(job.scheduler.of_some) if key not in scheduler.own_keys]
-    if foreign := [key for key in others if getattr(job.scheduler, key) != getattr(defaults, key)]:
+    if foreign := sorted(job.scheduler.of_some & requested.keys() - {*scheduler.own_keys}):
         named = ", ".join(f"scheduler.{key}" for key in foreign)
         yield f"{named}: {scheduler.title} has no such thing, not used"
     if draft.ranks_unknown:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Slurm's commands themselves try for a minute to find a controller; a server under load may take as long.
 _SECONDS = 90.0
-#: How long to wait before another try if a scheduler could not be reached just then.
-_PAUSES = (0.2, 0.5)
 #: How long a command that submits a job may run on after it has printed the id: a site's own may have more to do.
 _AFTER_ID_SECONDS = contract.scaled_wait(10.0)
 #: How long it may run on after a signal. Most exit within this time and print the id, so that the job can be cancelled.
@@ -58,7 +56,7 @@ def run(
 
 def run_patiently(scheduler: Scheduler, command: Sequence[str], environ: Mapping[str, str]) -> Answer:
     """Run a command, and try again if the scheduler could not be reached just then."""
-    for pause in _PAUSES:
+    for pause in (0.2, 0.5):
         done = run(scheduler, command, environ)
         if not scheduler.is_away(done):
             return done
@@ -128,8 +126,8 @@ def with_values(error: LaunchError, reasons: Iterable[Reason]) -> LaunchError:
     return LaunchError(error.what, why=error.why, fix=fix, see=error.see)
 
 
-def reading(parse: Callable[[str], int], text: str) -> int:
-    """Return a time, a size or a number; 0 if the text has none, or says that there is no limit."""
+def reading(text: str, parse: Callable[[str], int] = int) -> int:
+    """Return a number, a time or a size; 0 if the text has none, or says that there is no limit."""
     with suppress(ValueError):
         return parse(text)
     return 0
@@ -143,8 +141,3 @@ def time_of(text: str) -> float | None:
         with suppress(ValueError):
             return parse(text).replace(tzinfo=timezone.utc).timestamp()
     return None
-
-
-def number(text: str) -> int:
-    """Return a number; 0 if the text is not one."""
-    return int(text) if text.isdecimal() else 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from allranks import contract
 from allranks.errors import LaunchError
 from allranks.runs.status import State
 from allranks.system import schedulers
@@ -101,11 +99,6 @@ class Draft:
     secrets: tuple[str, ...]
 
     @property
-    def is_direct(self) -> bool:
-        """Whether the ranks are started without agents."""
-        return self.job.launch.launcher == "direct"
-
-    @property
     def has_rank_per_gpu(self) -> bool:
         """Whether a node has a rank for each of its GPUs."""
         return self.job.launch.nproc_per_node in ("auto", "gpu") and (self.gpus is None or self.gpus.count > 0)
@@ -115,22 +108,6 @@ class Draft:
         """Whether only the nodes know how many ranks they have."""
         return self.has_rank_per_gpu and self.gpus is None
 
-    def log_lines(self, variable: str, default: str) -> list[str]:
-        """Return the lines of the script that send what it says to its log at once, if the scheduler does so late.
-
-        ``variable`` has the job's id in it, and ``default`` is a word of shell for the log.
-        """
-        requested = self.job.scheduler
-        logs = [shlex.quote(requested.output) if requested.output else default]
-        logs += [shlex.quote(requested.error)] if requested.error else []
-        umask = "027" if self.job.runs.group_readable else "077"
-        create = " ".join(f">>{log}" for log in logs)
-        return [
-            f': "${{{variable}:?is not set: qsub this script}}"',
-            f'(umask {umask} && mkdir -p "${contract.RUN_DIR}" && : {create})',
-            f"exec >>{logs[0]} 2>{f'>{logs[1]}' if requested.error else '&1'}",
-        ]
-
 
 @dataclass(frozen=True)
 class Additions:
@@ -138,7 +115,7 @@ class Additions:
 
     directives: Sequence[Directive] = ()
     options: Sequence[str] = ()  # That the script is submitted with.
-    log: Sequence[str] = ()  # Lines of the script that send what it says to its log, if the scheduler does not.
+    log: str = ""  # A word of shell for the log of what the script says, if the scheduler itself would write it late.
     node: Sequence[str] = ()  # Lines of node.sh that set what only the node knows.
     start: Sequence[str] = ()  # Options of the command that starts a task on each node, before the user's own.
     notes: Iterable[str] = ()  # What the job asks for and does not get, and what is not as one may think.

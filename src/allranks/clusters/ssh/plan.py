@@ -35,7 +35,7 @@ _SECONDS_TO_END, _SECONDS_OF_SILENCE = 20, contract.full_wait(30)
 
 
 def _refuse(job: Job) -> None:
-    if job.launch.launcher == "direct":
+    if job.launch.is_direct:
         why = "there is no scheduler that could start ranks"
         raise JobError("launcher direct does not exist over SSH", why=why, fix="--launcher torchrun")
     if job.launch.launcher_args and not plain.is_used(job):
