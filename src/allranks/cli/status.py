@@ -14,7 +14,7 @@ from allranks.cli.runs import json_option, name_to_type, report, run_arguments, 
 from allranks.job.units import format_count, format_size
 from allranks.record.events import read_saves
 from allranks.runs.record import Run, find
-from allranks.runs.status import State
+from allranks.runs.status import NOT_STARTED, State
 
 _SECONDS = 2.0
 
@@ -97,6 +97,8 @@ def _next(run: Run) -> str:
     status, name = run.record.status, name_to_type(run)
     if run.tasks:
         return f"next: ls {render.path(run.folder)}/{contract.TASK}*/attempts/*/node-* for the logs of each task"
+    if status.native == NOT_STARTED and status.state is State.FAILED:
+        return f"next: allranks why {name}"
     if status.state is State.UNKNOWN:
         return f"next: allranks logs {name}"
     if not status.state.is_final:
