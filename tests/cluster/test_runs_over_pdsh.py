@@ -47,8 +47,7 @@ def test_a_machine_on_which_the_setup_fails(lab: Any, network: Network) -> None:
     lab.job("script: train.py\nenvironment: {node_setup: ['[ $HOSTNAME = gpu01 ] || cp /nowhere/data .']}\n")
     done = lab("run", "job.yaml", "--on", "lab", "--nodes", "2")
     assert done.rc == 1
-    assert "error: the agent on gpu02 ended before it started\n  why: " in done.stderr
-    assert "cp /nowhere/data . failed with exit code 1" in done.stderr
+    assert "error: on gpu02: line 1 of environment.node_setup failed: cp /nowhere/data .\n" in done.stderr
     assert left_on(network, lab.run()) == {}
 
 

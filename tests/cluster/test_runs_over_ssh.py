@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from typing import Any
@@ -219,11 +220,10 @@ def test_a_machine_without_the_folder(ssh: Any, mended: Network) -> None:
 
 def test_a_machine_on_which_the_setup_fails(ssh: Any, network: Network) -> None:
     ssh.script(UP)
-    ssh.job("script: train.py\nenvironment: {node_setup: ['[ $HOSTNAME = gpu01 ] || cp /nowhere/data .']}\n")
+    ssh.job("script: train.py\nenvironment: {node_setup: [echo fine, '[ $HOSTNAME = gpu01 ] || exit 4']}\n")
     done = ssh("run", "job.yaml", "--hosts", "gpu01,gpu02", "--nproc-per-node", "1")
-    assert done.rc == 1
-    assert "error: the agent on gpu02 ended before it started\n  why: " in done.stderr
-    assert "cp /nowhere/data . failed with exit code 1" in done.stderr
+    assert (done.rc, json.loads(ssh("status", "--json").stdout)["status"]["exit_code"]) == (4, 4)
+    assert "error: on gpu02: line 2 of environment.node_setup failed: exit 4\n" in done.stderr
     assert left_on(network, ssh.run()) == {}
 
 
@@ -242,8 +242,8 @@ def test_what_is_set_up_once_fails(ssh: Any, network: Network) -> None:
     done = ssh("run", "job.yaml", "--hosts", "gpu02,gpu03", "--nproc-per-node", "1")
     assert done.rc == 1
     what, why, see = done.stderr.splitlines()[-3:]
-    assert what == "error: environment.setup failed on gpu02"
-    assert why == "  why: allranks: cp /nowhere/data . failed with exit code 1 (line 17)"
+    assert what == "error: on gpu02: line 1 of environment.setup failed: cp /nowhere/data ."
+    assert why == "  why: cp: cannot stat '/nowhere/data': No such file or directory"
     assert see == f"  see: {ssh.run()}/setup.log"
     assert left_on(network, ssh.run()) == {}
 
@@ -266,7 +266,7 @@ def test_nobody_waits_for_a_set_up_when_another_has_failed(ssh: Any, network: Ne
     )
     done = ssh("run", "job.yaml", "--hosts", "gpu[01-03]", "--nproc-per-node", "1")
     assert done.rc == 1
-    assert "error: the agent on gpu03 ended before it started\n  why: " in done.stderr
+    assert "error: on gpu03: line 2 of environment.node_setup failed: cp /nowhere/data .\n" in done.stderr
     assert left_on(network, ssh.run()) == {}
 
 

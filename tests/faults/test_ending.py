@@ -306,9 +306,9 @@ def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
 @pytest.mark.parametrize(
     ("line", "code", "what"),
     [
-        ("exit 4", 4, "environment.setup failed: exit 4"),
-        ("exit 0", 1, "environment.setup failed: exit 0"),
-        ("(exit 7)", 7, "environment.setup failed: ( exit 7 )"),
+        ("'[ -d nowhere ] || exit 4'", 4, "line 2 of environment.setup failed: exit 4"),
+        ("exit 0", 1, "line 2 of environment.setup failed: exit 0"),
+        ("(exit 0); (exit 7)", 7, "line 2 of environment.setup failed: ( exit 7 )"),
         ("bash -c 'kill $$'", 143, "line 2 of environment.setup failed: bash -c 'kill $$'"),
     ],
 )

@@ -90,12 +90,12 @@ def _codes(words: tuple[str, ...]) -> list[str]:
 
 
 def _explain(word: str) -> int:
-    from allranks.lint.engine import PAGE, rule_of
+    from allranks.lint.engine import rule_of
 
     rule = rule_of(word)
     lines = [f"{rule.code} {rule.name} ({rule.severity})", f"what: {rule.what}", f"fix: {rule.fix}"]
     lines += [f"versions: {rule.versions}"] if rule.versions else []
-    lines += [f"source: {rule.source}", f"see: {PAGE}#{rule.code.lower()}-{rule.name}"]
+    lines.append(f"source: {rule.source}")
     render.data("\n".join(lines).replace("{{", "{").replace("}}", "}"))
     return 0
 
@@ -127,7 +127,7 @@ def _show(findings: list[Finding], count: int, *, as_json: bool, as_sarif: bool)
         where = f"{render.one_line(finding.path)}:{finding.place.line}:{finding.place.column}"
         versions = f" ({rule.versions})" if rule.versions else ""
         render.data(f"{where}: {rule.code} {rule.severity}: {finding.what}{versions}")
-        render.data(f"  fix: {finding.fix}\n  see: {finding.page}")
+        render.data(f"  fix: {finding.fix}\n  see: allranks lint --explain {rule.code}")
     totals = Counter(finding.rule.severity for finding in findings)
     parts = [f"{totals[severity]} {severity}" for severity in ("fatal", "likely") if totals[severity]]
     if totals["hint"]:

@@ -12,8 +12,9 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
 from allranks.job.units import format_count, format_size
+from allranks.record.events import read_saves
 from allranks.runs.record import Run, find
-from allranks.runs.status import State
+from allranks.runs.status import NOT_STARTED, State
 
 _SECONDS = 2.0
 
@@ -49,10 +50,12 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     native = "" if status.native == "ended" else f"  {render.dim(status.native)}"
     began = status.started or record.created
     verdict: dict[str, str] = {}
+    saved: list[int] = []
     if status.state.is_final and status.state is not State.SUCCEEDED:
         from allranks.cli.failure import verdict_rows  # Not for those who look at a run that continues.
 
         verdict = verdict_rows(run)
+        saved = [save.step for save in read_saves(run.folder) if save.path]
     has_end = status.ended or not status.state.is_final
     rows: dict[str, object] = {
         "run": record.id,
@@ -70,6 +73,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "started": f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(began))}  {render.dim(render.age(began))}",
         "took": render.seconds((status.ended or time.time()) - began) if has_end else None,
         "attempts": run.attempt and str(run.attempt + 1),
+        "checkpoint": saved and f"step {saved[-1]}",
         "restarts": status.restarts and str(status.restarts),
         "memory": status.peak_memory and f"{format_size(status.peak_memory)} at most",
         "folder": render.path(run.folder),
@@ -93,9 +97,13 @@ def _next(run: Run) -> str:
     status, name = run.record.status, name_to_type(run)
     if run.tasks:
         return f"next: ls {render.path(run.folder)}/{contract.TASK}*/attempts/*/node-* for the logs of each task"
+    if status.native == NOT_STARTED and status.state is State.FAILED:
+        return f"next: allranks why {name}"
     if status.state is State.UNKNOWN:
         return f"next: allranks logs {name}"
     if not status.state.is_final:
         return f"next: allranks logs -f {name}"
+    if status.state in (State.CANCELLED, State.PREEMPTED):
+        return f"next: allranks resume {name}"
     rank = f" --rank {status.rank}" if status.rank is not None else ""
     return f"next: allranks logs {name}{rank}"

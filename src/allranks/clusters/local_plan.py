@@ -23,7 +23,7 @@ from allranks.plan.environment import (
 )
 from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, become, export, naming_exits, node_script
+from allranks.plan.script import CODE, become, export, node_script
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
@@ -129,7 +129,7 @@ class LocalPlanning:
             title=f"allranks {allranks.__version__}: node {spec.node} of run {spec.run_id}; "
             f"to start it by hand: bash {stem}.sh",
             workdir=str(self._workdir),
-            environment=naming_exits(environment_of(job, self._request.folder)),
+            environment=environment_of(job, self._request.folder),
             settings=[*self._settings, Reason(contract.DECIDED, decided, why)],
             backend=self._layout.backend,
             place=place,

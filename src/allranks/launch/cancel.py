@@ -17,7 +17,7 @@ from allranks import contract
 from allranks.launch.refresh import observed, settled
 from allranks.record.files import unwritable
 from allranks.runs.record import Run, load
-from allranks.runs.status import Handle, State, Status
+from allranks.runs.status import NOT_STARTED, Handle, State, Status
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -51,7 +51,7 @@ def cancel(run: Run, kind: ClusterKind) -> Run:
         kind.cancel(run)
         now = observed(load(run.folder), kind)
         if now.record.status.started is None and not _has_started(now):  # No rank has run, and so none has failed.
-            return now.with_status(Status(State.CANCELLED, "not started", exit_code=128 + signal.SIGTERM))
+            return now.with_status(Status(State.CANCELLED, NOT_STARTED, exit_code=128 + signal.SIGTERM))
     return settled(run, kind)
 
 

@@ -29,7 +29,7 @@ from allranks.record import key
 from allranks.record.files import unwritable, write_atomically, write_json
 from allranks.runs import record
 from allranks.runs.record import Run
-from allranks.runs.status import Handle, State, Status
+from allranks.runs.status import NOT_STARTED, Handle, State, Status
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def note_refusal(run: Run, error: AllranksError) -> None:
     """Record that a run was not started, and why."""
     reason = error.in_a_line
     state = State.CANCELLED if isinstance(error, StartCancelledError) else State.FAILED
-    status = Status(state, "not started", reason=reason, exit_code=error.exit_code, ended=time.time())
+    status = Status(state, NOT_STARTED, reason=reason, exit_code=error.exit_code, ended=time.time())
     with contextlib.suppress(RunFolderError):  # The error itself is what counts.
         run.with_status(status)
 

@@ -71,7 +71,8 @@ def rule_of(word: str) -> Rule:
     """Return a rule by its code or name."""
     found = BY_CODE.get(word.upper()) or next((rule for rule in RULES if rule.name == word.lower()), None)
     if found is None:
-        raise UsageError(f"no such rule: {word}", fix=f"the rules are in {PAGE}")
+        fix = f"a code such as {RULES[0].code}, or a name: each finding shows its own"
+        raise UsageError(f"no such rule: {word}", fix=fix)
     return found
 
 

@@ -21,6 +21,8 @@ _NODE = re.compile(r"node-(\d+)")
 _LOG = re.compile(r"(?:rank-(\d+)|node)\.(out|err)")
 #: A line longer than this is passed on in pieces, so that memory stays bounded.
 LONGEST = 1 << 20
+#: Moves of the cursor, erasures and colours (ECMA-48 control sequences): what bars wipe themselves with.
+_CONTROL = re.compile(rb"\x1b\[[0-?]*[@-~]")
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -163,7 +165,8 @@ class LineCutter:
         """Return the text of an unfinished line that is drawn with ``\\r``: a progress bar."""
         if b"\r" not in self._rest:
             return None
-        return self._rest.strip(b"\r").rpartition(b"\r")[2] or None
+        text = self._rest.strip(b"\r").rpartition(b"\r")[2]
+        return None if _is_blank(text) else text
 
     def unfinished(self) -> bytes:
         """Return the text of an unfinished line that is not drawn: a prompt, or the first half of a line."""
@@ -187,9 +190,13 @@ def _tidy(block: bytes) -> bytes:
     kept = []
     for line in block[:-1].split(b"\n"):
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-        if b"\r" not in line or shown.strip():
+        if b"\r" not in line or not _is_blank(shown):
             kept.append(shown + b"\n")
     return b"".join(kept)
+
+
+def _is_blank(text: bytes) -> bool:
+    return not _CONTROL.sub(b"", text).strip()
 
 
 def _in_pieces(line: bytes) -> list[bytes]:

@@ -90,7 +90,7 @@ def node_script(
     """
     words = {"title": comment(title).removeprefix("# "), "backend": shlex.quote(backend)}
     blocks = {
-        "traps": traps,
+        "traps": [*traps, *naming_exits(environment)],
         "set_up": set_up(workdir, environment, settings),
         "place": place,
         "secrets": required(secrets),
@@ -121,15 +121,24 @@ def _block(why: str, lines: Sequence[str]) -> list[str]:
     return [comment(why), *lines, ""] if lines else []
 
 
-def naming_exits(environment: Environment) -> Environment:
-    """Return an environment whose set-up lines name an ``exit`` among them, which runs no ERR trap."""
-    named = {}
-    for key in ("setup", "node_setup"):
-        lines = getattr(environment, key)
-        if any(re.search(r"\bexit\b", line) for line in lines):
-            said = f'allranks: environment.{key}: \\"$BASH_COMMAND\\" ended the set-up with exit code $?'
-            named[key] = (f"""trap 'echo "{said}" >&2' EXIT""", *lines, "trap - EXIT")
-    return environment.model_copy(update=named)
+def naming_exits(environment: Environment) -> tuple[str, ...]:
+    """Return lines by which an ``exit`` among the user's set-up lines is named as a line that failed: it runs no trap.
+
+    In a subshell it is the line of that which fails, if it does. ``exit 0`` has set nothing up either.
+    """
+    lines = (*environment.setup, *environment.node_setup)
+    return _NAME_EXITS if any(re.search(r"\bexit\b", line) for line in lines) else ()
+
+
+_NAME_EXITS = (
+    "exit() {  # of a line of the set-up: it is named",
+    "  local code=${1-$?}",
+    '  ((BASH_SUBSHELL)) && builtin exit "$code"',
+    "  ((code)) || code=1",
+    '  echo "allranks: exit $* failed with exit code $code (${BASH_SOURCE[1]}, line ${BASH_LINENO[0]})" >&2',
+    '  builtin exit "$code"',
+    "}",
+)
 
 
 # `module` is a shell function that only login shells are sure to have. Files that define it are not written for

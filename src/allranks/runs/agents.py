@@ -18,9 +18,8 @@ from allranks.runs.attempt import exit_of
 from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
 
-#: How a node's script reports a line that fails, and an ``exit`` among the user's lines: see plan/script.py.
+#: How a script reports a line of the set-up that fails: see plan/script.py.
 _FAILED = re.compile(r"(.*) failed with exit code (\d+) \((.*), line (\d+)\)")
-_EXITED = re.compile(r'(environment\.\w+): "(.*)" ended the set-up with exit code (\d+)')
 _KEY = re.compile(r"# environment\.\w+$")
 #: A line of an agent's log about a variable that it has set.
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
@@ -189,11 +188,17 @@ def log_excerpt(folder: Path) -> LogExcerpt:
 
 def failed_setup(folder: Path) -> tuple[str, int] | None:
     """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
-    last = next(reversed(tail(folder / contract.AGENT_LOG)), "").removeprefix("allranks: ")
-    if found := _EXITED.fullmatch(last):
-        return f"{found[1]} failed: {found[2]}", int(found[3])
-    if found := _FAILED.fullmatch(last):
-        return f"{_key_of(Path(found[3]), int(found[4]))} failed: {found[1]}", int(found[2])
+    return failed_line(next(reversed(tail(folder / contract.AGENT_LOG)), ""))
+
+
+def failed_line(last: str, script: Path | None = None) -> tuple[str, int] | None:
+    """Return which line of the set-up failed, by the last line that its script wrote, and its exit code.
+
+    ``script`` is a copy of it here, where it ran on another machine.
+    """
+    if found := _FAILED.fullmatch(last.removeprefix("allranks: ")):
+        key = _key_of(script or Path(found[3]), int(found[4]))
+        return f"{key} failed: {found[1].rstrip()}", int(found[2])
     return None
 
 

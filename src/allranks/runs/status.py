@@ -79,6 +79,10 @@ class Handle:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+#: What stands for a scheduler's own word of a run that was refused, or cancelled, before anything of it had started.
+NOT_STARTED = "not started"
+
+
 @dataclass(frozen=True)
 class LogExcerpt:
     """Excerpt of a cluster's own log on how a run ended that no rank has ended.

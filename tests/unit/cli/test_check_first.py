@@ -86,6 +86,16 @@ def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:
     wait_for("its end", lambda: not is_alive(int(pid)))
 
 
+def test_an_environment_that_is_not_there_is_named(allranks: Any) -> None:
+    allranks.script("print('never')")
+    done = allranks("run", "train.py", "--venv", "nope")
+    assert (done.rc, done.stdout) == (3, "")
+    assert f"note: environment.venv: there is no virtual environment {allranks.folder}/nope here\n" in done.stderr
+    assert allranks("status").stderr == f"next: allranks why {allranks.run().name}\n"
+    cause = allranks("why").stdout.splitlines()[0]
+    assert cause == f"cause   there is no virtual environment {allranks.folder}/nope"
+
+
 def test_a_run_that_is_cancelled_while_it_is_checked_does_not_start(allranks: Any, tmp_path: Path) -> None:
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     os.mkfifo(gate)

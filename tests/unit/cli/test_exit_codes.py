@@ -55,6 +55,10 @@ def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
     assert f"allranks: {name}: the ranks have 30 s to save and exit; ".encode() in err
     assert err.decode().endswith(f"allranks: {run.name} was cancelled (got {name})\nnext: allranks resume {run.name}\n")
     assert allranks.record()["status"]["state"] == "CANCELLED"
+    (run / "checkpoints.jsonl").write_text('{"attempt": 0, "step": 63, "path": "/ckpt", "leaving": true}\n')
+    status = allranks("status")
+    assert "\ncheckpoint  step 63\n" in status.stdout
+    assert status.stderr == f"next: allranks resume {run.name}\n"
     assert_nothing_left(run)
 
 

@@ -52,6 +52,8 @@ LINES = {
     "killed-by-another-process": "control group: SIGKILL, and oom_kill did not grow since the ranks started",
     "link-down": "link ib0 went down 2 times since the ranks started",
     "killed": "ERROR: failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: /usr/bin/python3",
+    "own-error": "allranks.errors.StdinError: the script reads stdin, which this rank does not have",
+    "venv-missing": "bash: line 8: /home/ada/.venv/bin/activate: No such file or directory",
     "library-exception": "RuntimeError: something else",
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",

@@ -9,10 +9,11 @@ log="$ALLRANKS_RUN_DIR/setup.log"
 exec 3>&2 >"$log" 2>&1 </dev/null
 trap 'code=$?; [ "$code" = 0 ] || tail -n 5 "$log" >&3; exit "$code"' EXIT
 set -e
-trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (line $LINENO)" >&2' ERR
+#: traps
 trap : USR1
 trap 'exit 143' TERM
 
-# environment.setup
 cd -- @workdir@
+
+# environment.setup
 #: setup

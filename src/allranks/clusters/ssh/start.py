@@ -17,6 +17,8 @@ from allranks import contract
 from allranks.clusters.ssh.sync import Fetcher, error_of_rsync
 from allranks.clusters.ssh.transport import Ssh, fix_for, folder_on_nodes, run_all, ssh_command
 from allranks.errors import LaunchError, StartCancelledError
+from allranks.logs.cause import find_cause
+from allranks.runs.agents import failed_line
 from allranks.runs.status import Handle
 from allranks.system.commands import Answer
 
@@ -153,11 +155,18 @@ def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
     hosts = f"{host} (and {', '.join(other.node.host for other in others)})" if others else host
     why, copy_why = answer.last_words, error_of_rsync(answer)
     log = str(Path(plan.run_dir, contract.node_dir(plan.attempt, first.node.node), contract.AGENT_LOG))
+    setup_log = str(Path(plan.run_dir, "setup.log"))
     if answer.unreached:
         fix = fix_for(host, answer.err or why)
         return LaunchError(f"cannot reach {hosts}", why=copy_why if first.step == "copy" else why, fix=fix)
+    script = "setup.sh" if first.step == "setup" else "node.sh"
+    if failed := failed_line(why, Path(plan.run_dir, script)):
+        cause = find_cause(answer.err.splitlines()[:-1])
+        error = LaunchError(f"on {hosts}: {failed[0]}", why=cause, see=setup_log if first.step == "setup" else log)
+        error.exit_code = failed[1]
+        return error
     if first.step == "setup":
-        return LaunchError(f"environment.setup failed on {host}", why=why, see=str(Path(plan.run_dir, "setup.log")))
+        return LaunchError(f"environment.setup failed on {host}", why=why, see=setup_log)
     if first.step == "copy" and answer.code == _NOT_FOUND:
         return LaunchError(f"{hosts}: there is no rsync", why=copy_why, fix="install rsync on all machines")
     if first.step == "copy":

@@ -312,8 +312,7 @@ RULES = (
             r"(?:Some NCCL operations have failed or timed out|NCCL watchdog thread)",
             r"ran for \d+ milliseconds before timing out|last enqueued (?:NCCL )?work",
         ),
-        fix="find the rank that stands elsewhere: docs/how-to/debug-a-hang.md; a longer timeout if one rank works "
-        "longer",
+        fix="allranks stacks shows, while ranks wait, which one stands elsewhere; a longer timeout if one works longer",
         retry="as it is",
         level=Level.FOLLOWS,
         source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
@@ -324,7 +323,7 @@ RULES = (
         id="gloo-timeout",
         cause="a collective over gloo timed out: a rank failed, hangs, or did not call it",
         patterns=(r"Timed out waiting \d+ ?ms for (?:recv|send) operation|Application timeout caused pair closure",),
-        fix="find the rank that stands elsewhere: docs/how-to/debug-a-hang.md",
+        fix="allranks stacks shows, while ranks wait, which one stands elsewhere",
         retry="as it is",
         level=Level.FOLLOWS,
         source="gloo/transport/tcp/unbound_buffer.cc",

@@ -100,6 +100,15 @@ RULES = (
         source="docs.python.org: exceptions",
     ),
     Rule(
+        id="own-error",
+        cause="{what}",
+        patterns=(r"^allranks\.errors\.\w+: (?P<what>.+)",),
+        fix="see the lines below it in the log: the error says what to do",
+        retry="never",
+        level=Level.GENERAL,
+        source="allranks/errors.py",
+    ),
+    Rule(
         id="library-exception",
         cause="{error} was raised",
         patterns=(
