@@ -21,6 +21,8 @@ _NODE = re.compile(r"node-(\d+)")
 _LOG = re.compile(r"(?:rank-(\d+)|node)\.(out|err)")
 #: A line longer than this is passed on in pieces, so that memory stays bounded.
 LONGEST = 1 << 20
+#: What moves a terminal's cursor, wipes or colours.
+_CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -180,14 +182,17 @@ class LineCutter:
 
 
 def _tidy(block: bytes) -> bytes:
-    """Make ``\\r\\n`` end a line like ``\\n``, and keep of each line what stands after its last ``\\r``."""
+    """Make ``\\r\\n`` end a line like ``\\n``, and keep of each line what stands after its last ``\\r``.
+
+    A bar that was wiped, by spaces or a terminal's code for it, leaves no line.
+    """
     block = block.replace(b"\r\n", b"\n")
     if b"\r" not in block:
         return block
     kept = []
     for line in block[:-1].split(b"\n"):
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-        if b"\r" not in line or shown.strip():
+        if b"\r" not in line or _CODES.sub(b"", shown).strip():
             kept.append(shown + b"\n")
     return b"".join(kept)
 

@@ -31,6 +31,8 @@ def feed(*chunks: bytes) -> list[bytes]:
         ([b"10%\r20%"], [b"", b"20%\n"]),
         ([b"10%\r20%\r"], [b"", b"20%\n"]),
         ([b"10%\r   \r"], [b"", b""]),
+        ([b"10%\r\x1b[K"], [b"", b""]),
+        ([b"10%\r\x1b[2K\r", b"\x1b[0mdone\n"], [b"", b"\x1b[0mdone\n", b""]),
     ],
 )
 def test_lines(chunks: list[bytes], blocks: list[bytes]) -> None:
