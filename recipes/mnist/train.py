@@ -85,8 +85,6 @@ def main() -> None:
         optimizer = ctx.optimizer(torch.optim.Adam, model, lr=args.lr)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
         loader = ctx.loader(training, global_batch_size=args.batch_size // args.accumulate)
-        if args.accumulate > 1:
-            ctx.print(f"step: {args.batch_size} samples ({args.accumulate} batches)")
         # allranks resume continues from there; another run has a directory of its own, and starts from the beginning
         folder = args.checkpoint_dir or ctx.run_dir / "checkpoints"
         checkpoints = ctx.checkpoints(

@@ -69,7 +69,8 @@ def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path, train):
     write_mnist(tmp_path)
     common = ["--data-dir", tmp_path, "--batch-size", 8, "--accumulate", 2, "--precision", "bf16"]
     undisturbed = train(*common, "--epochs", 2, "--checkpoint-dir", whole, ranks=2)
-    assert "batch: 4 samples (2 ranks x 2), 8 batches an epoch\nstep: 8 samples (2 batches)\n" in undisturbed.stdout
+    assert "batch: 4 samples (2 ranks x 2), 8 batches an epoch\n" in undisturbed.stdout
+    assert "effective batch: 8 samples a step (2 micro-batches of 4)\n" in undisturbed.stdout
     train(*common, "--epochs", 1, "--checkpoint-dir", parts, ranks=2)
     continued = train(*common, "--epochs", 2, "--checkpoint-dir", parts, ranks=2)
     assert f"continuing from {parts}/step-000000004 (epoch 1, step 4)" in continued.stderr
