@@ -15,7 +15,8 @@ class BuildWithRecipes(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib, "allranks", "recipes")
-            copytree("recipes", target, ignore=ignore_patterns("__pycache__", "runs"), dirs_exist_ok=True)
+            left = ignore_patterns("__pycache__", "runs", "checkpoints", "metrics.jsonl")
+            copytree("recipes", target, ignore=left, dirs_exist_ok=True)
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})

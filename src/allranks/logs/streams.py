@@ -183,7 +183,10 @@ class LineCutter:
 
 
 def _tidy(block: bytes) -> bytes:
-    """Make ``\\r\\n`` end a line like ``\\n``, and keep of each line what stands after its last ``\\r``."""
+    """Make ``\\r\\n`` end a line like ``\\n``, and keep of each line what stands after its last ``\\r``.
+
+    A bar that was wiped, by spaces or a terminal's code for it, leaves no line.
+    """
     block = block.replace(b"\r\n", b"\n")
     if b"\r" not in block:
         return block

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["language-model", "mnist"]
+NAMES = ["bring-your-own", "language-model", "mnist"]
 
 
 def files_of(recipe: str) -> dict[str, bytes]:
@@ -27,7 +27,7 @@ def test_the_recipes_are_listed(allranks: Any) -> None:
     header, *rows = listed.stdout.splitlines()
     assert header.split() == ["RECIPE", "WHAT", "IT", "TRAINS"]
     assert [row.split()[0] for row in rows] == NAMES == sorted(path.name for path in (ROOT / "recipes").iterdir())
-    assert rows[1].endswith(
+    assert rows[2].endswith(
         "  A small convolutional network that learns handwritten digits, on one rank or many, CPU or GPU"
     )
     assert not list(allranks.folder.iterdir())
@@ -43,6 +43,7 @@ def test_a_recipe_is_copied(allranks: Any, name: str) -> None:
     assert {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path != ignored} == files_of(
         name
     )
+    assert not [path for path in copy.iterdir() if b"recipes/" in path.read_bytes()]  # Paths are those of the copy.
     planned = allranks("plan", "mine/job.yaml", "--nproc-per-node", "2")
     assert planned.rc == 0, planned.stderr
 
@@ -61,7 +62,10 @@ def test_a_recipe_overwrites_nothing(allranks: Any) -> None:
     [
         (
             ["--recipe", "mnits"],
-            {"error": "no recipe 'mnits'", "fix": "the recipes are language-model, mnist; allranks init --list"},
+            {
+                "error": "no recipe 'mnits'",
+                "fix": "the recipes are bring-your-own, language-model, mnist; allranks init --list",
+            },
         ),
         (
             ["--recipe", "mnist", "--minimal"],

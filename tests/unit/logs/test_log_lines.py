@@ -33,6 +33,8 @@ def feed(*chunks: bytes) -> list[bytes]:
         ([b"10%\r   \r"], [b"", b""]),
         ([b"\r10%", b"\r\x1b[K"], [b"", b"", b""]),
         ([b"\r10%\r\x1b[2K\n", b"\r\x1b[K\x1b[32m30%\x1b[0m\n"], [b"", b"\x1b[K\x1b[32m30%\x1b[0m\n", b""]),
+        ([b"10%\r\x1b[K"], [b"", b""]),
+        ([b"10%\r\x1b[2K\r", b"\x1b[0mdone\n"], [b"", b"\x1b[0mdone\n", b""]),
     ],
 )
 def test_lines(chunks: list[bytes], blocks: list[bytes]) -> None:

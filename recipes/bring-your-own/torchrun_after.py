@@ -1,0 +1,46 @@
+"""A script for torchrun, with what it needs to be continued exactly."""
+
+import os
+
+import torch
+from model import held_out_loss, make_data, make_model
+from torch import distributed
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import allranks
+
+EPOCHS = 4
+
+
+def main():
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    distributed.init_process_group("nccl" if on_gpu else "gloo")
+    torch.manual_seed(distributed.get_rank())
+    ctx = allranks.init(seed=None)  # uses the process group that is there, and the script's own seeds
+    training, held_out = make_data()
+    model = DistributedDataParallel(make_model().to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    loader = ctx.loader(training, batch_size=16)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+    checkpoints = ctx.checkpoints(ctx.run_dir / "checkpoints", every="10min", **parts)
+    for epoch in loader.epochs(EPOCHS):
+        for inputs, targets in loader:
+            loss = functional.mse_loss(model(inputs.to(device)), targets.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if checkpoints.step():  # saves when it is time to, and when the job is asked to stop
+                ctx.close()  # exits: to be continued
+        schedule.step()
+        loss = held_out_loss(model, held_out, device)
+        if distributed.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
+    ctx.close()  # completes the last checkpoint
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
