@@ -127,9 +127,11 @@ def naming_exits(environment: Environment) -> tuple[str, ...]:
     In a subshell it is the line of that which fails, if it does. ``exit 0`` has set nothing up either.
     """
     lines = (*environment.setup, *environment.node_setup)
-    return _NAME_EXITS if any(re.search(r"\bexit\b", line) for line in lines) else ()
+    return _NAME_EXITS if any(_MAY_EXIT.search(line) for line in lines) else ()
 
 
+#: Lines of the user's that may exit, by themselves or in a file that they read.
+_MAY_EXIT = re.compile(r"\b(?:exit|source)\b|(?:^|[\s;&|({])\. ", re.MULTILINE)
 _NAME_EXITS = (
     "exit() {  # of a line of the set-up: it is named",
     "  local code=${1-$?}",
