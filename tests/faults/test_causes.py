@@ -211,7 +211,7 @@ VERDICTS = {
     "in a library": OF_A_LIBRARY,
     "several lines": OF_A_LIBRARY,
     "C++ stack": OF_A_LIBRARY,
-    "ours": OF_A_LIBRARY,
+    "ours": ("own-error", "likely", "never"),
     "exit text": UNKNOWN,
     "exit text after a caught error": ("script-exception", "likely", "never"),
     "exit 3": UNKNOWN,

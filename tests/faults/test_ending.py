@@ -307,6 +307,7 @@ def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
     ("line", "code", "what"),
     [
         ("'[ -d nowhere ] || exit 4'", 4, "line 2 of environment.setup failed: exit 4"),
+        ("'printf \"true\\nexit 5\" >env.sh; . ./env.sh'", 5, "line 2 of env.sh failed: exit 5"),
         ("exit 0", 1, "line 2 of environment.setup failed: exit 0"),
         ("(exit 0); (exit 7)", 7, "line 2 of environment.setup failed: ( exit 7 )"),
         ("bash -c 'kill $$'", 143, "line 2 of environment.setup failed: bash -c 'kill $$'"),

@@ -96,13 +96,14 @@ def probe(
         return (), probed
     own = launch.job.environment
     slow_part = "container" if own.container else "node_setup" if is_prepared and own.node_setup else ""
+    to_come = "setup" if own.setup else "node_setup" if own.node_setup and not is_prepared else ""
     nodes = []
     for number, each in enumerate(probed):
         report = read_reports(each.answer.out).get(number)
         if report:
             nodes.append(Node(number, each.host, report["facts"], report["errors"]))
         else:
-            nodes.append(Node(number, each.host, failure=why_no_report(each, slow_part).on(each.host)))
+            nodes.append(Node(number, each.host, failure=why_no_report(each, slow_part, to_come).on(each.host)))
     return tuple(nodes), ""
 
 
@@ -178,8 +179,12 @@ def folder_in(runs_folder: Path) -> Iterator[Path]:
         shutil.rmtree(new or made, ignore_errors=True)
 
 
-def why_no_report(probed: ProbeResult, slow_part: str) -> Finding:
-    """Return why a node has not reported; ``slow_part`` is what of environment may outlast the time limit."""
+def why_no_report(probed: ProbeResult, slow_part: str, to_come: str = "") -> Finding:
+    """Return why a node has not reported.
+
+    ``slow_part`` is what of environment may outlast the time limit, ``to_come`` what of it has not run here, and may
+    bring what is missing.
+    """
     host, answer = probed.host, probed.answer
     if answer.is_late:
         what = f"it does not answer: {answer.last_words}"
@@ -194,5 +199,7 @@ def why_no_report(probed: ProbeResult, slow_part: str) -> Finding:
     if slow_part == "container":  # It may pass no stdin on, and run the job anyway.
         what = f"the container could not be inspected: {answer.last_words}"
         return warned(what, fix="see environment.container")
+    if to_come:
+        return skipped(f"not known before environment.{to_come} has run: {answer.last_words}")
     fix = probed.fix or "correct environment in the job file, or install there what it names"
     return failed(answer.last_words, fix=fix)

@@ -71,7 +71,7 @@ def node_script(
     settings: Sequence[Reason],
     backend: str,
     becomes: Sequence[str],
-    traps: Sequence[str] = (NAME_FAILURES,),
+    traps: Sequence[str] | None = None,
     place: Sequence[str] = (),
     secrets: Sequence[str] = (),
 ) -> str:
@@ -84,13 +84,13 @@ def node_script(
         settings: variables with the reason for each.
         backend: the process-group backend.
         becomes: lines that start the node's agent or its ranks; see :func:`become`.
-        traps: lines that handle failures and signals of the set-up.
+        traps: lines that handle failures and signals of the set-up; None: those that name what fails.
         place: lines that set what the node knows of its place in the run.
         secrets: names of variables that must come with the environment.
     """
     words = {"title": comment(title).removeprefix("# "), "backend": shlex.quote(backend)}
     blocks = {
-        "traps": [*traps, *naming_exits(environment)],
+        "traps": (NAME_FAILURES, *naming_exits(environment)) if traps is None else traps,
         "set_up": set_up(workdir, environment, settings),
         "place": place,
         "secrets": required(secrets),
@@ -127,9 +127,11 @@ def naming_exits(environment: Environment) -> tuple[str, ...]:
     In a subshell it is the line of that which fails, if it does. ``exit 0`` has set nothing up either.
     """
     lines = (*environment.setup, *environment.node_setup)
-    return _NAME_EXITS if any(re.search(r"\bexit\b", line) for line in lines) else ()
+    return _NAME_EXITS if any(_MAY_EXIT.search(line) for line in lines) else ()
 
 
+#: Lines of the user's that may exit, by themselves or in a file that they read.
+_MAY_EXIT = re.compile(r"\b(?:exit|source)\b|(?:^|[\s;&|({])\. ", re.MULTILINE)
 _NAME_EXITS = (
     "exit() {  # of a line of the set-up: it is named",
     "  local code=${1-$?}",

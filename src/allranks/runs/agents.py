@@ -203,13 +203,15 @@ def failed_line(last: str, script: Path | None = None) -> tuple[str, int] | None
 
 
 def _key_of(script: Path, number: int) -> str:
-    """Return which key of the job file has brought a line of a script, and which of its lines it is."""
-    try:
+    """Return which key of the job file has brought a line of a script, and which of its lines it is.
+
+    A file that the set-up reads has no such key: then it is named.
+    """
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
         lines = script.read_text(errors="replace").splitlines()[:number]
-    except OSError:
-        return "the set-up"
     at, key = next(((at, line[2:]) for at, line in reversed([*enumerate(lines, 1)]) if _KEY.match(line)), (0, ""))
-    return f"line {number - at} of {key}" if "setup" in key else key or "the set-up"
+    return f"line {number - at} of {key}" if "setup" in key else key or f"line {number} of {script.name}"
 
 
 def reported_error(folder: Path) -> Event | None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ def test_an_environment_that_is_not_there_is_named(allranks: Any) -> None:
     assert allranks("status").stderr == f"next: allranks why {allranks.run().name}\n"
     cause = allranks("why").stdout.splitlines()[0]
     assert cause == f"cause   there is no virtual environment {allranks.folder}/nope"
+
+
+def test_what_the_set_up_makes_need_not_be_there_before(allranks: Any) -> None:
+    allranks.script("print('ran')")
+    lines = (
+        f"mkdir -p env/bin; ln -sf {sys.executable} env/bin/python; echo 'PATH=$PWD/env/bin:$PATH' >env/bin/activate"
+    )
+    allranks.job(f"script: train.py\nenvironment:\n  venv: env\n  setup: {json.dumps(lines)}\n")
+    done = allranks("run")
+    assert (done.rc, done.stdout) == (0, "[0] ran\n"), done.stderr
 
 
 def test_a_run_that_is_cancelled_while_it_is_checked_does_not_start(allranks: Any, tmp_path: Path) -> None:

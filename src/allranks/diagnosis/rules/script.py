@@ -107,6 +107,7 @@ RULES = (
         retry="never",
         level=Level.GENERAL,
         source="allranks/errors.py",
+        certain=False,  # It may be what a rank says that has lost another one.
     ),
     Rule(
         id="library-exception",
