@@ -200,6 +200,7 @@ def why_no_report(probed: ProbeResult, slow_part: str, to_come: str = "") -> Fin
         what = f"the container could not be inspected: {answer.last_words}"
         return warned(what, fix="see environment.container")
     if to_come:
-        return skipped(f"not known before environment.{to_come} has run: {answer.last_words}")
+        what = f"nothing is known of the node before environment.{to_come} has run: {answer.last_words}"
+        return warned(what, fix=f"if environment.{to_come} does not bring what is missing, the job fails there")
     fix = probed.fix or "correct environment in the job file, or install there what it names"
     return failed(answer.last_words, fix=fix)
