@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from allranks.cli import render
+from allranks.convert.draft import Given
 from allranks.errors import AllranksError, UsageError
 from allranks.job.problems import listed
 
@@ -43,7 +45,11 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
 
     if not files:
         raise UsageError("no file to convert", fix="allranks convert train.sbatch")
-    groups = together([draft for name in files for draft in drafts_of(name, read(Path(name)))])
+    try:
+        texts = {name: read(Path(name)) for name in files}
+    except UsageError as error:
+        raise UsageError(error.what, why=error.why, fix="allranks convert FILE…") from error
+    groups = together([draft for name, text in texts.items() for draft in drafts_of(name, text)])
     if output is None and len(groups) > 1:
         raise UsageError(
             f"these scripts need {len(groups)} job files",
@@ -54,11 +60,11 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
     folder = Path(output or ".")
     found: dict[str, str] = {}
     for name, ((draft, _), *others) in zip(names, groups, strict=True):
-        if not _is_here(folder):
-            _set_workdir(draft, folder)
+        if folder.resolve() != Path.cwd().resolve():
+            _rebase(draft, folder)
         found[name] = job_text(draft, others).replace(f"allranks run {_JOB}", f"allranks run {name}")
     kinds = sorted({str(draft.get("cluster")) for ((draft, _), *_) in groups if draft.get("cluster")})
-    clusters = "".join(f"{kind}:\n  kind: {kind}\n" for kind in kinds)
+    clusters = _entries(kinds, folder)
     if output is not None:
         clusters = _write(folder, found, clusters, kinds, force=force)
     is_done = True
@@ -70,7 +76,11 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
         is_done = is_done and error is None and not draft.incomplete
         if error:
             render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        said = {note.what for note in draft.notes}
         for other, flags in others:
+            for note in other.notes:
+                if note.kind != "left out" and note.what not in said:
+                    render.talk(f"{note.kind}: {other.path}:{note.line}: {note.what}")
             render.talk(f"{render.one_line(other.path)}: allranks run {name} {' '.join(flags)}".rstrip())
     if output is None:
         render.data(next(iter(found.values())).rstrip("\n"))
@@ -92,21 +102,27 @@ def _names(drafts: list[Draft]) -> list[str]:
     return found
 
 
-def _is_here(folder: Path) -> bool:
-    return folder.resolve() == Path.cwd().resolve()
+def _rebase(draft: Draft, folder: Path) -> None:
+    """Have paths start where the command was typed, which is where scripts are submitted: the job file is elsewhere."""
+    for path in ("workdir", "environment.venv", "resources.hostfile"):
+        given = draft.get(path) or ("." if path == "workdir" else None)
+        if given and not given.startswith(("/", "~")):
+            draft.values[path] = replace(
+                draft.values.get(path, Given("", 0, "where this command was typed")),
+                value=os.path.relpath(Path.cwd() / given, folder.absolute()),
+            )
 
 
-def _set_workdir(draft: Draft, folder: Path) -> None:
-    """Have the ranks start where the command was typed: a script runs where it is submitted."""
-    given = str(draft.get("workdir") or ".")
-    if not given.startswith(("/", "~")):
-        draft.put("workdir", os.path.relpath(Path.cwd() / given, folder.absolute()), 0, "where this command was typed")
+def _entries(kinds: list[str], folder: Path) -> str:
+    """Return the entries of a cluster file for kinds that none describes."""
+    from allranks.job.load import cluster_names
+
+    known = cluster_names(folder.absolute(), os.environ)
+    return "".join(f"{kind}:\n  kind: {kind}\n" for kind in kinds if kind not in known)
 
 
 def _write(folder: Path, found: dict[str, str], clusters: str, kinds: list[str], *, force: bool) -> str:
     """Write the job files, and the cluster file if there is none; return the entries that are left to write."""
-    from allranks.job.files import read_cluster_file
-
     there = [str(folder / name) for name in found if (folder / name).exists()]
     if there and not force:
         raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
@@ -121,8 +137,7 @@ def _write(folder: Path, found: dict[str, str], clusters: str, kinds: list[str],
             render.talk(f"wrote {render.path(path.absolute())}")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}", why=error.strerror, fix="-o with another directory") from error
-    entries = read_cluster_file(path, Path.cwd())
-    return "".join(f"{kind}:\n  kind: {kind}\n" for kind in kinds if kind not in entries)
+    return _entries(kinds, folder)
 
 
 def _try(text: str, draft: Draft, folder: Path, kinds: list[str]) -> AllranksError | None:

@@ -11,7 +11,6 @@ from allranks.convert.launchers import main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.engine import Finding, lint, why_not_read
-from allranks.lint.launches import Launch
 from allranks.lint.model import Directive
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
@@ -30,32 +29,26 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
     data = data.replace(b"\r\n", b"\n")
     views = read_scripts(path, data)
-    if views[0].script.broken:
-        line = views[0].place(views[0].script.broken[0]).line
-        raise UsageError(
-            f"cannot convert {path}",
-            why=f"{path}:{line}: the shell cannot parse this",
-            fix=f"bash -n {path} shows more",
-        )
-    findings = lint(path, data)
-    found = [draft for view in views if (draft := _draft(path, view, findings))]
+    broken, findings = views[0].script.broken, lint(path, data)
+    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings))]
+    if broken and (not found or max(broken) >= len(data.rstrip())):
+        why = f"{path}:{views[0].place(broken[0]).line}: a quote, a bracket or a block that starts here has no end"
+        raise UsageError(f"cannot convert {path}", why=why, fix=f"bash -n {path} shows more")
     if not found:
         names = [word.shown for each in views[0].script.named("sbatch", "qsub") for word in each.args[-1:]]
         why = (
             f"it submits {', '.join(names)}" if names else "no torchrun, accelerate, deepspeed, srun python or the like"
         )
-        raise UsageError(
-            f"{path} starts no training",
-            why=why,
-            fix=f"allranks convert {names[0]}" if names else "name the script that starts the ranks",
-        )
+        fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
+        raise UsageError(f"{path} starts no training", why=why, fix=fix)
+    for at in broken:
+        found[0].note("not taken over", at, "this could not be read: look at what became of it")
     return found
 
 
 def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
-    _adopt_step(view)
     script = view.script
-    group, others = main_launch([*view.launches, *_lightning(view)])
+    group, others = main_launch(view.launches)
     if not group:
         return None
     draft = Draft(view, path, "local" if script.kind == "plain" else script.kind)
@@ -73,37 +66,19 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
     return draft
 
 
-def _adopt_step(view: View) -> None:
-    """Take the options of an ``srun`` outside of a job for directives: it makes a job of its own."""
+def _as_job(view: View) -> View:
+    """Return a script that calls ``srun`` outside of a job as one whose directives are the options of that."""
     script = view.script
-    starter = next((each for each in script.named("srun")), None)
+    starter = next(script.named("srun"), None)
     call = read_call(starter) if starter and script.kind == "plain" else None
     if call is None or not call.get("--partition", "--account", "--gres", "--gpus-per-node", "--gpus", "--time"):
-        return
+        return view
     script.kind = "slurm"
     for given in call.given:
-        value = given.value.value if given.value else ""
+        value, at = given.value.value if given.value else "", given.word.at
         if value is not None and given.name != "--pty":
-            script.directives.append(
-                Directive("slurm", given.name[2:], value, given.word.at, given.word.at, is_read=True)
-            )
-
-
-def _lightning(view: View) -> list[Launch]:
-    """Return the calls of ``fabric run`` and ``lightning run model``, as if each were Python with the script."""
-    found = []
-    for command in view.script.named("fabric", "lightning"):
-        at = next((i for i, word in enumerate(command.words) if word.shown.endswith(".py")), None)
-        if at is not None and not command.context.is_substitution:
-            options = [word.shown for word in command.words[:at]]
-            devices = next((re.sub(r"\D", "", b or a) for a, b in zip(options, [*options[1:], ""], strict=True)
-                            if a.startswith("--devices")), "")  # fmt: skip
-            word = command.words[at]
-            python = type(command)(
-                (word, *command.words[at:]), command.sets, command.at, command.end, command.order, command.context
-            )
-            found.append(Launch(python, None, None, None, command, None, int(devices) if devices else None))
-    return found
+            script.directives.append(Directive("slurm", given.name[2:], value, at, at, is_read=True))
+    return View(script)
 
 
 def _finish(draft: Draft, findings: list[Finding]) -> None:
@@ -118,6 +93,12 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
         brings = [name for name in brings if name == "modules"]
     if brings and not environment & {"conda", "venv", "python", "container"} and "binary" not in draft.values:
         draft.put("environment.python", ["python"], -1, f"the first on PATH after environment.{brings[-1]}")
+    if draft.kind == "local" and draft.get("resources.nodes") not in (None, 1):
+        draft.note(
+            "not taken over",
+            -1,
+            "the machines are not in the script: resources.hosts, or start each with allranks node",
+        )
     if "name" not in draft.values and draft.kind not in ("local", "ssh", "pdsh"):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(draft.path).stem).strip("-._")[:64]
         draft.put("name", name or "job", -1, "the script's name")

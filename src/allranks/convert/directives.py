@@ -83,10 +83,13 @@ def take_directives(draft: Draft) -> None:
         return
     read = [each for each in script.directives if each.is_read and each.family == script.kind]
     if read:
-        draft.put("cluster", script.kind, read[0].at, f"{_typed(read[0])[0]} directives")
+        draft.put("cluster", script.kind, read[0].at, script.text.line(draft.line(read[0].at)).split()[0])
     for directive in read:
         name, value = directive.name, directive.value
-        if "$" in value and not re.search(r"PBS_O_|JOB_ID|TASK_ID", value) and name not in ("output", "error"):
+        if "\ue000" in value:  # A here-document, of which another shell expands this.
+            line = script.text.line(draft.line(directive.at))
+            draft.note("not taken over", directive.at, f"{line}: its value is not in the script")
+        elif "$" in value and not re.search(r"PBS_O_|JOB_ID|TASK_ID", value) and name not in ("output", "error"):
             draft.note("not taken over", directive.at, f"{_words(directive)}: a directive expands no variables (AR402)")
         elif name in _PLAIN[script.kind]:
             draft.put(_PLAIN[script.kind][name], home(value), directive.at, _words(directive))

@@ -75,7 +75,7 @@ class Draft:
 
     def note(self, kind: Kind, at: int, what: str) -> None:
         """Record what was decided about a part of the script, once."""
-        note = Note(kind, self.line(at), short(what))
+        note = Note(kind, self.line(at) if at >= 0 else 0, short(what, 170))
         if note not in self.notes:
             self.notes.append(note)
 

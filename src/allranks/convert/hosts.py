@@ -29,6 +29,7 @@ def take_hosts(draft: Draft, group: Sequence[Launch]) -> None:
         _of_mpi(draft, starter)
         return
     draft.kind = "pdsh" if starter.name == "pdsh" else "ssh"
+    draft.put("workdir", "~", starter.at, f"{starter.name} starts in the home directory")
     hosts: dict[str, None] = {}
     for launch in group:
         if launch.starter is None:

@@ -171,9 +171,9 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
             at,
             f"{why.replace('None', 'an unknown number of')}: not known here; one rank for each GPU",
         )
-    elif isinstance(ranks, int) and gpus and (ranks == gpus or codes & _WRONG_COUNTS):
+    elif ranks in ("gpu", "auto") or (gpus and isinstance(ranks, int) and (ranks == gpus or codes & _WRONG_COUNTS)):
         draft.note("left out", at, f"{why}: one rank for each GPU is the default")
-    elif ranks is not None and ranks != "auto":
+    elif ranks is not None:
         draft.put("launch.nproc_per_node", ranks, at, why)
 
 
@@ -268,7 +268,7 @@ class _Argument:
                 continue
             is_local = draft.kind in REMOTE_KINDS and part.level == 0  # The shell here expanded it.
             if part.kind != "variable" or (rank is None and (is_local or draft.is_set_here(part.text))):
-                what = f"{part.shown}: this script alone knows its value; write it into args"
+                what = f"{part.shown}: its value is not in the script; write it into args"
                 draft.note("not taken over", word.at, what)
                 draft.incomplete = True
                 self.quoted += shlex.quote(part.shown)
