@@ -47,8 +47,8 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
         raise UsageError("no file to convert", fix="allranks convert train.sbatch")
     try:
         texts = {name: read(Path(name)) for name in files}
-    except UsageError as error:
-        raise UsageError(error.what, why=error.why, fix="allranks convert FILE…") from error
+    except UsageError as unread:
+        raise UsageError(unread.what, why=unread.why, fix="allranks convert FILE…") from unread
     groups = together([draft for name, text in texts.items() for draft in drafts_of(name, text)])
     if output is None and len(groups) > 1:
         raise UsageError(

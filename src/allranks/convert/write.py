@@ -38,7 +38,9 @@ def job_text(draft: Draft, others: Sequence[tuple[Draft, list[str]]] = ()) -> st
     body: list[str] = []
     for key in _TOP:
         if key in draft.values:
-            body += [*comments.above(draft.values[key], ""), *_entry(draft, key, draft.values[key], "")]
+            given = draft.values[key]
+            above = comments.above(given, "") if key != "cluster" else ()  # It stands for all directives.
+            body += [*above, *_entry(draft, key, given, "")]
     for section in _SECTIONS:
         body += _section(draft, section, comments)
     lines = [f"# Written by allranks convert from {short(draft.path)}."]

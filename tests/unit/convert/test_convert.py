@@ -116,37 +116,3 @@ def test_a_script_that_a_script_writes_and_submits(folder: Path, capfd: pytest.C
     said = capfd.readouterr()
     assert "gpus_per_node: 4  # submit.sh:4 --gpus-per-node=4\n" in said.out
     assert "# submit.sh:5: --nnodes=$n: the number of nodes is not in the script: --nodes N\n" in said.out
-
-
-WRONG = {
-    "missing.sh": (None, "No such file or directory"),
-    "binary.sh": (b"\x7fELF\0\0", "it is a binary file"),
-    "huge.sh": (b"#" * 300_000, "it is larger than 256 KiB"),
-    "empty.sh": (b"", "no torchrun, accelerate, deepspeed, srun python or the like"),
-    "none.sh": (b"#!/bin/bash\necho hello\n", "no torchrun, accelerate, deepspeed, srun python or the like"),
-    "submits.sh": (b"sbatch --nodes=2 train.sbatch\n", "it submits train.sbatch"),
-    "quote.sh": (
-        b"#!/bin/bash\ntorchrun --nproc-per-node=4 'train.py\necho done\n",
-        "quote.sh:2: a quote, a bracket or a block that starts here has no end",
-    ),
-    "block.sh": (
-        b"if true; then\n  torchrun train.py\n",
-        "block.sh:3: a quote, a bracket or a block that starts here has no end",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_files_that_are_no_scripts(folder: Path, name: str) -> None:
-    data, why = WRONG[name]
-    if data is not None:
-        (folder / name).write_bytes(data)
-    with pytest.raises(UsageError, match=name) as raised:
-        typed(name)
-    assert raised.value.why == why
-    assert raised.value.fix
-
-
-def test_no_file_is_an_error(folder: Path) -> None:
-    with pytest.raises(UsageError, match="no file to convert"):
-        typed()
