@@ -34,6 +34,7 @@ GROUPS = {
         "check": "Check this machine, or all nodes of a job.",
         "test": "Run a short distributed training as a self-test.",
         "lint": "Find faults in launch scripts that you have.",
+        "convert": "Turn launch scripts into job files.",
     },
     "Use clusters": {
         "shell": "Open a shell on nodes of a cluster.",

@@ -79,6 +79,8 @@ def _of_line(family: Family, line: str, start: int, offset: int, piece: Piece, i
             if not following[0].startswith("-") or family != "slurm":
                 value, value_at = following[0], following.start()
                 position += 1
+                if (family, name) == ("grid_engine", "-pe") and position < len(words):
+                    value, position = f"{value} {words[position][0]}", position + 1
         clean = re.sub(r"[\"']", "", value or "")
         yield Directive(
             family, name, clean, piece.at(offset + _bytes(line, at)), piece.at(offset + _bytes(line, value_at)), is_read

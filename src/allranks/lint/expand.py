@@ -107,13 +107,14 @@ class Expander:
             return self._variable(node, context, quote)
         if kind in ("command_substitution", "process_substitution"):
             self._substitution(node, context)
-            return [Part("command", self._source(node), None, quote, context.level, self._piece.at(node.start_byte))]
+            source, at = self._source(node).lstrip(), self._piece.at(node.start_byte)
+            return [Part("command", source, None, quote, context.level, at)]
         if kind == "arithmetic_expansion":
             for child in below(node, "variable_name"):
                 self._use(self._source(child), child, context, quote)
-            value = evaluate(self._source(node)[3:-2], self._number)
+            value = evaluate(self._source(node).lstrip()[3:-2], self._number)
             at = self._piece.at(node.start_byte)
-            return [Part("arithmetic", self._source(node), value, quote, context.level, at)]
+            return [Part("arithmetic", self._source(node).lstrip(), value, quote, context.level, at)]
         if not node.child_count:
             return self._unescaped(node.start_byte, node.end_byte, quote, context.level)
         return [Part("command", self._source(node), None, quote, context.level, self._piece.at(node.start_byte))]
@@ -129,7 +130,10 @@ class Expander:
                 end = child.start_byte if child.type in skip else end
                 continue
             if child.type in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"):
-                parts += self._unescaped(position, child.start_byte, quote, context.level)
+                # The grammar takes blanks before an expansion in a string for a part of it.
+                source = self._piece.data[child.start_byte : child.end_byte]
+                start = child.start_byte + len(source) - len(source.lstrip())
+                parts += self._unescaped(position, start, quote, context.level)
                 parts += self._parts(child, context, quote)
                 position = child.end_byte
         take = self._literal if quote == "'" else self._unescaped
@@ -174,7 +178,7 @@ class Expander:
         return parts + self._literal(position, end, quote, level)
 
     def _variable(self, node: Node, context: Context, quote: str) -> list[Part]:
-        source, at = self._source(node), self._piece.at(node.start_byte)
+        source, at = self._source(node).lstrip(), self._piece.at(node.start_byte)
         names = list(below(node, "variable_name", "special_variable_name"))
         name = self._source(names[0]) if names else source.lstrip("${").rstrip("}")
         has_default = any(child.type in (":-", "-", ":=", "=", ":?", "?", ":+", "+") for child in node.children)

@@ -275,6 +275,8 @@ class Script:
     exported: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
+    #: Where each statement of the script itself starts and ends.
+    statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
 
     def named(self, *names: str) -> Iterator[Command]:

@@ -54,6 +54,9 @@ class Walker(Expander):
         root = _parser().parse(piece.data).root_node
         if root.has_error and context.level == 0:
             self.script.broken += [piece.at(node.start_byte) for node in _errors(root)]
+        if self._depth == 1:
+            spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
+            self.script.statements = [(piece.at(child.start_byte), piece.at(child.end_byte)) for child in spans]
         self._block(root, context)
         self._depth -= 1
         self._piece = outer

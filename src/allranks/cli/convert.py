@@ -1,0 +1,167 @@
+"""``allranks convert``: job files from launch scripts that were written by hand."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli import render
+from allranks.convert.draft import Given
+from allranks.errors import AllranksError, UsageError
+from allranks.job.problems import listed
+
+if TYPE_CHECKING:
+    from allranks.convert.draft import Draft
+
+_JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
+
+
+@click.command("convert")
+@click.argument("files", nargs=-1, metavar="FILE…")
+@click.option("--output", "-o", metavar="DIR", help="Write the job file into this directory. Default: to stdout.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
+    """Turn sbatch, PBS, Grid Engine and shell scripts that start PyTorch into a job file.
+
+    \b
+    allranks convert train.sbatch          prints the job file
+    allranks convert train.sbatch -o .     writes job.yaml, and clusters.yaml if it needs one
+    allranks convert small.sbatch large.sbatch -o jobs
+
+    Reads the scripts, and runs nothing of them. Each value has a comment that says where it came from. What was kept,
+    left out, changed because it was a fault, and not taken over is said on stderr. Scripts that differ in numbers of
+    nodes, GPUs and the like become one job file, and the flags for each are printed.
+
+    Exits with 1 if a job file does not load or cannot be planned, or an argument's value is not known.
+    """
+    from allranks.convert.convert import drafts_of
+    from allranks.convert.write import job_text, report, together
+    from allranks.lint.files import read
+
+    if not files:
+        raise UsageError("no file to convert", fix="allranks convert train.sbatch")
+    try:
+        texts = {name: read(Path(name)) for name in files}
+    except UsageError as unread:
+        raise UsageError(unread.what, why=unread.why, fix="allranks convert FILE…") from unread
+    groups = together([draft for name, text in texts.items() for draft in drafts_of(name, text)])
+    if output is None and len(groups) > 1:
+        raise UsageError(
+            f"these scripts need {len(groups)} job files",
+            why="they start different trainings: " + ", ".join(group[0][0].path for group in groups),
+            fix="-o DIR writes all of them",
+        )
+    names = [_JOB] if len(groups) == 1 else _names([group[0][0] for group in groups])
+    folder = Path(output or ".")
+    found: dict[str, str] = {}
+    for name, ((draft, _), *others) in zip(names, groups, strict=True):
+        if folder.resolve() != Path.cwd().resolve():
+            _rebase(draft, folder)
+        found[name] = job_text(draft, others).replace(f"allranks run {_JOB}", f"allranks run {name}")
+    kinds = sorted({str(draft.get("cluster")) for ((draft, _), *_) in groups if draft.get("cluster")})
+    clusters = _entries(kinds, folder)
+    if output is not None:
+        clusters = _write(folder, found, clusters, kinds, force=force)
+    is_done = True
+    for name, ((draft, _), *others) in zip(names, groups, strict=True):
+        render.talk(f"allranks: convert: {render.one_line(draft.path)}")
+        for line in report(draft):
+            render.talk(line)
+        error = _try(found[name], draft, folder, kinds)
+        is_done = is_done and error is None and not draft.incomplete
+        if error:
+            render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        said = {note.what for note in draft.notes}
+        for other, flags in others:
+            for note in other.notes:
+                if note.kind != "left out" and note.what not in said:
+                    render.talk(f"{note.kind}: {other.path}:{note.line}: {note.what}")
+            render.talk(f"{render.one_line(other.path)}: allranks run {name} {' '.join(flags)}".rstrip())
+    if output is None:
+        render.data(next(iter(found.values())).rstrip("\n"))
+    if clusters:
+        render.talk(f"next: {'add this to' if output else 'beside it, write'} {_CLUSTERS}:\n{clusters.rstrip()}")
+    elif output is not None:
+        render.talk(f"next: allranks plan {render.path((folder / names[0]).absolute())}")
+    return int(not is_done)
+
+
+def _names(drafts: list[Draft]) -> list[str]:
+    """Return a file name for each job, of its first script."""
+    found: list[str] = []
+    for draft in drafts:
+        stem = Path(draft.path).stem
+        found.append(
+            next(name for i in range(len(drafts) + 1) if (name := f"{stem}{f'-{i}' * (i > 0)}.yaml") not in found)
+        )
+    return found
+
+
+def _rebase(draft: Draft, folder: Path) -> None:
+    """Have paths start where the command was typed, which is where scripts are submitted: the job file is elsewhere."""
+    for path in ("workdir", "environment.venv", "resources.hostfile"):
+        given = draft.get(path) or ("." if path == "workdir" else None)
+        if given and not given.startswith(("/", "~")):
+            draft.values[path] = replace(
+                draft.values.get(path, Given("", 0, "where this command was typed")),
+                value=os.path.relpath(Path.cwd() / given, folder.absolute()),
+            )
+
+
+def _entries(kinds: list[str], folder: Path) -> str:
+    """Return the entries of a cluster file for kinds that none describes."""
+    from allranks.job.load import cluster_names
+
+    known = cluster_names(folder.absolute(), os.environ)
+    return "".join(f"{kind}:\n  kind: {kind}\n" for kind in kinds if kind not in known)
+
+
+def _write(folder: Path, found: dict[str, str], clusters: str, kinds: list[str], *, force: bool) -> str:
+    """Write the job files, and the cluster file if there is none; return the entries that are left to write."""
+    there = [str(folder / name) for name in found if (folder / name).exists()]
+    if there and not force:
+        raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
+    path = folder / _CLUSTERS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            render.talk(f"wrote {render.path((folder / name).absolute())}")
+        if clusters and not path.exists():
+            path.write_text(clusters, encoding="utf-8")
+            render.talk(f"wrote {render.path(path.absolute())}")
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}", why=error.strerror, fix="-o with another directory") from error
+    return _entries(kinds, folder)
+
+
+def _try(text: str, draft: Draft, folder: Path, kinds: list[str]) -> AllranksError | None:
+    """Load and plan a job as ``allranks plan`` does, from a copy; return what is wrong with it."""
+    from allranks.cli.options import launch_of
+    from allranks.clusters.registry import kind_for
+    from allranks.job.load import load_job
+    from allranks.launch.submit import dry_run
+
+    secrets = {path.rpartition(".")[2]: "x" * 16 for path, given in draft.values.items() if given.value == "<secret>"}
+    hostfile = draft.get("resources.hostfile")
+    flags: dict[str, object] = {"resources.hostfile": str(folder.absolute() / hostfile)} if hostfile else {}
+    flags["workdir"] = str(folder.absolute() / str(draft.get("workdir") or "."))
+    if str(draft.get("workdir") or "").startswith("~"):
+        del flags["workdir"]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        (place / _JOB).write_text(text, encoding="utf-8")
+        (place / _CLUSTERS).write_text("".join(f"{kind}: {{kind: {kind}}}\n" for kind in kinds), encoding="utf-8")
+        if draft.kind == "pbs":  # Else the commands of a PBS would have to be here.
+            (place / _CLUSTERS).write_text("pbs: {kind: pbs, scheduler: {flavour: openpbs}}\n", encoding="utf-8")
+        try:
+            loaded = load_job(place / _JOB, flags=flags, environ={**os.environ, **secrets}, cwd=Path.cwd())
+            dry_run(launch_of(loaded), kind_for(loaded, os.environ))
+        except AllranksError as error:
+            return error
+    return None

@@ -1,0 +1,1 @@
+"""Turns launch scripts that were written by hand into job files."""

@@ -1,0 +1,118 @@
+"""From a launch script to the draft of a job file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from allranks.convert.directives import take_directives
+from allranks.convert.draft import Draft
+from allranks.convert.launchers import main_launch, take_launch
+from allranks.convert.statements import Statements
+from allranks.errors import UsageError
+from allranks.lint.engine import Finding, lint, why_not_read
+from allranks.lint.model import Directive
+from allranks.lint.reading import View, read_scripts
+from allranks.lint.syntax import read_call
+
+#: Families of rules whose faults a job file does not have: processes, rendezvous, directives, remote shells, outcomes.
+_GONE = ("AR1", "AR3", "AR4", "AR6", "AR7", "AR80", "AR81", "AR211", "AR213", "AR214", "AR216")
+
+
+def drafts_of(path: str, data: bytes) -> list[Draft]:
+    """Return a draft for each script in a file that starts a training: itself, and those that it writes and submits.
+
+    Raises:
+        UsageError: the file cannot be read as a script, or starts no training.
+    """
+    if reason := why_not_read(data):
+        raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
+    data = data.replace(b"\r\n", b"\n")
+    views = read_scripts(path, data)
+    broken, findings = views[0].script.broken, lint(path, data)
+    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings))]
+    if broken and (not found or max(broken) >= len(data.rstrip())):
+        why = f"{path}:{views[0].place(broken[0]).line}: a quote, a bracket or a block that starts here has no end"
+        raise UsageError(f"cannot convert {path}", why=why, fix=f"bash -n {path} shows more")
+    if not found:
+        names = [word.shown for each in views[0].script.named("sbatch", "qsub") for word in each.args[-1:]]
+        why = (
+            f"it submits {', '.join(names)}" if names else "no torchrun, accelerate, deepspeed, srun python or the like"
+        )
+        fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
+        raise UsageError(f"{path} starts no training", why=why, fix=fix)
+    for at in broken:
+        found[0].note("not taken over", at, "this could not be read: look at what became of it")
+    return found
+
+
+def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
+    script = view.script
+    group, others = main_launch(view.launches)
+    if not group:
+        return None
+    draft = Draft(view, path, "local" if script.kind == "plain" else script.kind)
+    codes: dict[int, set[str]] = {}
+    for finding in findings:
+        codes.setdefault(finding.place.line, set()).add(finding.rule.code)
+    take_directives(draft)
+    lines = {draft.line(at) for launch in group for at in (launch.command.at, launch.command.root.at)}
+    take_launch(draft, group, {code for line in lines for code in codes.get(line, ())})
+    for launch in others:
+        shown = " ".join(word.shown for word in launch.command.words)
+        draft.note("not taken over", launch.command.at, f"another training: {shown}")
+    Statements(draft, group, codes).take()
+    _finish(draft, findings)
+    return draft
+
+
+def _as_job(view: View) -> View:
+    """Return a script that calls ``srun`` outside of a job as one whose directives are the options of that."""
+    script = view.script
+    starter = next(script.named("srun"), None)
+    call = read_call(starter) if starter and script.kind == "plain" else None
+    if call is None or not call.get("--partition", "--account", "--gres", "--gpus-per-node", "--gpus", "--time"):
+        return view
+    script.kind = "slurm"
+    for given in call.given:
+        value, at = given.value.value if given.value else "", given.word.at
+        if value is not None and given.name != "--pty":
+            script.directives.append(Directive("slurm", given.name[2:], value, at, at, is_read=True))
+    return View(script)
+
+
+def _finish(draft: Draft, findings: list[Finding]) -> None:
+    """Set what follows from the rest, and say what became of lint's findings."""
+    environment = {path.split(".")[1] for path in draft.values if path.startswith("environment.")}
+    brings = [
+        *(["modules"] if "modules" in environment else []),
+        *(name for name in ("setup", "node_setup") if draft.setup.get(name)),
+    ]
+    lines = " ".join(given.value for name in ("setup", "node_setup") for given in draft.setup.get(name, ()))
+    if not re.search(r"(^|\s)(source|\.|module)\s|PATH=", lines):
+        brings = [name for name in brings if name == "modules"]
+    if brings and not environment & {"conda", "venv", "python", "container"} and "binary" not in draft.values:
+        draft.put("environment.python", ["python"], -1, f"the first on PATH after environment.{brings[-1]}")
+    if draft.kind == "local" and draft.get("resources.nodes") not in (None, 1):
+        draft.note(
+            "not taken over",
+            -1,
+            "the machines are not in the script: resources.hosts, or start each with allranks node",
+        )
+    if "name" not in draft.values and draft.kind not in ("local", "ssh", "pdsh"):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(draft.path).stem).strip("-._")[:64]
+        draft.put("name", name or "job", -1, "the script's name")
+    kept = {given.line for lines in draft.setup.values() for given in lines}
+    for finding in findings:
+        if finding.rule.severity == "hint":
+            continue
+        at, code = _offset(draft, finding), finding.rule.code
+        if code.startswith(_GONE) and finding.place.line not in kept:
+            draft.note("changed", at, f"{code}: {finding.what}")
+        elif not any(code in note.what for note in draft.notes):
+            draft.note("not taken over", at, f"{code} is still there: {finding.what}; {finding.fix}")
+
+
+def _offset(draft: Draft, finding: Finding) -> int:
+    lines = draft.view.script.text.data.split(b"\n")[: finding.place.line - 1]
+    return sum(len(line) + 1 for line in lines)

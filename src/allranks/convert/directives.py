@@ -1,0 +1,291 @@
+"""Directives of Slurm, PBS and Grid Engine as values of a job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from allranks.convert.draft import Draft, Kind, home
+from allranks.job.units import parse_duration, parse_memory
+from allranks.lint.directives import gpus_in, number
+from allranks.lint.model import Directive
+
+_LOG = "the log is in the run's directory: allranks logs"
+_COUNTS = "allranks starts one task on each node"
+#: Options whose value is a key of the job file as it is.
+_PLAIN = {
+    "slurm": {
+        "partition": "scheduler.partition",
+        "account": "scheduler.account",
+        "qos": "scheduler.qos",
+        "constraint": "scheduler.constraint",
+        "nodelist": "scheduler.include",
+        "exclude": "scheduler.exclude",
+        "reservation": "scheduler.reservation",
+        "array": "scheduler.array",
+        "mail-user": "scheduler.mail",
+        "chdir": "workdir",
+    },
+    "pbs": {
+        "-q": "scheduler.partition",
+        "-A": "scheduler.account",
+        "-P": "scheduler.project",
+        "-J": "scheduler.array",
+        "-t": "scheduler.array",
+        "-M": "scheduler.mail",
+        "-d": "workdir",
+    },
+    "grid_engine": {
+        "-q": "scheduler.partition",
+        "-A": "scheduler.account",
+        "-P": "scheduler.project",
+        "-t": "scheduler.array",
+        "-M": "scheduler.mail",
+        "-wd": "workdir",
+    },
+}
+#: Options that are left out, and why.
+_LEFT_OUT = {
+    "slurm": {
+        **dict.fromkeys(("output", "error", "open-mode"), _LOG),
+        **dict.fromkeys(("ntasks", "ntasks-per-node", "gpu-bind"), _COUNTS),
+        "mail-type": "allranks sends a mail at the end, and for a failure, to scheduler.mail",
+        "requeue": "retry.requeue is the default",
+        "wait-all-nodes": "all agents are waited for",
+        "get-user-env": "write what the ranks need of your shell into environment",
+    },
+    "pbs": {
+        **dict.fromkeys(("-o", "-e", "-j", "-k"), _LOG),
+        "-m": "allranks sends a mail at the end, and for a failure, to scheduler.mail",
+        "-V": "write what the ranks need of your shell into environment",
+        "-S": "the batch script of allranks is bash",
+    },
+    "grid_engine": {
+        **dict.fromkeys(("-o", "-e", "-j"), _LOG),
+        "-m": "allranks sends a mail at the end, and for a failure, to scheduler.mail",
+        "-V": "write what the ranks need of your shell into environment",
+        "-S": "the batch script of allranks is bash",
+        "-cwd": "workdir is the directory of the job",
+        "-notify": "allranks asks for the warning itself",
+    },
+}
+#: Directives that say how many nodes, and GPUs of each node, there are, in the order in which they count.
+_COUNTED = {
+    "resources.nodes": ("nodes", "ntasks", "ntasks-per-node", "-l"),
+    "resources.gpus_per_node": ("gpus-per-node", "gres", "gpus", "gpus-per-task", "-l"),
+}
+
+
+def take_directives(draft: Draft) -> None:
+    """Take over the directives that the scheduler reads."""
+    script = draft.view.script
+    if script.kind == "plain":
+        return
+    read = [each for each in script.directives if each.is_read and each.family == script.kind]
+    if read:
+        draft.put("cluster", script.kind, read[0].at, script.text.line(draft.line(read[0].at)).split()[0])
+    for directive in read:
+        name, value = directive.name, directive.value
+        if "\ue000" in value:  # A here-document, of which another shell expands this.
+            line = script.text.line(draft.line(directive.at))
+            draft.note("not taken over", directive.at, f"{line}: its value is not in the script")
+        elif "$" in value and not re.search(r"PBS_O_|JOB_ID|TASK_ID", value) and name not in ("output", "error"):
+            draft.note("not taken over", directive.at, f"{_words(directive)}: a directive expands no variables (AR402)")
+        elif name in _PLAIN[script.kind]:
+            draft.put(_PLAIN[script.kind][name], home(value), directive.at, _words(directive))
+        elif name in ("job-name", "-N"):
+            if clean := re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")[:64]:
+                draft.put("name", clean, directive.at, _words(directive))
+        elif name in _LEFT_OUT[script.kind]:
+            draft.note("left out", directive.at, f"{_words(directive)}: {_LEFT_OUT[script.kind][name]}")
+        elif not _TAKERS[script.kind](draft, directive):
+            _verbatim(draft, directive)
+    resources = draft.view.resources
+    counts = {"resources.nodes": resources.nodes, "resources.gpus_per_node": resources.gpus}
+    for path, count in counts.items():
+        source = next((each for name in _COUNTED[path] for each in reversed(read) if _gives(each, name)), None)
+        if source is not None and count is not None and path not in draft.values:
+            draft.put(path, count, source.at, _words(source))
+    tasks = resources.tasks_per_node or 1
+    if script.kind == "slurm" and resources.cpus_per_task and (source := _last(read, "cpus-per-task")):
+        times = f" for each of {tasks} tasks" if tasks > 1 else ""
+        draft.put("resources.cpus_per_node", resources.cpus_per_task * tasks, source.at, _words(source) + times)
+
+
+def _last(read: list[Directive], *names: str) -> Directive | None:
+    return next((each for each in reversed(read) if each.name in names), None)
+
+
+def _gives(directive: Directive, name: str) -> bool:
+    if name == "-l":
+        return directive.name == name and bool(re.search(r"(?:^|,)(select|nodes)=", directive.value))
+    return directive.name == name
+
+
+def _typed(directive: Directive) -> tuple[str, str]:
+    """Return how a directive of this family starts, and its option as people write it."""
+    long = directive.family == "slurm"
+    return {"slurm": "#SBATCH", "pbs": "#PBS", "grid_engine": "#$"}[directive.family], "--" * long + directive.name
+
+
+def _words(directive: Directive) -> str:
+    _, option = _typed(directive)
+    between = "=" if option.startswith("--") else " "
+    return f"{option}{between}{directive.value}" if directive.value else option
+
+
+def _verbatim(draft: Draft, directive: Directive) -> None:
+    draft.setup.setdefault("directives", [])
+    draft.add_line("directives", _words(directive), directive.at)
+
+
+def _time(draft: Draft, directive: Directive, value: str) -> bool:
+    """Take a time limit, of which 0 is none."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
+        return False
+    if directive.family == "slurm":
+        seconds = None
+    else:  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
+        seconds = sum(int(part) * 60**power for power, part in enumerate(reversed(value.split(":"))))
+    clock = value if seconds is None else f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    try:
+        parse_duration(clock)
+    except ValueError:
+        return False
+    draft.put("resources.time", clock, directive.at, _words(directive))
+    return True
+
+
+def _memory(draft: Draft, directive: Directive, value: str) -> bool:
+    try:
+        if not parse_memory(value):
+            return False
+    except ValueError:
+        return False
+    draft.put("resources.memory", value, directive.at, _words(directive))
+    return True
+
+
+def _slurm(draft: Draft, directive: Directive) -> bool:
+    name, value = directive.name, directive.value
+    if name == "time":
+        return _time(draft, directive, value)
+    if name == "mem":
+        return _memory(draft, directive, value)
+    if name == "nodes":
+        low, _, high = value.partition("-")
+        if high and number(value):
+            draft.put("resources.nodes", f"{low}:{high}", directive.at, _words(directive))
+        return number(value) is not None
+    if name == "gres" and not re.fullmatch(r"gpu(:[\w.+-]+)*", value):
+        return False
+    if name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
+        if gpus_in(value) is None or draft.view.resources.gpus is None:
+            return False
+        if typed := re.fullmatch(r"(?:gpu:)?(?!gpu:)([A-Za-z][\w.+-]*):\d+", value):
+            draft.put("resources.gpu_type", typed[1], directive.at, _words(directive))
+        if name == "gres":
+            draft.put("scheduler.gpu_request", "gres", directive.at, _words(directive))
+        return True
+    if name == "cpus-per-task":
+        return number(value) is not None
+    if name == "exclusive" and not value:
+        draft.put("scheduler.exclusive", True, directive.at, "--exclusive")
+        return True
+    if name == "no-requeue":
+        draft.put("retry.requeue", False, directive.at, "--no-requeue")
+        return True
+    if name == "signal":
+        if before := re.search(r"@(\d+)$", value):
+            draft.put("retry.warn_before", int(before[1]), directive.at, _words(directive))
+        draft.note(
+            "left out", directive.at, f"{_words(directive)}: the ranks get SIGUSR1 to save, and the job is requeued"
+        )
+        return True
+    if name == "export":
+        kind: Kind = "left out" if value.upper() == "ALL" else "not taken over"
+        draft.note(
+            kind, directive.at, f"{_words(directive)}: the job's environment comes along, with environment.variables"
+        )
+        return True
+    return False
+
+
+def _pbs(draft: Draft, directive: Directive) -> bool:
+    if directive.name == "-r":
+        if directive.value == "n":
+            draft.put("retry.requeue", False, directive.at, "-r n")
+        return True
+    if directive.name != "-l":
+        return False
+    for item in re.split(r",(?=[A-Za-z_]+=)", directive.value):
+        name, _, value = item.partition("=")
+        if name == "walltime" and _time(draft, directive, value):
+            continue
+        if name in ("select", "nodes"):
+            _chunks(draft, directive, item, value)
+        elif name == "place":
+            if "excl" in value:
+                draft.put("scheduler.exclusive", True, directive.at, f"-l {item}")
+            draft.note("left out", directive.at, f"-l {item}: allranks places one chunk on each node")
+        elif name == "mem" and draft.view.resources.nodes in (None, 1) and _memory(draft, directive, value):
+            continue
+        elif name == "ngpus" and number(value):
+            draft.put("resources.gpus_per_node", int(value), directive.at, f"-l {item}")
+        elif name == "ncpus" and number(value):
+            draft.put("resources.cpus_per_node", int(value), directive.at, f"-l {item}")
+        else:
+            draft.add_line("resources", item, directive.at)
+    return True
+
+
+def _chunks(draft: Draft, directive: Directive, item: str, text: str) -> None:
+    chunks = [chunk.partition(":") for chunk in text.split("+")]
+    if len({rest for _, _, rest in chunks}) > 1 or not chunks[0][0].isdecimal():
+        draft.note(
+            "not taken over", directive.at, f"-l {item}: nodes that differ; all nodes of a job are requested alike"
+        )
+        return
+    further: list[str] = []
+    for part in filter(None, chunks[0][2].split(":")):
+        name, _, value = part.partition("=")
+        if name in ("ncpus", "ppn") and number(value):
+            draft.put("resources.cpus_per_node", int(value), directive.at, f"-l {item}")
+        elif name == "mem" and _memory(draft, directive, value):
+            continue
+        elif name in ("ngpus", "gpus", "mpiprocs", "ompthreads"):
+            continue  # GPUs are in lint's resources; the others count processes and threads of MPI.
+        else:
+            further.append(part)
+    if further:
+        draft.put("scheduler.constraint", ":".join(further), directive.at, f"-l {item}")
+
+
+def _grid_engine(draft: Draft, directive: Directive) -> bool:
+    name, value = directive.name, directive.value
+    if name == "-pe":
+        environment, _, slots = value.partition(" ")
+        draft.put("scheduler.parallel_environment", environment, directive.at, f"-pe {value}")
+        if number(slots):
+            nodes = max((launch.nnodes or 1 for launch in draft.view.launches), default=1)
+            if nodes > 1:
+                draft.put("resources.nodes", nodes, directive.at, f"-pe {value}, and --nnodes={nodes}")
+            draft.put("resources.cpus_per_node", max(1, int(slots) // nodes), directive.at, f"-pe {value}")
+        return True
+    if name == "-r":
+        if value.startswith("n"):
+            draft.put("retry.requeue", False, directive.at, f"-r {value}")
+        return True
+    if name != "-l":
+        return False
+    for item in value.split(","):
+        key, _, amount = item.partition("=")
+        if key in ("h_rt", "s_rt") and _time(draft, directive, amount):
+            continue
+        if "gpu" in key and number(amount) and "_" not in key:
+            draft.put("resources.gpus_per_node", int(amount), directive.at, f"-l {item}")
+        draft.add_line("resources", item, directive.at)
+    return True
+
+
+_TAKERS: dict[str, Callable[[Draft, Directive], bool]] = {"slurm": _slurm, "pbs": _pbs, "grid_engine": _grid_engine}

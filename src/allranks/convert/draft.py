@@ -1,0 +1,129 @@
+"""A job file in the making: its values, where each came from, and what was decided about the rest of the script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from allranks.lint.model import Part, Word
+from allranks.lint.reading import View
+
+Kind = Literal["left out", "changed", "not taken over"]
+#: In the order of the report, each with what it means.
+KINDS: dict[Kind, str] = {
+    "left out": "allranks does it, or a job needs none",
+    "changed": "it was a fault, or has another form here",
+    "not taken over": "this needs your hand",
+}
+#: Clusters whose machines share no environment: what is set on the first one does not reach the others.
+REMOTE_KINDS = ("ssh", "pdsh")
+_POSITIONAL = re.compile(r"[0-9@*#]+")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value of the job.
+
+    Attributes:
+        line: its line in the script; 0 where it does not stand in one.
+        why: the words of the script that it was made from.
+    """
+
+    value: Any
+    line: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was decided about a part of the script."""
+
+    kind: Kind
+    line: int
+    what: str
+
+
+@dataclass
+class Draft:
+    """A job file in the making.
+
+    Attributes:
+        view: the script as lint reads it.
+        path: the script's path as it is shown.
+        kind: the kind of cluster that it is for.
+        values: by path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
+        incomplete: an argument of the training has a value that is not known.
+    """
+
+    view: View
+    path: str
+    kind: str
+    values: dict[str, Given] = field(default_factory=dict)
+    setup: dict[str, list[Given]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    incomplete: bool = False
+
+    def line(self, at: int) -> int:
+        """Return the line of an offset."""
+        return self.view.place(at).line
+
+    def put(self, path: str, value: Any, at: int, why: str) -> None:
+        """Set a value of the job, from an offset in the script; -1 if it does not stand in it."""
+        self.values[path] = Given(value, self.line(at) if at >= 0 else 0, short(why))
+
+    def note(self, kind: Kind, at: int, what: str) -> None:
+        """Record what was decided about a part of the script, once."""
+        note = Note(kind, self.line(at) if at >= 0 else 0, short(what, 170))
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def get(self, path: str) -> Any:
+        """Return a value; None if it is not set."""
+        return self.values[path].value if path in self.values else None
+
+    def add_line(self, where: str, text: str, at: int) -> None:
+        """Add a shell line to ``setup`` or ``node_setup``, once."""
+        lines = self.setup.setdefault(where, [])
+        if text not in [given.value for given in lines]:
+            lines.append(Given(text, self.line(at), ""))
+
+    def source(self, start: int, end: int) -> str:
+        """Return a part of the script as it stands there."""
+        return self.view.script.text.data[start:end].decode("utf-8", "replace")
+
+    def is_set_here(self, name: str) -> bool:
+        """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""
+        script = self.view.script
+        return bool(_POSITIONAL.fullmatch(name)) or (
+            script.sets(name.partition("[")[0]) and name not in script.exported
+        )
+
+
+def short(text: str, most: int = 110) -> str:
+    """Return a text of the script as one printable line."""
+    line = "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def shown(words: Iterable[Word]) -> str:
+    """Return words as a person would write them."""
+    return " ".join(word.shown for word in words)
+
+
+def home(text: str) -> str:
+    """Write a path below ``$HOME`` with ``~``, which the job file expands."""
+    return re.sub(r"^\$(HOME|\{HOME\})(?=/|$)", "~", text)
+
+
+def path_of(word: Word) -> str | None:
+    """Return a path that the job file can hold; None if a part of it is not known."""
+    text = home(word.shown)
+    known = all(part.value is not None or (part.text == "HOME" and text.startswith("~")) for part in word.parts)
+    return text if known and text else None
+
+
+def unknown_parts(word: Word) -> list[Part]:
+    """Return the parts of a word whose values are not known."""
+    return [part for part in word.parts if part.value is None]

@@ -1,0 +1,324 @@
+"""The command that starts a training, with all that it stands in, as values of a job file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from allranks.contract import is_secret
+from allranks.convert.draft import REMOTE_KINDS, Draft, home, path_of, short, shown, unknown_parts
+from allranks.convert.hosts import take_hosts
+from allranks.lint.launches import MPI, Launch
+from allranks.lint.model import Assignment, Command, Part, Word
+from allranks.lint.syntax import read_call
+from allranks.lint.unwrap import SHELLS, is_python
+
+#: Variables of launchers and schedulers that say who a rank is, and what allranks sets in their place.
+RANK_VARIABLES: Final = {
+    **dict.fromkeys(("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK"), "RANK"),
+    **dict.fromkeys(("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK"), "LOCAL_RANK"),
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"), "WORLD_SIZE"),
+    **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE"), "GROUP_WORLD_SIZE"),
+    **dict.fromkeys(("SLURM_NODEID", "GROUP_RANK"), "GROUP_RANK"),
+    **dict.fromkeys(("SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE"), "LOCAL_WORLD_SIZE"),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), ""),
+}
+#: Codes of counts that cannot be meant: there is one rank for each GPU then.
+_WRONG_COUNTS = {"AR102", "AR106", "AR107", "AR108", "AR114", "AR117", "AR815"}
+_CONTAINERS = {"singularity", "apptainer", "docker", "podman", "shifter", "sarus", "enroot"}
+_ENVIRONMENTS = {"poetry", "uv", "pipenv", "pixi"}
+_NEEDLESS = {"time", "nohup", "exec", "command", "setsid", "stdbuf", "unbuffer", "env", "eval"}
+#: Options of launchers that allranks has no use for: it finds addresses and ports, and numbers nodes.
+_RENDEZVOUS = re.compile(
+    r"--(nnodes|nproc-per-node|rdzv-.*|node-rank|master-addr|master-port|local-addr|standalone|module|no-python|max-restarts"
+    r"|monitor-interval|start-method|role|log-dir|redirects|tee|use-env|num-processes|num-machines|machine-rank|main-process-.*"
+    r"|multi-gpu|same-network|num-cpu-threads-per-process|num-gpus|num-nodes|hostfile|no-ssh.*|no-local-rank|force-multi"
+    r"|mixed-precision|dynamo-backend|launcher)"
+)
+#: Options of srun that change nothing for a step of one agent on each node.
+_SRUN = re.compile(
+    r"--(nodes|n?tasks.*|gres|gpus.*|gpu-bind|cpus-per-task|kill-on-bad-exit|label|unbuffered|output|error|export|jobid"
+    r"|exclusive|overlap|wait|job-name|mem.*|time|partition|account|nodelist|verbose|qos|pty|exact)"
+)
+
+
+def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]:
+    """Return the commands that together start the training, and those that start others."""
+    known = [each for each in launches if each.call is None or each.program is not None]
+    ranked = [each for each in known if each.call] or [each for each in known if each.starter] or known[-1:]
+    if not ranked:
+        return [], []
+    same = [each for each in ranked if _typed(each) == _typed(ranked[0])]
+    return same, [each for each in ranked if each not in same]
+
+
+def _typed(launch: Launch) -> list[str]:
+    return [word.shown for word in (launch.call.rest if launch.call else launch.command.args)]
+
+
+def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
+    """Take over what the commands start, where, and how often; ``codes`` are lint's findings about them."""
+    launch = group[0]
+    _take_wrappers(draft, launch)
+    take_hosts(draft, group)
+    _take_counts(draft, launch, codes)
+    _take_options(draft, launch)
+    _take_program(draft, launch)
+    reader = next(iter(launch.command.root.context.pipe), "")
+    if reader == "tee" or any(">" in operator for operator, _ in launch.command.root.redirects):
+        draft.note(
+            "left out", launch.command.root.at, "where the output went: allranks logs, or allranks run job.yaml > FILE"
+        )
+    for outer, inner in zip(
+        (None, *launch.command.context.via), (*launch.command.context.via, launch.command), strict=True
+    ):
+        for each in inner.sets if outer is None or inner.sets != outer.sets else ():
+            take_variable(draft, each, "node_setup")
+
+
+def _take_wrappers(draft: Draft, launch: Launch) -> None:
+    """Take over what stands around the launcher: containers, conda run, srun, ssh."""
+    chain = (*launch.command.context.via, launch.command)
+    for outer, inner in itertools.pairwise(chain):
+        words, name = outer.words[: len(outer.words) - len(inner.words)], outer.name
+        if name in _CONTAINERS:
+            draft.put("environment.container", [home(word.shown) for word in words], outer.at, shown(words))
+            if any(unknown_parts(word) and path_of(word) is None for word in words):
+                draft.note("not taken over", outer.at, f"{shown(words)}: environment.container expands no variables")
+        elif name in ("conda", "mamba", "micromamba"):
+            values = [word.value or "" for word in words]
+            at = next((i + 1 for i, value in enumerate(values) if value in ("-n", "-p", "--name", "--prefix")), None)
+            if at is not None and at < len(values) and values[at]:
+                draft.put("environment.conda", values[at], outer.at, shown(words))
+        elif name in _ENVIRONMENTS:
+            draft.put("environment.python", [*(word.shown for word in words), "python"], outer.at, shown(words))
+        elif name == "srun":
+            _take_srun(draft, launch)
+        elif name in MPI:
+            draft.note("left out", outer.at, f"{shown(words)}: allranks starts the nodes")
+            _take_exports(draft, outer)
+        elif is_python(name) or name in SHELLS or name in _NEEDLESS:
+            if name == "nohup":
+                draft.note("left out", outer.at, "nohup: allranks run --detach")
+        elif name not in ("ssh", "pdsh", "clush", "rsh", "pbsdsh", "pbs_tmrsh", "blaunch"):
+            draft.note("not taken over", outer.at, f"{short(shown(words), 60)}: it stood before the launcher")
+
+
+def _take_exports(draft: Draft, starter: Command) -> None:
+    """Take over the variables that ``mpirun -x NAME=VALUE`` sets."""
+    call = read_call(starter)
+    for given in call.given if call else ():
+        name, equals, value = (given.value.shown if given.value and given.name == "-x" else "").partition("=")
+        if equals and given.value and given.value.value is not None and name not in RANK_VARIABLES:
+            draft.put(f"environment.variables.{name}", value, given.word.at, f"-x {name}={value}")
+
+
+def _take_srun(draft: Draft, launch: Launch) -> None:
+    starter = launch.command.started_by("srun")
+    call = read_call(starter) if starter else None
+    if starter is None or call is None:
+        return
+    kept: list[str] = []
+    for given in call.given:
+        value = f"={given.value.shown}" if given.value else ""
+        if _SRUN.fullmatch(given.name):
+            continue
+        if given.value is not None and given.value.value is None:
+            draft.note(
+                "not taken over", starter.at, f"srun {given.name}{value}: launch.launcher_args expands no variables"
+            )
+        else:
+            kept.append(f"{given.name}{value}")
+    if kept:
+        draft.put("launch.launcher_args", kept, starter.at, f"srun {' '.join(kept)}")
+    draft.note("left out", starter.at, "srun, and how often it starts the command: one agent starts on each node")
+
+
+def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
+    """Set nodes, and ranks on each node."""
+    at, call = launch.command.at, launch.call
+    option = call.get("--nnodes", "--num-machines", "--num-nodes") if call else None
+    if option and option.value and "resources.nodes" not in draft.values and not draft.get("resources.hosts"):
+        value, typed = option.value.value, f"{option.name}={option.value.shown}"
+        if value and re.fullmatch(r"\d+(:\d+)?", value):
+            if value != "1":
+                draft.put("resources.nodes", int(value) if value.isdecimal() else value, at, typed)
+        elif not draft.get("resources.hostfile"):
+            draft.note("not taken over", at, f"{typed}: the number of nodes is not in the script: --nodes N")
+    gpus = draft.get("resources.gpus_per_node")
+    ranks: int | str | None = launch.nproc
+    why = f"{launch.name} starts {ranks} ranks on each node"
+    if call is None:
+        ranks = launch.tasks_per_node if launch.starter else 1
+        why = f"{launch.starter.name if launch.starter else 'python'}, {ranks or '?'} on each node"
+        if launch.starter is None and (gpus or 0) > 1:
+            draft.note(
+                "not taken over",
+                at,
+                f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node",
+            )
+        if launch.starter and launch.starter.name in MPI and draft.kind == "local":
+            ranks = launch.tasks
+    elif launch.is_torch and (given := call.get("--nproc-per-node")) and given.value:
+        why = f"{given.typed}={given.value.shown}"
+        ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks
+    if ranks is None and call and call.get("--nproc-per-node", "--num-processes", "--num-gpus"):
+        draft.note(
+            "not taken over",
+            at,
+            f"{why.replace('None', 'an unknown number of')}: not known here; one rank for each GPU",
+        )
+    elif ranks in ("gpu", "auto") or (gpus and isinstance(ranks, int) and (ranks == gpus or codes & _WRONG_COUNTS)):
+        draft.note("left out", at, f"{why}: one rank for each GPU is the default")
+    elif ranks is not None:
+        draft.put("launch.nproc_per_node", ranks, at, why)
+
+
+def _take_options(draft: Draft, launch: Launch) -> None:
+    """Take over the launcher's other options, or name them."""
+    call, at = launch.call, launch.command.at
+    if call is None:
+        return
+    left = [given for given in call.given if _RENDEZVOUS.fullmatch(given.name)]
+    kept = {"--nproc-per-node", "--max-restarts", "--module", "--no-python", "--mixed-precision", "--hostfile"}
+    if names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
+        draft.note(
+            "left out", at, f"{launch.name} {' '.join(names)}: allranks numbers nodes, and finds address and port"
+        )
+    for given in call.given:
+        typed = given.typed + (f" {given.value.shown}" if given.value else "")
+        if given.name == "--max-restarts" and call.number("--max-restarts"):
+            draft.put("launch.max_restarts", call.number("--max-restarts"), at, typed)
+        elif given.name == "--mixed-precision" and given.value and given.value.value:
+            draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
+        elif given not in left:
+            draft.note("not taken over", at, f"{launch.name} {typed}: set it in the training script")
+    adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
+    adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
+    if adds:
+        draft.note(
+            "not taken over", at, f"{launch.name} adds --local_rank=N to the arguments: read LOCAL_RANK in the script"
+        )
+
+
+def _take_program(draft: Draft, launch: Launch) -> None:
+    """Set script, module or binary, its arguments, and the interpreter if it is named by its path."""
+    command, call = launch.command, launch.call
+    words = list(call.rest if call else command.args)
+    kind, options = "script", []
+    if call:
+        kind = "binary" if call.get("--no-python") else "module" if call.get("--module") else "script"
+    while not call and words and words[0].shown.startswith("-"):
+        option = words.pop(0)
+        if option.value == "-m":
+            kind = "module"
+            break
+        options += [option.shown, *([words.pop(0).shown] if option.value in ("-W", "-X") and words else [])]
+    options = [option for option in options if option != "-u"]
+    starters = [each for each in (*command.context.via, command) if is_python(each.name) or each.name == "torchrun"]
+    python = path_of(starters[-1].words[0]) if starters else None
+    if python and "/" in python and "environment.python" not in draft.values:
+        python = re.sub(r"/torchrun$", "/python", python)
+        draft.put("environment.python", [python, *options], starters[-1].at, starters[-1].words[0].shown)
+    elif options:
+        draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
+    if not words:
+        return
+    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word)]
+    if any(each.is_read for each in args):
+        program = {"script": "python ", "module": "python -m ", "binary": ""}[kind]
+        draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
+        draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
+        return
+    program = home(args[0].text) if args else ""
+    draft.put(kind, program, words[0].at, "")
+    if args[1:]:
+        draft.put("args", [each.text for each in args[1:]], words[1].at, "")
+
+
+def _is_rest(draft: Draft, word: Word) -> bool:
+    """Return whether a word is the script's own arguments, which are given to ``allranks run`` now."""
+    names = {part.text for part in word.parts}
+    if len(word.parts) == 1 and names & {"@", "*"}:
+        draft.note("not taken over", word.at, f"{word.shown}: the script's own arguments: add them to args")
+        return True
+    return False
+
+
+class _Argument:
+    """A word of the training's command line, as text and for a shell.
+
+    Attributes:
+        text: its value, with the names of what is not known.
+        quoted: how a shell reads it.
+        is_read: it has a variable that the job's environment has.
+    """
+
+    def __init__(self, draft: Draft, word: Word) -> None:
+        self.is_read = False
+        self.text = word.shown
+        self.quoted = ""
+        for part in word.parts:
+            rank = RANK_VARIABLES.get(part.text) if part.kind == "variable" else None
+            if part.value is not None and rank is None:
+                self.quoted += shlex.quote(part.value) if part.value else ""
+                continue
+            is_local = draft.kind in REMOTE_KINDS and part.level == 0  # The shell here expanded it.
+            if part.kind != "variable" or (rank is None and (is_local or draft.is_set_here(part.text))):
+                what = f"{part.shown}: its value is not in the script; write it into args"
+                draft.note("not taken over", word.at, what)
+                draft.incomplete = True
+                self.quoted += shlex.quote(part.shown)
+                continue
+            self.is_read = True
+            if rank and rank != part.text:
+                draft.note(
+                    "changed", word.at, f"${part.text} in the arguments is ${rank}, which allranks sets for each rank"
+                )
+            source = f"${{{rank}}}" if rank else _with_default(draft, part)
+            self.quoted += f'"{source}"' if part.quote or rank else source
+        self.quoted = self.quoted or shlex.quote(self.text)
+
+
+def _with_default(draft: Draft, part: Part) -> str:
+    """Return how a variable is expanded, with its default."""
+    if part.has_default:
+        text = draft.view.script.text.data.decode("utf-8", "replace")
+        if found := re.search(rf"\$\{{{re.escape(part.text)}(:?[-=?+][^{{}}\"'`$]*)\}}", text):
+            return f"${{{part.text}{found[1]}}}"
+    return f"${{{part.text}}}"
+
+
+def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
+    """Take over a variable that is exported; return whether it needs a line of shell instead."""
+    name, word = given.name, Word(given.parts or (), given.at, given.at)
+    typed = f"{name}={word.shown}"
+    if name in RANK_VARIABLES or name in ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUM_NODES"):
+        draft.note("left out", given.at, f"{typed}: allranks sets what the ranks need of it")
+        return False
+    if is_secret(name) and word.value:
+        draft.put(f"environment.variables.{name}", "<secret>", given.at, "set it where you type allranks run")
+        draft.note(
+            "changed",
+            given.at,
+            f"AR901: the value of {name} is not taken over: it comes from where you type allranks run",
+        )
+        return False
+    if word.value is not None and given.items is None and given.parts is not None:
+        draft.put(f"environment.variables.{name}", word.value, given.at, typed)
+        return False
+    if given.is_prefix:
+        draft.add_line(
+            "node_setup" if draft.kind in REMOTE_KINDS else where, f"export {_shell(draft, given)}", given.at
+        )
+        return False
+    return True
+
+
+def _shell(draft: Draft, given: Assignment) -> str:
+    data = draft.view.script.text.data
+    found = re.compile(rb"\S*\"[^\"]*\"|\S+").match(data, given.at)
+    return found[0].decode("utf-8", "replace") if found else given.name

@@ -1,0 +1,273 @@
+"""The statements of a script around its training: what becomes a key of the job, a set-up line, or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Final
+
+from allranks.convert.draft import REMOTE_KINDS, Draft, home, path_of, short
+from allranks.convert.launchers import RANK_VARIABLES, take_variable
+from allranks.lint.launches import Launch
+from allranks.lint.model import Assignment, Command
+
+#: Commands that only print, wait or handle signals, and ``export``, whose variables are taken one by one.
+_QUIET: Final = frozenset(
+    re.findall(
+        r"\S+",
+        """
+    : [ awk basename break cat clear continue cut date declare df dirname echo exit export false free grep head
+    hostname id kill killall local ls lscpu mapfile nvcc nvidia-smi pkill printenv printf pwd read readarray
+    readonly return rocm-smi sacct scontrol sed seq set shift shopt sinfo sleep sort squeue tail tee test time tr
+    trap true typeset uname uniq uptime wait wc which whoami
+""",
+    )
+)
+#: Commands of a set-up that need no environment that is activated.
+_PLAIN: Final = {
+    "cd",
+    "chmod",
+    "cp",
+    "curl",
+    "git",
+    "ln",
+    "mkdir",
+    "mv",
+    "rm",
+    "rsync",
+    "tar",
+    "touch",
+    "unzip",
+    "wget",
+}
+#: Commands that change the shell that runs them.
+_OF_SHELL: Final = {"source", ".", "ulimit", "umask", "unset", "module", "ml"}
+_ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
+#: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
+_DROPPED: Final = {"AR501", "AR503", "AR504", "AR505", "AR507", "AR511", "AR512", "AR513", "AR514", "AR516", "AR517"}
+
+
+class Statements:
+    """Takes over the statements of a script, in their order.
+
+    Args:
+        draft: what is filled in.
+        group: the commands that start the training.
+        codes: lint's findings by line.
+    """
+
+    def __init__(self, draft: Draft, group: Sequence[Launch], codes: dict[int, set[str]]) -> None:
+        self.draft = draft
+        self.script = draft.view.script
+        self.codes = codes
+        self.group = [launch.command for launch in group]
+        self.orders = {each.order for command in self.group for each in (*command.context.via, command)}
+        self.functions = {command.context.function for command in self.group} - {""}
+        inside: dict[str, set[str]] = {}
+        for each in self.script.commands:
+            inside.setdefault(each.context.function, set()).add(each.name)
+        self.quiet = _QUIET | self.functions | {name for name, names in inside.items() if name and names <= _QUIET}
+        ends = [(each.command.root.at, each.program.at if each.program else each.command.end) for each in group]
+        #: Variables that the launchers' own options read: addresses, ports, node ranks.
+        self.of_launchers = {use.name for use in self.script.uses if any(at <= use.at < end for at, end in ends)}
+        self.activating: list[tuple[str, int]] = []
+        self.is_activated = False
+
+    def take(self) -> None:
+        """Take over all statements of the script."""
+        spans = self.script.statements
+        training = [any(each.order in self.orders for each in self._inside(*span)) for span in spans]
+        calls = [any(each.name in self.functions for each in self._inside(*span)) for span in spans]
+        last = max((at for at in range(len(spans)) if training[at] or calls[at]), default=0)
+        for at, (start, end) in enumerate(spans):
+            if training[at]:
+                self._around(start, end)
+            elif calls[at]:
+                self._conditions([each for each in self._inside(start, end) if each.name in self.functions])
+            elif at > last:
+                if any(map(self._acts, self._inside(start, end))):
+                    self._stands("after", start, end)
+            else:
+                self._one(start, end)
+        kept = {given.value for lines in self.draft.setup.values() for given in lines}
+        for at, (start, end) in enumerate(spans):
+            source = self.draft.source(start, end)
+            name = re.match(r"(\w+)\+?=", source)
+            if name and name[1] not in self.script.exported and source not in kept and not training[at]:
+                self.draft.note("left out", start, f"{short(source, 60)}: its value stands where it is used")
+
+    def _inside(self, start: int, end: int) -> list[Command]:
+        """Return the commands of a statement, without those whose output or exit code is asked for."""
+        return [each for each in self.script.commands if start <= each.at < end and not each.context.is_substitution]
+
+    def _acts(self, command: Command) -> bool:
+        """Return whether a command does something that a job may need."""
+        return bool(command.name) and command.name not in self.quiet
+
+    def _stands(self, where: str, start: int, end: int) -> None:
+        self.draft.note(
+            "not taken over", start, f"{short(self.draft.source(start, end), 80)}: it stands {where} the training"
+        )
+
+    def _around(self, start: int, end: int) -> None:
+        """Take over what stands in one statement with the training: in its loop, function, or remote shell."""
+        for command in self._inside(start, end):
+            if command.order in self.orders or command.context.is_condition:
+                continue
+            is_before = command.order < max(self.orders)
+            is_near = any(command.context.via == each.context.via for each in self.group)
+            is_remote = command.context.level > 0
+            if is_before and is_near and (is_remote or self.draft.kind not in REMOTE_KINDS):
+                self._one(command.at, command.end, is_inner=is_remote)
+            elif self._acts(command) and (not command.context.via or not is_before):
+                self._stands("beside", command.at, command.end)
+        self._conditions([each for each in self.group if start <= each.at < end])
+
+    def _conditions(self, commands: Sequence[Command]) -> None:
+        """Name a condition or a loop around the training."""
+        for context in (each.context for each in commands[:1]):
+            if context.is_conditional:
+                what = "the training is started under a condition; here it always is"
+                self.draft.note("not taken over", commands[0].at, what)
+            for loop in context.loops if self.draft.kind not in REMOTE_KINDS else ():
+                what = f"the loop over {loop.variable or 'its input'}: a job is one training; start one for each value"
+                self.draft.note("not taken over", loop.at, what)
+
+    def _one(self, start: int, end: int, *, is_inner: bool = False) -> None:
+        """Take over one statement; ``is_inner`` is whether a remote shell runs it, on each node."""
+        draft, source, commands = self.draft, self.draft.source(start, end), self._inside(start, end)
+        names = {each.name for each in commands if self._acts(each)}
+        simple = commands[0] if len(commands) == 1 else None
+        if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", source) and not is_inner:
+            return  # A function: it is kept with the line that calls it.
+        if "eval" in source and re.search(r"conda|mamba", source):
+            draft.note("left out", start, f"{source}: allranks sets conda up")
+        elif simple and simple.name in ("module", "ml"):
+            self._module(simple, source)
+        elif simple and simple.name in _ACTIVATES and self._activate(simple, source):
+            self.activating.append((source, start))
+        elif simple and simple.name in ("cd", "pushd") and len(simple.args) == 1:
+            self._change_directory(simple)
+        elif not names:
+            self._variables(start, end, commands, is_inner)
+        elif simple and simple.name == "mkdir" and self._is_log_directory(simple):
+            draft.note("left out", start, f"{source}: the log is in the run's directory")
+        elif names <= _OF_SHELL:
+            self._keep(start, end, is_inner)
+        elif draft.kind in REMOTE_KINDS:
+            self._with_what_it_reads("node_setup", start, end)
+        else:  # It runs once, before the nodes start, in the environment that it needs.
+            for line, at in self.activating if names - _PLAIN else ():
+                draft.add_line("setup", line, at)
+            self._with_what_it_reads("setup", start, end)
+
+    # --- environments -------------------------------------------------------------------------------------------
+
+    def _module(self, command: Command, source: str) -> None:
+        draft, words = self.draft, [word.shown for word in command.args]
+        if command.name == "ml" and words[:1] and words[0] not in ("load", "purge", "use", "unload", "list"):
+            words.insert(0, "load")
+        if words[:1] in ([], ["list"], ["avail"]):
+            draft.note("left out", command.at, f"{source}: it prints only")
+            return
+        self.activating.append((source, command.at))
+        if words[0] in ("load", "add") and all(word.value for word in command.args) and not self.is_activated:
+            draft.put(
+                "environment.modules", [*(draft.get("environment.modules") or []), *words[1:]], command.at, source
+            )
+        else:
+            is_late = draft.kind in REMOTE_KINDS or self.is_activated
+            draft.add_line("node_setup" if is_late else "setup", source, command.at)
+
+    def _activate(self, command: Command, source: str) -> bool:
+        """Take over the activation of an environment; return whether it is one."""
+        draft, words = self.draft, command.args
+        first = home(words[0].shown) if words else ""
+        sources = command.name in ("source", ".")
+        if first == "deactivate" or (sources and first.endswith((".bashrc", ".bash_profile", ".profile"))):
+            why = "in a job it often returns at once; environment.setup can have it"
+            draft.note("left out", command.at, f"{source}: {why}" if sources else source)
+        elif sources and first.endswith(("conda.sh", "mamba.sh")):
+            draft.add_line("node_setup" if draft.kind in REMOTE_KINDS else "setup", source, command.at)
+        elif first == "activate" or (first.endswith("conda3/bin/activate") and sources):
+            is_known = len(words) < 2 or path_of(words[1]) is not None
+            if is_known and not (draft.kind in REMOTE_KINDS and draft.setup.get("node_setup")):
+                draft.put("environment.conda", home(words[1].shown) if len(words) > 1 else "base", command.at, source)
+            else:
+                draft.add_line("node_setup", source, command.at)
+            self.is_activated = True
+        elif sources and first.endswith("/bin/activate"):
+            venv = first.removesuffix("/bin/activate")
+            if path_of(words[0]):
+                draft.put("environment.venv", self._below_workdir(venv), command.at, source)
+            else:
+                draft.add_line("node_setup", source, command.at)
+            self.is_activated = True
+        else:
+            return False
+        return True
+
+    def _below_workdir(self, path: str) -> str:
+        before = self.draft.get("workdir")
+        return f"{before}/{path}" if before and not path.startswith(("/", "~")) else path
+
+    def _change_directory(self, command: Command) -> None:
+        draft, word = self.draft, command.args[0]
+        text, path = f"{command.name} {word.shown}", path_of(word)
+        if word.names("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "SGE_O_WORKDIR", "PWD") and len(word.parts) == 1:
+            path = "."
+        elif draft.kind == "local" and re.match(r"\$\(\s*dirname|\$(0|BASH_SOURCE)", word.shown):
+            path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
+        if path == ".":
+            draft.note("left out", command.at, f"{text}: the ranks start where the job file is, or in workdir")
+        elif path:
+            draft.put("workdir", self._below_workdir(path), command.at, text)
+        else:
+            draft.note("not taken over", command.at, f"{text}: workdir expands no variables")
+
+    # --- variables and lines ------------------------------------------------------------------------------------
+
+    def _variables(self, start: int, end: int, commands: Sequence[Command], is_inner: bool) -> None:
+        """Take over the variables that a statement exports, if it does nothing else that a job needs."""
+        draft, source = self.draft, self.draft.source(start, end)
+        exported = [each for each in self.script.assignments if start <= each.at < end and self._is_exported(each)]
+        is_compound = not is_inner and (source.startswith("if ") or any(each.context.loops for each in commands))
+        if is_compound and any(each.name not in RANK_VARIABLES for each in exported):
+            self._keep(start, end, is_inner)
+        elif not exported and any(each.name != "export" for each in commands):
+            draft.note("left out", start, f"{short(source, 60)}: a job needs none of it")
+        for each in exported if not is_compound else ():
+            if faults := self.codes.get(draft.line(each.at), set()) & _DROPPED:
+                draft.note("changed", each.at, f"{short(source, 60)} is left out: {', '.join(sorted(faults))}")
+            elif each.name in self.of_launchers and each.value is None:
+                draft.note("left out", each.at, f"{short(source, 60)}: it was for the launcher")
+            elif take_variable(draft, each, "setup"):
+                self._keep(start, end, is_inner)
+
+    def _is_exported(self, given: Assignment) -> bool:
+        return (given.is_exported or given.name in self.script.exported) and not given.is_prefix
+
+    def _keep(self, start: int, end: int, is_inner: bool) -> None:
+        """Keep a statement as a set-up line, on each node where it depends on what is activated there."""
+        source, is_remote = self.draft.source(start, end), self.draft.kind in REMOTE_KINDS
+        on_nodes = (is_inner or self.is_activated or "ulimit" in source) and not re.search(r"\$\(|`", source)
+        self._with_what_it_reads("node_setup" if on_nodes or is_remote else "setup", start, end)
+
+    def _with_what_it_reads(self, where: str, start: int, end: int) -> None:
+        """Keep a statement, after those that set its variables or define its functions."""
+        names = {each.name for each in self.script.uses if start <= each.at < end}
+        names |= {each.name for each in self._inside(start, end)}
+        for first, last in self.script.statements:
+            source = self.draft.source(first, last)
+            name = re.match(r"(?:function\s+)?([\w-]+)(?:\+?=|\s*(?:\(\s*\))?\s*\{)", source)
+            if last <= start and name and name[1] in names:
+                self.draft.add_line(where, source, first)
+        self.draft.add_line(where, self.draft.source(start, end), start)
+
+    def _is_log_directory(self, command: Command) -> bool:
+        """Return whether ``mkdir`` makes the directories of the scheduler's log alone."""
+        logs = {os.path.dirname(each.value) for each in self.script.options("output", "error", "-o", "-e")}  # noqa: PTH120
+        paths = {word.shown.rstrip("/") for word in command.args if not word.shown.startswith("-")}
+        return bool(paths) and paths <= {log.removeprefix("./") for log in logs} | logs

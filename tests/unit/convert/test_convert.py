@@ -1,0 +1,118 @@
+"""``allranks convert``: what scripts of all kinds become, and what it says of them.
+
+``golden.txt`` has the answers; ``make golden`` writes them again: read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from allranks.cli import convert
+from allranks.errors import UsageError
+from allranks.job.load import load_job
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden.txt"
+SCRIPTS = sorted(path.name for path in (HERE / "scripts").iterdir())
+#: What the scripts name, so that their jobs can be planned.
+FILES = ("train.py", "fit.py", "finetune.py", "pretrain.py")
+_TITLE = "== "
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory with what the scripts name, in which the commands are typed."""
+    (tmp_path / "project").mkdir()
+    for name in FILES:
+        (tmp_path / name).touch()
+        (tmp_path / "project" / name).touch()
+    (tmp_path / "hosts.txt").write_text("gpu1\ngpu2\ngpu3\ngpu4\n")
+    for name in SCRIPTS:
+        (tmp_path / name).write_bytes((HERE / "scripts" / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    return tmp_path
+
+
+def typed(*words: str) -> int:
+    """Type the command, and return its exit code."""
+    code = convert.command.main([*words], standalone_mode=False)
+    assert isinstance(code, int)
+    return code
+
+
+def blocks() -> dict[str, str]:
+    parts = GOLDEN.read_text().split(_TITLE)[1:] if GOLDEN.exists() else []
+    return {title: text for title, _, text in (part.partition("\n") for part in parts)}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    code = typed(name)
+    said = capfd.readouterr()
+    text = f"{said.out}exit {code}\n{said.err}\n".replace(str(folder), "$PWD")
+    if os.environ.get("ALLRANKS_UPDATE_GOLDEN"):
+        found = blocks() | {name: text}
+        GOLDEN.write_text("".join(f"{_TITLE}{title}\n{found[title]}" for title in sorted(found) if title in SCRIPTS))
+    assert text == blocks()[name]
+
+
+def test_scripts_that_differ_in_numbers_become_one_job_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = (folder / "srun_torchrun.sbatch").read_text()
+    (folder / "large.sbatch").write_text(text.replace("nodes=4", "nodes=8").replace("48:00", "12:00"))
+    assert typed("srun_torchrun.sbatch", "large.sbatch", "-o", "jobs") == 0
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "large.sbatch: allranks run job.yaml --time 12:00:00 --nodes 8\n" in said.err
+    assert sorted(path.name for path in (folder / "jobs").iterdir()) == ["clusters.yaml", "job.yaml"]
+    assert (folder / "jobs" / "clusters.yaml").read_text() == "slurm:\n  kind: slurm\n"
+    loaded = load_job(
+        Path("jobs/job.yaml"),
+        flags={"resources.nodes": "8"},
+        environ={"HOME": str(folder), "WANDB_API_KEY": "x" * 20},
+        cwd=folder,
+    )
+    assert (loaded.job.resources.nodes, loaded.job.workdir) == ((8, 8), "..")
+    assert loaded.cluster.kind == "slurm"
+
+
+def test_scripts_of_different_trainings_need_a_directory(folder: Path) -> None:
+    with pytest.raises(UsageError, match="need 2 job files") as raised:
+        typed("torque.pbs", "container.sbatch")
+    assert raised.value.fix == "-o DIR writes all of them"
+    assert typed("torque.pbs", "container.sbatch", "-o", "jobs") == 0
+    assert {path.name for path in (folder / "jobs").iterdir()} == {"torque.yaml", "container.yaml", "clusters.yaml"}
+    assert '  venv: "../venv"  # torque.pbs:7' in (folder / "jobs" / "torque.yaml").read_text()
+
+
+def test_nothing_is_overwritten_without_force(folder: Path) -> None:
+    (folder / "job.yaml").write_text("mine")
+    (folder / "clusters.yaml").write_text("slurm: {kind: slurm, resources: {cpus_per_node: 8}}\n")
+    with pytest.raises(UsageError, match=r"job\.yaml exists already") as raised:
+        typed("container.sbatch", "-o", ".")
+    assert (folder / "job.yaml").read_text() == "mine"
+    assert raised.value.fix == "--force overwrites"
+    assert typed("container.sbatch", "-o", ".", "--force") == 0
+    assert (folder / "job.yaml").read_text().startswith("# Written by allranks convert")
+    assert "cpus_per_node" in (folder / "clusters.yaml").read_text()
+
+
+def test_a_job_that_cannot_be_planned_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.py").unlink()
+    assert typed("container.sbatch") == 1
+    assert "job.yaml does not work yet: there is no script train.py" in capfd.readouterr().err
+
+
+def test_a_script_that_a_script_writes_and_submits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "submit.sh").write_text(
+        "for n in 1 2; do\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=$n --gpus-per-node=4 --time=1:00\n"
+        "srun torchrun --nnodes=$n --nproc-per-node=4 train.py\nEOF\ndone\n"
+    )
+    assert typed("submit.sh") == 0
+    said = capfd.readouterr()
+    assert "gpus_per_node: 4  # submit.sh:4 --gpus-per-node=4\n" in said.out
+    assert "# submit.sh:5: --nnodes=$n: the number of nodes is not in the script: --nodes N\n" in said.out
