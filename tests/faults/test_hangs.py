@@ -13,7 +13,7 @@ from waiting import PATIENCE
 
 #: Rank 1 does what the test is about, in ``work``; the others wait for it.
 SCRIPT = """\
-import os, threading, time
+import os, signal, threading, time
 def wait():
     while not os.path.exists("go"):
         time.sleep(0.01)
@@ -35,6 +35,14 @@ PLACES = {
         "rank 1 is at the exit of the interpreter",
         "hang-at-exit",
     ),
+    "is stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped (SIGSTOP)", "hang-stopped"),
+    # Until its child has opened the pipe, and so started the program, the kernel lets only SIGKILL through.
+    "waits in the kernel": (
+        "os.mkfifo('gate'); os.posix_spawn('/bin/true', ['true'], {}, "
+        "file_actions=[(os.POSIX_SPAWN_OPEN, 9, 'gate', os.O_RDONLY, 0)])",
+        "rank 1 waits for a disk or file server",
+        "hang-in-kernel",
+    ),
     "has left": ("raise SystemExit", "rank 1 exited without an error", "hang"),
 }
 #: Ranks wait for each other, each for the broadcast of another one.
@@ -49,6 +57,17 @@ if rank == 0:
 else:
     distributed.broadcast(tensor, 0)
 """
+#: Rank 0 is in another collective than the others.
+DIFFERS = """\
+import torch
+from torch import distributed
+distributed.init_process_group("gloo")
+distributed.barrier()
+if distributed.get_rank() == 0:
+    distributed.all_gather([torch.ones(3)] * 3, torch.ones(3))
+else:
+    distributed.all_reduce(torch.ones(300_000))
+"""
 #: Rank 2 leaves a collective out, and waits somewhere else.
 SKIPS = """\
 import time, torch
@@ -58,7 +77,8 @@ def load():
     time.sleep(600)
 if distributed.get_rank() == 2:
     load()
-distributed.all_reduce(torch.ones(1))
+for _ in range(2):
+    distributed.all_reduce(torch.ones(300_000))
 """
 NOTICE = "no rank has advanced for "
 
@@ -70,7 +90,8 @@ def notices(err: str) -> list[str]:
 
 def ended(allranks: Any, ranks: int = 2, *more: str) -> tuple[Any, dict[str, Any]]:
     """Run until a hang ends the run; return how it ended, and the verdict."""
-    done = allranks("run", "train.py", "--nproc-per-node", str(ranks), "--hang-timeout", "1", "--on-hang", "end", *more)
+    flags = ("--hang-timeout", "1", "--on-hang", "end", "--stop-timeout", "1")  # Not all of them take SIGTERM.
+    done = allranks("run", "train.py", "--nproc-per-node", str(ranks), *flags, *more)
     return done, json.loads(allranks("why", "--json").stdout)["diagnosis"]
 
 
@@ -114,19 +135,29 @@ def test_all_ranks_hang_at_the_start(allranks: Any) -> None:
 
 
 def test_ranks_in_different_collectives(allranks: Any) -> None:
-    allranks.script(MISMATCH)
-    done, verdict = ended(allranks)
-    assert notices(done.stderr) == [
-        "rank 0 waits in broadcast at train.py:7; rank 1 waits in broadcast at train.py:9; "
-        "they are in different collectives; the run ends"
-    ]
-    assert (verdict["id"], verdict["retry"]) == ("hang-mismatch", "never")
+    for script, ranks, said in (
+        (
+            MISMATCH,
+            2,
+            "rank 0 waits in broadcast #2 (4 B) at train.py:7; rank 1 waits in broadcast #2 (4 B) at train.py:9",
+        ),
+        (
+            DIFFERS,
+            3,
+            "ranks 1-2 wait in all_reduce #2 (1.2 MB) at train.py:8; "
+            "rank 0 waits in all_gather #2 (12 B) at train.py:6",
+        ),
+    ):
+        allranks.script(script)
+        done, verdict = ended(allranks, ranks)
+        assert notices(done.stderr) == [f"{said}; they are in different collectives; the run ends"]
+        assert (verdict["id"], verdict["retry"]) == ("hang-mismatch", "never")
 
 
 def test_a_rank_that_leaves_a_collective_out(allranks: Any) -> None:
     allranks.script(SKIPS)
     done, verdict = ended(allranks, 3)
-    place = "ranks 0-1 wait in all_reduce at train.py:8; rank 2 is in load at train.py:5"
+    place = "ranks 0-1 wait in all_reduce #1 (1.2 MB) at train.py:9; rank 2 is in load at train.py:5"
     assert notices(done.stderr) == [f"{place}; the run ends"]
     assert (verdict["id"], verdict["rank"]) == ("hang", 2)
     assert f"why: {place}" in done.stderr

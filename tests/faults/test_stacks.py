@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allranks.record.stacks import Frame, groups, parse
+from allranks import contract
+from allranks.agent.stacks import StackRequests
+from allranks.record.stacks import Collective, Frame, RankStack, groups, parse
 from waiting import wait_for
 
 #: Rank 1 loads, the others wait for it; all go on when ``go`` is there.
@@ -95,6 +98,37 @@ def test_an_agent_that_does_not_answer_is_named(allranks: Any, watch: Any) -> No
     (allranks.folder / "go").touch()
 
 
+def test_a_stopped_rank_is_named(allranks: Any, watch: Any, finish: Any) -> None:
+    allranks.script(STANDS)
+    process = allranks.popen("run", "train.py", "--nproc-per-node", "2")
+    all_up(watch, 2)
+    pid = watch.event("ranks-started")["ranks"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    done = allranks("stacks")
+    os.kill(pid, signal.SIGCONT)
+    note = "allranks: note: rank 1 did not react: stopped (SIGSTOP); kill -CONT PID lets it continue\n"
+    assert (done.rc, done.stdout.splitlines()[0], done.stderr) == (0, "rank 0", note)
+    (allranks.folder / "go").touch()
+    assert finish(process)[0] == 0
+
+
+def test_a_request_is_answered_that_was_there_before_the_agent(tmp_path: Path) -> None:
+    node = tmp_path / "node-001"
+    node.mkdir()
+    (tmp_path / contract.STACKS_REQUEST).touch()
+    requests, pid = StackRequests(node, 0o600), os.getpid()
+    answer = node / contract.STACKS
+
+    def answered() -> bool:
+        requests.tick(lambda: [pid])
+        return answer.exists()
+
+    wait_for("an answer", answered)
+    found = json.loads(answer.read_text())
+    assert found["request"] == (tmp_path / contract.STACKS_REQUEST).stat().st_mtime_ns
+    assert found["pids"] == {str(pid): {"stack": False, "recorder": False, "state": ""}}  # It has no such handler.
+
+
 @pytest.mark.parametrize(
     "header",
     [f"{name} (most recent call first):" for name in ("Stack", "Current thread 0x7f01", "Current thread 0x7f01 [a]")],
@@ -111,7 +145,22 @@ Thread 0x00007f02 (most recent call first):
   File "/run/code/allranks/agent/main.py", line 65 in main
 """
     found = parse(dump, 3, 1)
+    assert found
     file = "/home/me/it's train.py"
     assert found.frames == (Frame(file, 41, "load"), Frame(file, 88, "<module>"))
-    assert (found.rank, found.node) == (3, 1)
-    assert groups((found, parse(dump, 4, 1), parse("", 5, 1))) == [([5], parse("", 5, 1)), ([3, 4], found)]
+    assert (found.rank, found.node, found.collective) == (3, 1, None)
+    none, same = parse(f"{header}\n  <no Python frame>\n", 5, 1), parse(dump, 4, 1)
+    assert none == RankStack(5, 1, ())
+    assert same
+    assert groups((found, same, none)) == [([5], none), ([3, 4], found)]
+    assert parse("", 5, 1) is None
+
+
+def test_what_the_flight_recorder_adds_is_read() -> None:
+    stack = "Stack (most recent call first):\n"
+    line = 'Collective: {"name": "all_reduce", "number": 12, "bytes": 4, "group": "0"}'
+    collective = Collective("all_reduce", 12, 4, "0")
+    assert parse(f"{stack}\n{line}\n", 3, 1) == RankStack(3, 1, (), collective)
+    assert parse(f"{stack}\n{line}\n{stack}\nCollective: null\n", 3, 1) == RankStack(3, 1, ())
+    assert parse(f"{stack}\n{line}\n{stack}\n{line[:-5]}", 3, 1) == RankStack(3, 1, (), collective)
+    assert parse(f"\n{line}\n", 3, 1) is None

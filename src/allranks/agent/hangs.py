@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from allranks import contract
 from allranks.agent.stacks import request
 from allranks.contract import NodeSpec
 from allranks.record.logindex import LogIndexWriter
-from allranks.record.stacks import Frame, parse
-from allranks.system.processes import stat_fields
+from allranks.record.stacks import Collective, Frame, parse
+from allranks.system.processes import stuck_state
 
 #: The usual timeout is so many usual steps, and so many seconds at least.
 _USUAL_STEPS = 10
@@ -50,16 +50,20 @@ class _Stand:
     """Where a rank was seen to stand.
 
     Attributes:
-        end: the size that its file of stacks had before it was asked.
+        start: the size that its file of stacks had before it was asked for the first time.
+        end: the size that it had before it was asked last.
         frames: of its newest stack, innermost first.
         places: the functions of each of its stacks.
         stack: ``shown``; ``late``: it was asked and has written nothing; ``none``: it cannot write its stack.
+        collective: the one that is pending, by its newest answer, which may come after that with the stack.
     """
 
+    start: int
     end: int
     frames: tuple[Frame, ...] = ()
     places: set[tuple[tuple[str, str], ...]] = field(default_factory=set)
     stack: str = "none"
+    collective: Collective | None = None
 
 
 class HangWatch:
@@ -137,9 +141,10 @@ class HangWatch:
     def _ask(self, alive: Collection[int]) -> None:
         living = self._living(alive)
         for rank in living:
-            stand = self._stands.setdefault(rank, _Stand(0))
+            size = 0
             with suppress(OSError):
-                stand.end = (self._folder / contract.rank_stacks(rank)).stat().st_size
+                size = (self._folder / contract.rank_stacks(rank)).stat().st_size
+            self._stands.setdefault(rank, _Stand(size, size)).end = size
         asked = {*request(living.values())}
         for rank, pid in living.items():
             self._stands[rank].stack = "late" if pid in asked else "none"
@@ -147,8 +152,10 @@ class HangWatch:
     def _sample(self, alive: Collection[int]) -> None:
         """Read the stacks that ranks were asked for, and ask again or conclude."""
         for rank, stand in self._stands.items():
-            if stand.stack == "late" and (text := self._dump(rank, stand.end)):
-                stand.frames, stand.stack = parse(text, rank, self._node).frames[:_FRAMES], "shown"
+            if stand.stack == "late" and (found := parse(self._dump(rank, stand.end), rank, self._node)):
+                stand.frames, stand.stack = found.frames[:_FRAMES], "shown"
+                answers = parse(self._dump(rank, stand.start), rank, self._node)
+                stand.collective = answers.collective if answers else None
                 stand.places.add(tuple((frame.file, frame.function) for frame in stand.frames))
         self._samples += 1
         moving = all(len(stand.places) > 1 for stand in self._stands.values())
@@ -177,15 +184,21 @@ class HangWatch:
 
 def _group(rank: int, stand: _Stand, pid: int | None) -> dict[str, Any]:
     frames = [[frame.file, frame.line, frame.function] for frame in stand.frames]
-    state = (stat_fields(pid) or [""])[0] if pid else ""
-    return {"ranks": [rank], "frames": frames, "stack": stand.stack, "held": state == "D"}
+    return {
+        "ranks": [rank],
+        "frames": frames,
+        "stack": stand.stack,
+        "state": stuck_state(pid) if pid else "",
+        "collective": stand.collective and asdict(stand.collective),
+    }
 
 
 def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return groups with those at the same place as one, the largest first."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
-        same = found.setdefault(repr((group["frames"], group["stack"], group["held"])), {**group, "ranks": []})
+        place = repr([group[key] for key in ("frames", "stack", "state", "collective")])
+        same = found.setdefault(place, {**group, "ranks": []})
         same["ranks"] = sorted([*same["ranks"], *group["ranks"]])
     sized = sorted(found.values(), key=lambda group: (-len(group["ranks"]), group["ranks"]))
     if len(sized) <= _GROUPS:
@@ -194,7 +207,7 @@ def merged(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if any(len(group["frames"]) > _FEW_FRAMES for group in sized):
         return merged({**group, "frames": group["frames"][:_FEW_FRAMES]} for group in sized)
     others = sorted(rank for group in sized[_GROUPS:] for rank in group["ranks"])
-    return [*sized[:_GROUPS], {"ranks": others, "frames": [], "stack": "none", "held": False}]
+    return [*sized[:_GROUPS], {"ranks": others, "frames": [], "stack": "none", "state": "", "collective": None}]
 
 
 class HangJudge:

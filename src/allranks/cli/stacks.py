@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import click
@@ -13,11 +13,18 @@ from allranks.errors import RunNotFoundError
 from allranks.logs.cause import is_foreign
 from allranks.logs.lineform import ranges
 from allranks.record.stacks import Frame, RankStack, groups
+from allranks.runs.hangs import named
 from allranks.runs.record import find
 from allranks.runs.stacks import Stacks, ask
 
 #: The frames of a group that are shown, from the innermost on, besides those in the user's code.
 _SHOWN = 3
+#: Why ranks in a state take no signal.
+_STATES = {
+    "stopped": "stopped (SIGSTOP); kill -CONT PID lets it continue",
+    "traced": "in a debugger",
+    "held": "waiting for a disk or file server",
+}
 #: So long NFS may hide a new file from nodes by default (nfs(5), acdirmax).
 _TIMEOUT = 60.0
 
@@ -50,8 +57,9 @@ def command(run: str | None, folder: str | None, show_all: bool, timeout: float,
 
 def _lines(stacks: Stacks, show_all: bool) -> Iterator[str]:
     for ranks, example in groups(stacks.ranks):
-        word = "rank" if len(ranks) == 1 else "ranks"
-        yield f"{word} {ranges(ranks)}" + ("" if example.frames else ": no Python frame")
+        told = [f"{named(example.collective)} is pending"] if example.collective else []
+        told += [] if example.frames else ["no Python frame"]
+        yield _ranks(ranks) + (f": {', '.join(told)}" if told else "")
         yield from (f"  {_frame(frame)}" for frame in (example.frames if show_all else _telling(example)))
 
 
@@ -64,12 +72,17 @@ def _frame(frame: Frame) -> str:
     return f"{frame.file}:{frame.line} in {frame.function}"
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+
+
 def _notes(stacks: Stacks, timeout: float) -> Iterator[str]:
     if stacks.without:
         yield f"ranks {ranges(stacks.without)} run in an interpreter of their own: use py-spy dump --pid PID"
-    if stacks.late:
-        yield f"ranks {ranges(stacks.late)} did not react: the kernel may hold them, as on a dead file server"
+    for state in ("", *_STATES):
+        if late := [rank for rank in stacks.late if stacks.states.get(rank, "") == state]:
+            yield f"{_ranks(late)} did not react: {_STATES.get(state, 'in code that takes no signals')}"
     if not (stacks.ranks or stacks.without or stacks.silent or stacks.late):
-        yield "no agent of this run has written into its directory here"
+        yield "no rank of this run is running yet, or its node does not see this directory"
     if stacks.silent:
         yield f"nodes {ranges(stacks.silent)} did not answer within {timeout:g} s, or do not see this run's directory"

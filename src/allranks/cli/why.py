@@ -95,7 +95,8 @@ def _show(verdict: Diagnosis | None, name: str, run: str, as_json: bool) -> None
 def _lines(verdict: Diagnosis, run: str) -> list[str]:
     first = f"rank {verdict.rank}" if verdict.rank is not None else ""
     first += f" on {verdict.host}" if verdict.host else ""
-    first += time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(verdict.when)) if verdict.when else ""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(verdict.when)) if verdict.when else ""
+    first = ", ".join(filter(None, (first, when)))
     place = f" ({verdict.place})" if verdict.place else ""
     cause = f"unknown: {verdict.cause}" if verdict.sure == "unknown" else verdict.cause
     rows = [("hangs" if verdict.id.startswith("hang") else "failed", first), ("cause", cause + place)]

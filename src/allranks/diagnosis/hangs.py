@@ -9,6 +9,7 @@ _FIX = {
     "hang": "look at what that line waits for",
     "hang-in-debugger": "remove breakpoint() or pdb from the script, or give that rank the terminal: "
     "allranks run --stdin N",
+    "hang-stopped": "kill -CONT PID on its node lets it continue: the event ranks-started of agent.jsonl has the PID",
     "hang-in-kernel": "df and ls on the rank's node show which file server or device does not answer",
     "hang-rank-left": "all ranks must make the same number of steps: give each as many batches (drop_last=True), or "
     "use torch.distributed.algorithms.join",
@@ -16,8 +17,8 @@ _FIX = {
     "that depends on the rank or its data",
     "hang-at-exit": "end or join the threads and processes that the script has started, or make them daemons",
 }
-_RETRY = {"hang": "", "hang-in-kernel": "on other nodes"}
-_SURE = ("hang-in-debugger", "hang-mismatch", "hang-rank-left")
+_RETRY = {"hang": "", "hang-stopped": "", "hang-in-kernel": "on other nodes"}
+_SURE = ("hang-in-debugger", "hang-stopped", "hang-mismatch", "hang-rank-left")
 
 
 def verdict(hang: Hang) -> Diagnosis:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
+from allranks.job.units import format_size
 from allranks.logs.cause import is_foreign
 from allranks.logs.lineform import ranges
 from allranks.record.events import Event, read_events
+from allranks.record.stacks import Collective
 
 #: Where torch's collectives are, and frames of debuggers, which wait for a person at the keyboard.
 _COLLECTIVE = re.compile(r"/torch/distributed/distributed_c10d\.py$")
@@ -27,6 +29,8 @@ _BACKWARD = re.compile(r"/torch/autograd/graph\.py$")
 _SHOWN_AFTER = contract.scaled_wait(60.0)
 #: Seconds that ranks in a hang may take from their last words to the end of the attempt.
 _LAST_WORDS = 120.0
+#: Collectives to which all ranks give tensors of one size.
+_EQUAL_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce")
 _FOLLOWS = {"restart": "all ranks restart", "end": "the run ends"}
 
 
@@ -37,6 +41,14 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def named(collective: Collective) -> str:
+    """Write a collective as ``all_reduce #4812 (33 MB)``, with its process group unless that is of all ranks."""
+    group = f", process group {collective.group}" if collective.group != "0" else ""
+    size = format_size(collective.bytes) if collective.bytes else ""
+    more = f"{size}{group}".removeprefix(", ")
+    return f"{collective.name} #{collective.number}" + (f" ({more})" if more else "")
+
+
 @dataclass(frozen=True)
 class Group:
     """Ranks that stand at the same place.
@@ -45,13 +57,16 @@ class Group:
         ranks: the ranks.
         frames: file, line and function, innermost first; none if they have shown none.
         stack: ``shown``; ``late``: they were asked and have not reacted; ``none``: they cannot show it.
-        is_held: whether the kernel holds them in a call that nothing interrupts.
+        state: ``stopped`` by a signal, ``traced`` by a debugger, ``held`` by the kernel in a call that nothing
+            interrupts; "" for all others.
+        pending: the collective that they have started and not completed, if torch has recorded one.
     """
 
     ranks: tuple[int, ...]
     frames: tuple[tuple[str, int, str], ...]
     stack: str
-    is_held: bool
+    state: str = ""
+    pending: Collective | None = None
 
     @property
     def named(self) -> str:
@@ -70,9 +85,9 @@ class Group:
 
     @cached_property
     def kind(self) -> str:
-        """What they do: held, late, unknown, debugger, collective, exit, or at a place of the script: code."""
-        if self.is_held:
-            return "held"
+        """What they do: stopped, held, late, unknown, debugger, collective, exit, or at a place of the script: code."""
+        if self.state:
+            return "debugger" if self.state == "traced" else self.state
         if self.stack != "shown":
             return "late" if self.stack == "late" else "unknown"
         if any(_DEBUGGER.search(file) for file, _, _ in self.frames):
@@ -82,6 +97,11 @@ class Group:
         if not self.users and (not self.frames or _EXIT.search(self.frames[-1][0])):
             return "exit"
         return "code"
+
+    @property
+    def waits(self) -> bool:
+        """Whether they are in a collective; over NCCL a rank waits at the next line that needs the result."""
+        return self.kind == "collective" or (self.kind == "code" and self.pending is not None)
 
     @property
     def place(self) -> str:
@@ -96,8 +116,10 @@ class Group:
         be = "is" if is_one else "are"
         at = f" at {self.place}" if self.place else ""
         match self.kind:
+            case "stopped":
+                return f"{self.named} {be} stopped (SIGSTOP){at}"
             case "held":
-                return f"{self.named} {be} held by the kernel, as on a dead file server{at and ', ' + at[1:]}"
+                return f"{self.named} wait{'s' if is_one else ''} for a disk or file server{at and ', ' + at[1:]}"
             case "late":
                 return f"{self.named} did not react, in code that is not Python"
             case "unknown":
@@ -105,14 +127,23 @@ class Group:
             case "debugger":
                 return f"{self.named} {be} in a debugger{at}"
             case "collective":
-                return f"{self.named} wait{'s' if is_one else ''} in {self.collective}{at}"
+                return f"{self.named} wait{'s' if is_one else ''} in {self._named_collective}{at}"
             case "exit":
                 return f"{self.named} {be} at the exit of the interpreter"
+        pending = f", with {named(self.pending)} pending" if self.pending else ""
         if any(_BACKWARD.search(file) for file, _, _ in self.frames):
-            return f"{self.named} {be} in backward{at}"
+            return f"{self.named} {be} in backward{at}{pending}"
         frame = self.users or self.frames[0]
-        where = "" if frame[2] == "<module>" else f" {frame[2]}"
-        return f"{self.named} {be} in{where}{at}" if where else f"{self.named} {be}{at}"
+        where = "" if frame[2] == "<module>" else f" in {frame[2]}"
+        return f"{self.named} {be}{where}{at}{pending}"
+
+    @property
+    def _named_collective(self) -> str:
+        if not self.pending:
+            return str(self.collective)
+        # torch names some otherwise: a backend may make one of others, and wait for an older one first.
+        is_it = self.pending.name == self.collective
+        return named(self.pending) if is_it else f"{self.collective} (pending: {named(self.pending)})"
 
 
 @dataclass(frozen=True)
@@ -136,11 +167,11 @@ class Hang:
     @cached_property
     def odd(self) -> Group | None:
         """The ranks that the others wait for, if that can be told: those that are in no collective, the fewest."""
-        if stuck := [group for group in self.groups if group.kind in ("debugger", "held")]:
+        if stuck := [group for group in self.groups if group.kind in ("debugger", "stopped", "held")]:
             return stuck[0]
-        others = sorted(
-            (group for group in self.groups if group.kind != "collective"), key=lambda each: len(each.ranks)
-        )
+        others = [group for group in self.groups if not group.waits]
+        others = others or [group for group in self.groups if group.kind != "collective"]
+        others.sort(key=lambda each: len(each.ranks))
         is_tied = len(others) > 1 and len(others[0].ranks) == len(others[1].ranks)
         return others[0] if others and not is_tied else None
 
@@ -150,15 +181,35 @@ class Hang:
         kinds = {group.kind for group in self.groups}
         if "debugger" in kinds:
             return "hang-in-debugger"
+        if "stopped" in kinds:
+            return "hang-stopped"
         if "held" in kinds:
             return "hang-in-kernel"
+        if self.mismatch:
+            return "hang-mismatch"
         if kinds == {"collective"} and self.left:
             return "hang-rank-left"
-        if kinds == {"collective"} and len({(group.collective, group.place) for group in self.groups}) > 1:
-            return "hang-mismatch"
         if "exit" in kinds:
             return "hang-at-exit"
         return "hang"
+
+    @property
+    def mismatch(self) -> str | None:
+        """How the collectives differ in which all ranks wait; None if they do not, or if a rank waits in none."""
+        if not all(group.waits for group in self.groups):
+            return None
+        recorded: dict[tuple[str, int], list[Collective]] = {}
+        for each in (group.pending for group in self.groups if group.pending):
+            recorded.setdefault((each.group, each.number), []).append(each)
+        for same in recorded.values():
+            if len({each.name for each in same}) > 1:
+                return "they are in different collectives"
+            if same[0].name in _EQUAL_SIZES and len({each.bytes for each in same}) > 1:
+                return "the sizes of their tensors differ"
+        are_collectives = all(group.kind == "collective" for group in self.groups) and not self.left
+        if are_collectives and len({(group.collective, group.place) for group in self.groups}) > 1:
+            return "they are in different collectives"
+        return None
 
     @property
     def sentence(self) -> str:
@@ -166,8 +217,8 @@ class Hang:
         parts = [group.phrase for group in self.groups]
         if self.left:
             parts.append(f"{'rank' if len(self.left) == 1 else 'ranks'} {ranges(self.left)} exited without an error")
-        if self.kind == "hang-mismatch":
-            parts.append("they are in different collectives")
+        if self.kind == "hang-mismatch" and self.mismatch:
+            parts.append(self.mismatch)
         return "; ".join(parts)
 
     @property
@@ -182,7 +233,11 @@ def of_event(event: Event) -> Hang:
     fields: Mapping[str, Any] = event.fields
     groups = tuple(
         Group(
-            tuple(group["ranks"]), tuple((f, n, name) for f, n, name in group["frames"]), group["stack"], group["held"]
+            tuple(group["ranks"]),
+            tuple((f, n, name) for f, n, name in group["frames"]),
+            group["stack"],
+            group.get("state", ""),
+            Collective(**pending) if (pending := group.get("collective")) else None,
         )
         for group in fields["groups"]
     )

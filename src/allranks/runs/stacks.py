@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from allranks import contract
 from allranks.errors import RunFolderError
 from allranks.record.events import read_events
 from allranks.record.files import unwritable
-from allranks.record.stacks import RankStack, parse
+from allranks.record.stacks import COLLECTIVE, RankStack, parse
 from allranks.runs.record import Run
 
 _POLL_SECONDS = 0.1
 #: A dump is written in milliseconds: one that has not grown for so long is whole.
 _QUIET_SECONDS = 0.3
+#: A rank that holds the interpreter's lock for so long is shown without its collective.
+_RECORDER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,17 @@ class Stacks:
 
     Attributes:
         ranks: by rank.
-        late: ranks that were asked and have written nothing: the kernel holds them, as on a dead file server.
+        late: ranks that were asked and have written nothing.
         without: ranks that cannot show stacks: interpreters of their own, and other programs.
         silent: nodes whose agents have not answered.
+        states: of late ranks that take no signal: ``stopped``, ``traced``, or ``held`` by the kernel.
     """
 
     ranks: tuple[RankStack, ...]
     late: tuple[int, ...]
     without: tuple[int, ...]
     silent: tuple[int, ...]
+    states: dict[int, str] = field(default_factory=dict)
 
 
 def ask(run: Run, seconds: float) -> Stacks:
@@ -46,24 +51,33 @@ def ask(run: Run, seconds: float) -> Stacks:
     nodes = sorted(run.attempt_folder.glob("node-*"))
     before = {log: _size(log) for folder in nodes for log in folder.glob(f"*{contract.STACKS_SUFFIX}")}
     wanted, deadline = _request(run.attempt_folder / contract.STACKS_REQUEST), time.monotonic() + seconds
-    answers: dict[Path, set[int]] = {}
+    answers: dict[Path, dict[str, Any]] = {}
     while len(answers) < len(nodes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         answers |= {folder: pids for folder in nodes if (pids := _answer(folder, wanted)) is not None}
     asked: dict[Path, tuple[int, int]] = {}
-    without = []
+    without, states, awaited = [], {}, {}
     for folder, pids in answers.items():
         for pid, rank in _ranks(folder).items():
-            if pid in pids:
-                asked[folder / contract.rank_stacks(rank)] = (rank, _number(folder))
-            else:
+            if not (answer := pids.get(str(pid))):
+                continue  # It was started after the request.
+            if not answer["stack"]:
                 without.append(rank)
-    dumps = _dumps({log: before.get(log, 0) for log in asked}, deadline)
-    found = [parse(dump, *asked[log]) for log, dump in dumps.items()]
-    late = [rank for log, (rank, _) in asked.items() if log not in dumps]
-    silent = [_number(folder) for folder in nodes if folder not in answers]
+                continue
+            asked[log := folder / contract.rank_stacks(rank)] = (rank, _number(folder))
+            if answer["state"]:
+                states[rank] = answer["state"]
+            else:
+                awaited[log] = answer["recorder"]
+    _await_dumps({log: before.get(log, 0) for log in asked}, awaited, deadline)
+    stacks = {rank: parse(_since(log, before.get(log, 0)), rank, node) for log, (rank, node) in asked.items()}
+    late = sorted(rank for rank, stack in stacks.items() if not stack)
     return Stacks(
-        tuple(sorted(found, key=lambda each: each.rank)), tuple(sorted(late)), tuple(sorted(without)), tuple(silent)
+        tuple(stack for _, stack in sorted(stacks.items()) if stack),
+        tuple(late),
+        tuple(sorted(without)),
+        tuple(_number(folder) for folder in nodes if folder not in answers),
+        {rank: states[rank] for rank in late if rank in states},
     )
 
 
@@ -79,18 +93,23 @@ def _request(path: Path) -> int:
         raise unwritable(path, error) from error
 
 
-def _dumps(logs: dict[Path, int], deadline: float) -> dict[Path, str]:
-    """Return what ranks have written behind the sizes that their files had, once all of them are whole."""
+def _await_dumps(logs: dict[Path, int], awaited: dict[Path, bool], deadline: float) -> None:
+    """Wait until what ranks write behind the sizes that their files had is whole.
+
+    Args:
+        logs: the files, and these sizes.
+        awaited: the files of ranks that react, and whether each has a recorder of collectives.
+    """
     sizes: dict[Path, int] = {}
     since = time.monotonic()
-    while time.monotonic() < deadline:
-        now = {log: _size(log) for log in logs}
-        if now != sizes:
-            sizes, since = now, time.monotonic()
-        elif time.monotonic() > since + _QUIET_SECONDS and all(now[log] > start for log, start in logs.items()):
-            break
+    while (now := time.monotonic()) < deadline:
+        if (found := {log: _size(log) for log in logs}) != sizes:
+            sizes, since = found, now
+        elif now > since + _QUIET_SECONDS and all(sizes[log] > logs[log] for log in awaited):
+            recorders = (log for log, has_recorder in awaited.items() if has_recorder)
+            if now > since + _RECORDER_SECONDS or all(COLLECTIVE in _since(log, logs[log]) for log in recorders):
+                return
         time.sleep(_POLL_SECONDS)
-    return {log: dump for log, start in logs.items() if (dump := _since(log, start))}
 
 
 def _number(folder: Path) -> int:
@@ -108,13 +127,13 @@ def _ranks(folder: Path) -> dict[int, int]:
     return found
 
 
-def _answer(folder: Path, wanted: int) -> set[int] | None:
-    """Return the processes to which a node's agent has passed a request on; None if it has not yet."""
+def _answer(folder: Path, wanted: int) -> dict[str, Any] | None:
+    """Return the processes of a node's ranks, to which its agent has passed a request on; None if it has not yet."""
     try:
         answer = json.loads((folder / contract.STACKS).read_text())
     except (OSError, ValueError):
         return None
-    return {*answer["pids"]} if answer["request"] >= wanted else None
+    return dict(answer["pids"]) if answer["request"] >= wanted else None
 
 
 def _size(log: Path) -> int:
@@ -129,5 +148,7 @@ def _since(log: Path, start: int) -> str:
         with log.open("rb") as stream:
             stream.seek(start)
             return stream.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
     except OSError as error:
         raise RunFolderError(f"cannot read {log}", why=error.strerror) from error

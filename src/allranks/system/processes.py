@@ -12,6 +12,8 @@ from pathlib import Path
 #: linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+#: States of /proc/<pid>/stat (man 5 proc).
+_STUCK = {"T": "stopped", "t": "traced", "D": "held"}
 #: More than a line of /proc/<pid>/stat has: a name of 64 bytes at most, and some 50 numbers.
 _STAT_BYTES = 4096
 #: Those of gloo's process groups, as torch names them since 2.6 and the kernel shows them.
@@ -85,9 +87,24 @@ def lineage() -> Iterator[int]:
 
 def catches(pid: int, number: int) -> bool | None:
     """Return whether a process has a handler for a signal, in Python or C; None if the kernel does not report it."""
+    return _in_mask(pid, "SigCgt:", number)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Return whether a process ignores a signal; False if the kernel does not report it."""
+    return bool(_in_mask(pid, "SigIgn:", number))
+
+
+def _in_mask(pid: int, name: str, number: int) -> bool | None:
     lines = text_of(Path(f"/proc/{pid}/status")).splitlines()
-    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), None)
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith(name)), None)
     return None if mask is None else bool(mask >> (number - 1) & 1)
+
+
+def stuck_state(pid: int) -> str:
+    """Return the state in which a process takes no signal: "stopped", "traced" or "held" by the kernel; else ""."""
+    fields = stat_fields(pid)
+    return _STUCK.get(fields[0], "") if fields else ""
 
 
 def started(pid: int) -> float | None:

@@ -13,7 +13,8 @@ from allranks import contract
 from allranks.agent.hangs import HangJudge
 from allranks.contract import NodeSpec
 from allranks.diagnosis.hangs import verdict
-from allranks.runs.hangs import Group, Hang, newest, span
+from allranks.record.stacks import Collective
+from allranks.runs.hangs import Group, Hang, named, newest, span
 
 TORCH = "/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 REDUCE = ((TORCH, 900, "all_reduce"), ("/me/train.py", 88, "step"))
@@ -23,8 +24,12 @@ EXIT = (("/usr/lib/python3.12/threading.py", 1590, "_shutdown"),)
 WAIT = "ranks 0-62 wait in all_reduce at train.py:88"
 
 
-def group(ranks: range, frames: Any, stack: str = "shown", held: bool = False) -> Group:
-    return Group(tuple(ranks), frames, stack, held)
+def group(ranks: range, frames: Any, stack: str = "shown", state: str = "", pending: Collective | None = None) -> Group:
+    return Group(tuple(ranks), frames, stack, state, pending)
+
+
+def reduce(number: int = 4812, size: int = 33_000_000, name: str = "all_reduce", group: str = "0") -> Collective:
+    return Collective(name, number, size, group)
 
 
 def hang(*groups: Group, left: tuple[int, ...] = ()) -> Hang:
@@ -37,10 +42,12 @@ def hang(*groups: Group, left: tuple[int, ...] = ()) -> Hang:
         (group(range(63, 64), LOAD), "rank 63 is in load at data.py:41", "hang"),
         (group(range(63, 64), PDB), "rank 63 is in a debugger at train.py:5", "hang-in-debugger"),
         (
-            group(range(63, 64), (), "late", held=True),
-            "rank 63 is held by the kernel, as on a dead file server",
+            group(range(63, 64), (), "late", "held"),
+            "rank 63 waits for a disk or file server",
             "hang-in-kernel",
         ),
+        (group(range(63, 64), (), "late", "stopped"), "rank 63 is stopped (SIGSTOP)", "hang-stopped"),
+        (group(range(63, 64), (), "late", "traced"), "rank 63 is in a debugger", "hang-in-debugger"),
         (group(range(63, 64), (), "late"), "rank 63 did not react, in code that is not Python", "hang"),
         (group(range(63, 64), EXIT), "rank 63 is at the exit of the interpreter", "hang-at-exit"),
     ],
@@ -60,6 +67,42 @@ def test_a_rank_that_left_and_ranks_in_other_collectives() -> None:
     mismatch = hang(group(range(63), REDUCE), other)
     assert mismatch.kind == "hang-mismatch"
     assert mismatch.sentence == f"{WAIT}; rank 63 waits in barrier at train.py:90; they are in different collectives"
+
+
+def test_a_collective_is_named_with_its_number_and_size() -> None:
+    others = group(range(63), REDUCE, pending=reduce())
+    found = hang(others, group(range(63, 64), LOAD))
+    waits = "ranks 0-62 wait in all_reduce #4812 (33 MB) at train.py:88"
+    assert found.sentence == f"{waits}; rank 63 is in load at data.py:41"
+    assert named(reduce(1, 0, "barrier", "3")) == "barrier #1 (process group 3)"
+    other = group(range(1), REDUCE, pending=reduce(7, 4, "broadcast", "2"))
+    assert other.phrase == "rank 0 waits in all_reduce (pending: broadcast #7 (4 B, process group 2)) at train.py:88"
+
+
+def test_a_rank_that_needs_the_result_of_a_collective_waits_in_it() -> None:
+    """As over NCCL: the rank that is elsewhere is the one without a pending collective, though both stand in code."""
+    found = hang(group(range(1), LOAD, pending=reduce()), group(range(1, 2), LOAD[1:]))
+    assert found.sentence == (
+        "rank 0 is in load at data.py:41, with all_reduce #4812 (33 MB) pending; rank 1 is in load at data.py:41"
+    )
+    assert (found.kind, verdict(found).rank) == ("hang", 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (reduce(), reduce(name="all_gather"), "they are in different collectives"),
+        (reduce(), reduce(size=4), "the sizes of their tensors differ"),
+        (reduce(name="gather"), reduce(name="gather", size=4), None),  # Only some ranks have an input, as in scatter.
+        (reduce(), reduce(4813), None),  # One has completed the other's.
+        (reduce(), reduce(name="broadcast", group="1"), None),
+        (reduce(), None, None),
+    ],
+)
+def test_collectives_that_differ(one: Collective, other: Collective | None, said: str | None) -> None:
+    found = hang(group(range(3), LOAD, pending=one), group(range(3, 4), LOAD, pending=other))
+    assert (found.mismatch, found.kind) == (said, "hang-mismatch" if said else "hang")
+    assert verdict(found).sure == ("certain" if said else "likely")
 
 
 def test_none_is_blamed_where_that_cannot_be_told() -> None:
