@@ -26,24 +26,13 @@ _QUIET: Final = frozenset(
     )
 )
 #: Commands of a set-up that need no environment that is activated.
-_PLAIN: Final = {
-    "cd",
-    "chmod",
-    "cp",
-    "curl",
-    "git",
-    "ln",
-    "mkdir",
-    "mv",
-    "rm",
-    "rsync",
-    "tar",
-    "touch",
-    "unzip",
-    "wget",
-}
+_PLAIN: Final = frozenset(
+    ["cd", "chmod", "cp", "curl", "git", "ln", "mkdir", "mv", "rm", "rsync", "tar", "touch", "unzip", "wget"]
+)
 #: Commands that change the shell that runs them.
 _OF_SHELL: Final = {"source", ".", "ulimit", "umask", "unset", "module", "ml"}
+#: Commands that stand before the training in one list with it, and fail only where the job would.
+_SETS_UP: Final = _OF_SHELL | {"cd", "pushd", "conda", "export"}
 _ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
 #: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
 _DROPPED: Final = {"AR501", "AR503", "AR504", "AR505", "AR507", "AR511", "AR512", "AR513", "AR514", "AR516", "AR517"}
@@ -128,12 +117,23 @@ class Statements:
     def _conditions(self, commands: Sequence[Command]) -> None:
         """Name a condition or a loop around the training."""
         for context in (each.context for each in commands[:1]):
-            if context.is_conditional:
+            if context.is_conditional and not self._follows_a_setup(commands[0]):
                 what = "the training is started under a condition; here it always is"
                 self.draft.note("not taken over", commands[0].at, what)
             for loop in context.loops if self.draft.kind not in REMOTE_KINDS else ():
                 what = f"the loop over {loop.variable or 'its input'}: a job is one training; start one for each value"
                 self.draft.note("not taken over", loop.at, what)
+
+    def _follows_a_setup(self, command: Command) -> bool:
+        """Return whether what a command depends on are set-up lines alone: ``cd /work && torchrun``."""
+        start = max(at for at, _ in self.script.statements if at <= command.at)
+        before = [
+            each
+            for each in self._inside(start, command.at)
+            if each.context.via == command.context.via and each.context.chain == "&&"
+        ]
+        names = {each.name for each in before}
+        return bool(before) and not before[0].context.is_conditional and names <= _SETS_UP
 
     def _one(self, start: int, end: int, *, is_inner: bool = False) -> None:
         """Take over one statement; ``is_inner`` is whether a remote shell runs it, on each node."""
