@@ -14,6 +14,7 @@ from followed_runs import Followed, follow
 from ranks_told import PLACES, TELL, WHO, expected, ranks_saying, told, who
 from slurm_cluster import SlurmCluster
 
+from allranks.system.hostlist import expand
 from waiting import PATIENCE
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
@@ -207,16 +208,20 @@ def _assert_a_job_of_its_own(lab: Any, slurm: SlurmCluster, outer_job: str) -> N
     """Assert that ``inner.py`` ran in a job that knows nothing of the one that it was submitted from."""
     inner = _run_named(lab, "inner")
     followed = lab("logs", "-f", inner.name).stdout
-    assert who(followed) == expected([1, 1])
     job = lab.record(inner)["handle"]["job_id"]
     assert job != outer_job
-    for environ in _environments(followed):
+    environments = _environments(followed)
+    hosts = [
+        *expand(environments[0]["SLURM_JOB_NODELIST"])
+    ]  # Others than the first, if the job around is not gone yet.
+    assert who(followed) == expected([1, 1], hosts)
+    for environ in environments:
         assert {environ["SLURM_JOB_ID"], environ["SLURM_JOBID"]} == {job}
         assert (environ["SLURM_JOB_NUM_NODES"], environ["SLURM_JOB_NAME"]) == ("2", "inner")
         # The job around had GPUs, this one has asked for none.
         assert not [name for name in environ if "GPU" in name or name == "CUDA_VISIBLE_DEVICES"]
         assert (environ["GLOO_SOCKET_IFNAME"], environ["OF_THE_USER"]) == ("eth0", "kept")
-        assert environ["MASTER_ADDR"] == slurm.network.nodes["node01"].ip
+        assert environ["MASTER_ADDR"] == slurm.network.nodes[hosts[0]].ip
 
 
 @BOTH
