@@ -176,19 +176,33 @@ def test_a_line_made_to_cost_time_is_none(line: bytes) -> None:
 
 
 def test_reports_of_ranks_that_do_not_advance():
-    group = {"ranks": [0], "frames": [["/me/train.py", 88, "main"]], "stack": "shown", "held": False}
+    collective = {"name": "all_reduce", "number": 12, "bytes": 1 << 20, "group": "0"}
+    group = {"ranks": [0], "frames": [["/me/train.py", 88, "main"]], "stack": "shown", "state": "", "collective": None}
     quiet = {"since": 1.0, "moving": False, "groups": [group], "left": []}
     message = {"kind": "quiet", "sent": 2.0, "quiet": quiet}
     assert parsed(json.dumps(message).encode()) == message
     assert parsed(json.dumps({**message, "quiet": None}).encode()) == {**message, "quiet": None}
-    for wrong in ({**group, "frames": [["/me/train.py", "88", "main"]]}, {**group, "more": 1}, "group"):
+    waits = {**message, "quiet": {**quiet, "groups": [{**group, "collective": collective}]}}
+    assert parsed(json.dumps(waits).encode()) == waits
+    for wrong in (
+        {**group, "frames": [["/me/train.py", "88", "main"]]},
+        {**group, "collective": {**collective, "number": "12"}},
+        {**group, "more": 1},
+        "group",
+    ):
         assert parsed(json.dumps({**message, "quiet": {**quiet, "groups": [wrong]}}).encode()) is None
 
 
 def test_ranks_that_all_stand_elsewhere_fit_into_a_message():
     deep = [["/" + "x" * 200, number, "f" * 60] for number in range(40)]
     groups = [
-        {"ranks": [rank], "frames": [["/t.py", rank, "f"], *deep], "stack": "shown", "held": False}
+        {
+            "ranks": [rank],
+            "frames": [["/t.py", rank, "f"], *deep],
+            "stack": "shown",
+            "state": "",
+            "collective": {"name": "reduce_scatter_tensor", "number": rank, "bytes": 1 << 30, "group": "0"},
+        }
         for rank in range(4096)
     ]
     found = merged(groups)

@@ -56,7 +56,10 @@ _FORMS |= {
     "frame": lambda value: (
         type(value) is list and len(value) == 3 and all(map(_fits, value, ("text", "number", "text")))
     ),
-    "group": lambda value: _has(value, {"ranks": "count*", "frames": "frame*", "stack": "text", "held": "flag"}),
+    "collective": lambda value: _has(value, {"name": "text", "number": "count", "bytes": "count", "group": "text"}),
+    "group": lambda value: _has(
+        value, {"ranks": "count*", "frames": "frame*", "stack": "text", "state": "text", "collective": "collective?"}
+    ),
     "quiet": lambda value: _has(value, {"since": "time", "moving": "flag", "groups": "group*", "left": "count*"}),
 }
 _OF_ALL = {"kind": "text", "sent": "time"}
