@@ -136,7 +136,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("words", "found"),
     [
         (["allranks", "st"], ["status", "stacks"]),
-        (["allranks", "c"], ["cancel", "check", "checkpoint", "completion"]),
+        (["allranks", "c"], ["cancel", "compare", "check", "convert", "checkpoint", "completion"]),
         (["allranks", "run", "--max-"], ["--max-restarts"]),
         (["allranks", "completion", "z"], ["zsh"]),
         (["allranks", "status", "de"], ["demo"]),
