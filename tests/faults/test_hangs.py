@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -107,6 +108,10 @@ def test_the_rank_that_others_wait_for_is_named(name: str, allranks: Any) -> Non
     assert "the ranks hang: none has advanced for" in done.stderr
     assert verdict["id"] == kind
     assert place in verdict["cause"]
+    if name == "is stopped":  # It is woken, so that it can save: SIGTERM has ended it, not SIGKILL.
+        events = (allranks.run() / "attempts" / "000" / "node-000" / "agent.jsonl").read_text().splitlines()
+        exits = {event["rank"]: event["code"] for event in map(json.loads, events) if event["kind"] == "rank-exited"}
+        assert exits == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
 
 
 def test_a_rank_in_a_debugger(allranks: Any) -> None:

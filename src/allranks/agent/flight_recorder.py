@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
@@ -50,24 +51,29 @@ def _serve(descriptor: int) -> None:
             time.sleep(_QUIET_SECONDS)
         found = _pending()
         with contextlib.suppress(OSError):  # The disk is full.
-            os.write(descriptor, f"\n{COLLECTIVE}{json.dumps(found and found.__dict__)}\n".encode())
+            os.write(descriptor, f"\n{COLLECTIVE}{json.dumps(found and asdict(found))}\n".encode())
 
 
 def _pending() -> Collective | None:
-    """Return the oldest collective that this process has started and not completed, of all process groups."""
+    """Return the oldest collective that this process has started and not completed, of all process groups.
+
+    Sends and receives are left out: two ranks of a pair are in different ones. None also where another version of torch
+    has other arguments, or another form.
+    """
     entries: list[Mapping[str, Any]] = []
-    for name in _DUMPS:
-        if dump := getattr(sys.modules.get("torch._C._distributed_c10d"), name, None):
-            # Another version of torch may have other arguments, or another form.
-            with contextlib.suppress(TypeError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError):
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, LookupError, pickle.UnpicklingError):
+        for name in _DUMPS:
+            if dump := getattr(sys.modules.get("torch._C._distributed_c10d"), name, None):
                 entries += pickle.loads(dump(includeStackTraces=False, onlyActive=True))["entries"]
-    # Over gloo no state but ``retired`` changes.
-    active = [entry for entry in entries if not entry["retired"] and entry["state"] != "completed"]
-    return _described(min(active, key=lambda entry: entry["time_created_ns"])) if active else None
+        # Over gloo no state but ``retired`` changes.
+        active = [each for each in entries if not (each["retired"] or each["is_p2p"] or each["state"] == "completed")]
+        return _described(min(active, key=lambda entry: entry["time_created_ns"])) if active else None
+    return None
 
 
 def _described(entry: Mapping[str, Any]) -> Collective:
-    number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
-    inputs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
-    size = sum(prod(shape) * _BYTES.get(dtype, 0) for shape, dtype in inputs)
-    return Collective(entry["profiling_name"].rpartition(":")[2], number, size, entry["process_group"][0])
+    name, group = entry["profiling_name"].rpartition(":")[2], entry["process_group"][0]
+    types, size = entry["input_dtypes"], 0
+    if _BYTES.keys() >= {*types}:  # Else it is not known, rather than that of some of the tensors.
+        size = sum(prod(shape) * _BYTES[dtype] for shape, dtype in zip(entry["input_sizes"], types, strict=True))
+    return Collective(name, entry["collective_seq_id"], size, group)

@@ -13,7 +13,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import complete_run, folder_option, json_option, runs_folder
-from allranks.errors import JobError, UsageError
+from allranks.errors import UsageError
 from allranks.job.units import format_count
 from allranks.runs import agents
 from allranks.runs.metrics import MetricLine, read_metrics, speeds, values_until
@@ -87,13 +87,10 @@ def _read(run: Run) -> _Compared:
 
 
 def _settings(path: Path) -> dict[str, str]:
-    """Return the keys of a run's job file with their values as text; none if it cannot be read."""
+    """Return the keys of a run's job file with their values as text."""
     from allranks.job.files import read_job_file  # It imports pydantic, which the help does not need.
 
-    try:
-        job = read_job_file(path, Path.cwd())
-    except JobError:
-        return {}
+    job = read_job_file(path, Path.cwd())
     flags = _flags(job.pop("args", None) or [])
     return {**dict(_flat(job, "")), **flags}
 
@@ -136,15 +133,23 @@ def _results(compared: Sequence[_Compared]) -> Iterator[tuple[str, ...]]:
     yield "ranks", *(sizes(each.run) for each in compared)
     took = [each.seconds for each in compared]
     yield "took", *_with_ratios(took, render.seconds)
-    yield "rank hours", *_with_ratios([_rank_hours(each) for each in compared])
+    yield "rank hours", *_with_ratios([_rank_hours(each.run) for each in compared])
     yield "steps", *(str(each.metrics[-1].step) if each.metrics else "-" for each in compared)
     rates = [speeds(each.metrics) for each in compared]
     for name in _names(rates):
         yield name.replace("_per_second", "/s"), *_with_ratios([rate.get(name) for rate in rates])
 
 
-def _rank_hours(each: _Compared) -> float | None:
-    return None if each.seconds is None else each.seconds * each.run.world_size / 3600
+def _rank_hours(run: Run) -> float | None:
+    """Return the hours of all ranks in all attempts, without the waits between; None if the end of one is not known."""
+    seconds = 0.0
+    for number in range(run.attempt + 1):
+        folder = run.folder / contract.attempt_dir(number)
+        status, (ranks, _) = agents.reported_by_all(folder), agents.size(folder) or (run.world_size, 1)
+        if not (status.started and status.ended):
+            return None
+        seconds += (status.ended - status.started) * ranks
+    return seconds / 3600
 
 
 def _values(where: str, values: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, ...]]:
@@ -186,7 +191,7 @@ def _to_json(
             "ranks": each.run.world_size,
             "nodes": each.run.record.nnodes,
             "seconds": each.seconds,
-            "rank_hours": _rank_hours(each),
+            "rank_hours": _rank_hours(each.run),
             "steps": each.metrics[-1].step if each.metrics else None,
             "speeds": speeds(each.metrics),
             "at_step": at_step[at],

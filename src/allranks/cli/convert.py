@@ -62,7 +62,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
     for name, ((draft, _), *others) in zip(names, groups, strict=True):
         if folder.resolve() != Path.cwd().resolve():
             _rebase(draft, folder)
-        found[name] = job_text(draft, others).replace(f"allranks run {_JOB}", f"allranks run {name}")
+        found[name] = job_text(draft, name, others)
     kinds = sorted({str(draft.get("cluster")) for ((draft, _), *_) in groups if draft.get("cluster")})
     clusters = _entries(kinds, folder)
     if output is not None:
@@ -95,10 +95,11 @@ def _names(drafts: list[Draft]) -> list[str]:
     """Return a file name for each job, of its first script."""
     found: list[str] = []
     for draft in drafts:
-        stem = Path(draft.path).stem
-        found.append(
-            next(name for i in range(len(drafts) + 1) if (name := f"{stem}{f'-{i}' * (i > 0)}.yaml") not in found)
-        )
+        stem, number = Path(draft.path).stem, 1
+        name = f"{stem}.yaml"
+        while name in found:
+            name, number = f"{stem}-{number}.yaml", number + 1
+        found.append(name)
     return found
 
 

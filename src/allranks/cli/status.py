@@ -12,7 +12,6 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
 from allranks.job.units import format_count, format_size
-from allranks.record.events import read_saves
 from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
 
@@ -53,6 +52,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     saved: list[int] = []
     if status.state.is_final and status.state is not State.SUCCEEDED:
         from allranks.cli.failure import verdict_rows  # Not for those who look at a run that continues.
+        from allranks.record.events import read_saves
 
         verdict = verdict_rows(run)
         saved = [save.step for save in read_saves(run.folder) if save.path]

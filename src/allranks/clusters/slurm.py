@@ -73,6 +73,7 @@ def parse_shown(text: str) -> tuple[JobInfo, ...]:
     """
     found = []
     for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
+        # Of fields with one name the first counts.
         fields = dict(reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
         if (job := _SHOWN_JOB.match(part)) and "JobState" in fields:
             info = _info(f"{job[2]}_{job[3]}" if job[2] else job[1], fields["JobState"], fields, "StartTime", "EndTime")
@@ -304,7 +305,8 @@ def against_each(text: str, requested: Requested, lifts: Collection[str] = ()) -
     for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
         name = part["PartitionName"]
-        if name in requested.partitions if requested.partitions else part["Default"] == "YES":
+        is_chosen = name in requested.partitions if requested.partitions else part["Default"] == "YES"
+        if is_chosen:
             found[name] = [*_against(requested, part, lifts)]
     return found
 

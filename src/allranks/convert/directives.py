@@ -12,6 +12,8 @@ from allranks.lint.model import Directive
 
 _LOG = "the log is in the run's directory: allranks logs"
 _COUNTS = "allranks starts one task on each node"
+_MAIL = "allranks sends a mail at the end, and for a failure, to scheduler.mail"
+_ENVIRONMENT = "write what the ranks need of your shell into environment"
 #: Options whose value is a key of the job file as it is.
 _PLAIN = {
     "slurm": {
@@ -44,27 +46,26 @@ _PLAIN = {
         "-wd": "workdir",
     },
 }
+#: Options of qsub, of PBS and of Grid Engine alike, that are left out.
+_OF_QSUB = {
+    **dict.fromkeys(("-o", "-e", "-j"), _LOG),
+    "-m": _MAIL,
+    "-V": _ENVIRONMENT,
+    "-S": "the batch script of allranks is bash",
+}
 #: Options that are left out, and why.
 _LEFT_OUT = {
     "slurm": {
         **dict.fromkeys(("output", "error", "open-mode"), _LOG),
         **dict.fromkeys(("ntasks", "ntasks-per-node", "gpu-bind"), _COUNTS),
-        "mail-type": "allranks sends a mail at the end, and for a failure, to scheduler.mail",
+        "mail-type": _MAIL,
         "requeue": "retry.requeue is the default",
         "wait-all-nodes": "all agents are waited for",
-        "get-user-env": "write what the ranks need of your shell into environment",
+        "get-user-env": _ENVIRONMENT,
     },
-    "pbs": {
-        **dict.fromkeys(("-o", "-e", "-j", "-k"), _LOG),
-        "-m": "allranks sends a mail at the end, and for a failure, to scheduler.mail",
-        "-V": "write what the ranks need of your shell into environment",
-        "-S": "the batch script of allranks is bash",
-    },
+    "pbs": {**_OF_QSUB, "-k": _LOG},
     "grid_engine": {
-        **dict.fromkeys(("-o", "-e", "-j"), _LOG),
-        "-m": "allranks sends a mail at the end, and for a failure, to scheduler.mail",
-        "-V": "write what the ranks need of your shell into environment",
-        "-S": "the batch script of allranks is bash",
+        **_OF_QSUB,
         "-cwd": "workdir is the directory of the job",
         "-notify": "allranks asks for the warning itself",
     },
@@ -122,15 +123,9 @@ def _gives(directive: Directive, name: str) -> bool:
     return directive.name == name
 
 
-def _typed(directive: Directive) -> tuple[str, str]:
-    """Return how a directive of this family starts, and its option as people write it."""
-    long = directive.family == "slurm"
-    return {"slurm": "#SBATCH", "pbs": "#PBS", "grid_engine": "#$"}[directive.family], "--" * long + directive.name
-
-
 def _words(directive: Directive) -> str:
-    _, option = _typed(directive)
-    between = "=" if option.startswith("--") else " "
+    """Return a directive as people write it."""
+    option, between = (f"--{directive.name}", "=") if directive.family == "slurm" else (directive.name, " ")
     return f"{option}{between}{directive.value}" if directive.value else option
 
 

@@ -32,8 +32,8 @@ _FLAGS = (
 _WIDTH = 100
 
 
-def job_text(draft: Draft, others: Sequence[tuple[Draft, list[str]]] = ()) -> str:
-    """Return the job file of a draft; ``others`` are scripts that it replaces too, each with its flags."""
+def job_text(draft: Draft, name: str, others: Sequence[tuple[Draft, list[str]]]) -> str:
+    """Return the job file of a draft, which is called ``name``; ``others`` it replaces too, each with its flags."""
     comments = _Comments(draft)
     body: list[str] = []
     for key in _TOP:
@@ -44,7 +44,7 @@ def job_text(draft: Draft, others: Sequence[tuple[Draft, list[str]]] = ()) -> st
     for section in _SECTIONS:
         body += _section(draft, section, comments)
     lines = [f"# Written by allranks convert from {short(draft.path)}."]
-    lines += [f"# {short(other.path)}: allranks run job.yaml {' '.join(flags)}" for other, flags in others]
+    lines += [f"# {short(other.path)}: allranks run {name} {' '.join(flags)}" for other, flags in others]
     lines += comments.header()
     missing = [note for note in draft.notes if note.kind == "not taken over"]
     foot = [f"# {_where(draft, note.line)}: {note.what}" for note in missing]

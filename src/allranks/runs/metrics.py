@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks import contract
+from allranks.errors import RunFolderError
 
 #: How the names of speeds end, which allranks records itself: steps_per_second, samples_per_second.
 _SPEED = "_per_second"
@@ -28,18 +29,23 @@ def read_metrics(folder: Path) -> list[MetricLine]:
     """Return the lines of a run's metrics in the order of their steps; none if its script logs nothing.
 
     Lines that are cut off and values that are not finite are left out.
+
+    Raises:
+        RunFolderError: the file cannot be read.
     """
-    lines = []
-    with (
-        contextlib.suppress(OSError),
-        (folder / contract.METRICS_FILE).open(encoding="utf-8", errors="replace") as file,
-    ):
-        for text in file:
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                found = json.loads(text)
-                step, when = int(found.pop("step")), float(found.pop("time"))
-                values = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-                lines.append(MetricLine(step, when, values))
+    path, lines = folder / contract.METRICS_FILE, list[MetricLine]()
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for text in file:
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                    found = json.loads(text)
+                    step, when = int(found.pop("step")), float(found.pop("time"))
+                    values = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+                    lines.append(MetricLine(step, when, values))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     return lines
 
 

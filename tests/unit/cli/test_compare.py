@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allranks.errors import RunFolderError
 from allranks.runs import agents
 from allranks.runs.metrics import MetricLine, read_metrics, speeds, values_until
 from allranks.runs.record import load
@@ -21,6 +23,10 @@ def _train(allranks: Any, name: str, *options: str, losses: dict[int, float], pa
     start = agents.began(load(folder))
     record["status"]["ended"] = start + 36.0 * pace
     (folder / "record.json").write_text(json.dumps(record))
+    agent = folder / "attempts" / "000" / "node-000" / "agent.jsonl"
+    events = [json.loads(line) for line in agent.read_text().splitlines()]
+    events = [event | {"time": start + 36.0 * pace} if event["kind"] == "ended" else event for event in events]
+    agent.write_text("".join(json.dumps(event) + "\n" for event in events))
     lines = [
         {"step": step, "time": start + step * pace, "loss": loss, "samples_per_second": 100 / pace}
         for step, loss in losses.items()
@@ -103,3 +109,25 @@ def test_metrics_that_are_cut_off_or_not_finite_are_left_out(tmp_path: Path) -> 
         {"loss": 0.5},
     )
     assert read_metrics(tmp_path / "none") == []
+
+
+def test_ranks_cost_nothing_between_attempts_and_an_attempt_of_unknown_end_is_not_guessed(
+    allranks: Any, two: tuple[str, str]
+) -> None:
+    first = allranks.runs()[0]
+    again = shutil.copytree(first / "attempts" / "000", first / "attempts" / "001")
+    agent = again / "node-000" / "agent.jsonl"
+    events = [json.loads(line) for line in agent.read_text().splitlines()]
+    # An hour in the queue.
+    later = [event | {name: event[name] + 3600.0 for name in ("time", "began") if name in event} for event in events]
+    agent.write_text("".join(json.dumps(event) + "\n" for event in later))
+    found = json.loads(allranks("compare", *two, "--json").stdout)["runs"]
+    assert [(run["attempts"], round(run["rank_hours"], 6)) for run in found] == [(2, 0.02), (1, 0.02)]
+    agent.write_text(json.dumps(later[0]) + "\n")
+    assert json.loads(allranks("compare", *two, "--json").stdout)["runs"][0]["rank_hours"] is None
+
+
+def test_metrics_that_cannot_be_read_are_no_missing_ones(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunFolderError, match="cannot read"):
+        read_metrics(tmp_path)

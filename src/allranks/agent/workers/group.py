@@ -161,6 +161,7 @@ class WorkerGroup:
             if not self._client.pids:
                 break
             self._client.signal(current)
+            self._client.signal(signal.SIGCONT)  # A rank that is stopped hears nothing before that.
             began = time.monotonic()
             while self._client.pids and (left := began + seconds() - time.monotonic()) > 0:
                 if self._stop.hurry and current != signal.SIGKILL:
