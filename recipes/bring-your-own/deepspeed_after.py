@@ -50,8 +50,9 @@ def main():
         if distributed.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
     ctx.close()  # completes the last checkpoint
-    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # Not in main: torch may hang where the model is the last to hold the group.
+    distributed.destroy_process_group()

@@ -34,8 +34,9 @@ def main():
         loss = held_out_loss(model, held_out, device)
         if distributed.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
-    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # Not in main: torch may hang where the model is the last to hold the group.
+    distributed.destroy_process_group()
