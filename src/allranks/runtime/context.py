@@ -19,6 +19,7 @@ from allranks.runtime.batch import positive
 from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
 from allranks.runtime.peers import ALL_LEFT, Peers, StepWatch
 from allranks.runtime.progress import Progress
+from allranks.system.processes import let_gloo_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -600,6 +601,9 @@ class Context:
         if (membership := self._membership) is not None:
             from torch import distributed
 
+            # A model of DistributedDataParallel outlives the group, and ends it with the interpreter's lock held: torch
+            # 2.13 hangs if a thread of gloo's waits for that lock then. This goes for a group of the script's own too.
+            let_gloo_rest()
             if membership.ours and distributed.is_initialized():
                 distributed.destroy_process_group()
             # If the store is gone, the rank that served it has failed; that rank's own error is the one to see.

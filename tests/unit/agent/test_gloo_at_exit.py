@@ -72,7 +72,28 @@ def test_a_rank_is_asked_to_after_all_that_its_script_does(allranks, tmp_path: P
     assert done.stdout.splitlines() == ["[0] the end", "[0] of the script", "[0] looked"]
 
 
-def test_without_our_agent_init_asks_for_it_once(allranks_env: dict[str, str], run_python: Any) -> None:
+def test_without_our_agent_each_close_asks_for_it_and_the_exit_once(
+    allranks_env: dict[str, str], run_python: Any
+) -> None:
     script = f"{LOOK}import allranks\nallranks.init().close()\nallranks.init().close()\nprint('the end')\n"
     done = run_python(script, env={**allranks_env, "OMP_NUM_THREADS": "1"})
-    assert (done.rc, done.stdout.splitlines()) == (0, ["the end", "looked"])
+    assert (done.rc, done.stdout.splitlines()) == (0, ["looked", "looked", "the end", "looked"])
+
+
+CLOSE = """\
+import allranks
+from torch import distributed
+ctx = allranks.init(backend="gloo")
+destroy = distributed.destroy_process_group
+distributed.destroy_process_group = lambda: (print("destroyed"), destroy())
+ctx.close()
+print("the end")
+"""
+
+
+def test_a_context_waits_before_the_group_is_left_to_a_model_that_outlives_it(
+    allranks_env: dict[str, str], run_python: Any
+) -> None:
+    """The model would end the group with the interpreter's lock held, which gloo's threads may wait for."""
+    done = run_python(LOOK + CLOSE, env={**allranks_env, "OMP_NUM_THREADS": "1"})
+    assert done.stdout.splitlines() == ["looked", "destroyed", "the end", "looked"]
