@@ -277,6 +277,16 @@ def test_an_error_before_a_restart_is_not_the_cause(allranks: Any) -> None:
     assert cause(allranks) is None
 
 
+def test_the_verdict_is_on_the_last_of_several_failures(allranks: Any) -> None:
+    allranks.script(
+        "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    {}['w']\nraise ValueError('labels')\n"
+    )
+    assert allranks("run", "train.py", "--max-restarts", "1").rc == 1
+    found = json.loads(allranks("why", "--json").stdout)["diagnosis"]
+    evidence = [line["text"] for line in found["evidence"]]
+    assert (found["place"], evidence, found["sure"]) == ("train.py:4", ["ValueError: labels"], "certain")
+
+
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_the_cause_of_ranks_that_meet(allranks: Any, kind: str) -> None:
     """It takes more than 10 s: two ranks import torch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,12 +106,24 @@ def _with_facts(verdict: Diagnosis | None, facts: Log) -> Diagnosis | None:
 
 
 def logs_of(paths: Sequence[Path]) -> Iterator[Log]:
-    """Yield logs one after the other, of each as much as all together may have."""
+    """Yield logs one after the other: what was written since the last restart, and as much as all together may have."""
+    since = _written_before({path.parent for path in paths})
     most = min(_MOST, max(_LEAST, _BUDGET // max(1, len(paths))))
     for path in paths:
         named = _RANK_IN_NAME.search(path.as_posix())
         rank = next((int(group) for group in named.groups() if group), None) if named else None
         try:
-            yield read(path, most, rank)
+            yield read(path, most, rank, since.get(path, 0))
         except OSError as error:
             raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
+
+
+def _written_before(folders: Iterable[Path]) -> dict[Path, int]:
+    """Return how much was in the logs of ranks, in their nodes' directories, when their last generation started."""
+    found = {}
+    for folder in folders:
+        for event in read_events(folder / contract.AGENT_EVENTS):
+            for rank in event.fields.get("ranks") or () if event.kind == contract.RANKS_STARTED else ():
+                for stream, size in rank.get("written", {}).items():
+                    found[folder / contract.rank_log(rank["rank"], stream)] = int(size)
+    return found

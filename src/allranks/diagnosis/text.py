@@ -76,18 +76,18 @@ class Log:
         return plain(self.texts[at], self.name, self._first + at, self.rank)
 
 
-def read(path: Path, most: int, rank: int | None = None) -> Log:
-    """Read a log; of one that is larger than ``most`` bytes only its end.
+def read(path: Path, most: int, rank: int | None = None, since: int = 0) -> Log:
+    """Read a log from byte ``since`` on; of more than ``most`` bytes only the end.
 
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
-        start = max(0, size - most)
+        start = max(since, size - most)
         stream.seek(start)
         lines = split(stream.read(most))
-    return Log(str(path), lines[1:] if start else lines, rank, is_end=bool(start))
+    return Log(str(path), lines[1:] if start > since else lines, rank, is_end=bool(start))
 
 
 def split(data: bytes) -> list[str]:

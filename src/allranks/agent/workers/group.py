@@ -117,11 +117,13 @@ class WorkerGroup:
             self._facts.close()
         self._facts = NodeFacts(Path(self._node.run_dir))
         starts = []
+        written = []  # What is in a rank's logs by now is of earlier generations.
         for local_rank, rank in enumerate(self._ranks):
             error_file = str(self._folder / contract.rank_error(rank, restart))
             step_file = str(self._folder / contract.rank_step(rank))
             variables = _variables(self._node, generation, local_rank, error_file, step_file)
             out, err = (str(self._folder / contract.rank_log(rank, stream)) for stream in ("out", "err"))
+            written.append({"out": _size(out), "err": _size(err)})
             stacks = str(self._folder / contract.rank_stacks(rank))
             starts.append(RankStart(local_rank, variables, out, err, stacks))
         pids = self._client.start(starts)
@@ -135,7 +137,7 @@ class WorkerGroup:
             master_addr=generation.master_addr,
             master_port=generation.master_port,
             ranks=[
-                {"rank": rank, "local_rank": local_rank, "pid": pids[local_rank]}
+                {"rank": rank, "local_rank": local_rank, "pid": pids[local_rank], "written": written[local_rank]}
                 for local_rank, rank in enumerate(self._ranks)
             ],
         )
@@ -227,6 +229,13 @@ def _memory(ended: RankExit) -> dict[str, int]:
 
     limits = (cgroups.memory(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return {"memory": ended.memory, "memory_limit": min(filter(None, limits))}
+
+
+def _size(log: str) -> int:
+    try:
+        return Path(log).stat().st_size
+    except OSError:
+        return 0
 
 
 def _variables(
