@@ -16,7 +16,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import json_option
 from allranks.errors import AllranksError, UsageError
-from allranks.job.units import format_count, format_size
+from allranks.job.units import format_count, format_seconds, format_size
 from allranks.record import checkpoints
 from allranks.record.checkpoints import CheckpointEntry
 
@@ -145,7 +145,7 @@ def _row(entry: CheckpointEntry, latest: str) -> tuple[str, ...]:
     if manifest is None:
         return (str(entry.step), "-", "-", "-", "-", state, mark)
     metric = "-" if manifest.metric is None else f"{manifest.metric_name or 'metric'} {manifest.metric:.6g}"
-    age = render.seconds(max(0.0, time.time() - manifest.time))
+    age = format_seconds(max(0.0, time.time() - manifest.time))
     return (str(entry.step), age, format_size(manifest.size), str(manifest.world_size), metric, state, mark)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from allranks.checks.model import Grade
 from allranks.cli import render
 from allranks.errors import AllranksError, PreflightError, StartCancelledError
-from allranks.job.units import format_count
+from allranks.job.units import format_count, format_seconds
 from allranks.system.hostlist import fold
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def show(report: Report) -> None:
     counts = {"failed": failed, "warning" if warned == 1 else "warnings": warned, "passed": passed, "skipped": skipped}
     summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     on = f" on {format_count(len(report.nodes), 'node')}" if report.nodes else ""
-    render.talk(f"allranks: {summary or 'nothing was checked'}{on}, in {render.seconds(report.seconds)}")
+    render.talk(f"allranks: {summary or 'nothing was checked'}{on}, in {format_seconds(report.seconds)}")
 
 
 def grouped(results: Iterable[Result]) -> list[tuple[Result, list[str]]]:

@@ -29,6 +29,7 @@ GROUPS = {
         "why": "Explain why a run failed, or any PyTorch log.",
         "top": "Show the CPU, memory and GPU use of a run.",
         "compare": "Compare the speed, metrics and settings of runs.",
+        "report": "Write a report on runs as one HTML file.",
     },
     "Check first": {
         "check": "Check this machine, or all nodes of a job.",

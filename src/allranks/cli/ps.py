@@ -11,7 +11,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.runs import folder_option, json_option, report, runs_folder, settled_runs
-from allranks.job.units import format_count
+from allranks.job.units import format_count, format_seconds
 from allranks.runs.record import Run, run_ids, unreadable, where_runs_are
 from allranks.runs.status import State
 
@@ -72,7 +72,7 @@ def _text(runs: list[Run]) -> str:
 def _row(run: Run) -> tuple[str, ...]:
     record, status = run.record, run.record.status
     began = status.started or record.created
-    took = render.seconds((status.ended or time.time()) - began) if status.ended or not status.state.is_final else "-"
+    took = format_seconds((status.ended or time.time()) - began) if status.ended or not status.state.is_final else "-"
     code = "-" if status.exit_code is None else str(status.exit_code)
     reason = ": ".join(filter(None, (status.reason, status.cause)))
     what = (record.id, render.state(status.state), code, str(record.world_size), record.cluster)

@@ -169,18 +169,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def seconds(amount: float) -> str:
-    """Write a span of time the way people say it: 8.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    if amount < 60:
-        return f"{amount:.1f} s"
-    minutes, second = divmod(round(amount), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour} h"
-    return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
-
-
 def ranks(plan: Plan) -> str:
     """Write how many ranks there will be: 4 ranks, 2 to 8 ranks, as many ranks as the nodes have GPUs."""
     if plan.ranks_unknown:

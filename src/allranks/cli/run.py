@@ -21,7 +21,7 @@ from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import name_to_type, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
-from allranks.job.units import format_count
+from allranks.job.units import format_count, format_seconds
 from allranks.logs.merge import follow
 from allranks.runs.status import State
 
@@ -274,7 +274,7 @@ def _conclude(run: Run) -> int:
     """Report how a run ended, and return its exit code; a run that was cancelled is no error."""
     status = run.record.status
     if status.state is State.SUCCEEDED:
-        took = f" in {render.seconds(status.ended - status.started)}" if status.ended and status.started else ""
+        took = f" in {format_seconds(status.ended - status.started)}" if status.ended and status.started else ""
         render.talk(f"allranks: {run.record.id} succeeded{took}")
         if status.reason:
             render.talk(f"allranks: note: {render.one_line(status.reason)}")

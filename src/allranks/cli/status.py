@@ -11,7 +11,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
-from allranks.job.units import format_count, format_size
+from allranks.job.units import format_count, format_seconds, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
 
@@ -71,7 +71,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "job": run.job_id,
         "agent": handle.pid and f"process {handle.pid} on {handle.host}",
         "started": f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(began))}  {render.dim(render.age(began))}",
-        "took": render.seconds((status.ended or time.time()) - began) if has_end else None,
+        "took": format_seconds((status.ended or time.time()) - began) if has_end else None,
         "attempts": run.attempt and str(run.attempt + 1),
         "checkpoint": saved and f"step {saved[-1]}",
         "restarts": status.restarts and str(status.restarts),

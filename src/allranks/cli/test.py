@@ -17,7 +17,7 @@ from allranks.cli.options import JobCommand, job_options, launch_of, load, quick
 from allranks.cli.run import Relay, introduce
 from allranks.cli.runs import json_option
 from allranks.errors import PreflightError
-from allranks.job.units import format_count, format_size
+from allranks.job.units import format_count, format_seconds, format_size
 from allranks.record.selftest import RankInfo
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _conclude(trial: Trial, parts: Sequence[PartResult]) -> int:
             render.talk(f"allranks: {run.record.id}: it ended with {place}")
         render.error(explain(run))
         return status.exit_code or 1
-    took = f" in {render.seconds(status.ended - status.started)}" if status.ended and status.started else ""
+    took = f" in {format_seconds(status.ended - status.started)}" if status.ended and status.started else ""
     ranks = format_count(len(trial.of(RankInfo)), "rank")
     render.talk(f"allranks: {run.record.id}: self-test passed on {ranks}{took}")
     return 0

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import click
 
-from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import json_option, run_arguments, runs_folder
-from allranks.job.units import format_size
+from allranks.job.units import format_seconds, format_size
 from allranks.runs.hangs import quiet_for, span
 from allranks.runs.record import Run, find
 from allranks.runs.status import State
+from allranks.runs.usage import node_usage
 
 _HEADER = ("NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU MEMORY", "SEEN")
 _SECONDS = 2.0
@@ -35,7 +32,7 @@ def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> i
     kind = load_kind(found.record.kind)  # One object: it limits how often its cluster is queried.
     found = settled(found, kind)
     if as_json:
-        render.as_json([{**usage, "time": render.iso(usage["time"])} for usage in _usage(found)])
+        render.as_json([{**usage, "time": render.iso(usage["time"])} for usage in node_usage(found)])
         return 0
     if once or not render.is_lively(sys.stdout) or found.record.status.state.is_final:
         render.data(_text(found))
@@ -53,8 +50,8 @@ def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> i
 
 def _text(run: Run) -> str:
     rows = []
-    for node in _usage(run):
-        seen = f"{render.seconds(max(0.0, time.time() - node['time']))} ago"
+    for node in node_usage(run):
+        seen = f"{format_seconds(max(0.0, time.time() - node['time']))} ago"
         used = (f"{node['node']} {node['host']}".rstrip(), f"{node['cpus']:.1f}", format_size(node["memory"]))
         for number, gpu in enumerate(node["gpus"]):
             memory = f"{format_size(gpu['memory'])} of {format_size(gpu['total'])}"
@@ -69,15 +66,3 @@ def _text(run: Run) -> str:
     is_running = run.record.status.state is State.RUNNING
     quiet = quiet_for(run.attempt_folder) if is_running else None
     return render.table(_HEADER, rows) + (f"\nno step for {span(quiet)}" if quiet else "")
-
-
-def _usage(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the newest report of each node by number: CPUs that the run kept busy, bytes of memory, and its GPUs."""
-    for path in sorted(run.attempt_folder.glob(f"node-*/{contract.USAGE}")):
-        try:
-            found = json.loads(path.read_text())
-            gpus = [{key: gpu[key] for key in ("busy", "memory", "total")} for gpu in found["gpus"]]
-            named = {key: found[key] for key in ("host", "time", "cpus", "memory")}
-            yield {"node": int(path.parent.name.removeprefix("node-")), **named, "gpus": gpus}
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # Being written, or of another version.

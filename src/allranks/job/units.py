@@ -51,6 +51,18 @@ def format_duration(seconds: int) -> str:
     return f"{hours:02d}:{minute:02d}:{second:02d}"
 
 
+def format_seconds(amount: float) -> str:
+    """Write a span of time the way people say it: 8.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if amount < 60:
+        return f"{amount:.1f} s"
+    minutes, second = divmod(round(amount), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
+
+
 def parse_memory(text: str) -> int:
     """Return the bytes in ``text``; a bare number means megabytes, as in ``sbatch --mem``."""
     match = _MEMORY.fullmatch(text.strip())

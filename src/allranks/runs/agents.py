@@ -224,6 +224,13 @@ def _last(folder: Path, kind: str) -> Event | None:
     return events[-1] if events else None
 
 
+def history(node: Path) -> list[tuple[float, str]]:
+    """Return what an agent has recorded in its node's directory, a line each, with its time in seconds since 1970."""
+    reader = Happened(node)
+    events = read_events(node / contract.AGENT_EVENTS)
+    return [(event.time, line) for event in events if (line := reader.line(event))]
+
+
 class Happened:
     """Reads new events of an agent in its node's directory. All agents record the same about other nodes."""
 
@@ -251,13 +258,14 @@ class Happened:
         self._size = size
         events = [*read_events(path)][self._count :]
         self._count += len(events)
-        return [line for event in events if (line := self._line(event))]
+        return [line for event in events if (line := self.line(event))]
 
     def _lacks_agent(self) -> bool:
         """Return True if a scheduler has started the ranks: there are logs, and no agent."""
         return (self._node / contract.LOG_INDEX).exists() and not (self._node / contract.HEARTBEAT).exists()
 
-    def _line(self, event: Event) -> str | None:
+    def line(self, event: Event) -> str | None:
+        """Return what an event says to people; None if nothing."""
         fields = event.fields
         match event.kind:
             case contract.RANKS_STARTED:

@@ -8,39 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained import train
 
 from allranks.errors import RunFolderError
-from allranks.runs import agents
 from allranks.runs.metrics import MetricLine, read_metrics, speeds, values_until
-from allranks.runs.record import load
-
-
-def _train(allranks: Any, name: str, *options: str, losses: dict[int, float], pace: float) -> Path:
-    """Run a script that logs nothing, with a name and options, and write what ``ctx.metrics.log`` would have."""
-    assert allranks("run", "train.py", "--name", name, *options).rc == 0
-    folder: Path = allranks.runs()[-1]
-    record = json.loads((folder / "record.json").read_text())
-    start = agents.began(load(folder))
-    record["status"]["ended"] = start + 36.0 * pace
-    (folder / "record.json").write_text(json.dumps(record))
-    agent = folder / "attempts" / "000" / "node-000" / "agent.jsonl"
-    events = [json.loads(line) for line in agent.read_text().splitlines()]
-    events = [event | {"time": start + 36.0 * pace} if event["kind"] == "ended" else event for event in events]
-    agent.write_text("".join(json.dumps(event) + "\n" for event in events))
-    lines = [
-        {"step": step, "time": start + step * pace, "loss": loss, "samples_per_second": 100 / pace}
-        for step, loss in losses.items()
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 @pytest.fixture
 def two(allranks: Any) -> tuple[str, str]:
     """Give the ids of two runs: the second takes twice the time for a step, and has made half of them."""
     allranks.script("")
-    fast = _train(allranks, "fast", "--", "--lr", "0.1", losses={10: 2.0, 20: 1.0, 30: 0.5}, pace=1.0)
-    slow = _train(allranks, "slow", "--", "--lr=0.2", "--warm", losses={5: 1.5, 15: 0.75}, pace=2.0)
+    fast = train(allranks, "fast", "--", "--lr", "0.1", losses={10: 2.0, 20: 1.0, 30: 0.5}, pace=1.0)
+    slow = train(allranks, "slow", "--", "--lr=0.2", "--warm", losses={5: 1.5, 15: 0.75}, pace=2.0)
     return fast.name, slow.name
 
 

@@ -1,0 +1,45 @@
+"""`allranks report` on a run of 1,024 ranks that logged each of 100,000 steps: time, memory and size of the file.
+
+The bars are absolute: 10 s, 1 GB, 2 MB. Beside the time stands that of reading the same metrics with the json module.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+from harness import ALLRANKS, PYTHON, checked, in_turn, report, timed, workplace
+from status import enlarge
+
+STEPS = 100_000
+READ = "import json, sys\nfor line in open(sys.argv[1]):\n    json.loads(line)\n"
+
+
+def log(path: Path, start: float) -> None:
+    """Write what a training leaves that logs four values in each step."""
+    with path.open("w") as file:
+        for step in range(1, STEPS + 1):
+            values = {"loss": 1 / step, "grad_norm": step % 97 / 97, "lr": 1e-3, "samples_per_second": 9000 + step % 13}
+            file.write(json.dumps({"step": step, "time": start + step / 10, **values}) + "\n")
+
+
+def main() -> None:
+    with workplace(script="print('hello')", read=READ) as folder:
+        checked([*ALLRANKS, "run", "script.py", "--no-warm"], folder)
+        run = (folder / "runs" / "latest").resolve()
+        enlarge(run)
+        log(run / "metrics.jsonl", json.loads((run / "record.json").read_text())["created"])
+        ours, reading = in_turn(
+            3,
+            lambda: timed([*ALLRANKS, "report"], folder),
+            lambda: timed([PYTHON, "read.py", str(run / "metrics.jsonl")], folder),
+        )
+        size = (folder / "report.html").stat().st_size
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
+    report("allranks report against reading its metrics", ours, reading, "s", "ours <= 10 s")
+    print(f"memory of the largest process {memory:.2f} GB (bar: 1 GB); report.html {size / 1e6:.2f} MB (bar: 2 MB)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What runs are compared by: their settings, results and metrics."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks import contract
+from allranks.runs import agents
+from allranks.runs.metrics import MetricLine, read_metrics
+from allranks.runs.record import Run
+
+#: Keys of a job that say where a run is kept, and not how it trains.
+_OF_NO_RESULT = ("name", "runs.folder", "runs.group_readable")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run with what it is compared by.
+
+    Attributes:
+        start: when its ranks started first, in seconds since 1970.
+        settings: its job as it ran, by the names of the job file; flags of the script by their own.
+    """
+
+    run: Run
+    start: float
+    metrics: list[MetricLine]
+    settings: Mapping[str, str]
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took from its first start to its end; None while it runs."""
+        ended = self.run.record.status.ended
+        return ended - self.start if ended else None
+
+
+def read(run: Run) -> Compared:
+    """Read what a run is compared by.
+
+    Raises:
+        RunFolderError: its metrics cannot be read.
+    """
+    start = agents.began(run) or run.record.status.started or run.record.created
+    return Compared(run, start, read_metrics(run.folder), _settings(run.folder / contract.JOB_FILE))
+
+
+def _settings(path: Path) -> dict[str, str]:
+    """Return the keys of a run's job file with their values as text."""
+    from allranks.job.files import read_job_file  # It imports pydantic, which the help does not need.
+
+    job = read_job_file(path, Path.cwd())
+    flags = _flags(job.pop("args", None) or [])
+    return {**dict(_flat(job, "")), **flags}
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else key)
+    elif name not in _OF_NO_RESULT:
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else "-" if value is None else str(value)
+
+
+def _flags(args: Sequence[str]) -> dict[str, str]:
+    """Return a script's arguments by flag, with the values that follow each; what stands before them is ``args``."""
+    found: dict[str, list[str]] = {}
+    name = "args"
+    for word in args:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            found.setdefault(name, []).extend([value] if value else [])
+        else:
+            found.setdefault(name, []).append(word)
+    return {name: shlex.join(values) or "yes" for name, values in found.items()}
+
+
+def common_end(compared: Sequence[Compared]) -> tuple[int, float]:
+    """Return the last step, and the last time in seconds after the start, that all runs with metrics have reached."""
+    with_metrics = [each for each in compared if each.metrics]
+    steps = [each.metrics[-1].step for each in with_metrics]
+    seconds = [each.metrics[-1].time - each.start for each in with_metrics]
+    return min(steps, default=0), max(0.0, min(seconds, default=0.0))
+
+
+def rank_hours(run: Run) -> float | None:
+    """Return the hours of all ranks in all attempts, without the waits between; None if the end of one is not known."""
+    seconds = 0.0
+    for number in range(run.attempt + 1):
+        folder = run.folder / contract.attempt_dir(number)
+        status, (ranks, _) = agents.reported_by_all(folder), agents.size(folder) or (run.world_size, 1)
+        if not (status.started and status.ended):
+            return None
+        seconds += (status.ended - status.started) * ranks
+    return seconds / 3600
+
+
+def names_of(values: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return all names, in the order in which they come first."""
+    return [*dict.fromkeys(name for each in values for name in each)]
+
+
+def different(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
+    """Return the settings that are not the same in all runs."""
+    every = [each.settings for each in compared]
+    rows = [(name, *(each.get(name, "-") for each in every)) for name in names_of(every)]
+    return [row for row in rows if len({*row[1:]}) > 1]

@@ -1,0 +1,170 @@
+"""``allranks report``: runs as plain JSON, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from allranks import __version__
+from allranks.job.units import format_seconds
+from allranks.launch.verdict import has_failed, verdict_on
+from allranks.record.events import read_saves
+from allranks.runs.comparison import Compared, different, names_of, rank_hours
+from allranks.runs.metrics import MetricLine, speeds
+from allranks.runs.usage import node_usage
+from allranks.view.attempts import attempts_of
+
+#: Points of a curve: more than a screen has columns, and little for a file.
+MOST_POINTS = 1000
+_MOST_ADVICE = 3
+_HOUR = 3600.0
+
+
+def to_page(data: dict[str, Any]) -> str:
+    """Return one HTML file that shows the data, and needs nothing else."""
+    page = files("allranks.view").joinpath("report.html").read_text(encoding="utf-8")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    # Of all that JSON may hold, only this could end the element that it stands in.
+    return page.replace("{{data}}", text.replace("<", r"\u003c"))
+
+
+def to_data(compared: Sequence[Compared]) -> dict[str, Any]:
+    """Return all that a report on runs shows. Times are seconds since 1970, spans are seconds.
+
+    Raises:
+        RunFolderError: a log of a failed run cannot be read.
+    """
+    settings = different(compared)
+    if len(compared) == 1:
+        settings = [(name, value) for name, value in compared[0].settings.items() if value != "-"]
+    return {
+        "version": __version__,
+        "runs": [_run(each) for each in compared],
+        "settings": settings,
+        "curves": _curves(compared),
+        "scaling": _scaling(compared),
+    }
+
+
+def _run(compared: Compared) -> dict[str, Any]:
+    run, record = compared.run, compared.run.record
+    status, attempts = record.status, attempts_of(run)
+    verdict = verdict_on(run) if has_failed(run) else None
+    saved = [save for save in read_saves(run.folder) if save.path]
+    spent = defaultdict[str, float](float)
+    for phase in (phase for attempt in attempts for phase in attempt.phases):
+        spent[phase.kind] += phase.end - phase.start
+    return {
+        "id": record.id,
+        "state": status.state.value,
+        "reason": status.cause or status.reason,
+        "command": run.command,
+        "folder": str(run.folder),
+        "cluster": record.cluster,
+        "kind": record.kind,
+        "ranks": run.world_size,
+        "nodes": record.nnodes,
+        "created": record.created,
+        "ended": status.ended,
+        "rank_hours": None if run.tasks else rank_hours(run),
+        "steps": compared.metrics[-1].step if compared.metrics else None,
+        "speeds": speeds(compared.metrics),
+        "checkpoints": len(saved),
+        "last_checkpoint": saved[-1].step if saved else None,
+        "spent": dict(spent),
+        "verdict": asdict(verdict) if verdict else None,
+        "advice": _advice(compared, spent, len(saved))[:_MOST_ADVICE],
+        "attempts": [{**asdict(attempt), "state": attempt.state.value} for attempt in attempts],
+        "usage": [*node_usage(run)],
+    }
+
+
+def _advice(compared: Compared, spent: Mapping[str, float], saves: int) -> list[str]:
+    """Return what could be better, the most important first, each with the numbers that say so."""
+    found = []
+    whole = sum(spent.values())
+    if spent["waiting"] > max(0.2 * whole, 60):
+        found.append(
+            f"It waited {format_seconds(spent['waiting'])} of {format_seconds(whole)} for nodes: a shorter time limit "
+            "or fewer nodes start sooner on most schedulers."
+        )
+    began = spent["starting"] + spent["restarting"]
+    if began > max(0.1 * whole, 60):
+        found.append(
+            f"Starting and restarting took {format_seconds(began)} of {format_seconds(whole)}: allranks check --full "
+            "measures what the nodes and the shared directory need for it."
+        )
+    if spent["running"] > _HOUR and not saves:
+        found.append(
+            f"No checkpoint was saved in {format_seconds(spent['running'])}: a failure costs all of it. "
+            "ctx.checkpoints saves and resumes."
+        )
+    return found + _slowdowns(compared.metrics)
+
+
+def _slowdowns(lines: Sequence[MetricLine]) -> list[str]:
+    """Return a sentence if the last quarter of the steps was much slower than those before."""
+    cut = len(lines) * 3 // 4
+    before, after = speeds([*lines[:cut]]), speeds([*lines[cut:]])
+    name = next(iter(before), "")
+    if len(lines) >= 20 and after.get(name, before.get(name, 0)) < 0.8 * before[name]:
+        unit = name.replace("_per_second", "/s")
+        return [
+            f"The last quarter was slower: {after[name]:.4g} {unit} after {before[name]:.4g} {unit}. "
+            "allranks top shows what the nodes do while it runs."
+        ]
+    return []
+
+
+def _curves(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return the curve of each metric: of each run that has it, steps, seconds since its start, and values."""
+    curves = []
+    for name in names_of(line.values for each in compared for line in each.metrics):
+        series = []
+        for number, each in enumerate(compared):
+            lines = [line for line in each.metrics if name in line.values]
+            kept = [lines[at] for at in thinned([line.values[name] for line in lines], MOST_POINTS)]
+            if kept:
+                steps, seconds = [line.step for line in kept], [round(line.time - each.start, 3) for line in kept]
+                values = [float(f"{line.values[name]:.6g}") for line in kept]
+                series.append({"run": number, "steps": steps, "seconds": seconds, "values": values})
+        curves.append({"name": name, "series": series})
+    return curves
+
+
+def thinned(values: Sequence[float], most: int) -> list[int]:
+    """Return at most ``most`` positions, in order, with the first, the last, and the extremes of what lies between."""
+    if len(values) <= most:
+        return [*range(len(values))]
+    parts = (most - 2) // 2
+    kept = {0, len(values) - 1}
+    for part in range(parts):
+        span = range(len(values) * part // parts, len(values) * (part + 1) // parts)
+        kept |= {min(span, key=values.__getitem__), max(span, key=values.__getitem__)}
+    return sorted(kept)
+
+
+def _scaling(compared: Sequence[Compared]) -> dict[str, Any] | None:
+    """Return speeds with speed-up and efficiency, relative to the run of fewest ranks; None if all have as many."""
+    rates = [speeds(each.metrics) for each in compared]
+    names = [name for name in names_of(rates) if all(name in rate for rate in rates)]
+    if not names or len({each.run.world_size for each in compared}) < 2:
+        return None
+    name = names[-1]  # Of steps and samples per second the latter, whatever the batch.
+    ordered = sorted(range(len(compared)), key=lambda at: compared[at].run.world_size)
+    least, slowest = compared[ordered[0]].run.world_size, rates[ordered[0]][name]
+    rows = [
+        {
+            "run": at,
+            "ranks": compared[at].run.world_size,
+            "speed": rates[at][name],
+            "speedup": rates[at][name] / slowest,
+            "efficiency": rates[at][name] / slowest / (compared[at].run.world_size / least),
+        }
+        for at in ordered
+    ]
+    return {"name": name, "rows": rows}
