@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import os
@@ -332,11 +333,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show where the time went: seconds and tests by directory, and the slowest tests."""
-    seconds: Counter[str] = Counter()
+    """Show where the time went: seconds and tests by directory, the slowest tests, and those that do not say why."""
+    seconds, own = Counter[str](), Counter[str]()
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
             seconds[report.nodeid] += report.duration
+            own[report.nodeid] += report.duration if report.when == "call" else 0  # Others share its fixtures.
     if not seconds:
         return
     folders: dict[str, list[float]] = {}
@@ -348,3 +350,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("the slowest tests, in seconds")
     for name, spent in seconds.most_common(15):
         terminalreporter.line(f"{spent:8.1f} {name[:140]}")
+    root = terminalreporter.config.rootpath
+    silent = [(name, spent) for name, spent in own.most_common() if spent > 10 and not _says_why(root, name)]
+    if silent:
+        terminalreporter.section(f"over 10 s, and the docstring does not say why: {len(silent)}")
+    for name, spent in silent[:15]:
+        terminalreporter.line(f"{spent:8.1f} {name[:140]}")
+
+
+def _says_why(root: Path, name: str) -> bool:
+    """Return whether the docstring of a test says why it takes more than 10 s; workers of xdist have it, not we."""
+    path, _, function = name.partition("[")[0].partition("@")[0].partition("::")
+    for node in ast.walk(ast.parse((root / path).read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == function.rpartition("::")[2]:
+            return "10 s" in (ast.get_docstring(node) or "")
+    return True  # It is no function: hypothesis or a plug-in made it.

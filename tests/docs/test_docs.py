@@ -174,6 +174,8 @@ def shape(text: str) -> list[str]:
     """Return the lines of a session without what differs from machine to machine and from run to run."""
     text = re.sub(r"train-\d{4}-\d{4}(-\d+)?", "RUN", text)
     text = re.sub(r"backend gloo \(.*\)", "backend gloo (WHY)", text)
+    text = re.sub(r"allranks: RUN: still .*\n", "", text)  # What it waits for, after 30 s on a slow machine.
+    text = re.sub(r"RUN succeeded in .*", "RUN succeeded in TIME", text)  # With minutes there.
     return re.sub(r"\d+(\.\d+)?", "N", text).splitlines()
 
 

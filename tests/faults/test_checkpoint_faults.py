@@ -165,6 +165,7 @@ with allranks.init() as ctx:
 
 
 def test_resuming_removes_what_a_killed_save_has_left_on_a_full_disk(small_disk, allranks_env, run_python):
+    """It takes more than 10 s on a slow machine: two trainings save to a disk that is full."""
     folder = small_disk / "checkpoints"
     done = run_python(KILLED_WHEN_FULL, folder, env={**allranks_env, "OMP_NUM_THREADS": "1"})
     assert (done.rc, done.stdout) == (-signal.SIGKILL, "resumed None\n"), done.stderr

@@ -40,6 +40,7 @@ def run(by_hand: ByHand) -> ByHand:
 
 
 def test_nodes_form_one_world_in_their_order(run: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: three agents import torch."""
     run.nodes = 3
     run.orders(TELL + "meet()")
     run.start(2, ranks=1)
@@ -57,6 +58,7 @@ def test_nodes_form_one_world_in_their_order(run: ByHand) -> None:
 
 
 def test_ranks_of_several_nodes_that_never_meet_are_noted_on_all(run: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: two agents import torch, one after the other."""
     run.orders("import torch")
     run.start(ranks=1)
     assert run.wait() == [0, 0]
@@ -68,6 +70,7 @@ def test_ranks_of_several_nodes_that_never_meet_are_noted_on_all(run: ByHand) ->
 
 
 def test_ranks_that_end_apart_are_waited_for_and_then_all_agents_end_at_once(run: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: two agents import torch, one after the other."""
     run.orders(
         TELL + "meet()\ndist.destroy_process_group()\nwhile rank == 3 and not os.path.exists('go'): time.sleep(.01)"
     )
@@ -84,6 +87,7 @@ def test_ranks_that_end_apart_are_waited_for_and_then_all_agents_end_at_once(run
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_the_first_failure_of_any_node_is_that_of_all(run: ByHand, node: int) -> None:
+    """It takes more than 10 s on a slow machine: two agents import torch, one after the other."""
     run.orders(TELL + f"meet()\nif rank == {2 * node + 1}: sys.exit(7)\ndist.barrier()\nhang()")
     run.start()
     assert run.wait() == [7, 7]
@@ -93,7 +97,10 @@ def test_the_first_failure_of_any_node_is_that_of_all(run: ByHand, node: int) ->
 
 
 def test_restarts_are_counted_over_all_nodes(run: ByHand) -> None:
-    """Three failures in turn on both nodes: two restarts are allowed."""
+    """Three failures in turn on both nodes: two restarts are allowed.
+
+    It takes more than 10 s on a slow machine: two agents import torch, one after the other.
+    """
     fail = "meet()\ndist.barrier()\nif rank == (1, 2, 0)[generation]: os.kill(os.getpid(), 9)\ndist.barrier()\nhang()"
     run.orders(TELL + fail, max_restarts=2)
     run.start()
@@ -108,6 +115,7 @@ def test_restarts_are_counted_over_all_nodes(run: ByHand) -> None:
 
 
 def test_a_node_that_dies_is_gone_without(run: ByHand) -> None:
+    """It takes more than 10 s on a slow machine: three agents import torch."""
     run.nodes = 3
     run.orders(TRAIN, min_nodes=2)
     run.start(ranks=1)
@@ -131,7 +139,10 @@ def test_a_node_that_dies_is_gone_without(run: ByHand) -> None:
 
 
 def test_a_spare_node_takes_the_place_of_one_that_dies(run: ByHand) -> None:
-    """A spare that is asked to end leaves alone; the other one gets the ranks of the lost node, in their order."""
+    """A spare that is asked to end leaves alone; the other one gets the ranks of the lost node, in their order.
+
+    It takes more than 10 s: five agents, and torch is imported in each that has ranks.
+    """
     run.nodes = 5
     run.orders(TRAIN, min_nodes=3, spares=2)
     run.start(ranks=1)
@@ -153,6 +164,7 @@ def test_a_spare_node_takes_the_place_of_one_that_dies(run: ByHand) -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_is_needed_and_dies_ends_all(run: ByHand, node: int) -> None:
+    """It takes more than 10 s on a slow machine: two agents import torch, one after the other."""
     run.orders(TRAIN, max_restarts=3)
     run.start()
     wait_for_line(run, 0, 1, "1 1 4 2 0 2 0 6")
@@ -192,6 +204,7 @@ def test_who_stops_one_agent_stops_all(run: ByHand, node: int) -> None:
 
 
 def test_ranks_that_saved_and_left_end_all_agents_so(run: ByHand) -> None:
+    """It takes more than 10 s: two agents import torch, and their ranks what an optimizer needs."""
     script = """\
         import os, sys, time, torch, allranks
         with allranks.init() as ctx:
@@ -223,7 +236,10 @@ def test_ranks_that_saved_and_left_end_all_agents_so(run: ByHand) -> None:
 
 
 def test_a_rank_that_waits_for_one_of_another_node_leaves_when_that_is_killed(run: ByHand) -> None:
-    """Nobody on its own machine can see that: node 0's agent tells it."""
+    """Nobody on its own machine can see that: node 0's agent tells it.
+
+    It takes more than 10 s on a slow machine: two agents import torch, one after the other.
+    """
     script = """
 import os, signal, torch, allranks
 from allranks.runtime import peers

@@ -115,6 +115,7 @@ def test_restarts_of_torchrun_itself(allranks):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_command_ends_the_run(allranks, watch, finish, name: str):
+    """It takes more than 10 s on a slow machine: torch's own launcher and its ranks import torch."""
     number = getattr(signal, name)
     process = _start(allranks, UP, "--launcher=legacy")
     process.send_signal(number)

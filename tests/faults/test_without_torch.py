@@ -173,6 +173,7 @@ def test_a_signal_is_heard_while_torch_is_imported(allranks, watch, finish):
 
 
 def test_a_signal_is_heard_once_the_store_answers(allranks, watch, finish):
+    """It takes more than 10 s on a slow machine: an agent imports torch."""
     process = _until_torch_is_imported(allranks, watch, 0)
     (allranks.folder / "gate").write_text("")
     store = f":{watch.event('ranks-started')['master_port']:04X} 00000000:0000 0A"

@@ -117,6 +117,7 @@ def test_a_trainer_of_hugging_face_is_continued_to_the_bit(train, tmp_path):
     [("torchrun_before", 2, []), ("accelerate_before", 1, []), ("deepspeed_before", 1, ["--local_rank", 0])],
 )
 def test_the_scripts_before_are_complete(train, name, ranks, args):
+    """It takes more than 10 s on a slow machine: Accelerate and DeepSpeed are large to import."""
     pytest.importorskip("accelerate")
     code, out, err = train(name, "before", ranks, args=args)
     assert code == 0, err

@@ -68,7 +68,10 @@ def test_the_job_file_reaches_its_loss_with_two_ranks(allranks):
 
 
 def test_the_losses_are_those_of_one_rank_on_two_and_four_with_every_strategy(train):
-    """Ranks add the same gradients in another order: single precision's 2^-24, which Adam's first steps enlarge."""
+    """Ranks add the same gradients in another order: single precision's 2^-24, which Adam's first steps enlarge.
+
+    It takes more than 10 s: three trainings, one of them of four ranks.
+    """
     alone, shown = train("alone")
     norms = [float(norm) for norm in NORM.findall(shown)]
     assert len(norms) == 4
@@ -90,6 +93,7 @@ def test_the_losses_are_those_of_one_rank_on_two_and_four_with_every_strategy(tr
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_continued_from_the_middle_it_equals_an_undisturbed_training_to_the_bit(train, tmp_path, strategy):
+    """It takes more than 10 s on a slow machine: two trainings of two ranks."""
     options = ["--strategy", strategy, "--save-every", "2", "--accumulate", "2"]
     whole, _ = train("whole", *options, ranks=2)
     checkpoints = tmp_path / "whole" / "checkpoints"

@@ -65,6 +65,7 @@ def test_two_ranks_reach_97_percent(tmp_path):
 
 
 def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path, train):
+    """It takes more than 10 s on a slow machine: four trainings."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     write_mnist(tmp_path)
     common = ["--data-dir", tmp_path, "--batch-size", 8, "--accumulate", 2, "--precision", "bf16"]

@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +22,13 @@ WAITS = (
     ("agent.many_nodes", "_WITHOUT_A_NODE_SECONDS", 5.0, 0.5),
     ("agent.nodes.client", "_OTHER_KEY_SECONDS", 30.0, 3.0),
     ("agent.workers.fork_server", "_LEFT_PATIENCE", 5.0, 0.5),
+    ("agent.hangs", "_LEAST_SECONDS", 300.0, 30.0),
+    ("agent.hangs", "_LOOK_SECONDS", 1.0, 0.1),
+    ("agent.hangs", "_SAMPLE_SECONDS", 5.0, 0.5),
+    ("agent.hangs", "_NEAR_SECONDS", 300.0, 30.0),
     ("agent.heartbeat", "_HEARTBEAT_SECONDS", 5.0, 0.5),
     ("runs.agents", "HEARTBEAT_IS_OLD", 30.0, 3.0),
+    ("runs.hangs", "_SHOWN_AFTER", 60.0, 6.0),
     ("clusters.batch.cluster", "_MOST_SECONDS", 15.0, 1.5),
     ("clusters.batch.query", "_AFTER_ID_SECONDS", 10.0, 1.0),
     ("agent.tasks", "_HEARD", 5, 1),
@@ -63,6 +70,14 @@ def test_a_wait_is_real_unless_a_test_has_it_shorter(
 ) -> None:
     assert loaded["real"][module, name] == real
     assert loaded["tenth"][module, name] == tenth
+
+
+def test_no_wait_that_the_setting_scales_is_left_out() -> None:
+    root, found = Path(contract.__file__).parent, Counter[str]()
+    for path in root.rglob("*.py"):
+        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        found[module] += len(re.findall(r"\b(?:scaled|full)_wait\(\d", path.read_text()))
+    assert +found == Counter(module for module, *_ in WAITS)
 
 
 @pytest.mark.parametrize("factor", ["", "fast", "0", "-1", "1.1", "nan", "inf"])

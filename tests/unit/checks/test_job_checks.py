@@ -183,6 +183,13 @@ def test_a_configuration_that_lies_deeper_may_be_meant(tmp_path: Path) -> None:
     assert (good.grade, good.what) == (Grade.PASS, f"{tmp_path}/conf/exp/big.yaml: taken to be what --config means")
 
 
+def test_a_configuration_in_a_hidden_directory_is_not_meant(tmp_path: Path) -> None:
+    (tmp_path / ".old").mkdir()
+    (tmp_path / ".old" / "big.yaml").touch()
+    (bad,) = _config(tmp_path, "--config", "big.yaml")
+    assert (bad.grade, bad.what) == (Grade.FAIL, f"there is no {tmp_path}/big.yaml, which --config names")
+
+
 def test_json_may_have_comments_in_it(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{} // of deepspeed")
     (tmp_path / "a.yaml").write_text("[")

@@ -141,6 +141,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ("numbers", "expected"),
     [
         (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 500.00 MiB {UNUSED}", "cuda-out-of-memory"),
+        (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 1536.00 MiB {UNUSED}", "cuda-out-of-memory"),
         (f"{CARD} this process has 10.00 GiB memory in use. {ALLOCATED} 0.50 GiB {UNUSED}", "cuda-memory-of-others"),
         (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 3.00 GiB {UNUSED}", "cuda-memory-fragmented"),
         (f"2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),

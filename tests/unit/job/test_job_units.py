@@ -48,13 +48,14 @@ def test_what_is_no_duration(text: str) -> None:
         ("1.5TiB", 1536 * 1024**3),
         ("64 kb", 64 * 1024),
         ("1000B", 1024),
+        ("1024P", 1024**6),
     ],
 )
 def test_amounts_of_memory(text: str, size: int) -> None:
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize("text", ["lots", "5i", "0G", "9999999P"])
+@pytest.mark.parametrize("text", ["lots", "5i", "0G", "1025P", "9999999P"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError, match=f"^invalid .*'{text}'"):
         parse_memory(text)

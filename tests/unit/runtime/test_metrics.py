@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,6 +114,19 @@ def test_a_record_every_few_steps_and_the_rest_at_the_end(folder):
         {"step": 4, "loss": 3.5},
         {"step": 5, "loss": 5.0},
     ]
+
+
+def test_a_record_has_the_speed_since_the_one_before_it(folder, monkeypatch):
+    now = 1.8e9
+    monkeypatch.setattr("allranks.runtime.metrics.records.time", SimpleNamespace(time=lambda: now))
+    with make_context(log_every=2) as ctx:
+        ctx.progress.full, ctx.progress.accumulation = 32, 3
+        for seconds in (0.25, 0.25, 1.0, 1.0):
+            step(ctx, loss=1.0)
+            now += seconds
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    speeds = [(line["step"], line["steps_per_second"], line["samples_per_second"]) for line in lines]
+    assert speeds == [(2, 4.0, 4.0 * 32 * 3), (4, 1.0, 1.0 * 32 * 3)]
 
 
 def test_no_records_with_log_every_0_but_those_of_the_script(folder):
