@@ -24,6 +24,8 @@ _NO_INPUT = "EOFError: EOF when reading a line"
 _PLACE = re.compile(r" \(([^()\s]+\.py:\d+)\)$")
 #: The class of exceptions of the script itself, of which the log says more than any advice.
 _OWN = "script-exception"
+#: A verdict of that class: the error of the run says the same.
+_IN_ERROR = re.compile(r"the script raised \S+ .*, certain$")
 
 
 def explain(run: Run) -> AllranksError:
@@ -67,9 +69,10 @@ def verdict_rows(run: Run) -> dict[str, str]:
     return rows
 
 
-def report_verdict(run: Run) -> None:
-    """Report the short form on stderr, in a line."""
-    if rows := verdict_rows(run):
+def report_verdict(run: Run, *, beside_error: bool = False) -> None:
+    """Report the short form on stderr, in a line; beside the error of the run only what that does not say itself."""
+    rows = verdict_rows(run)
+    if rows and not (beside_error and _IN_ERROR.match(rows["diagnosis"])):
         retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
         line = rows["diagnosis"] + retry
         render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")

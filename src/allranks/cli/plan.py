@@ -73,7 +73,7 @@ def command(
     if as_json:
         render.as_json(plan.to_json())
         return 0
-    render.data(_text(plan, verbose))
+    render.data(_text(plan, loaded, verbose))
     if not verbose:
         render.talk("next: -v shows the scripts, -o DIR writes them; allranks run starts the job")
     return 0
@@ -128,8 +128,10 @@ def _value_at(values: dict[str, Any], path: str) -> Any:
     return values[path]
 
 
-def _text(plan: Plan, verbose: bool) -> str:
+def _text(plan: Plan, loaded: LoadedJob, verbose: bool) -> str:
     rows = [(reason.subject, printable(reason.value) or "(empty)", reason.why) for reason in plan.reasons]
+    if loaded.job.args:  # Below the script that they are passed to.
+        rows.insert(1, ("arguments", printable(shlex.join(loaded.job.args)), str(loaded.sources["args"])))
     parts = [f"plan for {plan.name} on {plan.cluster}: {render.ranks(plan)}, run {plan.run_id}"]
     parts.append(render.table(("WHAT", "VALUE", "WHY"), rows))
     parts += [f"note: {note}" for note in plan.notes]

@@ -290,6 +290,6 @@ def _conclude(run: Run) -> int:
     else:
         from allranks.cli.failure import explain, report_verdict  # A run starts sooner without it.
 
-        report_verdict(run)
+        report_verdict(run, beside_error=True)
         render.error(explain(run))
     return status.exit_code or 1

@@ -24,8 +24,8 @@ _REMEMBERED = 4096
 _FRAME = re.compile(rb'  File "([^"]+)", line \d+, in ')
 #: What stands below a frame: its source, marked or not, and how often it is repeated.
 _BELOW = (b"    ", b"  [Previous line repeated ")
-#: The package of a file; what has none is Python's own, or ours.
-_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/.]+)|/(allranks)/")
+#: The package of a file, by the last directory of packages on its path; what has none is Python's own, or ours.
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/([^/.]+)|.*/(allranks)/(?:agent|record|runtime|selftest|system)/")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Frames:
         if found := _FRAME.match(line):
             if is_foreign(file := found[1].decode(errors="replace")):
                 self._count += 1
-                package = _PACKAGE.search(file)
+                package = _PACKAGE.match(file)
                 self._packages[(package[1] or package[2]) if package else "python"] = None
                 return b""
         elif self._count and line.startswith(_BELOW):

@@ -68,3 +68,15 @@ def test_a_rank_of_a_run_does_not_hand_its_master_on(allranks):
     )
     result = allranks("run", "train.py")
     assert (result.rc, result.stdout) == (0, "[0] [0] inner\n[0]  0\n")
+
+
+def test_plan_shows_the_arguments_and_who_gave_them(allranks) -> None:
+    allranks.script("")
+    allranks.job("script: train.py\nargs: [--epochs, '8']\n")
+    rows = [
+        allranks("plan", "job.yaml", *flags).stdout.splitlines()[4].split() for flags in ([], ["--", "--lr", "a b"])
+    ]
+    assert rows == [
+        ["arguments", "--epochs", "8", "job", "file", "job.yaml:2"],
+        ["arguments", "--lr", "'a", "b'", "flag", "command", "line"],
+    ]

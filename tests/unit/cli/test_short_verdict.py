@@ -6,12 +6,12 @@ import json
 import re
 
 TYPO = "import os\nif os.environ['RANK'] == '1':\n    weigths\nimport time\ntime.sleep(1000)\n"
-FOUND = "the script raised NameError (train.py:3), certain"
-RETRY = "no: the script or its environment must be changed first"
+FULL = TYPO.replace("weigths", "raise OSError(28, 'No space left on device')")
+FOUND, RETRY = "a disk is full (train.py:3), certain", "after a change of the job"
 
 
 def test_what_reports_on_a_failed_run_shows_the_verdict(allranks) -> None:
-    allranks.script(TYPO)
+    allranks.script(FULL)
     done = allranks("run", "train.py", "--nproc-per-node", "2")
     run = allranks.run()
     line = f"allranks: {run.name}: diagnosis: {FOUND}; retry: {RETRY}\n"
@@ -21,7 +21,7 @@ def test_what_reports_on_a_failed_run_shows_the_verdict(allranks) -> None:
     assert allranks("logs", "-f").stderr.endswith(line)
     kept = json.loads((run / "diagnosis.json").read_text())
     assert kept["attempt"] == 0
-    assert (kept["diagnosis"]["id"], kept["diagnosis"]["rank"]) == ("script-exception", 1)
+    assert (kept["diagnosis"]["id"], kept["diagnosis"]["rank"]) == ("disk-full", 1)
     assert json.loads(allranks("status", "--json").stdout)["diagnosis"] == kept["diagnosis"]
     assert line in allranks("resume").stderr
     assert json.loads((run / "diagnosis.json").read_text())["attempt"] == 1
@@ -37,7 +37,15 @@ def test_what_was_kept_is_shown_and_why_judges_again(allranks) -> None:
     assert "the script raised NameError (train.py:3)" in allranks("why").stdout
     assert json.loads(path.read_text()) == kept
     path.write_text('{"attempt": 0, "diagnosis": {"of": "another version"}}')
-    assert FOUND in allranks("status").stdout
+    assert "the script raised NameError (train.py:3), certain" in allranks("status").stdout
+
+
+def test_an_exception_of_the_script_is_reported_once(allranks) -> None:
+    allranks.script(TYPO)
+    done = allranks("run", "train.py", "--nproc-per-node", "2")
+    assert "diagnosis" not in done.stderr
+    assert "\n  why: NameError: name 'weigths' is not defined (train.py:3)\n" in done.stderr
+    assert "diagnosis: the script raised NameError (train.py:3), certain; retry: no: " in allranks("logs", "-f").stderr
 
 
 def test_a_run_that_was_not_explained_has_no_verdict(allranks) -> None:

@@ -459,7 +459,7 @@ RAISED = """\
 Traceback (most recent call last):
   File "/home/me/train.py", line 9, in <module>
     step()
-  File "/opt/site-packages/torch/nn/linear.py", line 134, in forward
+  File "/home/me/allranks/.venv/lib/site-packages/torch/nn/linear.py", line 134, in forward
     return F.linear(input)
            ^^^^^^^^^^^^^^^
   File "/opt/site-packages/lightning.py", line 2, in wrapped
