@@ -12,7 +12,7 @@ NAMES = ("data", "model", "train")
 
 @pytest.fixture
 def recipe(request, monkeypatch):
-    """Give the modules of the recipe in the test file's RECIPE by name; other recipes have them under the same names."""
+    """Give the modules of the recipe in the test file's RECIPE by name. Recipes share these names."""
     monkeypatch.syspath_prepend(str(request.module.RECIPE))
     for name in NAMES:
         monkeypatch.delitem(sys.modules, name, raising=False)
