@@ -136,7 +136,8 @@ def read(path: Path, size: int) -> Tensor:
         with Image.open(path) as image:
             data = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR).tobytes()
     except OSError as error:
-        raise SystemExit(f"error: cannot read {path}\n  why: {error}") from error
+        # SystemExit would end a worker of the loader without a word of why.
+        raise ValueError(f"cannot read {path}: {error}") from None
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
 
 

