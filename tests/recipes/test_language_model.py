@@ -7,7 +7,6 @@ import math
 import random
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,21 +18,6 @@ SIZE = ["--layers=2", "--heads=2", "--width=16", "--sequence-length=32"]
 SMALL = [*SIZE, "--batch-size=8", "--warmup=2", "--log-every=1", "--steps=4"]
 NORM = re.compile(r"gradient norm (\d+\.\d+)")
 HELD_OUT = re.compile(r"Step (\d+): loss on held-out text (\d+\.\d{4})")
-
-
-@pytest.fixture
-def recipe(monkeypatch):
-    """Give the modules of the recipe, which other recipes have under the same names."""
-    monkeypatch.syspath_prepend(str(RECIPE))
-    for name in ("data", "model", "train"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import data
-    import model
-    import train
-
-    yield {"data": data, "model": model, "train": train}
-    for name in ("data", "model", "train"):
-        del sys.modules[name]
 
 
 @pytest.fixture

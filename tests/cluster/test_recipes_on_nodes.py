@@ -1,4 +1,4 @@
-"""The language model recipe, its model split over two nodes, is taken off them and continues with the next step."""
+"""Recipes whose models are split over two nodes are taken off them and continue with the next step."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sites import Site, SlurmSite, on
 
 from allranks import contract
 from waiting import PATIENCE
 
-JOB = Path(__file__).parents[2] / "recipes" / "language-model" / "job.yaml"
-#: So many steps that it does not end before it is cancelled.
-ENDLESS = ("--strategy", "fsdp", "--steps", "1000000", "--layers", "1", "--width", "16", "--log-every", "1")
+RECIPES = Path(__file__).parents[2] / "recipes"
+#: So many steps that it does not end before it is cancelled, each with a record that has this key.
+ENDLESS = {
+    "language-model": ("loss", "--strategy", "fsdp", "--layers", "1", "--width", "16", "--log-every", "1"),
+    "reid": ("mAP", "--partial-fc", "--individuals", "12", "--individuals-per-batch", "8", "--eval-every", "1"),
+}
 
 
+@pytest.mark.parametrize("recipe", ENDLESS)
 @on("slurm", "ssh")
-def test_a_sharded_training_continues_with_the_next_step(site: Site, tmp_path: Path) -> None:
+def test_a_split_model_continues_with_the_next_step(site: Site, tmp_path: Path, recipe: str) -> None:
     """It takes more than 10 s: torch is imported twice on each node, and a requeued job waits 11 s."""
+    key, *args = ENDLESS[recipe]
+    if recipe == "language-model":
+        text = tmp_path / "text.txt"
+        text.write_text("the old fox sees the red hen and " * 300)
+        args += ["--data", str(text)]
     lab = site.lab
     lab.env["OMP_NUM_THREADS"] = "1"
-    text = tmp_path / "text.txt"
-    text.write_text("the old fox sees the red hen and ")
-    text.write_text(text.read_text() * 300)
-    words = ("run", JOB, "--on", "lab", "--nodes", "2", "--nproc-per-node", "1", "--", *ENDLESS, "--data", text)
-    process = lab.popen(*words)
-    site.wait_until("ten steps", lambda: len(losses(lab)) >= 10)
+    words = ("--on", "lab", "--nodes", "2", "--nproc-per-node", "1", "--", "--steps", "1000000", *args)
+    process = lab.popen("run", RECIPES / recipe / "job.yaml", *words)
+    site.wait_until("ten steps", lambda: len(records(lab, key)) >= 10)
     run = lab.run()
     site.let_save()
     if isinstance(site, SlurmSite):
@@ -37,19 +44,19 @@ def test_a_sharded_training_continues_with_the_next_step(site: Site, tmp_path: P
         process = lab.popen("resume", run.name)
     left = site.wait_until("the second attempt", lambda: saved(run, 1))
     assert left == saved(run, 0) > 0
-    site.wait_until("ten more steps", lambda: len(losses(lab)) >= left + 10)
+    site.wait_until("ten more steps", lambda: len(records(lab, key)) >= left + 10)
     assert lab("cancel", timeout=PATIENCE).rc == 0
     process.communicate(timeout=PATIENCE)
-    steps = [record["step"] for record in losses(lab)]
+    steps = [record["step"] for record in records(lab, key)]
     assert steps == [*range(1, len(steps) + 1)]
     site.assert_nothing_left()
 
 
-def losses(lab: Any) -> list[dict[str, Any]]:
-    """Return the records of the steps so far."""
+def records(lab: Any, key: str) -> list[dict[str, Any]]:
+    """Return the records of the steps so far, which have this key."""
     found = [path.read_text() for run in lab.runs() for path in run.glob("metrics.jsonl")]
     lines = [line for text in found for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [record for record in map(json.loads, lines) if "loss" in record]
+    return [record for record in map(json.loads, lines) if key in record]
 
 
 def saved(run: Path, attempt: int) -> int:
