@@ -100,7 +100,7 @@ def test_neither_ranks_nor_a_split_classifier_change_the_loss(train, split):
     two, _ = train("two", ranks=2)
     four, _ = train("four", "--partial-fc", ranks=4)  # Of nine classes, the last of four ranks has none.
     for losses in (two, split, four):
-        assert [loss for _, loss, _ in losses] == pytest.approx([loss for _, loss, _ in alone], rel=1e-5)
+        assert [loss for _, loss, _ in losses] == pytest.approx([loss for _, loss, _ in alone], rel=1e-4)
 
 
 def test_stopped_and_continued_equals_undisturbed_to_the_bit(train, split):
@@ -115,7 +115,7 @@ def test_stopped_and_continued_equals_undisturbed_to_the_bit(train, split):
         saved = [(train.root / name / last / f"rank-{rank}.data").read_bytes() for name in ("split", "stopped")]
         assert saved[0] == saved[1]
     alone, _ = train("on one rank", "--partial-fc")
-    assert [loss for _, loss, _ in alone] == pytest.approx([loss for _, loss, _ in split], rel=1e-5)
+    assert [loss for _, loss, _ in alone] == pytest.approx([loss for _, loss, _ in split], rel=1e-4)
 
 
 EVALUATED = """
