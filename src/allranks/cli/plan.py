@@ -130,6 +130,8 @@ def _value_at(values: dict[str, Any], path: str) -> Any:
 
 def _text(plan: Plan, loaded: LoadedJob, verbose: bool) -> str:
     rows = [(reason.subject, printable(reason.value) or "(empty)", reason.why) for reason in plan.reasons]
+    if plan.nnodes > 1:
+        rows = [("ranks per node", *row[1:]) if row[0] == "ranks" else row for row in rows]
     if loaded.job.args:  # Below the script that they are passed to.
         rows.insert(1, ("arguments", printable(shlex.join(loaded.job.args)), str(loaded.sources["args"])))
     parts = [f"plan for {plan.name} on {plan.cluster}: {render.ranks(plan)}, run {plan.run_id}"]
