@@ -67,7 +67,7 @@ def test_what_an_earlier_attempt_ended_with_does_not_count(lab: Any, slurm: Slur
     assert "error: rank 1 on node02 exited with code 7\n" in err.decode()
     assert "Terminated" in _said(lab).partition("DUE TO JOB REQUEUE")[2], "there was nothing to be mistaken for it"
     assert re.search(r"^attempts +2$", lab("status").stdout, re.MULTILINE)
-    assert lab("logs", "--attempt", "0", "--rank", "1").stdout.endswith("] up\n")
+    assert lab("logs", "--attempt", "1", "--rank", "1").stdout.endswith("] up\n")
     assert lab("logs", "--rank", "1").stdout == ""
 
 

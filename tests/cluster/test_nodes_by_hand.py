@@ -133,7 +133,7 @@ def test_a_training_that_was_stopped_on_one_node_goes_on_exactly(by_hand: ByHand
         by_hand.type(node, "resume")
     (code, out, err), (other, _, _) = map(by_hand.said, (0, 1))
     assert (code, other) == (0, 0), err
-    assert re.search(r"continuing from checkpoints/step-\d+ \(epoch \d+, step [1-9]\d*\)", err)
+    assert re.search(r"continuing from checkpoints/step-\d+ \(\d+ epochs? done, step [1-9]\d*\)", err)
     assert weights_in(out) == undisturbed(allranks, *OPTIONS)
 
 

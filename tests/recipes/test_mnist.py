@@ -74,7 +74,7 @@ def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path, train):
     assert "effective batch: 8 samples a step (2 micro-batches of 4)\n" in undisturbed.stdout
     train(*common, "--epochs", 1, "--checkpoint-dir", parts, ranks=2)
     continued = train(*common, "--epochs", 2, "--checkpoint-dir", parts, ranks=2)
-    assert f"continuing from {parts}/step-000000004 (epoch 1, step 4)" in continued.stderr
+    assert f"continuing from {parts}/step-000000004 (1 epoch done, step 4)" in continued.stderr
     assert EPOCH.findall(continued.stdout) == EPOCH.findall(undisturbed.stdout)[1:]
     assert (parts / "latest").readlink() == (whole / "latest").readlink() == Path("step-000000008")
     assert (parts / "latest" / "rank-0.data").read_bytes() == (whole / "latest" / "rank-0.data").read_bytes()

@@ -35,7 +35,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 @click.option("--follow", "-f", is_flag=True, help="Follow the log until the run ends.")
 @click.option("--rank", "-r", "ranks", multiple=True, metavar="N", help="Only this rank; may be given several times.")
 @click.option("--node", "nodes", multiple=True, metavar="N", help="Only this node; may be given several times.")
-@click.option("--attempt", type=click.IntRange(min=0), metavar="N", help="Only this attempt; 0 is the first.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only this attempt; 1 is the first.")
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option(
     "--since",
@@ -69,11 +69,11 @@ def command(
         raise UsageError(f"invalid --grep: {grep!r}", why=f"it is not a regular expression: {error}") from error
     form = LineForm(0.0 if since is None else _time(since), pattern, timestamps, as_json)
     found = find(runs_folder(folder), run)
-    newest = found.attempt
-    if attempt is not None and attempt > newest:
-        why = f"it has the attempts 0 to {newest}" if newest else "it has only attempt 0"
+    newest = found.attempt  # Counted from 0, as directories are; people count from 1.
+    if attempt is not None and attempt > newest + 1:
+        why = f"it has the attempts 1 to {newest + 1}" if newest else "it has only attempt 1"
         raise UsageError(f"--attempt: the run has no attempt {attempt}", why=why)
-    first = newest if attempt is None else attempt
+    first = newest if attempt is None else attempt - 1
     if ranks and any(found.attempt_folder.glob(f"node-*/{contract.rank_log(contract.ALL_OF_A_NODE, 'out')}")):
         why = "torch's own launcher started them, and puts together what they say"
         raise UsageError("--rank: the ranks of this run have no logs of their own", why=why, fix="--node 0")
@@ -87,7 +87,7 @@ def command(
         ended = _Ended(found)
         for number in count(first):  # A scheduler may start another attempt.
             _follow(live, merge(number, tail=tail if number == first else None), found, number, ended)
-            if number == attempt or found.attempt <= number:
+            if attempt is not None or found.attempt <= number:
                 break
         if ended.run.record.status.state.is_final:
             from allranks.cli.failure import report_verdict  # Not for those who only read.

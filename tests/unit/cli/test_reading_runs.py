@@ -252,11 +252,11 @@ def test_run_elsewhere_is_explained_with_its_folder(allranks):
 def test_logs_of_an_attempt(allranks, failed_run: Path):
     run = allranks.folder / "runs" / failed_run.name
     shutil.copytree(failed_run, run)
-    assert allranks("logs", "--attempt", "0").out == allranks("logs").out != b""
+    assert allranks("logs", "--attempt", "1").out == allranks("logs").out != b""
     node = run / "attempts" / "001" / "node-000"
     node.mkdir(parents=True)
     (node / "rank-0.out").write_text("again\n")
-    assert allranks("logs").stdout == allranks("logs", "--attempt", "1").stdout == "[0] again\n"
-    assert "hello from 0" in allranks("logs", "--attempt", "0", "--rank", "0").stdout
-    missing = allranks("logs", "--attempt", "2", "-f")
+    assert allranks("logs").stdout == allranks("logs", "--attempt", "2").stdout == "[0] again\n"
+    assert "hello from 0" in allranks("logs", "--attempt", "1", "--rank", "0").stdout
+    missing = allranks("logs", "--attempt", "3", "-f")
     assert (missing.rc, missing.message["error"].startswith("--attempt: ")) == (2, True)

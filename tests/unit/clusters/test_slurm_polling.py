@@ -217,7 +217,7 @@ def test_an_attempt_that_is_over_is_followed_to_its_end(
 ) -> None:
     for number in (0, 1):
         _write(run, number, f"attempt {number}\n")
-    assert logs.command.main([str(run.folder), "--follow", "--attempt", "0"], standalone_mode=False) == 0
+    assert logs.command.main([str(run.folder), "--follow", "--attempt", "1"], standalone_mode=False) == 0
     assert capfd.readouterr().out == "[0] attempt 0\n"
 
 

@@ -125,8 +125,8 @@ def _load(ctx: Context, path: Path, own: list[StatePart], internal: list[StatePa
     for part in sorted(parts, key=lambda part: _ORDER[part.kind]):
         _load_part(ctx, path, part, skeletons[part.name], tensors)
     if ctx.is_main:
-        epoch = "" if manifest.epoch is None else f"epoch {manifest.epoch}, "
-        log(f"continuing from {path} ({epoch}step {manifest.step})")
+        epochs = f"{manifest.epoch} epoch{'s' * (manifest.epoch != 1)} done, " if manifest.epoch is not None else ""
+        log(f"continuing from {path} ({epochs}step {manifest.step})")
     _restore_random(ctx, objects["random"], manifest)
     return Resumed(path, manifest.step, manifest.epoch, objects["config"])
 
