@@ -347,9 +347,9 @@ def test_a_script_of_ones_own_that_saves_when_warned_is_to_be_continued(allranks
 def test_conda_that_is_not_here(allranks, watch):
     allranks.script("print('never')")
     done = allranks("run", "train.py", "--conda", "nope", CONDA_EXE=None)
-    why = 'there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH; environment.modules or .setup'
-    assert done.rc == 127
-    assert f"  why: environment.conda: {why} can bring it\n" in done.stderr
+    what = 'environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH'
+    assert done.rc == 1
+    assert f"error: {watch.run.name} FAILED: {what}\n  fix: environment.modules or .setup can bring it\n" in done.stderr
 
 
 def test_a_reader_that_leaves_does_not_hurt_the_run(allranks, watch):

@@ -24,7 +24,7 @@ from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
 from allranks.plan.environment import environment_of, python_of
-from allranks.plan.script import STRICT, set_up
+from allranks.plan.script import name_failures, set_up
 from allranks.record.files import unwritable, write_atomically
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
     keep = "exec 3<&0 </dev/null  # the program comes by stdin: no line of a set-up may read it"
     set_up_lines = set_up(workdir, chosen, environment.settings(job, None, {}))
     become = f'exec {shlex.join((*chosen.container, *python, "-c", _BOOTSTRAP))} "$1" <&3 3<&-'
-    return "\n".join([keep, *STRICT, "", *set_up_lines, "", become, ""])
+    return "\n".join([keep, "set -e", *name_failures(None), "", *set_up_lines, "", become, ""])
 
 
 @contextmanager
