@@ -303,6 +303,16 @@ def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
     assert watch.status()["state"] == "FAILED"
 
 
+def test_what_a_setup_said_before_it_failed_is_its_cause(allranks, watch):
+    allranks.script("print('never')")
+    allranks.job("script: train.py\nenvironment:\n  setup:\n    - echo no scratch here >&2\n    - '[ -d nowhere ]'\n")
+    assert allranks("run", "job.yaml").rc == 1
+    assert watch.status()["cause"] == "no scratch here"
+    found = json.loads(allranks("why", "--json").stdout)["diagnosis"]
+    assert (found["cause"], found["sure"]) == ("line 2 of environment.setup failed: [ -d nowhere ]", "unknown")
+    assert [line["text"] for line in found["evidence"]] == ["no scratch here"]
+
+
 @pytest.mark.parametrize(
     ("line", "code", "what"),
     [

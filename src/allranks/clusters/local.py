@@ -135,7 +135,9 @@ class LocalCluster(ClusterKind):
             # Of a detached run, whose exit code no process has, the log has the code of a line that failed.
             failure = agents.failed_setup(_folder(run)) or _ENDED_EARLY
             ended = child.code if child else None
-            return Status(State.FAILED, "agent gone", failure.what, ended if ended and ended > 0 else failure.code or 1)
+            code = ended if ended and ended > 0 else failure.code or 1
+            cause = next(iter(self.log_excerpt(run).causes), None)
+            return Status(State.FAILED, "agent gone", failure.what, code, cause=cause)
         reason = "the agent died unexpectedly: it was killed, or the machine went down"
         return replace(reported, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
 

@@ -92,6 +92,8 @@ def test_an_environment_that_is_not_there_is_named(allranks: Any) -> None:
     done = allranks("run", "train.py", "--venv", "nope")
     assert (done.rc, done.stdout) == (3, "")
     assert f"note: environment.venv: there is no virtual environment {allranks.folder}/nope here\n" in done.stderr
+    assert ": environment.venv: there is no virtual environment at " in done.stderr
+    assert "\n  fix: make it there, or correct environment.venv\n" in done.stderr
     assert allranks("status").stderr == f"next: allranks why {allranks.run().name}\n"
     cause = allranks("why").stdout.splitlines()[0]
     assert cause == f"cause   there is no virtual environment {allranks.folder}/nope"

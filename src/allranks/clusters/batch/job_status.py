@@ -105,7 +105,9 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     if status.state is not State.FAILED or status.rank is not None:
         return status
     if found := _failed_setup(scheduler, folder, attempt, job_id):
-        return replace(status, reason=found[0].what, exit_code=found[0].code)
+        failed, excerpt = found
+        cause = next(iter(excerpt.causes), None)
+        return replace(status, reason=failed.what, exit_code=failed.code, cause=cause)
     if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
         return status  # Agents know more.
     failure, logs = first_failure(attempt), logs_of(scheduler, folder, job_id)

@@ -36,7 +36,7 @@ RULES = (
         cause="there is no virtual environment[ {venv}]",
         patterns=(
             r"(?:^|\s)(?P<venv>\S+)/bin/activate: No such file or directory",
-            r"environment\.venv: there is no virtual environment at (?P<venv2>[^\s;]+)",
+            r"environment\.venv: there is no virtual environment at (?P<venv2>[^;:]+)",
         ),
         fix="make it on the machine that says so, or correct environment.venv",
         retry="never",
