@@ -282,10 +282,11 @@ def test_the_cause_of_ranks_that_meet(allranks: Any, kind: str) -> None:
     """It takes more than 10 s: two ranks import torch."""
     script, rank, expected = TOGETHER[kind]
     allranks.script(script.replace("TIMEOUT", "60"))
-    allranks("run", "train.py", "--nproc-per-node", "2")
+    done = allranks("run", "train.py", "--nproc-per-node", "2")
     found = cause(allranks)
     assert found
     assert re.fullmatch(expected, found), found
+    assert ("\n  fix: correct train.py:" in done.stderr) == (kind not in ("all", "a timeout")), done.stderr
     assert rank in (-1, allranks.record()["status"]["rank"])
     kept, named = verdict(allranks)
     assert kept == VERDICTS.get(kind, OWN)
