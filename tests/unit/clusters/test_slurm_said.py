@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from allranks.clusters.batch.job_status import blame, excerpt_of, logs_of
+from allranks.clusters.batch.job_status import blame, combined, excerpt_of, logs_of
+from allranks.clusters.batch.scheduler import JobInfo
 from allranks.clusters.slurm import SLURM
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
@@ -64,6 +66,14 @@ def test_a_set_up_that_fails_tells_its_line_and_what_it_said_before(tmp_path: Pa
     assert said(tmp_path) == LogExcerpt(log, ["cp: cannot stat 'x'"])
     status = blame(SLURM, Status(State.FAILED, exit_code=1), tmp_path, attempt, "9")
     assert (status.exit_code, status.reason) == (4, "on n2: line 2 of environment.node_setup failed: exit 4")
+
+
+def test_a_run_does_not_end_before_it_started() -> None:
+    info = JobInfo("9", State.SUCCEEDED, "COMPLETED", started=100.0, ended=101.0)
+    reported = Status(State.SUCCEEDED, "ended", started=101.2, ended=101.4)
+    assert (combined(info, reported).started, combined(info, reported).ended) == (101.2, 101.4)
+    assert combined(replace(info, ended=103.0), reported).ended == 103.0
+    assert combined(replace(info, state=State.RUNNING), reported).ended is None
 
 
 def test_where_nothing_tells_a_cause_the_last_line_is_told(tmp_path: Path) -> None:

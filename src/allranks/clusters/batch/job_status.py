@@ -44,6 +44,8 @@ def combined(info: JobInfo, reported: Status) -> Status:
     elif not code:
         ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
         code = 128 + ended_by if ended_by else 1
+    # A scheduler has whole seconds, and would have a short run end before its agents have seen it start.
+    ended = max(filter(None, (info.ended, reported.ended)), default=None)
     return Status(
         state,
         info.native,
@@ -51,7 +53,7 @@ def combined(info: JobInfo, reported: Status) -> Status:
         exit_code=code if state.is_final else None,
         rank=rank,
         started=reported.started or info.started,
-        ended=info.ended if state.is_final else None,
+        ended=ended if state.is_final else None,
         restarts=reported.restarts,
         peak_memory=info.peak_memory,
     )
