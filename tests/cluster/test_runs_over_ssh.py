@@ -227,17 +227,6 @@ def test_a_machine_on_which_the_setup_fails(ssh: Any, network: Network) -> None:
     assert left_on(network, ssh.run()) == {}
 
 
-def test_a_machine_without_the_virtual_environment(ssh: Any, network: Network) -> None:
-    ssh.script(UP)
-    ssh.job("script: train.py\nenvironment: {venv: 'my venv'}\n")
-    done = ssh("run", "job.yaml", "--hosts", "gpu01,gpu02", "--nproc-per-node", "1")
-    what, fix, _ = done.stderr.splitlines()[-3:]
-    venv = f"environment.venv: there is no virtual environment at {ssh.folder}/my venv"
-    assert (done.rc, what) == (1, f"error: on gpu01 (and gpu02): {venv}")
-    assert fix == "  fix: make it there, or correct environment.venv"
-    assert left_on(network, ssh.run()) == {}
-
-
 def test_what_is_set_up_once_is_there_on_all(ssh: Any, network: Network) -> None:
     ssh.script("print(open('made').read().strip())\n")
     ssh.job(
