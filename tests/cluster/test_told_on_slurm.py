@@ -23,7 +23,7 @@ NOT_THERE = "  why: cp: cannot stat '/nowhere/file': No such file or directory"
 #: Set-ups that fail, where Slurm's log is, the exit code, and what is told: what failed, and why or what to do.
 SET_UPS = {
     "on a node": (
-        "environment: {node_setup: [echo hello, '[ $SLURMD_NODENAME = node01 ] || { echo no scratch >&2; exit 4; }']}",
+        "environment: {node_setup: ['true', '[ $SLURMD_NODENAME = node01 ] || { echo no scratch >&2; exit 4; }']}",
         "runs/{run}/slurm-{job}.out",
         4,
         "on node02: line 2 of environment.node_setup failed: exit 4",
