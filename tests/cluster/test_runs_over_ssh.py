@@ -229,7 +229,9 @@ def test_a_machine_on_which_the_setup_fails(ssh: Any, network: Network) -> None:
 
 def test_what_is_set_up_once_is_there_on_all(ssh: Any, network: Network) -> None:
     ssh.script("print(open('made').read().strip())\n")
-    ssh.job("script: train.py\nenvironment: {setup: ['echo talks', 'echo by $HOSTNAME >>made']}\n")
+    ssh.job(
+        "script: train.py\nenvironment: {setup: ['[ -d . ] || exit 4', 'echo talks', 'echo by $HOSTNAME >>made']}\n"
+    )
     done = ssh("run", "job.yaml", "--hosts", "gpu02,gpu03", "--nproc-per-node", "1")
     assert done.rc == 0, done.stderr
     assert ranks_saying(done.stdout, "by gpu02") == ranks_saying(done.stdout, ".*") == [0, 1]

@@ -29,13 +29,23 @@ ENDS = {
 }
 
 
-NO_FILE = "cp: cannot stat '/nowhere/file': No such file or directory; "
-FAILS_ON_SECOND = '[ "$ALLRANKS_NODE_RANK" = 0 ] || cp /nowhere/file .'
-#: What is set up, and what is told of it: which exit code, of which node, and why; in which file.
+NO_FILE = "cp: cannot stat '/nowhere/file': No such file or directory"
+FAILS_ON_SECOND = '[ "$ALLRANKS_NODE_RANK" = 0 ] || exit 4'
+#: What is set up, and what is told of it: which exit code, what failed on which node, and why; in which file.
 SET_UPS = {
-    "script": ("{setup: [echo hello, cp /nowhere/file .]}", 1, NO_FILE + "cp /nowhere/file . failed with exit code 1 "),
-    "node": (f"{{node_setup: [echo hello, '{FAILS_ON_SECOND}']}}", 1, NO_FILE + "{second}: cp /nowhere/file . failed "),
-    "python": ("{python: /nowhere/python}", 127, "/nowhere/python: No such file or directory"),
+    "script": (
+        "{setup: [echo hello, cp /nowhere/file .]}",
+        1,
+        ": line 2 of environment.setup failed: cp /nowhere/file .",
+        NO_FILE,
+    ),
+    "node": (
+        f"{{node_setup: [cp /nowhere/file . || true, '{FAILS_ON_SECOND}']}}",
+        4,
+        ": on {second}: line 2 of environment.node_setup failed: exit 4",
+        NO_FILE,
+    ),
+    "python": ("{python: /nowhere/python}", 127, "", "/nowhere/python: No such file or directory"),
 }
 
 
@@ -43,19 +53,18 @@ SET_UPS = {
 def test_a_set_up_that_fails_is_told_in_its_own_words(pbs_lab: Any, pbs: PbsCluster, launcher: str) -> None:
     pbs_lab.script(UP)
     runs = []
-    for kind, (environment, _, _) in SET_UPS.items():
+    for kind, (environment, *_) in SET_UPS.items():
         launch = f"{{launcher: {launcher}, stop_timeout: 1}}"
         job = f"script: train.py\nresources: {{nodes: 2}}\nlaunch: {launch}\nenvironment: {environment}\n"
         pbs_lab.job(job, f"{kind}.yaml")
         runs.append(follow(pbs_lab, kind, f"{kind}.yaml"))
     for run in runs:
-        _, code, cause = SET_UPS[run.name]
+        _, code, failed, cause = SET_UPS[run.name]
         assert run.end().rc == code
         *_, what, why, see = run.stderr.splitlines()
-        assert what.startswith(f"error: {run.folder.name} FAILED")
-        second = hosts_of(pbs, run.job)[1]
-        assert cause.format(second=second) in why
-        assert "hello" not in why
+        failed = failed.format(second=hosts_of(pbs, run.job)[1])
+        assert what.startswith(f"error: {run.folder.name} FAILED{failed}")
+        assert why.endswith(cause) if failed else cause in why
         number = run.job.partition(".")[0]
         logs = {"script": f"pbs-{number}.out", "node": "attempts/000/node-001/agent.log"}
         log = re.escape(logs[run.name]) if run.name in logs else r"attempts/000/node-00[01]/agent\.log"

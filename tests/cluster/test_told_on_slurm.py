@@ -19,37 +19,49 @@ from allranks.system.processes import marked
 from terminals import Terminal
 from waiting import PATIENCE
 
-NOT_THERE = "cp: cannot stat '/nowhere/file': No such file or directory; "
-#: Set-ups that fail, where Slurm's log is, and what is told of it.
+NOT_THERE = "  why: cp: cannot stat '/nowhere/file': No such file or directory"
+#: Set-ups that fail, where Slurm's log is, the exit code, and what is told: what failed, and why or what to do.
 SET_UPS = {
-    "on a node": ("environment: {venv: /nowhere}", "runs/{run}/slurm-{job}.out", "/nowhere/activate"),
-    "in the script": (
-        "environment: {setup: [echo hello, cp /nowhere/file .]}",
+    "on a node": (
+        "environment: {node_setup: ['true', '[ $SLURMD_NODENAME = node01 ] || { echo no scratch >&2; exit 4; }']}",
         "runs/{run}/slurm-{job}.out",
-        f"{NOT_THERE}cp /nowhere/file . failed with exit code 1 (line ",
+        4,
+        "on node02: line 2 of environment.node_setup failed: exit 4",
+        "  why: no scratch",
+    ),
+    "on all nodes": (
+        "environment: {venv: /nowhere}",
+        "runs/{run}/slurm-{job}.out",
+        1,
+        "environment.venv: there is no virtual environment at /nowhere",
+        "  fix: make it there, or correct environment.venv",
+    ),
+    "in the script": (
+        "environment: {setup: [echo hello, cp /nowhere/file . || exit 5]}",
+        "runs/{run}/slurm-{job}.out",
+        5,
+        "line 2 of environment.setup failed: exit 5",
+        NOT_THERE,
     ),
     "with logs elsewhere": (
         "environment: {setup: [echo hello, cp /nowhere/file .]}\nscheduler: {output: '%x-%j.out', error: 'to %%.%j'}",
         "to %.{job}",
-        f"{NOT_THERE}cp /nowhere/file . failed with exit code 1 (line ",
+        1,
+        "line 2 of environment.setup failed: cp /nowhere/file .",
+        NOT_THERE,
     ),
 }
 
 
 @pytest.mark.parametrize("kind", SET_UPS)
 def test_a_set_up_that_fails_is_told_in_its_own_words(lab: Any, kind: str) -> None:
-    job, log, cause = SET_UPS[kind]
+    job, log, code, failed, why = SET_UPS[kind]
     lab.script(PLACES)
     lab.job(f"script: train.py\nresources: {{nodes: 2}}\n{job}\n")
     done = lab("run", "--on", "lab")
-    assert done.rc == 1
-    *_, what, why, see = done.stderr.splitlines()
-    assert what == f"error: {lab.run().name} FAILED with exit code 1 before any rank had started"
-    assert why.startswith("  why: ")
-    assert cause.replace("/nowhere/activate", "/nowhere/bin/activate: No such file or directory") in why
-    assert "hello" not in why
-    place = log.format(run=lab.run().name, job=lab.record()["handle"]["job_id"])
-    assert see == f"  see: {place}"
+    status, place = lab.record()["status"], log.format(run=lab.run().name, job=lab.record()["handle"]["job_id"])
+    assert (done.rc, status["exit_code"], status["reason"]) == (code, code, failed)
+    assert done.stderr.splitlines()[-3:] == [f"error: {lab.run().name} FAILED: {failed}", why, f"  see: {place}"]
     assert (lab.folder / place).stat().st_size
 
 
@@ -57,9 +69,8 @@ def test_a_set_up_that_fails_in_an_allocation(lab: Any, slurm: SlurmCluster) -> 
     lab.script(PLACES)
     lab.job("script: train.py\nenvironment: {setup: [cp /nowhere/file .]}\nretry: {requeue: false}\n")
     said = _in_allocation(slurm, lab, "run", "--backend", "gloo", nodes=1)
-    assert "before any rank had started\n" in said
-    assert f"  why: {NOT_THERE}cp /nowhere/file . failed" in said
-    assert f"  see: runs/{lab.run().name}/attempts/000/node-000/agent.log\n" in said
+    assert f"error: {lab.run().name} FAILED: line 1 of environment.setup failed: cp /nowhere/file .\n" in said
+    assert f"{NOT_THERE}\n  see: runs/{lab.run().name}/attempts/000/node-000/agent.log\n" in said
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ ALONE: dict[str, tuple[str, str | None]] = {
         "RuntimeError: no a (train.py:4)",
     ),
     "several lines": ("raise RuntimeError('first\\nsecond')", "RuntimeError: first (train.py:1)"),
+    "an empty first line": ("raise RuntimeError('\\n\\nbad state\\n')", "RuntimeError: bad state (train.py:1)"),
     "C++ stack": (f"raise RuntimeError('mat1 and mat2{CPP_STACK}')", "RuntimeError: mat1 and mat2 (train.py:1)"),
     "exit text": ("import sys\nsys.exit('no such data')\n", "no such data"),
     "exit text after a caught error": (
@@ -210,6 +211,7 @@ VERDICTS = {
     "syntax": ("syntax-error", "certain", "never"),
     "in a library": OF_A_LIBRARY,
     "several lines": OF_A_LIBRARY,
+    "an empty first line": OF_A_LIBRARY,
     "C++ stack": OF_A_LIBRARY,
     "ours": ("own-error", "likely", "never"),
     "exit text": UNKNOWN,
@@ -292,10 +294,11 @@ def test_the_cause_of_ranks_that_meet(allranks: Any, kind: str) -> None:
     """It takes more than 10 s: two ranks import torch."""
     script, rank, expected = TOGETHER[kind]
     allranks.script(script.replace("TIMEOUT", "60"))
-    allranks("run", "train.py", "--nproc-per-node", "2")
+    done = allranks("run", "train.py", "--nproc-per-node", "2")
     found = cause(allranks)
     assert found
     assert re.fullmatch(expected, found), found
+    assert ("\n  fix: correct train.py:" in done.stderr) == (kind not in ("all", "a timeout")), done.stderr
     assert rank in (-1, allranks.record()["status"]["rank"])
     kept, named = verdict(allranks)
     assert kept == VERDICTS.get(kind, OWN)

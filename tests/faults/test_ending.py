@@ -303,6 +303,16 @@ def test_a_setup_that_fails_fails_the_run_and_says_which_line(allranks, watch):
     assert watch.status()["state"] == "FAILED"
 
 
+def test_what_a_setup_said_before_it_failed_is_its_cause(allranks, watch):
+    allranks.script("print('never')")
+    allranks.job("script: train.py\nenvironment:\n  setup:\n    - echo no scratch here >&2\n    - '[ -d nowhere ]'\n")
+    assert allranks("run", "job.yaml").rc == 1
+    assert watch.status()["cause"] == "no scratch here"
+    found = json.loads(allranks("why", "--json").stdout)["diagnosis"]
+    assert (found["cause"], found["sure"]) == ("line 2 of environment.setup failed: [ -d nowhere ]", "unknown")
+    assert [line["text"] for line in found["evidence"]] == ["no scratch here"]
+
+
 @pytest.mark.parametrize(
     ("line", "code", "what"),
     [
@@ -347,9 +357,9 @@ def test_a_script_of_ones_own_that_saves_when_warned_is_to_be_continued(allranks
 def test_conda_that_is_not_here(allranks, watch):
     allranks.script("print('never')")
     done = allranks("run", "train.py", "--conda", "nope", CONDA_EXE=None)
-    why = 'there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH; environment.modules or .setup'
-    assert done.rc == 127
-    assert f"  why: environment.conda: {why} can bring it\n" in done.stderr
+    what = 'environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH'
+    assert done.rc == 1
+    assert f"error: {watch.run.name} FAILED: {what}\n  fix: environment.modules or .setup can bring it\n" in done.stderr
 
 
 def test_a_reader_that_leaves_does_not_hurt_the_run(allranks, watch):

@@ -24,8 +24,9 @@ from allranks.checks.topics.script import named_files, named_folders
 from allranks.clusters.base import Probe, ProbeResult
 from allranks.plan import environment
 from allranks.plan.environment import environment_of, python_of
-from allranks.plan.script import STRICT, set_up
+from allranks.plan.script import name_failures, set_up
 from allranks.record.files import unwritable, write_atomically
+from allranks.runs.agents import failure_in
 
 if TYPE_CHECKING:
     from allranks.checks.waiting import Waiting
@@ -157,7 +158,7 @@ def _script(launch: Launch, plan: Plan, is_prepared: bool) -> str:
     keep = "exec 3<&0 </dev/null  # the program comes by stdin: no line of a set-up may read it"
     set_up_lines = set_up(workdir, chosen, environment.settings(job, None, {}))
     become = f'exec {shlex.join((*chosen.container, *python, "-c", _BOOTSTRAP))} "$1" <&3 3<&-'
-    return "\n".join([keep, *STRICT, "", *set_up_lines, "", become, ""])
+    return "\n".join([keep, "set -e", *name_failures(None), "", *set_up_lines, "", become, ""])
 
 
 @contextmanager
@@ -202,5 +203,7 @@ def why_no_report(probed: ProbeResult, slow_part: str, to_come: str = "") -> Fin
     if to_come:
         what = f"nothing is known of the node before environment.{to_come} has run: {answer.last_words}"
         return warned(what, fix=f"if environment.{to_come} does not bring what is missing, the job fails there")
+    if (failure := failure_in(answer.last_words, Path())) and failure.fix:
+        return failed(failure.what, fix=failure.fix)
     fix = probed.fix or "correct environment in the job file, or install there what it names"
     return failed(answer.last_words, fix=fix)

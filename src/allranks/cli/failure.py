@@ -107,12 +107,12 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
 
 
 def _advice(run: Run, rank: int) -> str | None:
-    """Return what to do about the failure of a rank, if its cause is certain."""
+    """Return what to do about the failure of a rank, if its cause is certain, or lies with another rank."""
     try:
         verdict = verdict_on(run)
     except (OSError, RunFolderError):  # A log cannot be read: the failure is reported all the same.
         return None
-    if verdict is None or (verdict.rank, verdict.sure) != (rank, "certain") or verdict.id == _OWN:
+    if verdict is None or verdict.rank != rank or verdict.sure == "likely" or verdict.id in ("", _OWN):
         return None
     return verdict.fix.replace("RUN", name_to_type(run))
 

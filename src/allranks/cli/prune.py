@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -12,14 +13,17 @@ from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import folder_option, runs_folder, settled_runs
 from allranks.errors import RunFolderError, UsageError
-from allranks.job.units import format_count, parse_duration
+from allranks.job.units import format_count
 from allranks.record.events import read_saves
 from allranks.runs.record import Run, is_mine, run_ids
+
+_AGE = re.compile(r"([1-9]\d{0,5})\s*([hdwy])", re.ASCII)
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24, "y": 365 * 24}
 
 
 @click.command("prune")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the N newest runs.")
-@click.option("--older-than", metavar="TIME", help="Remove only runs that ended longer ago: 30d, 12h.")
+@click.option("--older-than", metavar="TIME", help="Remove only runs that ended longer ago: 12h, 30d, 2w, 1y.")
 @click.option("--checkpoints", "with_checkpoints", is_flag=True, help="Remove the checkpoints of these runs too.")
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @folder_option
@@ -30,10 +34,7 @@ def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dr
     """
     if keep is None and older_than is None:
         raise UsageError("--keep or --older-than is needed", fix="allranks prune --keep 20, or --older-than 30d")
-    try:
-        before = time.time() - (parse_duration(older_than) if older_than is not None else 0.0)
-    except ValueError as error:
-        raise UsageError(f"invalid --older-than: {older_than!r}", why=str(error), fix="--older-than 30d") from error
+    before = time.time() - (_hours(older_than) * 3600 if older_than is not None else 0)
     where, removed = runs_folder(folder), 0
     ids = [run_id for run_id in run_ids(where) if is_mine(where / run_id)]
     for run in settled_runs(where, ids[: -keep if keep else None]):
@@ -51,6 +52,13 @@ def command(keep: int | None, older_than: str | None, with_checkpoints: bool, dr
         latest.unlink()
     render.talk(f"{format_count(removed, 'run')} {'would be ' if dry_run else ''}removed")
     return 0
+
+
+def _hours(age: str) -> int:
+    """Return the hours of an age. Minutes are none: ``1m`` may mean a month, and what is removed is gone."""
+    if found := _AGE.fullmatch(age.strip().lower()):
+        return int(found[1]) * _HOURS[found[2]]
+    raise UsageError(f"invalid --older-than: {age!r}", fix="hours, days, weeks or years: 12h, 30d, 2w or 1y")
 
 
 def _checkpoints(run: Run) -> list[Path]:

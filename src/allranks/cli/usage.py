@@ -25,7 +25,10 @@ _VERBS_OF_OTHERS = {
     "start": "allranks run starts a job, allranks resume starts a run again",
     "launch": "allranks run starts a job",
     "submit": "allranks run submits a job and follows it, with --detach it returns at once",
-    "attach": "allranks logs -f follows a run",
+    **dict.fromkeys(("attach", "tail", "follow"), "allranks logs -f follows a run"),
+    **dict.fromkeys(("restart", "retry", "continue", "rerun"), "allranks resume starts a run again, from where it was"),
+    **dict.fromkeys(("queue", "jobs", "history"), "allranks ps lists the runs"),
+    **dict.fromkeys(("show", "info", "describe", "inspect"), "allranks status shows a run"),
     "doctor": "allranks check",
     "diff": "allranks compare RUN RUN",
     **dict.fromkeys(("rm", "remove", "delete", "clean"), _REMOVE),
@@ -64,8 +67,9 @@ _NOT_HERE = {
     ("ps", "-a"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
     ("ps", "--all"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
 }
-#: What click says in two of its errors, which have no class of their own.
+#: What click says in errors of its own, where it keeps no more than the text.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
+_IN_QUOTES = re.compile(r"'([^']+)'")
 _NO_COMMAND = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
 
 
@@ -81,6 +85,9 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         what = f"{_spelling(failure.param)} is missing"
     elif isinstance(failure, click.BadParameter) and failure.param:
         what = f"{_spelling(failure.param)}: {failure.message.rstrip('.')}"
+        typed, *choices = _IN_QUOTES.findall(failure.message) or [""]
+        if isinstance(failure.param.type, click.Choice) and (near := closest(typed, choices)):
+            fix = f"did you mean {near}?"
     elif extra := _UNEXPECTED.fullmatch(message):
         what = f"unexpected argument: {extra[1]}"
     elif word := _NO_COMMAND.fullmatch(message):

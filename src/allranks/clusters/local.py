@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _KILL_PATIENCE = 20.0
 #: A run without an agent after this long was left by a launcher that ended before it could start one.
 _STARTS_WITHIN = 60.0
+#: Of a node's script that says no more.
+_ENDED_EARLY = agents.SetupFailure("the node's script ended before the agent started")
 
 
 class LocalCluster(ClusterKind):
@@ -131,9 +133,11 @@ class LocalCluster(ClusterKind):
             return replace(reported, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if reported.started is None:
             # Of a detached run, whose exit code no process has, the log has the code of a line that failed.
-            reason, code = agents.failed_setup(_folder(run)) or ("the node's script ended before the agent started", 1)
+            failure = agents.failed_setup(_folder(run)) or _ENDED_EARLY
             ended = child.code if child else None
-            return Status(State.FAILED, "agent gone", reason, ended if ended and ended > 0 else code or 1)
+            code = ended if ended and ended > 0 else failure.code or 1
+            cause = next(iter(self.log_excerpt(run).causes), None)
+            return Status(State.FAILED, "agent gone", failure.what, code, cause=cause)
         reason = "the agent died unexpectedly: it was killed, or the machine went down"
         return replace(reported, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
 

@@ -51,7 +51,11 @@ def of_run(run: Run) -> Diagnosis | None:
         line = plain(status.reason or f"{run.record.cluster}: {status.native}", contract.RECORD_FILE, 1)
         return Diagnosis(rule.id, rule.cause, "certain", evidence=(line,), fix=rule.fix, retry=rule.retry)
     told = [text for text in (status.reason, status.cause) if text]
-    verdict = of_attempt(run.attempt_folder, _files_of_run(run), status.rank, told)
+    # What a set-up said before it failed is in the logs too, but where the job has its own elsewhere.
+    of_setup = told[1:] if status.rank is None else []
+    verdict = of_attempt(run.attempt_folder, _files_of_run(run), status.rank, told[:1] if of_setup else told)
+    if of_setup and (verdict is None or verdict.sure == "unknown"):
+        verdict = judge([Log(contract.RECORD_FILE, told)]) or verdict
     if hang and (verdict is None or verdict.sure == "unknown" or verdict.id in _AFTER_A_HANG):
         return verdict_on_hang(hang)
     if told and (verdict is None or verdict.id == LAUNCHER):

@@ -118,7 +118,10 @@ def _reports(lines: Sequence[str]) -> Iterator[str]:
 def _of_traceback(after: Sequence[str]) -> Iterator[str]:
     """Yield the exception's own line of a traceback, with its place."""
     frames = [*takewhile(lambda line: not line or line[0] == " ", after)]
-    for line in after[len(frames) :][:1]:
+    line, *more = after[len(frames) :] or [""]
+    if line.endswith(":"):  # Its message begins with an empty line.
+        line += next((f" {text.strip()}" for text in more if text.strip()), "")
+    if line:
         yield line if _OURS.match(line) else line + _place(frames)
 
 

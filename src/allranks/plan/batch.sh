@@ -3,7 +3,7 @@
 #: directives
 
 set -e
-trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (line $LINENO)" >&2' ERR
+#: traps
 trap '' USR1  # The warning is for ranks, and there are none yet.
 export ALLRANKS_RUN_DIR=@run_dir@
 #: secrets

@@ -20,10 +20,10 @@ HERE = Path(__file__).parent
 CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
 SPEC = f'"${contract.RUN_DIR}/{contract.NODE_ORDERS}"'
 #: Names a line that fails, its file and its number: the ranks' own logs do not exist yet.
-NAME_FAILURES = (
-    """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO)" >&2' ERR"""
+_NAME_FAILURES = (
+    """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? """
+    """(${BASH_SOURCE[0]@copied@}, line $LINENO@on@)" >&2' ERR"""
 )
-STRICT = ("set -e", NAME_FAILURES)
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -84,13 +84,13 @@ def node_script(
         settings: variables with the reason for each.
         backend: the process-group backend.
         becomes: lines that start the node's agent or its ranks; see :func:`become`.
-        traps: lines that handle failures and signals of the set-up; None: those that name what fails.
+        traps: lines that handle failures and signals of the set-up; None: those of :func:`name_failures`.
         place: lines that set what the node knows of its place in the run.
         secrets: names of variables that must come with the environment.
     """
     words = {"title": comment(title).removeprefix("# "), "backend": shlex.quote(backend)}
     blocks = {
-        "traps": (NAME_FAILURES, *naming_exits(environment)) if traps is None else traps,
+        "traps": name_failures(environment) if traps is None else traps,
         "set_up": set_up(workdir, environment, settings),
         "place": place,
         "secrets": required(secrets),
@@ -109,10 +109,14 @@ def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -
     lines = [enter(workdir), ""]
     lines += _block("environment.setup", environment.setup)
     if environment.modules:
-        lines += _block("environment.modules", [*_DEFINE_MODULE, "module load " + shlex.join(environment.modules)])
+        load = [*_or_exit(_MODULE_IS_THERE, _NO_MODULE), "module load " + shlex.join(environment.modules)]
+        lines += _block("environment.modules", [*_DEFINE_MODULE, *load])
     if environment.conda:
-        lines += _block("environment.conda", [*_NO_CONDA, *conda_lines(environment.conda)])
-    lines += _block("environment.venv", venv_lines(environment.venv))
+        check = _or_exit(_CONDA_IS_THERE, _NO_CONDA)
+        lines += _block("environment.conda", [*check, *conda_lines(environment.conda)])
+    if venv := environment.venv:
+        check = _or_exit(f"[ -r {shlex.quote(_activate(venv))} ]", _NO_VENV.format(venv=venv))
+        lines += _block("environment.venv", [*check, *venv_lines(venv)])
     lines += _block("environment.node_setup", environment.node_setup)
     return lines + [f"{export(given.subject, given.value)}  {comment(given.why)}" for given in settings]
 
@@ -121,13 +125,22 @@ def _block(why: str, lines: Sequence[str]) -> list[str]:
     return [comment(why), *lines, ""] if lines else []
 
 
-def naming_exits(environment: Environment) -> tuple[str, ...]:
-    """Return lines by which an ``exit`` among the user's set-up lines is named as a line that failed: it runs no trap.
+def name_failures(environment: Environment | None, *, host: str = "", copy: str = "") -> list[str]:
+    """Write the lines by which a line of a set-up that fails is named, also one that exits: that runs no trap.
 
     In a subshell it is the line of that which fails, if it does. ``exit 0`` has set nothing up either.
+
+    Args:
+        environment: the job's, with the user's lines; None: an exit is not named.
+        host: a word of shell for the node's name, where many nodes write into one log.
+        copy: the script's name in the run's directory, where it runs under another.
     """
-    lines = (*environment.setup, *environment.node_setup)
-    return _NAME_EXITS if any(_MAY_EXIT.search(line) for line in lines) else ()
+    on = f", on {host}" if host else ""
+    copied = f'/#"$0"/{copy}' if copy else ""
+    lines = [_NAME_FAILURES]
+    if environment and any(map(_MAY_EXIT.search, (*environment.setup, *environment.node_setup))):
+        lines += _NAME_EXITS
+    return [line.replace("@copied@", copied).replace("@on@", on) for line in lines]
 
 
 #: Lines of the user's that may exit, by themselves or in a file that they read.
@@ -137,7 +150,8 @@ _NAME_EXITS = (
     "  local code=${1-$?}",
     '  ((BASH_SUBSHELL)) && builtin exit "$code"',
     "  ((code)) || code=1",
-    '  echo "allranks: exit $* failed with exit code $code (${BASH_SOURCE[1]}, line ${BASH_LINENO[0]})" >&2',
+    '  echo "allranks: exit $* failed with exit code $code '
+    '(${BASH_SOURCE[1]@copied@}, line ${BASH_LINENO[0]}@on@)" >&2',
     '  builtin exit "$code"',
     "}",
 )
@@ -149,20 +163,23 @@ _DEFINE_MODULE = (
     'for file in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do',
     '  type module >/dev/null 2>&1 || [ ! -r "$file" ] || . "$file" || true',
     "done",
-    "type module >/dev/null 2>&1 || {",
-    '  echo \'allranks: environment.modules: there is no command "module" here, and no file that defines it in'
-    " $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2",
-    "  exit 1",
-    "}",
 )
-
+_MODULE_IS_THERE = "type module >/dev/null 2>&1"
+_NO_MODULE = (
+    'environment.modules: there is no command "module" here, and no file that defines it in $LMOD_PKG/init, '
+    "$MODULESHOME/init or /etc/profile.d; environment.setup can define it"
+)
+_CONDA_IS_THERE = 'command -v "${CONDA_EXE:-conda}" >/dev/null'
 _NO_CONDA = (
-    'command -v "${CONDA_EXE:-conda}" >/dev/null || {',
-    '  echo \'allranks: environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH;'
-    " environment.modules or .setup can bring it' >&2",
-    "  exit 127",
-    "}",
+    'environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH; '
+    "environment.modules or .setup can bring it"
 )
+_NO_VENV = "environment.venv: there is no virtual environment at {venv}; make it there, or correct environment.venv"
+
+
+def _or_exit(test: str, text: str) -> list[str]:
+    """Write lines that end the script with a message where a test fails: what is not there; what to do."""
+    return [f"{test} || {{", f"  echo {shlex.quote(f'allranks: {text}')} >&2", "  builtin exit 1", "}"]
 
 
 def conda_lines(name: str | None) -> list[str]:
@@ -174,7 +191,11 @@ def conda_lines(name: str | None) -> list[str]:
 
 def venv_lines(path: str | None) -> list[str]:
     """Write the line that activates a virtual environment, if one is requested."""
-    return [f". {shlex.quote(path.rstrip('/') + '/bin/activate')}"] if path else []
+    return [f". {shlex.quote(_activate(path))}"] if path else []
+
+
+def _activate(venv: str) -> str:
+    return venv.rstrip("/") + "/bin/activate"
 
 
 def required(secrets: Sequence[str], by_hand: str = "set it before you start this script by hand") -> list[str]:

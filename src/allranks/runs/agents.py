@@ -19,7 +19,8 @@ from allranks.runs.record import Run
 from allranks.runs.status import LogExcerpt, State, Status
 
 #: How a script reports a line of the set-up that fails: see plan/script.py.
-_FAILED = re.compile(r"(.*) failed with exit code (\d+) \((.*), line (\d+)\)")
+_FAILED = re.compile(r"allranks: (.*) failed with exit code (\d+) \((.*), line (\d+)(?:, on (\S+))?\)")
+_NOT_THERE = re.compile(r"allranks: (environment\.\w+: there is no [^;]+); (.+)")
 _KEY = re.compile(r"# environment\.\w+$")
 #: A line of an agent's log about a variable that it has set.
 _SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
@@ -174,31 +175,48 @@ def heartbeat_age(folder: Path) -> float | None:
         return None
 
 
+@dataclass(frozen=True)
+class SetupFailure:
+    """Why a set-up ended before the agent started: what failed, its exit code, and what to do, if that is known."""
+
+    what: str
+    code: int = 1
+    fix: str = ""
+
+
 def log_excerpt(folder: Path) -> LogExcerpt:
     """Find in the log of a node's agent, or of torch's launcher in its place, why it ended."""
     launcher_log = folder / contract.rank_log(contract.ALL_OF_A_NODE, "err")
     if launcher_log.exists() and (found := launcher_causes(launcher_log)):
         return LogExcerpt(launcher_log, found)
     log = folder / contract.AGENT_LOG
-    lines = tail(log)
-    last = find_cause(lines[:-1] if failed_setup(folder) else lines)  # The line that failed is named anyway.
+    lines, failure = tail(log), failed_setup(folder)
+    last = find_cause(lines[:-1] if failure else lines)  # The line that failed is named anyway.
     is_cause = last is not None and not _SETTING.match(last)
-    return LogExcerpt(log if log.exists() else None, [last] if last and is_cause else [])
+    causes = [last] if last and is_cause else []
+    return LogExcerpt(log if log.exists() else None, causes, failure.fix if failure else "")
 
 
-def failed_setup(folder: Path) -> tuple[str, int] | None:
-    """Return which line of the set-up ended a node's script before its agent started, and its exit code."""
-    return failed_line(next(reversed(tail(folder / contract.AGENT_LOG)), ""))
+def failed_setup(folder: Path) -> SetupFailure | None:
+    """Return how the set-up in a node's script ended, if that was before its agent started."""
+    return failure_in(next(reversed(tail(folder / contract.AGENT_LOG)), ""), folder)
 
 
-def failed_line(last: str, script: Path | None = None) -> tuple[str, int] | None:
-    """Return which line of the set-up failed, by the last line that its script wrote, and its exit code.
+def failure_in(line: str, folder: Path, script: Path | None = None) -> SetupFailure | None:
+    """Return which line of a set-up failed, by what its script wrote of it; None if it is no such line.
 
-    ``script`` is a copy of it here, where it ran on another machine.
+    Args:
+        line: that was written.
+        folder: to which names of scripts are relative.
+        script: a copy of the script here, where it ran on another machine.
     """
-    if found := _FAILED.fullmatch(last.removeprefix("allranks: ")):
-        key = _key_of(script or Path(found[3]), int(found[4]))
-        return f"{key} failed: {found[1].rstrip()}", int(found[2])
+    if found := _NOT_THERE.fullmatch(line):
+        return SetupFailure(found[1], fix=found[2])
+    if found := _FAILED.fullmatch(line):
+        command, code, file, number, host = found.groups()
+        ran = script if script and script.name == Path(file).name else folder / file
+        on = f"on {host}: " if host else ""
+        return SetupFailure(f"{on}{_key_of(ran, int(number))} failed: {command.rstrip()}", int(code))
     return None
 
 

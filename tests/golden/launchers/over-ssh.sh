@@ -10,11 +10,15 @@ for file in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/module
 done
 type module >/dev/null 2>&1 || {
   echo 'allranks: environment.modules: there is no command "module" here, and no file that defines it in $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2
-  exit 1
+  builtin exit 1
 }
 module load cuda/10.2 'gcc 9'
 
 # environment.venv
+[ -r '/project/my venv/bin/activate' ] || {
+  echo 'allranks: environment.venv: there is no virtual environment at /project/my venv; make it there, or correct environment.venv' >&2
+  builtin exit 1
+}
 . '/project/my venv/bin/activate'
 
 # environment.node_setup

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Started by the supervisor of run RUN: sets a node up and becomes its agent, which starts the ranks and watches them.
 set -e
-trap 'echo "allranks: $HOSTNAME: $BASH_COMMAND failed with exit code $?" >&2' ERR
+trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO, on $HOSTNAME)" >&2' ERR
 trap '' USR1  # The warning is for ranks that listen to it.
 cd -- /project
 
@@ -11,14 +11,14 @@ for file in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/module
 done
 type module >/dev/null 2>&1 || {
   echo 'allranks: environment.modules: there is no command "module" here, and no file that defines it in $LMOD_PKG/init, $MODULESHOME/init or /etc/profile.d; environment.setup can define it' >&2
-  exit 1
+  builtin exit 1
 }
 module load cuda/12.4
 
 # environment.conda
 command -v "${CONDA_EXE:-conda}" >/dev/null || {
   echo 'allranks: environment.conda: there is no conda here: neither $CONDA_EXE nor a command "conda" on PATH; environment.modules or .setup can bring it' >&2
-  exit 127
+  builtin exit 1
 }
 eval "$("${CONDA_EXE:-conda}" shell.bash hook)"
 conda activate 'my env'

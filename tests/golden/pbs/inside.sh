@@ -2,7 +2,7 @@
 # allranks VERSION: run RUN, 2 nodes x 1 rank; to start it by hand: bash script.sh
 
 set -e
-trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (line $LINENO)" >&2' ERR
+trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]/#"$0"/script.sh}, line $LINENO)" >&2' ERR
 trap '' USR1  # The warning is for ranks, and there are none yet.
 export ALLRANKS_RUN_DIR=/project/runs/RUN
 python=$(command -v PYTHON python3 | head -n 1)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Started by the supervisor of run RUN: sets a node up and becomes a rank.
 set -e
-trap 'echo "allranks: $SLURMD_NODENAME: $BASH_COMMAND failed with exit code $?" >&2' ERR
+trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO, on $SLURMD_NODENAME)" >&2' ERR
 trap '' USR1  # The warning is for ranks that listen to it.
 cd -- /project
 

@@ -265,6 +265,9 @@ def test_nothing_is_run(read_in: Read, tmp_path: Path) -> None:
 
 
 def test_what_is_no_python_is_told_with_its_line(read_in: Read, tmp_path: Path) -> None:
+    found = read_in(train="import own\n", files={"own.py": "x = 1\nif x\n"})
+    assert found["is_there"]
+    assert found["error"].startswith(f"{tmp_path}/own.py:2 is not valid Python 3.")
     error = read_in(train="x = 1\nif x\n")["error"]
     assert error.startswith(f"{tmp_path}/train.py:2 is not valid Python 3.")
     assert error.endswith(": expected ':'")

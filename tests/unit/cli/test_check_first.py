@@ -87,11 +87,22 @@ def test_ctrl_c_while_it_looks(allranks: Any, tmp_path: Path) -> None:
     wait_for("its end", lambda: not is_alive(int(pid)))
 
 
+def test_a_module_of_the_job_that_is_not_python_is_named_with_its_line(allranks: Any) -> None:
+    allranks.script("import own\n")
+    own = allranks.script("if True\n", "own.py")
+    done = allranks("run", "train.py")
+    assert (done.rc, done.stdout) == (3, "")
+    assert f": {own}:1 is not valid Python 3." in done.stderr
+    assert "\n  fix: correct it, or choose the Python that it is written for: environment.python" in done.stderr
+
+
 def test_an_environment_that_is_not_there_is_named(allranks: Any) -> None:
     allranks.script("print('never')")
     done = allranks("run", "train.py", "--venv", "nope")
     assert (done.rc, done.stdout) == (3, "")
     assert f"note: environment.venv: there is no virtual environment {allranks.folder}/nope here\n" in done.stderr
+    assert ": environment.venv: there is no virtual environment at " in done.stderr
+    assert "\n  fix: make it there, or correct environment.venv\n" in done.stderr
     assert allranks("status").stderr == f"next: allranks why {allranks.run().name}\n"
     cause = allranks("why").stdout.splitlines()[0]
     assert cause == f"cause   there is no virtual environment {allranks.folder}/nope"

@@ -34,6 +34,9 @@ def runs(allranks: Any) -> Path:
 
 def test_runs_that_ended_longer_ago_are_removed_and_their_checkpoints_stay(allranks: Any, runs: Path) -> None:
     first, second, third = allranks.runs()
+    for age, count in {"1y": "0 runs", "6w": "0 runs", "5w": "1 run", "900h": "1 run"}.items():
+        told = allranks("prune", "--older-than", age, "--dry-run").stderr
+        assert told.endswith(f"{count} would be removed\n"), age
     would = allranks("prune", "--older-than", "10d", "--dry-run")
     stays = f"; stays: runs/{first.name}/checkpoints"
     lines = [f"{first.name}, 40 d ago{stays}", f"{second.name}, 20 d ago"]

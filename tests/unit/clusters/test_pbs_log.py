@@ -183,9 +183,9 @@ def test_what_says_nothing_of_the_cause_is_left_out(run: Path) -> None:
 
 def test_then_what_pbs_said_and_then_the_node_that_failed_first(run: Path) -> None:
     log = run / "attempts/000/node-001/agent.log"
-    log.write_text("allranks: n1: false failed with exit code 1\n")
+    log.write_text("allranks: no such disk\n")
     end(run, "1/agent", "1 n1\n", 1)
-    assert saying(run) == LogExcerpt(log, ["n1: false failed with exit code 1"])
+    assert saying(run) == LogExcerpt(log, ["no such disk"])
     (run / "pbs.out").write_text("=>> PBS: job killed: walltime 10 exceeded limit 4\n")
     assert saying(run) == LogExcerpt(run / "pbs.out", ["=>> PBS: job killed: walltime 10 exceeded limit 4"])
     (run / "pbs-9.out").write_text("of the script\n")

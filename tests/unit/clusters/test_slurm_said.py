@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from allranks.clusters.batch.job_status import excerpt_of, logs_of
+from allranks.clusters.batch.job_status import blame, combined, excerpt_of, logs_of
+from allranks.clusters.batch.scheduler import JobInfo
 from allranks.clusters.slurm import SLURM
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
@@ -44,7 +46,6 @@ def said(folder: Path) -> LogExcerpt:
     ("text", "told"),
     [
         (f"{NOISE}bash: line 4: /x/activate: No such file\nbash: line 4: /x/activate: No such file\n", 1),
-        (f"hello\ncp: cannot stat 'x'\nallranks: cp x . failed with exit code 1 (line 44)\n{NOISE}", 2),
         ("srun: error: Unable to create step for job 7: Invalid generic resource\n", 1),
         ("Traceback (most recent call last):\n  File 'x', line 1\n    import y\nImportError: y\n", 2),
     ],
@@ -55,6 +56,24 @@ def test_lines_that_tell_a_cause(tmp_path: Path, text: str, told: int) -> None:
     wanted = [line for line in dict.fromkeys(text.splitlines()) if line not in NOISE and line[0] != " "][-told:]
     assert said(tmp_path).causes == [line.removeprefix("allranks: ") for line in wanted]
     assert len(wanted) == told
+
+
+def test_a_set_up_that_fails_tells_its_line_and_what_it_said_before(tmp_path: Path) -> None:
+    (tmp_path / "node.sh").write_text("set -e\n# environment.node_setup\necho hello\ncp x . || exit 4\n")
+    log, attempt = tmp_path / "slurm-9.out", tmp_path / "attempts/000"
+    failed = f"allranks: exit 4 failed with exit code 4 ({tmp_path}/node.sh, line 4, on n{{}})\n"
+    log.write_text(f"hello\ncp: cannot stat 'x'\n{failed.format(2)}{NOISE}{failed.format(1)}")
+    assert said(tmp_path) == LogExcerpt(log, ["cp: cannot stat 'x'"])
+    status = blame(SLURM, Status(State.FAILED, exit_code=1), tmp_path, attempt, "9")
+    assert (status.exit_code, status.reason) == (4, "on n2: line 2 of environment.node_setup failed: exit 4")
+
+
+def test_a_run_does_not_end_before_it_started() -> None:
+    info = JobInfo("9", State.SUCCEEDED, "COMPLETED", started=100.0, ended=101.0)
+    reported = Status(State.SUCCEEDED, "ended", started=101.2, ended=101.4)
+    assert (combined(info, reported).started, combined(info, reported).ended) == (101.2, 101.4)
+    assert combined(replace(info, ended=103.0), reported).ended == 103.0
+    assert combined(replace(info, state=State.RUNNING), reported).ended is None
 
 
 def test_where_nothing_tells_a_cause_the_last_line_is_told(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def script(request: ProbeRequest) -> dict[str, Any]:
     """Read what the ranks run, and the job's own modules that it imports.
 
     Returns:
-        ``error``: why it cannot be run; where it is Python, also what :func:`_read` returns.
+        ``error``: why it cannot be run, and ``is_there`` if it is no Python; else what :func:`_read` returns.
     """
     if request.kind == "binary":
         return {"error": None if shutil.which(request.target) else f"{request.target} is not a program here or on PATH"}
@@ -142,7 +142,7 @@ def _read(first: Sequence[Path], path: list[str], folders: Sequence[Path]) -> di
                 tree = ast.parse(text, str(file))
         except (SyntaxError, ValueError) as error:
             if is_certain:
-                return {"error": _why_no_python(file, error)}
+                return {"error": _why_no_python(file, error), "is_there": True}
             continue
         in_any_case = set(tree.body) if is_certain else set()
         for node in ast.walk(tree):

@@ -64,6 +64,9 @@ def script(fact: Any, node: Node, seen: Seen) -> Finding:
     """Check that a node sees what the ranks run, and can read it."""
     if why := _unknown(seen):
         return skipped(why)
+    if fact.get("is_there"):
+        fix = "correct it, or choose the Python that it is written for: environment.python, .venv or .conda"
+        return failed(fact["error"], why="every rank reads it", fix=fix)
     if fact["error"]:
         return failed(fact["error"], fix="it must be at the same path on all nodes; --sync rsync copies it over SSH")
     subjects = ("script", "module", "binary")

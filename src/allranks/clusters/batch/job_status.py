@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.batch.scheduler import OUT_OF_TIME
+from allranks.logs.cause import find_cause
 from allranks.runs import agents
+from allranks.runs.agents import SetupFailure
 from allranks.runs.attempt import decision_after, exit_of, first_failure, lines_of, read_json
 from allranks.runs.status import LogExcerpt, State, Status
 
@@ -42,6 +44,8 @@ def combined(info: JobInfo, reported: Status) -> Status:
     elif not code:
         ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
         code = 128 + ended_by if ended_by else 1
+    # A scheduler has whole seconds, and would have a short run end before its agents have seen it start.
+    ended = max(filter(None, (info.ended, reported.ended)), default=None)
     return Status(
         state,
         info.native,
@@ -49,7 +53,7 @@ def combined(info: JobInfo, reported: Status) -> Status:
         exit_code=code if state.is_final else None,
         rank=rank,
         started=reported.started or info.started,
-        ended=info.ended if state.is_final else None,
+        ended=ended if state.is_final else None,
         restarts=reported.restarts,
         peak_memory=info.peak_memory,
     )
@@ -99,9 +103,13 @@ def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -
 
 
 def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
-    """Name the rank that failed first in a run's status, or give the exit code of its set-up, if no agent has."""
+    """Name in a run's status the line of its set-up that failed or, if no agent has, the rank that failed first."""
     if status.state is not State.FAILED or status.rank is not None:
         return status
+    if found := _failed_setup(scheduler, folder, attempt, job_id):
+        failed, excerpt = found
+        cause = next(iter(excerpt.causes), None)
+        return replace(status, reason=failed.what, exit_code=failed.code, cause=cause)
     if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
         return status  # Agents know more.
     failure, logs = first_failure(attempt), logs_of(scheduler, folder, job_id)
@@ -120,6 +128,19 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     return replace(status, reason=reason, exit_code=code, rank=rank)
 
 
+def _failed_setup(
+    scheduler: Scheduler, folder: Path, attempt: Path, job_id: str
+) -> tuple[SetupFailure, LogExcerpt] | None:
+    """Return how the set-up of an attempt failed, if it did, and what its log says before."""
+    for log in _logs_to_search(scheduler, folder, attempt, job_id):
+        lines = [line for line in lines_of(log) if not (_NOISE.match(line) or scheduler.log_noise.match(line))]
+        for at, line in enumerate(lines):
+            if failure := agents.failure_in(line, folder):
+                cause = find_cause(lines[:at])
+                return failure, LogExcerpt(log, [cause] if cause else [], failure.fix)
+    return None
+
+
 def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
     """Return the logs of a run's job that have text in them: of its script, and of the scheduler itself."""
     requested = {
@@ -133,16 +154,14 @@ def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
 def excerpt_of(scheduler: Scheduler, run: Run) -> LogExcerpt:
     """Find what may tell why a run's newest attempt ended: in its job's logs, or in the log of a node.
 
-    That is at most two lines of the first log that has such a line; else the last line. What was in a log before the
-    attempt does not count.
+    That is what a set-up that failed has said, else at most two lines of the first log that has such a line; else the
+    last line. What was in a log before the attempt does not count.
     """
-    logs = logs_of(scheduler, run.folder, run.job_id or "")
-    if first := first_failure(run.attempt_folder):
-        logs.append(first.folder / contract.AGENT_LOG)
-    if log := agents.log_excerpt(run.node_folder(0)).log:
-        logs.append(log)
+    where = scheduler, run.folder, run.attempt_folder, run.job_id or ""
+    if failed := _failed_setup(*where):
+        return failed[1]
     found = LogExcerpt()
-    for log in filter(Path.exists, logs):
+    for log in _logs_to_search(*where):
         lines = [line for line in lines_of(log) if not _NOISE.match(line)]
         causes = dict.fromkeys(line for line in lines if not (line[0].isspace() or scheduler.log_noise.match(line)))
         if causes:
@@ -152,6 +171,15 @@ def excerpt_of(scheduler: Scheduler, run: Run) -> LogExcerpt:
         elif found.log is None:
             found = LogExcerpt(log)
     return found
+
+
+def _logs_to_search(scheduler: Scheduler, folder: Path, attempt: Path, job_id: str) -> Iterator[Path]:
+    """Yield the logs of an attempt's job, of the node that failed first, and of the first node."""
+    yield from logs_of(scheduler, folder, job_id)
+    first = first_failure(attempt)
+    of_nodes = [first.folder / contract.AGENT_LOG] if first else []
+    of_first = agents.log_excerpt(attempt / Path(contract.node_dir(0, 0)).name).log
+    yield from filter(Path.exists, [*of_nodes, of_first] if of_first else of_nodes)
 
 
 def _with_text(pattern: str) -> Iterator[Path]:

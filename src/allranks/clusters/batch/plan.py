@@ -22,7 +22,19 @@ from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required, umask
+from allranks.plan.script import (
+    CODE,
+    HERE,
+    SPEC,
+    become,
+    comment,
+    enter,
+    fill,
+    name_failures,
+    node_script,
+    required,
+    umask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +46,8 @@ if TYPE_CHECKING:
 _INSIDE_SCRIPT = "script.sh"
 #: Ends node.sh and the configurations in a script that is all there is of its run.
 _END = "END_OF_NODE_SCRIPT"
-#: In node.sh: names the node on which a line fails.
-_TRAP = """trap 'echo "allranks: {host}: $BASH_COMMAND failed with exit code $?" >&2' ERR"""
+#: In node.sh.
+_NO_WARNING = "trap '' USR1  # The warning is for ranks that listen to it."
 
 
 def make_plan(scheduler: Scheduler, request: Request) -> Plan:
@@ -199,13 +211,14 @@ def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec
 
     It runs the job's set-up lines once; what is for each node is in node.sh.
     """
-    by_hand = f"bash {_INSIDE_SCRIPT}" if draft.inside else f"{scheduler.submit} {scheduler.script}"
+    name = _INSIDE_SCRIPT if draft.inside else scheduler.script
+    by_hand = f"{'bash' if draft.inside else scheduler.submit} {name}"
     each = "a rank for each GPU" if draft.ranks_unknown else format_count(spec.nproc_per_node, "rank")
     title = f"run {spec.run_id}, {format_count(spec.nnodes, 'node')} x {each}; to start it by hand: {by_hand}"
     setup: list[str] = []
     if lines := draft.job.environment.setup:
-        setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
-        setup += [comment("environment.setup"), enter(str(draft.workdir)), *lines]
+        setup = ["trap 'builtin exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
+        setup += [enter(str(draft.workdir)), comment("environment.setup"), *lines]
     supervisor, alone = f'{CODE} --supervise "$1"', list[str]()
     if draft.request.standalone:
         installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
@@ -219,7 +232,9 @@ def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec
         "pythons": shlex.join(dict.fromkeys(pythons)),
         "supervisor": supervisor,
     }
+    once = draft.job.environment.model_copy(update={"node_setup": ()})
     blocks = {
+        "traps": name_failures(once, copy=name),
         "directives": [*written(added.directives, scheduler.prefix)],
         "secrets": _secret_lines(scheduler, draft, spec.run_dir),
         "log": _log_lines(scheduler, draft, added.log, spec.file_mode),
@@ -260,6 +275,7 @@ def _node_script(
     scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec, settings: Sequence[Reason]
 ) -> str:
     chosen = environment_of(draft.job, draft.request.folder)
+    chosen = chosen.model_copy(update={"setup": ()})  # It runs in the script that is submitted.
     words, becomes = [CODE, SPEC], "its agent, which starts the ranks and watches them"
     if draft.job.launch.is_direct:
         start = {"script": [*draft.python, spec.target], "module": [*draft.python, "-m", spec.target]}
@@ -267,9 +283,9 @@ def _node_script(
         words, becomes = [CODE, "--rank", *map(shlex.quote, command)], "a rank"
     return node_script(
         title=f"Started by the supervisor of run {spec.run_id}: sets a node up and becomes {becomes}.",
-        traps=[_TRAP.format(host=scheduler.host), "trap '' USR1  # The warning is for ranks that listen to it."],
+        traps=[*name_failures(chosen, host=scheduler.host), _NO_WARNING],
         workdir=str(draft.workdir),
-        environment=chosen.model_copy(update={"setup": ()}),  # It runs in the script that is submitted.
+        environment=chosen,
         settings=settings,
         backend=draft.layout.backend,
         place=added.node,

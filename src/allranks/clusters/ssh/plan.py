@@ -20,7 +20,7 @@ from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, python_of, unused_scheduler, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, NAME_FAILURES, SPEC, become, fill, naming_exits, node_script, umask
+from allranks.plan.script import CODE, SPEC, become, fill, name_failures, node_script, umask
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
@@ -142,7 +142,7 @@ class SshPlanning:
             "silence": str(_SECONDS_OF_SILENCE),
             "tenths": str(round((spec.stop_timeout + _SECONDS_TO_END) * 10)),
         }
-        setup = {"setup": self._environment.setup, "traps": (NAME_FAILURES, *naming_exits(self._environment))}
+        setup = {"setup": self._environment.setup, "traps": name_failures(self._environment)}
         for name in ("setup.sh", START, END) if job.environment.setup else (START, END):
             yield PlanFile(name, fill(here.with_name(name), words, setup), mode)
         yield PlanFile("node.sh", self._node_script(made_by), mode)

@@ -7,11 +7,11 @@ export ALLRANKS_RUN_DIR=@run@
 log="$ALLRANKS_RUN_DIR/setup.log"
 (umask @umask@ && : >"$log") || exit 73
 exec 3>&2 >"$log" 2>&1 </dev/null
-trap 'code=$?; [ "$code" = 0 ] || tail -n 5 "$log" >&3; exit "$code"' EXIT
+trap 'code=$?; [ "$code" = 0 ] || tail -n 5 "$log" >&3; builtin exit "$code"' EXIT
 set -e
 #: traps
 trap : USR1
-trap 'exit 143' TERM
+trap 'builtin exit 143' TERM
 
 cd -- @workdir@
 

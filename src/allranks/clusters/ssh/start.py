@@ -18,7 +18,7 @@ from allranks.clusters.ssh.sync import Fetcher, error_of_rsync
 from allranks.clusters.ssh.transport import Ssh, fix_for, folder_on_nodes, run_all, ssh_command
 from allranks.errors import LaunchError, StartCancelledError
 from allranks.logs.cause import find_cause
-from allranks.runs.agents import failed_line
+from allranks.runs.agents import failure_in
 from allranks.runs.status import Handle
 from allranks.system.commands import Answer
 
@@ -160,10 +160,10 @@ def _cannot_start(plan: Plan, failures: Sequence[_Failure]) -> LaunchError:
         fix = fix_for(host, answer.err or why)
         return LaunchError(f"cannot reach {hosts}", why=copy_why if first.step == "copy" else why, fix=fix)
     script = "setup.sh" if first.step == "setup" else "node.sh"
-    if failed := failed_line(why, Path(plan.run_dir, script)):
-        cause = find_cause(answer.err.splitlines()[:-1])
-        error = LaunchError(f"on {hosts}: {failed[0]}", why=cause, see=setup_log if first.step == "setup" else log)
-        error.exit_code = failed[1]
+    if failed := failure_in(why, Path(plan.run_dir), Path(plan.run_dir, script)):
+        cause, see = find_cause(answer.err.splitlines()[:-1]), setup_log if first.step == "setup" else log
+        error = LaunchError(f"on {hosts}: {failed.what}", why=cause, fix=failed.fix or None, see=see)
+        error.exit_code = failed.code
         return error
     if first.step == "setup":
         return LaunchError(f"environment.setup failed on {host}", why=why, see=setup_log)

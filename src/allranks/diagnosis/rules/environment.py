@@ -34,7 +34,10 @@ RULES = (
     Rule(
         id="venv-missing",
         cause="there is no virtual environment[ {venv}]",
-        patterns=(r"(?:^|\s)(?P<venv>\S+)/bin/activate: No such file or directory",),
+        patterns=(
+            r"(?:^|\s)(?P<venv>\S+)/bin/activate: No such file or directory",
+            r"environment\.venv: there is no virtual environment at (?P<venv2>[^;:]+)",
+        ),
         fix="make it on the machine that says so, or correct environment.venv",
         retry="never",
         source="venv: Python's documentation",
