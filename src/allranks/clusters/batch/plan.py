@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,20 +21,16 @@ from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, HERE, SPEC, become, comment, enter, fill, node_script, required, umask
+from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, node_script, required
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from allranks.clusters.base import Request
     from allranks.job.spec import Job
 
 #: The script's name where it is started, not submitted.
 _INSIDE_SCRIPT = "script.sh"
-#: Ends node.sh and the configurations in a script that is all there is of its run.
-_END = "END_OF_NODE_SCRIPT"
 #: In node.sh: names the node on which a line fails.
-_TRAP = """trap 'echo "allranks: {host}: $BASH_COMMAND failed with exit code $?" >&2' ERR"""
+_FAILS = """trap 'echo "allranks: {host}: $BASH_COMMAND failed with exit code $?" >&2' ERR"""
 
 
 def make_plan(scheduler: Scheduler, request: Request) -> Plan:
@@ -52,15 +47,14 @@ def make_plan(scheduler: Scheduler, request: Request) -> Plan:
     known = request.environ if scheduler.passes_environment or inside else {}
     settings = environment.settings(job, None, known)
     spec = agent_config(job, request.run_dir, draft.entry, layout, draft.python, nodes=job.resources.nodes)
-    name = _INSIDE_SCRIPT if inside else scheduler.script
-    supervisor = _supervisor(scheduler, draft, added, name)
-    node_script = _node_script(scheduler, draft, added, spec, settings)
-    rest = f'{node_script}{{"node": {json.dumps(asdict(spec))}, "supervisor": {json.dumps(asdict(supervisor))}}}'
-    files = [PlanFile(name, _script(scheduler, draft, added, spec, rest), spec.file_mode | 0o100 * inside)]
+    supervisor = _supervisor(scheduler, draft, added)
+    node = _node_script(scheduler, draft, added, spec, settings)
+    here = (node, {"node": asdict(spec), "supervisor": asdict(supervisor)}) if alone else None
+    files = [PlanFile(supervisor.script, _script(scheduler, draft, added, spec, here), spec.file_mode | 0o100 * inside)]
     if not alone:
         files += [
             PlanFile(contract.NODE_ORDERS, spec.to_json(), spec.file_mode),
-            PlanFile(contract.NODE_SCRIPT, node_script, spec.file_mode),
+            PlanFile(contract.NODE_SCRIPT, node, spec.file_mode),
             PlanFile(contract.BATCH_ORDERS, supervisor.to_json(), spec.file_mode),
         ]
     words = ["bash"] if inside else [scheduler.submit, *added.options]
@@ -79,7 +73,7 @@ def make_plan(scheduler: Scheduler, request: Request) -> Plan:
         backend=layout.backend,
         stop_timeout=job.launch.stop_timeout,
         files=tuple(files),
-        commands=(NodeCommand(0, cluster, (*words, str(request.run_dir / name))),),
+        commands=(NodeCommand(0, cluster, (*words, str(request.run_dir / supervisor.script))),),
         secrets=draft.secrets,
         reasons=tuple(_reasons(draft, added, settings, known)),
         notes=tuple(_notes(scheduler, draft, added)),
@@ -90,40 +84,37 @@ def make_plan(scheduler: Scheduler, request: Request) -> Plan:
 
 
 def _draft(scheduler: Scheduler, request: Request) -> Draft:
-    inside = bool(scheduler.environment.job(request.environ)) and contract.RUN_DIR not in request.environ
+    environ = request.environ
+    inside = bool(scheduler.environment.job(environ)) and contract.RUN_DIR not in environ
     job = request.job if inside else _with_log_paths(request)
-    nodes, gpus = (_allocated if inside else _requested)(scheduler, job, request.environ)
+    nodes = _allocated_nodes(scheduler, job, environ) if inside else _requested_nodes(scheduler, job)
+    gpus = _usable_gpus(scheduler, job, environ, inside=inside)
     job = job.model_copy(update={"resources": job.resources.model_copy(update={"nodes": nodes})})
     _refuse(job, gpus, scheduler.title)
-    workdir, (python, python_reason) = workdir_of(job, request.folder), python_of(job, request.environ)
+    workdir, (python, python_reason) = workdir_of(job, request.folder), python_of(job, environ)
     entry = find_entry(job, workdir, same_python=python[0] == sys.executable)
     on_nodes = gpus or UsableGpus(1, "scheduler.directives asks for them")
     layout = lay_out(job, Machine(job.resources.cpus_per_node or 1, on_nodes.count, on_nodes.why))
     return Draft(request, job, inside, gpus, workdir, python, python_reason, entry, layout, environment.secrets(job))
 
 
-def _requested(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tuple[tuple[int, int], UsableGpus | None]:
-    """Return the nodes that a job asks for, at least and at most, and their GPUs; None if only the nodes know."""
-    resources, (count, gpus) = job.resources, scheduler.own(job)
-    least, most = resources.nodes
-    if count is not None and "nodes" in resources.model_fields_set and count != most:
+def _requested_nodes(scheduler: Scheduler, job: Job) -> tuple[int, int]:
+    """Return how many nodes a job asks for, at least and at most."""
+    (least, most), (count, _) = job.resources.nodes, scheduler.own(job)
+    if count is not None and "nodes" in job.resources.model_fields_set and count != most:
         raise JobError(
             f"{most} nodes are requested by resources.nodes, and {count} by scheduler.directives",
             why=f"scheduler.directives: {', '.join(job.scheduler.directives)}",
             fix="leave one of them out",
         )
     most = count or most
-    nodes = (most if scheduler.is_exact else least, most)
-    if resources.gpus_per_node is not None:
-        return nodes, UsableGpus(resources.gpus_per_node, f"gpus_per_node is {resources.gpus_per_node}")
-    why = "scheduler.directives asks for them" if gpus else "none are requested"
-    return nodes, None if gpus is None else UsableGpus(gpus, why)
+    return most if scheduler.is_exact else least, most
 
 
-def _allocated(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tuple[tuple[int, int], UsableGpus]:
-    """Return the nodes that a job gets inside an allocation, at least and at most, and their GPUs."""
-    resources, there, variables = job.resources, scheduler.nodes_there(environ), scheduler.environment
-    least, most = resources.nodes if "nodes" in resources.model_fields_set else (there, there)
+def _allocated_nodes(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return how many nodes a job gets inside an allocation, at least and at most."""
+    there, variables = scheduler.nodes_there(environ), scheduler.environment
+    least, most = job.resources.nodes if "nodes" in job.resources.model_fields_set else (there, there)
     needed = most if scheduler.is_exact else least
     if needed > there or (scheduler.is_exact and needed < there):
         leave = f"env -u {variables.allocation or variables.job_id} allranks ..."
@@ -133,13 +124,24 @@ def _allocated(scheduler: Scheduler, job: Job, environ: Mapping[str, str]) -> tu
             why=f"{variables.job_id} is {variables.job(environ)}: the command was typed inside an allocation",
             fix=f"--nodes {there}, or {another}",
         )
-    nodes = (needed, min(most, there))
-    if resources.gpus_per_node is not None:
-        return nodes, UsableGpus(resources.gpus_per_node, f"gpus_per_node is {resources.gpus_per_node}")
+    return needed, min(most, there)
+
+
+def _usable_gpus(scheduler: Scheduler, job: Job, environ: Mapping[str, str], *, inside: bool) -> UsableGpus | None:
+    """Return the GPUs of each node that ranks can use; None if only the nodes know."""
+    if (count := job.resources.gpus_per_node) is not None:
+        return UsableGpus(count, f"gpus_per_node is {count}")
+    if not inside:
+        _, own = scheduler.own(job)
+        return (
+            own
+            if own is None
+            else UsableGpus(own, "scheduler.directives asks for them" if own else "none are requested")
+        )
     if scheduler.gpus_there:
-        return nodes, scheduler.gpus_there(environ)
+        return scheduler.gpus_there(environ)
     here = this_machine(environ)
-    return nodes, UsableGpus(here.gpus, f"on this first node of the allocation, {here.gpus_from}")
+    return UsableGpus(here.gpus, f"on this first node of the allocation, {here.gpus_from}")
 
 
 def _with_log_paths(request: Request) -> Job:
@@ -174,12 +176,12 @@ def _refuse(job: Job, gpus: UsableGpus | None, scheduler: str) -> None:
         raise JobError("launcher direct must know the number of ranks on each node", why=why, fix="--nproc-per-node 4")
 
 
-def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions, script: str) -> BatchSpec:
+def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions) -> BatchSpec:
     job, inside = draft.job, draft.inside
     is_array = bool(job.scheduler.array) and not inside
     return BatchSpec(
         module=scheduler.module,
-        script=script,
+        script=_INSIDE_SCRIPT if inside else scheduler.script,
         start_with=job.scheduler.start_with,
         options=(*added.start, *job.launch.launcher_args),
         is_direct=job.launch.is_direct,
@@ -194,66 +196,27 @@ def _supervisor(scheduler: Scheduler, draft: Draft, added: Additions, script: st
     )
 
 
-def _script(scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec, rest: str) -> str:
-    """Write the script that is submitted; ``rest`` is what it writes the run's files from if it is all there is.
-
-    It runs the job's set-up lines once; what is for each node is in node.sh.
-    """
-    by_hand = f"bash {_INSIDE_SCRIPT}" if draft.inside else f"{scheduler.submit} {scheduler.script}"
+def _script(
+    scheduler: Scheduler, draft: Draft, added: Additions, spec: NodeSpec, alone: tuple[str, Mapping[str, object]] | None
+) -> str:
+    requested, submit = draft.job.scheduler, scheduler.submit
+    by_hand = f"bash {_INSIDE_SCRIPT}" if draft.inside else f"{submit} {scheduler.script}"
     each = "a rank for each GPU" if draft.ranks_unknown else format_count(spec.nproc_per_node, "rank")
-    title = f"run {spec.run_id}, {format_count(spec.nnodes, 'node')} x {each}; to start it by hand: {by_hand}"
-    setup: list[str] = []
-    if lines := draft.job.environment.setup:
-        setup = ["trap 'exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
-        setup += [comment("environment.setup"), enter(str(draft.workdir)), *lines]
-    supervisor, alone = f'{CODE} --supervise "$1"', list[str]()
-    if draft.request.standalone:
-        installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
-        supervisor = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
-        alone = [*rest.splitlines(), _END]
-    python = draft.python[0]
-    pythons = [sys.executable, python] if python.startswith("/") else [sys.executable]
-    words = {
-        "title": comment(f"allranks {allranks.__version__}: {title}").removeprefix("# "),
-        "run_dir": shlex.quote(spec.run_dir),
-        "pythons": shlex.join(dict.fromkeys(pythons)),
-        "supervisor": supervisor,
-    }
-    blocks = {
-        "directives": [*written(added.directives, scheduler.prefix)],
-        "secrets": _secret_lines(scheduler, draft, spec.run_dir),
-        "log": _log_lines(scheduler, draft, added.log, spec.file_mode),
-        "setup": setup,
-        "alone": alone,
-    }
-    return fill(HERE / "batch.sh", words, blocks)
-
-
-def _log_lines(scheduler: Scheduler, draft: Draft, late: str, mode: int) -> list[str]:
-    """Write the lines that mark the attempt's start in the log and, if the scheduler writes that late, open it."""
-    if draft.inside:
-        return []
-    requested, mark = draft.job.scheduler, f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
-    mark += f"; {mark.replace(' ||', ' >&2 ||')}" if requested.error else ""
-    if not late:
-        return [mark]
-    out = shlex.quote(requested.output) if requested.output else late
-    err = f">>{shlex.quote(requested.error)}" if requested.error else ""
-    return [
-        f': "${{{scheduler.environment.job_id}:?is not set: {scheduler.submit} this script}}"',
-        f'(umask {umask(mode)} && mkdir -p "${contract.RUN_DIR}" && : {" ".join(filter(None, (f">>{out}", err)))})',
-        f"exec >>{out} 2{err or '>&1'}; {mark}",
-    ]
-
-
-def _secret_lines(scheduler: Scheduler, draft: Draft, run_dir: str) -> list[str]:
-    """Write the lines that find the job's secrets, or end the script."""
-    if not draft.secrets or scheduler.passes_environment:
-        return required(draft.secrets)
-    file = shlex.quote(f"{run_dir}/{contract.SECRETS_FILE}")
-    why = comment("secrets: they come in a file that only you can read, and that goes when the run has ended")
-    fix = f"submit this script with it: {scheduler.submit} -v {','.join(draft.secrets)}"
-    return [why, f"[ ! -r {file} ] || . {file}", *required(draft.secrets, fix)[1:]]
+    size = f"{format_count(spec.nnodes, 'node')} x {each}"
+    out = shlex.quote(requested.output) if added.log and requested.output else added.log
+    check = f': "${{{scheduler.environment.job_id}:?is not set: {submit} this script}}"'
+    file = "" if scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
+    return batch_script(
+        title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; to start it by hand: {by_hand}",
+        directives=written(added.directives, scheduler.prefix),
+        run_dir=spec.run_dir,
+        pythons=[sys.executable, *(word for word in draft.python[:1] if word.startswith("/"))],
+        workdir=str(draft.workdir),
+        setup=draft.job.environment.setup,
+        log=[] if draft.inside else mark_log(out, requested.error, spec.file_mode, check),
+        secrets=required(draft.secrets, file, f"{submit} -v {','.join(draft.secrets)}"),
+        alone=alone,
+    )
 
 
 def _node_script(
@@ -267,7 +230,7 @@ def _node_script(
         words, becomes = [CODE, "--rank", *map(shlex.quote, command)], "a rank"
     return node_script(
         title=f"Started by the supervisor of run {spec.run_id}: sets a node up and becomes {becomes}.",
-        traps=[_TRAP.format(host=scheduler.host), "trap '' USR1  # The warning is for ranks that listen to it."],
+        traps=[_FAILS.format(host=scheduler.host), "trap '' USR1  # The warning is for ranks that listen to it."],
         workdir=str(draft.workdir),
         environment=chosen.model_copy(update={"setup": ()}),  # It runs in the script that is submitted.
         settings=settings,
