@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.batch.job_status import excerpt_of, logs_of
-from allranks.clusters.slurm import SLURM
+from allranks.clusters.batch.job_status import logs_of
+from allranks.clusters.slurm import SLURM, SlurmCluster
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 
@@ -37,7 +37,7 @@ def said(folder: Path) -> LogExcerpt:
         stop_timeout=30.0,
         file_mode=0o600,
     )
-    return excerpt_of(SLURM, Run(folder, record))
+    return SlurmCluster().log_excerpt(Run(folder, record))
 
 
 @pytest.mark.parametrize(

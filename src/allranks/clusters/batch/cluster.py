@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -23,8 +22,7 @@ from allranks.job.variables import without_those_of_ranks
 from allranks.record.files import write_atomically
 from allranks.runs import agents
 from allranks.runs import attempt as attempts
-from allranks.runs.agents import Happened
-from allranks.runs.record import newest_attempt
+from allranks.runs.agents import HappenedInJobs
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 from allranks.system import schedulers
 
@@ -59,9 +57,9 @@ class BatchCluster(ClusterKind):
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed: the batch script, and how it is submitted."""
-        from allranks.clusters.batch.plan import make_plan  # Not for those who only read the state of a run.
+        from allranks.clusters.batch.plan import Draft  # Not for those who only read the state of a run.
 
-        return make_plan(self.scheduler, request)
+        return Draft(self.scheduler, request).plan()
 
     def shell_command(
         self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
@@ -127,7 +125,7 @@ class BatchCluster(ClusterKind):
             attempt = attempts.newest(folder)
             status = agents.reported_by_all(attempt)
             if not (status.state.is_final or is_alive(handle)):
-                status = job_status.forgotten(attempt, status, "the process that started it is gone", has_started=True)
+                status = attempts.forgotten(attempt, status, "the process that started it is gone", has_started=True)
             return job_status.blame(self.scheduler, status, folder, attempt, "")
         poll = self._polls.setdefault((folder, handle.job_id), _Poll())
         attempt = attempts.newest(folder)
@@ -162,12 +160,12 @@ class BatchCluster(ClusterKind):
             has_log = any(folder in log.parents for log in job_status.logs_of(self.scheduler, folder, job_id))
             has_started = has_log or any(traces)
             why = f"{title} has no record of job {job_id}"
-            status = job_status.forgotten(attempt, reported, why, has_started=has_started)
+            status = attempts.forgotten(attempt, reported, why, has_started=has_started)
         status = job_status.blame(self.scheduler, status, folder, attempt, job_id)
         if status.state.is_final:
             decision = attempts.decision_after(attempt)
             status = replace(status, reason=decision["why"]) if decision.get("given_up") else status
-            _remove_secrets(folder)
+            attempts.remove_secrets(folder)
         if status.state is State.CANCELLED and job_id in self._signals:
             return replace(status, exit_code=128 + self._signals[job_id])
         return status
@@ -194,7 +192,7 @@ class BatchCluster(ClusterKind):
                 raise LaunchError(f"job {job_id} does not end", why=why, fix=fix)
             time.sleep(pause)
             pause = min(2.0, pause * 1.5)
-        _remove_secrets(run.folder)
+        attempts.remove_secrets(run.folder)
 
     def signal(self, job_id: str, number: int) -> None:
         """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
@@ -206,8 +204,13 @@ class BatchCluster(ClusterKind):
             raise self.scheduler.refusal(command, done.code, done.out + done.err)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
-        """Find what the job's logs say that may tell why it ended."""
-        return job_status.excerpt_of(self.scheduler, run)
+        """Find what may tell why a run's newest attempt ended: in its job's logs, or in the log of a node."""
+        logs = job_status.logs_of(self.scheduler, run.folder, run.job_id or "")
+        if first := attempts.first_failure(run.attempt_folder):
+            logs.append(first.folder / contract.AGENT_LOG)
+        if log := agents.log_excerpt(run.node_folder(0)).log:
+            logs.append(log)
+        return attempts.excerpt(logs, self.scheduler.log_noise)
 
 
 class SubmittedJob:
@@ -221,16 +224,26 @@ class SubmittedJob:
         self._status = Status(State.PENDING, "submitted")
         self._news: list[str] = [f"job {job_id} submitted"]
         self._reported: str | None = None
-        self._follow(newest_attempt(folder))
+        self._happened = HappenedInJobs(folder)
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, unless the run has ended; return whether it has."""
-        if self._status.state.is_final:
+        before = self._status
+        if before.state.is_final:
             return True
-        if seconds:
-            time.sleep(seconds)
-        self._poll()
-        return self._status.state.is_final
+        time.sleep(seconds)
+        now = self._status = self._cluster.status_of(self._folder, self.handle)
+        self._news += self._happened.news()
+        line = None
+        if now.state is State.RUNNING:
+            line = "running"
+        elif not now.state.is_final and now is not before and (before.state, before.reason) == (now.state, now.reason):
+            # A reason that is gone at the next query is not worth a line.
+            line = now.reason and f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}"
+        if line and line != self._reported:
+            self._reported = line
+            self._news.append(line)
+        return now.state.is_final
 
     def signal(self, number: int) -> None:
         """Cancel the job."""
@@ -247,55 +260,9 @@ class SubmittedJob:
         """What is waited for: the queue, and then ranks that start."""
         if self._status.state is State.PENDING:
             return f"waiting in the queue: {self._status.reason}" if self._status.reason else "waiting in the queue"
-        awaited = self._happened.awaited if self._status.state is State.RUNNING else ""
-        attempt = self._folder / contract.attempt_dir(self._attempt)
-        return awaited if awaited and (attempt / contract.JOB).exists() else ""  # Each task of an array has its own.
-
-    def _poll(self) -> None:
-        before, self._status = self._status, self._cluster.status_of(self._folder, self.handle)
-        self._follow_attempts()
-        now = self._status
-        if now is before:
-            return  # The scheduler was not queried again.
-        line = None
-        if now.state is State.RUNNING:
-            line = "running"
-        elif not now.state.is_final and now.reason and (before.state, before.reason) == (now.state, now.reason):
-            # A reason that is gone at the next query is not worth a line.
-            line = f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}"
-        if line and line != self._reported:
-            self._reported = line
-            self._news.append(line)
-
-    def _follow(self, attempt: int) -> None:
-        """Follow an attempt from now on."""
-        self._attempt, self._is_followed_by_another = attempt, False
-        self._happened = Happened(self._folder / contract.node_dir(attempt, 0))
-
-    def _follow_attempts(self) -> None:
-        """Note what has happened in the attempt that is followed, and in those that came after it."""
-        last = newest_attempt(self._folder)
-        while True:
-            self._news += self._happened.news()
-            decision = attempts.decision_after(self._folder / contract.attempt_dir(self._attempt))
-            # That a job is requeued is written down before it is tried; if that is refused another job may follow.
-            is_tried = decision.get("again") and (self._attempt < last or decision.get("how") != "requeue")
-            if is_tried and not self._is_followed_by_another:
-                self._is_followed_by_another = True
-                self._news.append(f"attempt {self._attempt + 1} follows, in job {decision['job']}: {decision['why']}")
-            if self._attempt == last:
-                return
-            self._follow(self._attempt + 1)
+        return self._happened.awaited if self._status.state is State.RUNNING else ""
 
 
 def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a command that submits a job: nothing of a job that it is itself in."""
     return schedulers.outside_of_jobs(without_those_of_ranks(environ))
-
-
-def _remove_secrets(folder: Path) -> None:
-    """Remove the secrets of a run that has ended: its script does that too, unless it was killed."""
-    left = folder.glob(f"{contract.ATTEMPTS_DIR}/*/{contract.TASK_ENVIRONMENT}*")
-    with contextlib.suppress(OSError):
-        for file in (folder / contract.SECRETS_FILE, *left):
-            file.unlink(missing_ok=True)
