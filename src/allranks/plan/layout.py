@@ -26,6 +26,7 @@ _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 #: So many ranks of tests may share a CPU; more are a typing error. Ranks with a GPU each are bound by the GPUs.
 MOST_RANKS_PER_CPU = 16
+CROWDED = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from allranks import contract
 from allranks.logs.cause import tail
 from allranks.runs.record import newest_attempt
-from allranks.runs.status import OUT_OF_TIME, LogExcerpt, State, Status
+from allranks.runs.status import TIMED_OUT, LogExcerpt, State, Status
 from allranks.system.processes import rank_ended
 
 #: More than any log of ours that is read to its end.
@@ -93,16 +93,17 @@ def exit_of(attempt: Path) -> tuple[int, float] | None:
 def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -> Status:
     """Return the status of an attempt that its scheduler does not know: as its agents report it, else as its script.
 
-    ``has_started`` is whether its script started. Of one that failed before the supervisor there may be only a log.
+    ``has_started`` is whether its script is known to have started; else traces of that are looked for.
     """
     status = reported
+    traces = ((attempt / contract.JOB).exists(), *attempt.parents[1].glob(f"{contract.TASK}*"))
     if not reported.state.is_final:
         if ended := exit_of(attempt):
             states = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
             states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
             state = states.get(ended[0], State.FAILED)
             status = replace(reported, state=state, native="ended", reason=None, exit_code=ended[0])
-        elif not has_started:
+        elif not (has_started or any(traces)):
             # Some schedulers keep no record of a job that was deleted before it started.
             reason, code = "it was deleted before it started", 128 + signal.SIGTERM
             status = replace(reported, state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
@@ -114,7 +115,7 @@ def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -
             terminated = attempt / contract.TERMINATED  # When its script was terminated, and in it, when the limit is.
             if terminated.stat().st_mtime >= int(terminated.read_text()):
                 code = status.exit_code or 128 + signal.SIGTERM
-                return replace(status, state=State.TIMEOUT, reason=": ".join(OUT_OF_TIME), exit_code=code)
+                return replace(status, state=State.TIMEOUT, reason=": ".join(TIMED_OUT), exit_code=code)
     return status
 
 

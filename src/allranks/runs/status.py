@@ -80,7 +80,7 @@ class Handle:
 
 
 #: Why a run timed out, and what to do.
-OUT_OF_TIME = ("it reached its time limit", "raise resources.time")
+TIMED_OUT = ("it reached its time limit", "raise resources.time")
 
 #: What stands for a scheduler's own word of a run that was refused, or cancelled, before anything of it had started.
 NOT_STARTED = "not started"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.batch.job_status import blame
+from allranks.clusters.batch.cluster import blame
 from allranks.clusters.pbs import PBS, PbsCluster
 from allranks.runs.attempt import Failure, first_failure
 from allranks.runs.record import Record, Run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.batch.job_status import logs_of
+from allranks.clusters.batch.cluster import logs_of
 from allranks.clusters.slurm import SLURM, SlurmCluster
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status

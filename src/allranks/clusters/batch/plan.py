@@ -219,8 +219,8 @@ class Draft:
 
     def _notes(self) -> Iterator[str]:
         """Yield what the job asks for and does not get, and what is not as one may think."""
-        scheduler, job, resources = self.scheduler, self.job, self.job.resources
-        requested = job.scheduler.model_dump(exclude_defaults=True)
+        scheduler, title, job = self.scheduler, self.scheduler.title, self.job
+        resources, requested = job.resources, job.scheduler.model_dump(exclude_defaults=True)
         if self.inside:
             used = [f"scheduler.{name}" for name in requested]
             used += [f"resources.{name}" for name in ("time", "memory", "cpus_per_node") if getattr(resources, name)]
@@ -231,7 +231,7 @@ class Draft:
             if self.gpus and self.gpus.note:
                 yield self.gpus.note
         elif scheduler.is_exact and self.request.job.resources.nodes[0] < resources.nodes[1]:
-            yield f"resources.nodes: {scheduler.title} always gives the same number of nodes: {resources.nodes[1]}"
+            yield f"resources.nodes: {title} always gives the same number of nodes: {resources.nodes[1]}"
         if resources.spares:
             instead = "" if scheduler.is_exact else "; --nodes MIN:MAX continues with fewer"
             yield f"resources.spares: nodes are kept ready over SSH only{instead}"
@@ -239,14 +239,13 @@ class Draft:
             yield "launch.max_restarts: the ranks are started once; launcher torchrun starts them again"
         for directive in self._added.directives:
             if directive.why == "name" and directive.value != name_of(job):
-                yield f"{scheduler.title} knows the job as {directive.value}: other names it may not take"
+                yield f"{title} knows the job as {directive.value}: other names it may not take"
         yield from self._added.notes
         if resources.hosts or resources.hostfile:
-            chooses = f"{scheduler.title} chooses the nodes"
-            yield f"resources.hosts is not used: {chooses}; scheduler.include names some of them"
+            yield f"resources.hosts is not used: {title} chooses the nodes; scheduler.include names some of them"
         yield from only_over_ssh(job)
         if foreign := sorted(job.scheduler.of_some & requested.keys() - {*scheduler.own_keys}):
             named = ", ".join(f"scheduler.{key}" for key in foreign)
-            yield f"{named}: {scheduler.title} has no such thing, not used"
+            yield f"{named}: {title} has no such thing, not used"
         if self._ranks_unknown:
             yield "the ranks are counted on the nodes: one for each GPU that scheduler.directives gets"

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
@@ -30,7 +29,7 @@ def run(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
-    cwd: str | Path | None = None,
+    cwd: str | None = None,
     sent: str = "",
     seconds: float = _SECONDS,
     is_over: Callable[[], bool] = lambda: False,

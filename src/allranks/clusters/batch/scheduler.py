@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from allranks.errors import LaunchError
-from allranks.runs import status
-from allranks.runs.status import State
+from allranks.runs.status import TIMED_OUT, State
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class JobReason:
         return f"{text}: {self.fix}" if self.fix else text
 
 
-OUT_OF_TIME = JobReason(*status.OUT_OF_TIME)
+OUT_OF_TIME = JobReason(*TIMED_OUT)
 OUT_OF_MEMORY = JobReason("it used more memory than it requested", "raise resources.memory")
 
 
