@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -306,6 +306,11 @@ class NodeSpec(_JsonFile):
     hang_timeout: float | None = None
     #: What follows: None: a report, and the end if the time limit is near and no terminal follows the run.
     on_hang: Literal["report", "restart", "end"] | None = None
+
+    def command(self, python: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that a rank runs, by the command line of its interpreter."""
+        starter = {"script": python, "module": (*python, "-m"), "binary": ()}[self.kind]
+        return (*starter, self.target, *self.args)
 
     @property
     def places(self) -> int:

@@ -20,14 +20,16 @@ from allranks import contract
 from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query, scheduler
 from allranks.clusters.batch.cluster import BatchCluster
-from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, explained, overall
+from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
-from allranks.plan.directives import Directive, given, lines_of, words_for_shell
+from allranks.job.units import time_of
+from allranks.plan.directives import Directive, given, lines_of, plain_name, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
 
 if TYPE_CHECKING:
+    from allranks.clusters.batch.plan import Draft
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
@@ -133,7 +135,7 @@ def parse_ended(job_id: str, records: str) -> JobInfo | None:
 def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
     failed, status = int(record["failed"].split()[0]), int(record["exit_status"].split()[0])
     word = record["failed"].partition(":")[2].strip()
-    started, ended = (query.time_of(record[key]) for key in ("start_time", "end_time"))
+    started, ended = (time_of(record[key]) for key in ("start_time", "end_time"))
     info = JobInfo(job_id, State.FAILED, "finished", word, started=started, ended=ended, nodes=record["hostname"])
     killed = status - 128 if status > 128 else None
     if failed == 0:
@@ -142,8 +144,7 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
     if failed == 37:
         limit = re.search(r"h_rt=(\d+)", record["category"])
         if limit and started and ended and ended - started < int(limit[1]):
-            why = JobReason("it went over its limit of memory", "raise resources.memory")
-            return replace(info, signal=killed, why=why)
+            return replace(info, signal=killed, why=scheduler.OUT_OF_MEMORY)
         return replace(info, state=State.TIMEOUT, signal=killed, why=scheduler.OUT_OF_TIME)
     if failed == 19:
         return replace(info, state=State.NODE_FAIL, signal=killed, why=JobReason(f"{record['hostname']} was lost"))
@@ -198,9 +199,8 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
     Raises:
         JobError: the job asks for what Grid Engine cannot do.
     """
-    requested, resources, (_, nodes) = job.scheduler, job.resources, job.resources.nodes
+    own, requested, resources, (_, nodes) = lines_of(job, "#$"), job.scheduler, job.resources, job.resources.nodes
     slots = resources.cpus_per_node or (nproc if job.launch.is_direct else 1)
-    own = lines_of(job, "#$")
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
     if not any(line.startswith("-pe ") for line in own):
         if requested.parallel_environment:
@@ -234,7 +234,7 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         (f"-tc {at_once}", bool(at_once), "scheduler.array"),
         ("-M", requested.mail, "scheduler.mail"),
         ("-m", requested.mail and "ae", "scheduler.mail"),
-        ("-N", scheduler.plain_name(name_of(job)), "name"),
+        ("-N", plain_name(name_of(job)), "name"),
         ("-j", "y", "one log"),
         ("-o", "/dev/null", "the script writes its log itself"),
         ("-notify", True, "time to save", "USR2 comes before SIGKILL; the queue says how long"),

@@ -22,16 +22,17 @@ from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
-from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, overall, plain_name
+from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, overall
 from allranks.clusters.pbs_words import Flavour, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
-from allranks.job.units import format_count, format_duration, parse_memory
-from allranks.plan.directives import Directive, fits, given, lines_of, words_for_shell
+from allranks.job.units import format_count, format_duration, parse_memory, reading, time_of
+from allranks.plan.directives import Directive, fits, given, lines_of, plain_name, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
 
 if TYPE_CHECKING:
+    from allranks.clusters.batch.plan import Draft
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
@@ -70,13 +71,13 @@ def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
         info = replace(info, why=pbs_words.reason_of(letter, word, held, depend))
     if info.state is State.PENDING:
         return info
-    memory = query.reading(fields.get("resources_used.mem", ""), parse_memory) or None
-    started = query.time_of(fields.get("stime") or fields.get("start_time", ""))
+    memory = reading(fields.get("resources_used.mem", ""), parse_memory) or None
+    started = time_of(fields.get("stime") or fields.get("start_time", ""))
     info = replace(info, started=started, peak_memory=memory)
     if letter not in pbs_words.ENDED:
         return info
     times = (fields.get(name) for name in ("obittime", "comp_time", "history_timestamp", "mtime"))
-    return replace(pbs_words.ending(info, fields), ended=query.time_of(next(filter(None, times), "")))
+    return replace(pbs_words.ending(info, fields), ended=time_of(next(filter(None, times), "")))
 
 
 def flavour(environ: Mapping[str, str]) -> Flavour | None:
@@ -185,11 +186,11 @@ def read_requested(script: str) -> tuple[Requested, ...]:
         kind = Requested(
             partitions=tuple(queue[-1:]),
             time=seconds(_in_script(script, "walltime", "")),
-            cpus=query.reading(has.get("ncpus") or has.get("ppn", "")),
-            memory=query.reading(has.get("mem", ""), parse_memory),
-            gpus=query.reading(has.get("ngpus") or has.get("gpus", "")),
+            cpus=reading(has.get("ncpus") or has.get("ppn", "")),
+            memory=reading(has.get("mem", ""), parse_memory),
+            gpus=reading(has.get("ngpus") or has.get("gpus", "")),
         )
-        count = query.reading(chunk.split(":")[0]) or 1  # One that starts with a host is one.
+        count = reading(chunk.split(":")[0]) or 1  # One that starts with a host is one.
         counts[kind] = counts.get(kind, 0) + count
     return tuple(replace(kind, nodes=count) for kind, count in counts.items())
 
@@ -215,9 +216,9 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
             host,
             state,
             before.is_away and any(word in state for word in _NOT_UP),
-            before.cpus + query.reading(node.get("resources_available.ncpus") or node.get("np", "")),
-            before.memory + query.reading(node.get("resources_available.mem", ""), parse_memory),
-            before.gpus + query.reading(node.get("resources_available.ngpus") or node.get("gpus", "")),
+            before.cpus + reading(node.get("resources_available.ncpus") or node.get("np", "")),
+            before.memory + reading(node.get("resources_available.mem", ""), parse_memory),
+            before.gpus + reading(node.get("resources_available.ngpus") or node.get("gpus", "")),
             node.get("comment", node.get("note", "")),
         )
     return tuple(hosts.values())
@@ -232,9 +233,9 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
     cpus, gpus = (sum(part.nodes * getattr(part, key) for part in requested) for key in ("cpus", "gpus"))
     for limit, reads, amount, of in (
         ("walltime", seconds, requested[0].time, "time"),
-        ("nodect", query.reading, sum(part.nodes for part in requested), "nodes"),
-        ("ncpus", query.reading, cpus, "cpus in all"),
-        ("ngpus", query.reading, gpus, "gpus in all"),
+        ("nodect", reading, sum(part.nodes for part in requested), "nodes"),
+        ("ncpus", reading, cpus, "cpus in all"),
+        ("ngpus", reading, gpus, "gpus in all"),
     ):
         most, least = (reads(queue.get(f"resources_{word}.{limit}", "")) for word in ("max", "min"))
         yield from beyond(of, amount, f"queue {name}", _OTHER, most=most, least=least)

@@ -23,9 +23,9 @@ from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
-from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, JobReason, Scheduler, UsableGpus, overall
+from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, UsableGpus, overall
 from allranks.errors import LaunchError
-from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory
+from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory, reading, time_of
 from allranks.plan.directives import Directive, given, lines_of, warning_seconds, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.plan.layout import MOST_RANKS_PER_CPU
@@ -34,6 +34,7 @@ from allranks.runs.status import State
 from allranks.system.hostlist import expand
 
 if TYPE_CHECKING:
+    from allranks.clusters.batch.plan import Draft
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
@@ -48,25 +49,21 @@ _NOT_STARTED, _OUT_OF_MEMORY = 53, 125
 
 #: The fields that accounting is queried for.
 ACCOUNTED = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "MaxRSS", "Reason")
+_SHOW = ("scontrol", "show", "job")
+_ACCOUNT = ("sacct", "--parsable2", "--noheader", f"--format={','.join(ACCOUNTED)}", "--jobs")
 #: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
 _SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?")
 
 
-def _of(job_id: str) -> tuple[str, ...]:
-    """Return the words that name a job, which may be one of another cluster."""
+def about(job_id: str, name: str, *words: str) -> tuple[str, ...]:
+    """Build a command about a job, whose number comes last; the job may be one of another cluster."""
     number, _, cluster = job_id.partition(";")
-    return (f"--clusters={cluster}", number) if cluster else (number,)
-
-
-def show_command(job_id: str) -> tuple[str, ...]:
-    """Build the command that queries the controller about a job."""
-    *cluster, number = _of(job_id)
-    return ("scontrol", *cluster, "show", "job", number)
+    return (name, *([f"--clusters={cluster}"] if cluster else []), *words, number)
 
 
 def parse_shown(text: str) -> tuple[JobInfo, ...]:
-    """Read the answer to :func:`show_command`: one job, or each task of an array.
+    """Read what scontrol shows: one job, or each task of an array.
 
     Names, comments and paths of a job may hold anything, also what looks like a field, so only lines are read that
     start with a field of Slurm's own, and of two such lines the first.
@@ -74,12 +71,10 @@ def parse_shown(text: str) -> tuple[JobInfo, ...]:
     found = []
     for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
         # Of fields with one name the first counts.
-        fields = dict(reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
-        if (job := _SHOWN_JOB.match(part)) and "JobState" in fields:
-            info = _info(f"{job[2]}_{job[3]}" if job[2] else job[1], fields["JobState"], fields, "StartTime", "EndTime")
-            if info.state is State.NODE_FAIL and (node := fields.get("FailedNode")):
-                info = replace(info, why=JobReason(f"node {node} failed"))
-            found.append(info)
+        fields = defaultdict(str, reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
+        if (job := _SHOWN_JOB.match(part)) and fields["JobState"]:
+            job_id = f"{job[2]}_{job[3]}" if job[2] else job[1]
+            found.append(_info(job_id, fields["JobState"], fields, fields["StartTime"], fields["EndTime"]))
     return tuple(found)
 
 
@@ -90,35 +85,35 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
     Slurm calls it FAILED.
     """
     records: dict[str, list[dict[str, str]]] = {}
-    for line in text.splitlines():
-        values = line.split("|")
+    for values in (line.split("|") for line in text.splitlines()):
         if len(values) == len(ACCOUNTED):
-            row = dict(zip(ACCOUNTED, values, strict=True))
+            row = defaultdict(str, zip(ACCOUNTED, values, strict=True))
             job_id, _, step = row["JobID"].partition(".")
             records[job_id] = [*records.get(job_id, []), row] if step else [row]
     found = []
-    for job_id, rows in records.items():
-        native = rows[0]["State"]
-        if native == "FAILED" and any(row["State"] == "OUT_OF_MEMORY" for row in rows):
-            native = "OUT_OF_MEMORY"
-        peak = max(query.reading(f"{row['MaxRSS']}B", parse_memory) for row in rows)
-        found.append(replace(_info(job_id, native, rows[0], "Start", "End"), peak_memory=peak or None))
+    for job_id, (job, *steps) in records.items():
+        is_oom = job["State"] == "FAILED" and any(step["State"] == "OUT_OF_MEMORY" for step in steps)
+        info = _info(job_id, "OUT_OF_MEMORY" if is_oom else job["State"], job, job["Start"], job["End"])
+        peak = max(reading(f"{row['MaxRSS']}B", parse_memory) for row in (job, *steps))
+        found.append(replace(info, peak_memory=peak or None))
     return tuple(found)
 
 
 def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: str) -> JobInfo:
-    """Read what both answers hold in the same words; ``start`` and ``end`` are what they call the times."""
-    nodes, word = fields.get("NodeList", ""), fields.get("Reason", "")
+    """Read what both answers hold in the same words."""
+    nodes, word = fields["NodeList"], fields["Reason"]
     state, why = slurm_words.state_of(native, word)
-    exited, _, signalled = fields.get("ExitCode", "").partition(":")
-    exit_code, killed_by = query.reading(exited), query.reading(signalled)
+    exited, _, signalled = fields["ExitCode"].partition(":")
+    exit_code, killed_by = reading(exited), reading(signalled)
     if state is State.SUCCEEDED and (exit_code or killed_by):
         state = State.FAILED
-    by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
-    nodes = nodes if nodes not in ("(null)", "None assigned") else ""
     if state is State.FAILED and killed_by == _NOT_STARTED:
         lacks = "its work directory, or that of its output, is not there on the node"
         why = JobReason(f"Slurm could not start the script: {lacks}")
+    if state is State.NODE_FAIL and (node := fields["FailedNode"]):
+        why = JobReason(f"node {node} failed")
+    by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
+    nodes = nodes if nodes not in ("(null)", "None assigned") else ""
     return JobInfo(
         job_id,
         state,
@@ -126,8 +121,8 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
         word,
         exit_code=exit_code if by_itself else None,
         signal=killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None,
-        started=query.time_of(fields.get(start, "")) if nodes and state is not State.PENDING else None,
-        ended=query.time_of(fields.get(end, "")) if state.is_final else None,
+        started=time_of(start) if nodes and state is not State.PENDING else None,
+        ended=time_of(end) if state.is_final else None,
         nodes=nodes,
         why=why,
     )
@@ -139,24 +134,14 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     Returns None if neither knows it: without accounting that is so some minutes after the end.
     """
     in_utc = {**(os.environ if environ is None else environ), **IN_UTC}
-    command = show_command(job_id)
-    done = query.run(SLURM, command, in_utc)
+    done = query.run(SLURM, about(job_id, *_SHOW), in_utc)
     if done.code and slurm_words.NO_SUCH_JOB not in done.err:
-        raise SLURM.refusal(command, done.code, done.out + done.err)
+        raise SLURM.refusal(_SHOW, done.code, done.out + done.err)
     tasks = {task.job_id: task for task in parse_shown(done.out)}
     if any(not task.state.is_final for task in tasks.values()):
         return overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
-        *cluster, number = _of(job_id)
-        account = (
-            "sacct",
-            *cluster,
-            "--parsable2",
-            "--noheader",
-            f"--format={','.join(ACCOUNTED)}",
-            f"--jobs={number}",
-        )
-        answer = run_command(account, in_utc, seconds=_ACCOUNTING_SECONDS)
+        answer = run_command(about(job_id, *_ACCOUNT), in_utc, seconds=_ACCOUNTING_SECONDS)
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
         # ended long before others are in accounting alone.
         for task in (task for task in parse_accounted(answer) if task.state.is_final):
@@ -239,15 +224,14 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     command = (submit[0], "--test-only", *submit[1:-1])  # It reads the script.
     done = query.run(SLURM, command, in_utc, cwd=plan.workdir, sent=script)
     printed = done.out + done.err
-    refusal = SLURM.refusal(command, done.code, printed)
+    refusal = plan.with_values(SLURM.refusal(command, done.code, printed))
     if SLURM.is_away(done):
         raise refusal
     shown, lacks_nodes = run_command(PARTITIONS, in_utc), slurm_words.NO_SUCH_NODES in printed
     partitions = against_each(shown, requested)
-    against = limits(requested, partitions)
-    if against or requested.qos:  # Only then does a QOS count.
-        lifts, most_time = _qos_of(requested, in_utc)
-        against = limits(requested, against_each(shown, requested, lifts), most_time)
+    counts = requested.qos or limits(requested, partitions)  # Whether a QOS could change anything.
+    lifts, most_time = _qos_of(requested, in_utc) if counts else ((), 0)
+    against = limits(requested, against_each(shown, requested, lifts), most_time)
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
         found = []
         for name in (name for name, issues in partitions.items() if not issues):
@@ -257,11 +241,10 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
         against = least(found)
     answer = Feasibility(f"partition {','.join(partitions)}", against)
     if not done.code:
-        start = re.search(r"to start at (\S+) using .* on nodes (\S+)", printed)
-        return replace(answer, start=query.time_of(start[1]) if start else None)
+        start = re.search(r"to start at (\S+) using .* on nodes", printed)
+        return replace(answer, start=start and time_of(start[1]))
     if against and (lacks_nodes or answer.is_hopeless):
         return answer
-    refusal = query.with_values(refusal, plan.reasons)
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
     return replace(answer, objections=[*against, refused])
 
@@ -286,11 +269,11 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
         exclude = [*expand(found["exclude"])]
     return Requested(
         partitions=tuple(filter(None, found["partition"].split(","))),
-        nodes=query.reading(found["nodes"].partition("-")[0]) or 1,
-        time=query.reading(found["time"], parse_duration),
+        nodes=reading(found["nodes"].partition("-")[0]) or 1,
+        time=reading(found["time"], parse_duration),
         qos=found["qos"],
-        cpus=(query.reading(found["ntasks-per-node"]) or 1) * (query.reading(found["cpus-per-task"]) or 1),
-        memory=query.reading(found["mem"], parse_memory),
+        cpus=(reading(found["ntasks-per-node"]) or 1) * (reading(found["cpus-per-task"]) or 1),
+        memory=reading(found["mem"], parse_memory),
         gpus=int(gpus[-1]) if gpus else 0,
         exclude=tuple(filter(None, exclude)),
     )
@@ -305,8 +288,7 @@ def against_each(text: str, requested: Requested, lifts: Collection[str] = ()) -
     for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
         name = part["PartitionName"]
-        is_chosen = name in requested.partitions if requested.partitions else part["Default"] == "YES"
-        if is_chosen:
+        if name in requested.partitions if requested.partitions else part["Default"] == "YES":
             found[name] = [*_against(requested, part, lifts)]
     return found
 
@@ -316,9 +298,9 @@ def _against(requested: Requested, part: Mapping[str, str], lifts: Collection[st
     if part["State"] == "DOWN":
         yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
     for flag, of, most, fewest in (
-        ("PartitionTimeLimit", "time", query.reading(part["MaxTime"], parse_duration), 0),
-        ("PartitionMaxNodes", "nodes", query.reading(part["MaxNodes"]), 0),
-        ("PartitionMinNodes", "nodes", 0, query.reading(part["MinNodes"])),
+        ("PartitionTimeLimit", "time", reading(part["MaxTime"], parse_duration), 0),
+        ("PartitionMaxNodes", "nodes", reading(part["MaxNodes"]), 0),
+        ("PartitionMinNodes", "nodes", 0, reading(part["MinNodes"])),
     ):
         amount, is_final = getattr(requested, of), flag not in lifts
         yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
@@ -339,7 +321,7 @@ def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
         if len(row) == 6:
             name, state, cpus, memory, gres, reason = row
             is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
-            amounts = query.reading(cpus.rstrip("+")), query.reading(memory.rstrip("+")) << 20, count_gpus(gres)
+            amounts = reading(cpus.rstrip("+")), reading(memory.rstrip("+")) << 20, count_gpus(gres)
             found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
     return tuple(found)
 
@@ -351,7 +333,7 @@ def parse_qos(text: str, named: str) -> tuple[set[str], int]:
     """
     rows = [row for row in (line.split("|") for line in text.splitlines()) if len(row) == 3]
     flags = [row[2].split(",") for row in rows if not named or row[0] in named.split(",")]
-    most = next((query.reading(row[1], parse_duration) for row in rows if row[0] == named), 0)
+    most = next((reading(row[1], parse_duration) for row in rows if row[0] == named), 0)
     return {flag for each in flags for flag in each}, most
 
 
@@ -437,9 +419,9 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     reported = reported if may_differ else environ.get("SLURM_GPUS_ON_NODE") or reported
     counts = {int(found[0])} if (found := re.search(r"\b\d+$", reported)) else set()  # Of 4, or a100:4.
     if not counts:
-        scontrol, *show = show_command(environ["SLURM_JOB_ID"])
+        command = about(environ["SLURM_JOB_ID"], "scontrol", "--details", "show", "job")
         try:
-            shown = run_command((scontrol, "--details", *show), environ, seconds=_ACCOUNTING_SECONDS)
+            shown = run_command(command, environ, seconds=_ACCOUNTING_SECONDS)
             counts = {count_gpus(gres) for gres in _ON_NODES.findall(shown)}
         except LaunchError as error:
             problem = error.in_a_line
@@ -525,9 +507,9 @@ SLURM = Scheduler(
     submitted=re.compile(r"^(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )(\S+))?\s*$", re.MULTILINE),
     list_jobs="squeue --me",
     retry="see scontrol ping, and try again; squeue --me shows whether the job was submitted anyway",
-    cancel=lambda job_id: ("scancel", *_of(job_id)),
+    cancel=lambda job_id: about(job_id, "scancel"),
     gone=slurm_words.NO_SUCH_JOB,
-    show=show_command,
+    show=lambda job_id: about(job_id, *_SHOW),
     query_job=query_job,
     feasibility=feasibility,
     noise=((r"^((slurm_load_jobs )?(error|fatal): )?((Batch job submission failed|allocation failure): )?", ""),),

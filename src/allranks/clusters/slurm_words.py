@@ -17,6 +17,8 @@ _never = partial(JobReason, hopeless=True)
 _RELEASE, _SITE = "let it go with scontrol release {job}", "ask the site's support"
 _NODES, _PARTITION = "sinfo --list-reasons shows why", "choose another scheduler.partition, or wait"
 _CHANGE_ACCOUNT, _CHANGE_QOS, _GIVES = "change scheduler.account", "change scheduler.qos", "its partition gives a job"
+_PING = "see scontrol ping, and try again when it is up"
+_LOGIN = "run this where sbatch works, such as the login node, or set SLURM_CONF to the path of its slurm.conf"
 _LISTED = "see sinfo --Format=NodeList"
 _ASSOCIATIONS = "see yours with sacctmgr show associations user=$USER format=Account,Partition,QOS"
 _AWAY = JobReason("nodes that it needs are down, drained or reserved", _NODES)
@@ -121,14 +123,9 @@ _NOT_AVAILABLE = re.compile(r"ReqNodeNotAvail.*UnavailableNodes:([^\s,)(](?:[^\s
 
 #: What commands print if Slurm cannot be reached, and what to do; the first that is found counts.
 UNREACHABLE = (
-    (
-        r"Unable to contact slurm controller|controller (is )?in standby|Socket timed out|Zero Bytes were transmitted",
-        "see scontrol ping, and try again when it is up",
-    ),
-    (
-        r"Could not establish a configuration source|Unable to process configuration file",
-        "run this where sbatch works, such as the login node, or set SLURM_CONF to the path of its slurm.conf",
-    ),
+    (r"Unable to contact slurm controller|controller (is )?in standby", _PING),
+    (r"Socket timed out|Zero Bytes were transmitted", _PING),
+    (r"Could not establish a configuration source|Unable to process configuration file", _LOGIN),
     (r"munge|authentication (error|credential|agent)", f"{_SITE}: munge must run, with the cluster's key"),
     (r"Incompatible versions", "use the Slurm commands that belong to the cluster"),
 )

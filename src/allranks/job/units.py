@@ -3,13 +3,17 @@
 Times follow sbatch (``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``,
 ``days-hours:minutes``, ``days-hours:minutes:seconds``) and PBS walltime, and take suffixes besides.
 Memory is in powers of 1024 whichever way it is spelled, as Slurm and PBS count, in whole kilobytes, the smallest
-unit of all schedulers. A text that is no amount is a ValueError with a sentence on what is accepted.
+unit of all schedulers. A text that is no amount is a ValueError with a sentence on what is accepted. What schedulers
+print is read more leniently: :func:`reading`, :func:`time_of`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
 
 _SUFFIX_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _MEMORY_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -111,3 +115,20 @@ def parse_nodes(text: str) -> tuple[int, int]:
 def format_count(number: int, noun: str) -> str:
     """Write a number of things: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def reading(text: str, parse: Callable[[str], int] = int) -> int:
+    """Return a number, a time or a size; 0 if the text has none, or says that there is no limit."""
+    with suppress(ValueError):
+        return parse(text)
+    return 0
+
+
+def time_of(text: str) -> float | None:
+    """Return a time in seconds since 1970; None if the text, of a number, of ISO 8601 or of ctime in UTC, has none."""
+    with suppress(ValueError):
+        return float(text)
+    for parse in (datetime.fromisoformat, lambda ctime: datetime.strptime(ctime, "%a %b %d %H:%M:%S %Y")):
+        with suppress(ValueError):
+            return parse(text).replace(tzinfo=timezone.utc).timestamp()
+    return None

@@ -19,6 +19,7 @@ from allranks.contract import is_secret
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
 from allranks.job.problems import Problem, closest, quoted
 from allranks.job.sources import VARIABLES, Layer, texts_of, variables_of
+from allranks.system import schedulers
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
@@ -74,6 +75,11 @@ def _is_set_for_ranks(name: str) -> bool:
 def without_those_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that agents do not set for ranks: a command in a rank must not pass on its place."""
     return {name: value for name, value in environ.items() if not _is_set_for_ranks(name)}
+
+
+def for_another_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command that submits a job: nothing of a job, or of a run, that it is itself in."""
+    return schedulers.outside_of_jobs(without_those_of_ranks(environ))
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

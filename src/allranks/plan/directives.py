@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import JobError
@@ -65,6 +66,27 @@ def lines_of(job: Job, prefix: str) -> list[str]:
     return lines
 
 
+def with_log_paths(job: Job, folder: Path, *, may_lack: bool) -> Job:
+    """Return the job with absolute paths for the scheduler's own logs: where it is submitted does not matter then.
+
+    Paths of the job are relative to ``folder``; ``may_lack`` is whether their directories may be made later.
+
+    Raises:
+        JobError: there is no such directory.
+    """
+    requested = job.scheduler
+    paths = {key: folder / path for key in ("output", "error") if (path := getattr(requested, key))}
+    for key, path in paths.items():
+        if not (may_lack or "%" in str(path.parent) or path.parent.is_dir()):
+            raise JobError(
+                f"scheduler.{key}: there is no directory {path.parent}",
+                why="nothing could be written there",
+                fix=f"mkdir -p {shlex.quote(str(path.parent))}",
+            )
+    absolute = {key: str(path) for key, path in paths.items()}
+    return job.model_copy(update={"scheduler": requested.model_copy(update=absolute)})
+
+
 def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
     """Yield the lines for directives: ``prefix`` is what each starts with, such as ``#SBATCH``.
 
@@ -93,6 +115,12 @@ def words_for_shell(job: Job, directives: Iterable[Directive], for_a_script: re.
             yield from shlex.split(f"{directive.option}{_value(directive)}", comments=True)
         except ValueError as error:
             raise JobError(f"{directive.why}: invalid directive: {directive.option!r}", why=str(error)) from error
+
+
+def plain_name(name: str, longest: int | None = None) -> str:
+    """Return a job's name with characters that each scheduler takes: it starts with a letter."""
+    plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
+    return (plain if plain[0].isalpha() else f"j{plain}")[:longest]
 
 
 def fits(value: str) -> bool:

@@ -88,6 +88,20 @@ def refuse(job: Job, nodes: int, ranks: Sequence[int] = ()) -> None:
         raise JobError(f"{how}: nodes have {min(ranks)} to {max(ranks)} ranks", why=why, fix=fix)
 
 
+def refuse_scheduler(job: Job, scheduler: str) -> None:
+    """Refuse these launchers where a scheduler gives the nodes; ``scheduler`` is what people call it.
+
+    Raises:
+        JobError: the job asks for one.
+    """
+    if job.launch.launcher == "legacy":
+        why = f"torch.distributed.launch was replaced by torchrun, and cannot get its nodes from {scheduler}"
+        raise JobError(f"launcher legacy does not exist on cluster {job.cluster}", why=why, fix="--launcher torchrun")
+    if not job.launch.agent and not job.launch.is_direct:
+        why = f"the nodes and their places are known to the agents alone, which {scheduler} starts"
+        raise JobError(f"launch.agent cannot be false on cluster {job.cluster}", why=why, fix="--launcher direct")
+
+
 def notes(job: Job) -> Iterator[str]:
     """Yield what differs from a run with an agent."""
     launch = job.launch

@@ -6,10 +6,13 @@ ranks through the environment of the command that is started.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from typing import Any
+
+from allranks.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,12 @@ class Plan:
     def debug(self) -> tuple[Reason, ...]:
         """The variables that debug turns on."""
         return tuple(reason for reason in self.reasons if reason.is_debug)
+
+    def with_values(self, error: LaunchError) -> LaunchError:
+        """Return an error with the values of those keys that it says to change."""
+        values = {reason.why: f"{reason.why} ({reason.value})" for reason in self.reasons if reason.value}
+        fix = error.fix and re.sub(r"\b(scheduler|resources)\.\w+", lambda key: values.get(key[0], key[0]), error.fix)
+        return LaunchError(error.what, why=error.why, fix=fix, see=error.see)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON, ``world_size`` included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ _NAME_FAILURES = (
     """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? """
     """(${BASH_SOURCE[0]@copied@}, line $LINENO@on@)" >&2' ERR"""
 )
+#: Ends node.sh and the configurations in a script that is all there is of its run.
+_END = "END_OF_NODE_SCRIPT"
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -97,6 +100,76 @@ def node_script(
         "becomes": becomes,
     }
     return fill(HERE / "node.sh", words, blocks)
+
+
+def batch_script(
+    *,
+    title: str,
+    name: str,
+    directives: Iterable[str],
+    run_dir: str,
+    pythons: Sequence[str],
+    workdir: str,
+    environment: Environment,
+    log: Sequence[str],
+    secrets: Sequence[str],
+    alone: tuple[str, Mapping[str, object]] | None,
+) -> str:
+    """Write the script that a scheduler is given: it becomes the job's supervisor, which starts node.sh on each node.
+
+    Args:
+        title: one line on what this is.
+        name: of the script in the run's directory, where it runs under another.
+        directives: lines for the scheduler.
+        run_dir: absolute directory of the run.
+        pythons: interpreters for the supervisor, the best first, before any ``python3``.
+        workdir: absolute working directory of the set-up.
+        environment: the job's, with the lines that are run once.
+        log: lines for the log; see :func:`mark_log`.
+        secrets: lines for the secrets; see :func:`required`.
+        alone: node.sh and the configurations, which a script writes itself that is all there is of its run.
+    """
+    setup = list[str]()
+    if environment.setup:
+        setup = ["trap 'builtin exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
+        setup += [enter(workdir), comment("environment.setup"), *environment.setup]
+    supervisor, files = f'{CODE} --supervise "$1"', list[str]()
+    if alone:
+        installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
+        supervisor = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
+        files = [*f"{alone[0]}{json.dumps(alone[1])}".splitlines(), _END]
+    words = {
+        "title": comment(title).removeprefix("# "),
+        "run_dir": shlex.quote(run_dir),
+        "pythons": shlex.join(dict.fromkeys(pythons)),
+        "supervisor": supervisor,
+    }
+    once = environment.model_copy(update={"node_setup": ()})
+    blocks = {
+        "traps": name_failures(once, copy=name),
+        "directives": [*directives],
+        "secrets": secrets,
+        "log": log,
+        "setup": setup,
+        "alone": files,
+    }
+    return fill(HERE / "batch.sh", words, blocks)
+
+
+def mark_log(out: str = "", error: str | None = None, mode: int = 0, check: str = "") -> list[str]:
+    """Write the lines that mark an attempt's start in the log of a batch script, and of its errors if they have one.
+
+    If the scheduler itself would write that log late, the lines open it: ``out``, a word of shell, with permission bits
+    ``mode``, after a ``check`` of the variables in that word.
+    """
+    mark = f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
+    mark += f"; {mark.replace(' ||', ' >&2 ||')}" if error else ""
+    if not out:
+        return [mark]
+    err = f">>{shlex.quote(error)}" if error else ""
+    made = " ".join(filter(None, (f">>{out}", err)))
+    makes = f'(umask {umask(mode)} && mkdir -p "${contract.RUN_DIR}" && : {made})'
+    return [check, makes, f"exec >>{out} 2{err or '>&1'}; {mark}"]
 
 
 def become(container: Sequence[str], python: Sequence[str], *words: str) -> list[str]:
@@ -198,9 +271,17 @@ def _activate(venv: str) -> str:
     return venv.rstrip("/") + "/bin/activate"
 
 
-def required(secrets: Sequence[str], by_hand: str = "set it before you start this script by hand") -> list[str]:
-    """Write lines that end the script where a secret is not set, with what to do about it."""
+def required(secrets: Sequence[str], file: str = "", submit: str = "") -> list[str]:
+    """Write lines that end the script where a secret is not set, with what to do about it.
+
+    Secrets come with the environment or, if it is given, from a ``file``, a word of shell; the command ``submit`` is
+    for a person who submits the script by hand.
+    """
     if not secrets:
         return []
-    check = [f': "${{{name}?{by_hand}}}"' for name in secrets]
-    return [comment("secrets: they come with the environment, their values are written nowhere"), *check]
+    lines = [comment("secrets: they come with the environment, their values are written nowhere")]
+    fix = "set it before you start this script by hand"
+    if file:
+        why = comment("secrets: they come in a file that only you can read, and that goes when the run has ended")
+        lines, fix = [why, f"[ ! -r {file} ] || . {file}"], f"submit this script with it: {submit}"
+    return [*lines, *(f': "${{{name}?{fix}}}"' for name in secrets)]

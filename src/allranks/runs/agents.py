@@ -14,8 +14,8 @@ from allranks.errors import RunFolderError
 from allranks.job.units import format_count
 from allranks.logs.cause import find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
-from allranks.runs.attempt import exit_of
-from allranks.runs.record import Run
+from allranks.runs.attempt import NOISE, decision_after, exit_of, lines_of
+from allranks.runs.record import Run, newest_attempt
 from allranks.runs.status import LogExcerpt, State, Status
 
 #: How a script reports a line of the set-up that fails: see plan/script.py.
@@ -220,6 +220,23 @@ def failure_in(line: str, folder: Path, script: Path | None = None) -> SetupFail
     return None
 
 
+def setup_failure(logs: Iterable[Path], folder: Path, noise: re.Pattern[str]) -> tuple[SetupFailure, LogExcerpt] | None:
+    """Return how the set-up of an attempt failed by its job's logs, and what it said before; None if it did not.
+
+    Args:
+        logs: to search, the first one that tells it counts.
+        folder: the run's.
+        noise: how lines of its scheduler start that tell no cause.
+    """
+    for log in filter(Path.exists, logs):
+        lines = [line for line in lines_of(log) if not (NOISE.match(line) or noise.match(line))]
+        for at, line in enumerate(lines):
+            if failure := failure_in(line, folder):
+                cause = find_cause(lines[:at])
+                return failure, LogExcerpt(log, [cause] if cause else [], failure.fix)
+    return None
+
+
 def _key_of(script: Path, number: int) -> str:
     """Return which key of the job file has brought a line of a script, and which of its lines it is.
 
@@ -336,3 +353,36 @@ class Happened:
         if most := event.fields.get("max_restarts"):
             self._awaited += f", {self._failures} of {most}"
         return f"{why}; {self._awaited}"
+
+
+class HappenedInJobs:
+    """Reads what happens in a run's newest attempt and in those that follow it, each in a job, or a requeued one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._follow(newest_attempt(folder))
+
+    def _follow(self, number: int) -> None:
+        self._number, self._attempt = number, self._folder / contract.attempt_dir(number)
+        self._happened = Happened(self._folder / contract.node_dir(number, 0))
+        self._is_followed_by_another = False
+
+    @property
+    def awaited(self) -> str:
+        """What is waited for until ranks run; empty while they run, and for the tasks of an array."""
+        return self._happened.awaited if (self._attempt / contract.JOB).exists() else ""
+
+    def news(self) -> list[str]:
+        """Return what has happened since the last call, a line each."""
+        last, news = newest_attempt(self._folder), self._happened.news()  # In this order none is missed.
+        while True:
+            decision = decision_after(self._attempt)
+            # That a job is requeued is written down before it is tried; if that is refused another job may follow.
+            is_tried = decision.get("again") and (self._number < last or decision.get("how") != "requeue")
+            if is_tried and not self._is_followed_by_another:
+                self._is_followed_by_another = True
+                news.append(f"attempt {self._number + 1} follows, in job {decision['job']}: {decision['why']}")
+            if self._number == last:
+                return news
+            self._follow(self._number + 1)
+            news += self._happened.news()

@@ -1,4 +1,4 @@
-"""What the jobs and tasks of a run's attempt have left in its directory: ids, exit codes, decisions."""
+"""What the jobs and tasks of a run's attempt have left in its directory: ids, exit codes, decisions, logs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import contextlib
 import json
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from allranks import contract
 from allranks.logs.cause import tail
 from allranks.runs.record import newest_attempt
+from allranks.runs.status import TIMED_OUT, LogExcerpt, State, Status
 from allranks.system.processes import rank_ended
 
 #: More than any log of ours that is read to its end.
 _TAIL_BYTES = 1 << 20
+#: Tells no cause in any log: what bash prints of a signal, and what agents and the supervisor print besides.
+NOISE = re.compile(r"Terminated$|(?:allranks: )?(?:node \d+: )?[A-Z_]+=\S*: |allranks: (?:an|no )other attempt")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,16 @@ class Failure:
         """Say it as agents do."""
         text = rank_ended(self.rank or 0, self.code, self.host if with_host else None)
         return f"{text}: it ran out of memory" if self.out_of_memory else text
+
+    def blamed(self, status: Status, attempt: Path, *, with_host: bool) -> Status:
+        """Return the status of a failed attempt with this as its cause: its rank, or the exit code of its set-up."""
+        of_ranks = {log.name for log in attempt.glob(f"node-*/{contract.rank_log('*', 'err')}")}
+        code = self.code if self.code > 0 else 128 - self.code
+        if self.rank is None or not of_ranks:
+            return replace(status, exit_code=code)
+        # A rank of another node may have no log yet: that node was still being set up.
+        rank = self.rank if contract.rank_log(self.rank, "err") in of_ranks else None
+        return replace(status, reason=self.in_words(with_host=with_host), exit_code=code, rank=rank)
 
 
 def newest(folder: Path) -> Path:
@@ -76,6 +90,56 @@ def exit_of(attempt: Path) -> tuple[int, float] | None:
     return None
 
 
+def forgotten(attempt: Path, reported: Status, why: str, *, has_started: bool) -> Status:
+    """Return the status of an attempt that its scheduler does not know: as its agents report it, else as its script.
+
+    ``has_started`` is whether its script is known to have started; else traces of that are looked for.
+    """
+    status = reported
+    traces = ((attempt / contract.JOB).exists(), *attempt.parents[1].glob(f"{contract.TASK}*"))
+    if not reported.state.is_final:
+        if ended := exit_of(attempt):
+            states = {0: State.SUCCEEDED, contract.CONTINUE_LATER: State.PREEMPTED}
+            states |= {128 + number: State.CANCELLED for number in (signal.SIGINT, signal.SIGTERM)}
+            state = states.get(ended[0], State.FAILED)
+            status = replace(reported, state=state, native="ended", reason=None, exit_code=ended[0])
+        elif not (has_started or any(traces)):
+            # Some schedulers keep no record of a job that was deleted before it started.
+            reason, code = "it was deleted before it started", 128 + signal.SIGTERM
+            status = replace(reported, state=State.CANCELLED, native="deleted", reason=reason, exit_code=code)
+        else:
+            reason = f"{why}: its final state is unknown"
+            status = replace(reported, state=State.UNKNOWN, native="forgotten", reason=reason)
+    if status.state in (State.CANCELLED, State.UNKNOWN):
+        with contextlib.suppress(OSError, ValueError):
+            terminated = attempt / contract.TERMINATED  # When its script was terminated, and in it, when the limit is.
+            if terminated.stat().st_mtime >= int(terminated.read_text()):
+                code = status.exit_code or 128 + signal.SIGTERM
+                return replace(status, state=State.TIMEOUT, reason=": ".join(TIMED_OUT), exit_code=code)
+    return status
+
+
+def remove_secrets(folder: Path) -> None:
+    """Remove the secrets of a run that has ended: its script does that too, unless it was killed."""
+    left = folder.glob(f"{contract.ATTEMPTS_DIR}/*/{contract.TASK_ENVIRONMENT}*")
+    with contextlib.suppress(OSError):
+        for file in (folder / contract.SECRETS_FILE, *left):
+            file.unlink(missing_ok=True)
+
+
+def with_text(patterns: Iterable[str]) -> list[Path]:
+    """Return the files that absolute patterns fit and that are not empty; of each pattern the newest first."""
+    logs = list[Path]()
+    for pattern in patterns:
+        found = []
+        for path in Path("/").glob(pattern.lstrip("/")):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                found += [(stat.st_mtime, path)] if stat.st_size else []
+        logs += (path for _, path in sorted(found, reverse=True))
+    return logs
+
+
 def lines_of(log: Path) -> list[str]:
     """Return the newest attempt's last lines of a log that are not blank; none if it is not there."""
     lines = list[str]()
@@ -101,3 +165,22 @@ def first_failure(attempt: Path) -> Failure | None:
         of_others = (contract.CONTINUE_LATER, -signal.SIGTERM, -signal.SIGKILL)
         failed = [end for end in failed if end.code not in of_others]
     return min(failed, key=lambda end: (end.time, end.rank or 0), default=None)
+
+
+def excerpt(logs: Iterable[Path], noise: re.Pattern[str]) -> LogExcerpt:
+    """Find in logs what may tell why the newest attempt ended; ``noise`` is how lines start that tell no cause.
+
+    That is at most two lines of the first log that has such a line; else the last line. What was in a log before the
+    attempt does not count.
+    """
+    found = LogExcerpt()
+    for log in filter(Path.exists, logs):
+        lines = [line for line in lines_of(log) if not NOISE.match(line)]
+        causes = dict.fromkeys(line for line in lines if not (line[0].isspace() or noise.match(line)))
+        if causes:
+            return LogExcerpt(log, [line.removeprefix("allranks: ") for line in [*causes][-2:]])
+        if lines and not found.causes:
+            found = LogExcerpt(log, lines[-1:])
+        elif found.log is None:
+            found = LogExcerpt(log)
+    return found

@@ -79,6 +79,9 @@ class Handle:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+#: Why a run timed out, and what to do.
+TIMED_OUT = ("it reached its time limit", "raise resources.time")
+
 #: What stands for a scheduler's own word of a run that was refused, or cancelled, before anything of it had started.
 NOT_STARTED = "not started"
 

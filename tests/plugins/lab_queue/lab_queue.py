@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from allranks.clusters.base import Feasibility
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
-from allranks.clusters.batch.scheduler import Additions, Draft, JobInfo, Scheduler, UsableGpus
+from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, UsableGpus
 from allranks.plan.directives import Directive
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
+    from allranks.clusters.batch.plan import Draft
     from allranks.job.spec import Job
 
 

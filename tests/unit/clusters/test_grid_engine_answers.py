@@ -126,7 +126,7 @@ def test_the_end_of_an_array_is_that_of_the_task_that_failed():
             "category     -l h_rt=3",
             "category     -l h_rt=3600,h_vmem=1G",
             State.FAILED,
-            "it went over its limit of memory",
+            "it used more memory than it requested",
         ),
         ("failed       37  : qmaster", "failed       19  : node", State.NODE_FAIL, "node03 was lost"),
         ("failed       37  : qmaster", "failed       21  : queue", State.FAILED, None),

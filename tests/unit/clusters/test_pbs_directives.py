@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.clusters.batch.scheduler import plain_name
 from allranks.clusters.pbs import directives, own, own_nodes
 from allranks.clusters.pbs_words import Flavour
 from allranks.errors import JobError
 from allranks.job.spec import Job
 from allranks.job.units import format_duration
-from allranks.plan.directives import written
+from allranks.plan.directives import plain_name, written
 
 
 def asked(flavour: Flavour, nproc: int = 1, **job: Any) -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.batch.job_status import blame, excerpt_of
-from allranks.clusters.pbs import PBS
+from allranks.clusters.batch.cluster import blame
+from allranks.clusters.pbs import PBS, PbsCluster
 from allranks.runs.attempt import Failure, first_failure
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
@@ -149,7 +149,7 @@ def saying(run: Path) -> LogExcerpt:
         stop_timeout=30.0,
         file_mode=0o600,
     )
-    return excerpt_of(PBS, Run(run, record))
+    return PbsCluster().log_excerpt(Run(run, record))
 
 
 SCRIPT = "OMP: x\nbash: line 1: module: command not found\nallranks: no other attempt: it has ended\n"

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from slurm_recorded import NAMES, accounted, accounting, at, json_of, shown, text_of
 
 from allranks.clusters.batch.scheduler import JobInfo, JobReason
-from allranks.clusters.slurm import (
-    SLURM,
-    parse_accounted,
-    parse_shown,
-    show_command,
-)
+from allranks.clusters.slurm import SLURM, parse_accounted, parse_shown
 from allranks.clusters.slurm_words import state_of
 from allranks.errors import LaunchError
 from allranks.runs.status import State
@@ -257,8 +252,8 @@ def test_completed_with_an_exit_code_is_no_success() -> None:
 def test_commands() -> None:
     assert SLURM.cancel("12") == ("scancel", "12")
     assert SLURM.cancel("12;west") == ("scancel", "--clusters=west", "12")
-    assert show_command("12") == ("scontrol", "show", "job", "12")
-    assert show_command("12;west") == ("scontrol", "--clusters=west", "show", "job", "12")
+    assert SLURM.show("12") == ("scontrol", "show", "job", "12")
+    assert SLURM.show("12;west") == ("scontrol", "--clusters=west", "show", "job", "12")
 
 
 BEFORE = st.lists(st.sampled_from(["Welcome!", "12 nodes are free", "", "12"]), max_size=3)

@@ -129,7 +129,7 @@ def test_the_cluster_that_took_the_job_is_asked(slurm: Answer, tmp_path: Path) -
     query_job("15_3;west", slurm(scontrol=(UNKNOWN, 1), sacct=(accounting("timeout"), 0)))
     assert (tmp_path / "scontrol.log").read_text() == "--clusters=west show job 15_3 UTC0 standard\n"
     account = "--clusters=west --parsable2 --noheader --format=JobID,State,ExitCode,Start,End,NodeList,MaxRSS,Reason"
-    assert (tmp_path / "sacct.log").read_text() == f"{account} --jobs=15_3 UTC0 standard\n"
+    assert (tmp_path / "sacct.log").read_text() == f"{account} --jobs 15_3 UTC0 standard\n"
 
 
 @pytest.mark.parametrize("name", ["running", "requeued"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.clusters.batch.job_status import blame
+from allranks.clusters.batch.cluster import blame
 from allranks.clusters.slurm import SLURM, first_failure
 from allranks.runs.attempt import Failure, lines_of
 from allranks.runs.status import State, Status

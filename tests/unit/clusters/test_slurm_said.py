@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.clusters.batch.job_status import blame, combined, excerpt_of, logs_of
+from allranks.clusters.batch.cluster import blame, combined, logs_of
 from allranks.clusters.batch.scheduler import JobInfo
-from allranks.clusters.slurm import SLURM
+from allranks.clusters.slurm import SLURM, SlurmCluster
 from allranks.runs.record import Record, Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status
 
@@ -39,7 +39,7 @@ def said(folder: Path) -> LogExcerpt:
         stop_timeout=30.0,
         file_mode=0o600,
     )
-    return excerpt_of(SLURM, Run(folder, record))
+    return SlurmCluster().log_excerpt(Run(folder, record))
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,7 @@ def _stream(file: io.FileIO, old: TextIO) -> io.TextIOWrapper:
 
 def _replace_process(node: NodeSpec, python: tuple[str, ...]) -> NoReturn:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    starter = {"script": python, "module": (*python, "-m"), "binary": ()}[node.kind]
-    command = [*starter, node.target, *node.args]
+    command = node.command(python)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # As subprocess does: else a program would inherit what Python ignores.
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from allranks.checks.model import Finding, Grade, Node, Seen, failed, passed, warned
 from allranks.checks.registry import on_each_node
 from allranks.job.units import format_count, format_size
-from allranks.plan.layout import MOST_RANKS_PER_CPU
+from allranks.plan.layout import CROWDED, MOST_RANKS_PER_CPU
 
 #: A batch of 64 images of 224 x 224 x 3 as float32 takes 39 MB, and a worker has two of them under way: room for three
 #: workers. Docker gives 64 MiB.
@@ -37,9 +37,8 @@ def cpus(fact: Any, node: Node, seen: Seen) -> Finding:
     if requested and given < requested:
         return warned(f"{what}, and {requested} are requested", fix=f"--cpus-per-node {given}, or a node with more")
     if ranks > given * MOST_RANKS_PER_CPU and seen.plan.backend != "nccl":
-        why = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
         fix = f"--nproc-per-node {given}; --no-check starts them regardless"
-        return failed(f"{what}, by {format_count(ranks, 'rank')}", fix=fix, why=why)
+        return failed(f"{what}, by {format_count(ranks, 'rank')}", fix=fix, why=CROWDED)
     if given < ranks:
         return warned(f"{what}, by {format_count(ranks, 'rank')}", fix=f"--nproc-per-node {given}, or more CPUs")
     return passed(what)

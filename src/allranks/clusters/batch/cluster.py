@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import glob
 import os
 import re
 import shlex
@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Feasibility, Request, Started
-from allranks.clusters.batch import job_status, query
-from allranks.clusters.batch.scheduler import Scheduler
+from allranks.clusters.batch import query
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
 from allranks.errors import LaunchError, PreflightError, StartCancelledError
-from allranks.job.variables import without_those_of_ranks
+from allranks.job.variables import for_another_job, without_those_of_ranks
 from allranks.record.files import write_atomically
 from allranks.runs import agents
 from allranks.runs import attempt as attempts
-from allranks.runs.agents import Happened
-from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, LogExcerpt, State, Status
-from allranks.system import schedulers
 
 if TYPE_CHECKING:
+    from allranks.clusters.batch.scheduler import JobInfo, Scheduler
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -36,6 +33,9 @@ if TYPE_CHECKING:
 _CANCEL_SECONDS = 120.0
 #: A scheduler is queried at growing intervals: thousands of people query the same server.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, contract.scaled_wait(15.0)
+#: In which a scheduler ends a job whose script has exited. In which a script decides about another attempt, before it
+#: says so: it queries the scheduler, which may take long.
+_ENDS_SECONDS, _DECIDES_SECONDS = 15.0, 180.0
 
 
 @dataclass
@@ -59,9 +59,9 @@ class BatchCluster(ClusterKind):
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed: the batch script, and how it is submitted."""
-        from allranks.clusters.batch.plan import make_plan  # Not for those who only read the state of a run.
+        from allranks.clusters.batch.plan import Draft  # Not for those who only read the state of a run.
 
-        return make_plan(self.scheduler, request)
+        return Draft(self.scheduler, request).plan()
 
     def shell_command(
         self, job: Job, words: Sequence[str], environ: Mapping[str, str], *, terminal: bool
@@ -87,7 +87,7 @@ class BatchCluster(ClusterKind):
 
     def feasibility(self, plan: Plan, environ: Mapping[str, str]) -> Feasibility | None:
         """Query what the scheduler would do with a plan; None inside an allocation."""
-        return self.scheduler.feasibility(plan, _clean(environ)) if self._is_submitted(plan) else None
+        return self.scheduler.feasibility(plan, for_another_job(environ)) if self._is_submitted(plan) else None
 
     def _is_submitted(self, plan: Plan) -> bool:
         return plan.commands[0].command[0] == self.scheduler.submit
@@ -105,7 +105,7 @@ class BatchCluster(ClusterKind):
             return ChildAgent(plan.commands[0].command, marked, log, plan.file_mode, attached=False)
         if number := interrupted():
             raise StartCancelledError(f"{plan.run_id} was cancelled before it was submitted", number)
-        clean = _clean(environ)
+        clean = for_another_job(environ)
         if plan.secrets and not self.scheduler.passes_environment:
             from allranks.plan.script import exports
 
@@ -127,8 +127,8 @@ class BatchCluster(ClusterKind):
             attempt = attempts.newest(folder)
             status = agents.reported_by_all(attempt)
             if not (status.state.is_final or is_alive(handle)):
-                status = job_status.forgotten(attempt, status, "the process that started it is gone", has_started=True)
-            return job_status.blame(self.scheduler, status, folder, attempt, "")
+                status = attempts.forgotten(attempt, status, "the process that started it is gone", has_started=True)
+            return blame(self.scheduler, status, folder, attempt, "")
         poll = self._polls.setdefault((folder, handle.job_id), _Poll())
         attempt = attempts.newest(folder)
         seen = (attempt, (attempt / contract.JOB).exists(), (attempt / contract.EXIT).exists())
@@ -154,20 +154,18 @@ class BatchCluster(ClusterKind):
         # Read after the scheduler has answered, which may take long: agents record an end before it knows of it.
         attempt = attempts.newest(folder)
         reported = agents.reported_by_all(attempt)
-        if info and not job_status.has_ended_before(info, reported, attempt):
-            status = job_status.combined(info, reported)
+        if info and not has_ended_before(info, reported, attempt):
+            status = combined(info, reported)
         else:
-            traces = ((attempt / contract.JOB).exists(), *folder.glob(f"{contract.TASK}*"))
             # A log elsewhere, of the user's own, may have the text of other runs.
-            has_log = any(folder in log.parents for log in job_status.logs_of(self.scheduler, folder, job_id))
-            has_started = has_log or any(traces)
+            has_log = any(folder in log.parents for log in logs_of(self.scheduler, folder, job_id))
             why = f"{title} has no record of job {job_id}"
-            status = job_status.forgotten(attempt, reported, why, has_started=has_started)
-        status = job_status.blame(self.scheduler, status, folder, attempt, job_id)
+            status = attempts.forgotten(attempt, reported, why, has_started=has_log)
+        status = blame(self.scheduler, status, folder, attempt, job_id)
         if status.state.is_final:
             decision = attempts.decision_after(attempt)
             status = replace(status, reason=decision["why"]) if decision.get("given_up") else status
-            _remove_secrets(folder)
+            attempts.remove_secrets(folder)
         if status.state is State.CANCELLED and job_id in self._signals:
             return replace(status, exit_code=128 + self._signals[job_id])
         return status
@@ -194,7 +192,7 @@ class BatchCluster(ClusterKind):
                 raise LaunchError(f"job {job_id} does not end", why=why, fix=fix)
             time.sleep(pause)
             pause = min(2.0, pause * 1.5)
-        _remove_secrets(run.folder)
+        attempts.remove_secrets(run.folder)
 
     def signal(self, job_id: str, number: int) -> None:
         """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
@@ -206,8 +204,10 @@ class BatchCluster(ClusterKind):
             raise self.scheduler.refusal(command, done.code, done.out + done.err)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
-        """Find what the job's logs say that may tell why it ended."""
-        return job_status.excerpt_of(self.scheduler, run)
+        """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""
+        logs = logs_to_search(self.scheduler, run.folder, run.attempt_folder, run.job_id or "")
+        failed = agents.setup_failure(logs, run.folder, self.scheduler.log_noise)
+        return failed[1] if failed else attempts.excerpt(logs, self.scheduler.log_noise)
 
 
 class SubmittedJob:
@@ -219,18 +219,27 @@ class SubmittedJob:
         self.handle = Handle(job_id=job_id)
         self._cluster, self._folder = cluster, folder
         self._status = Status(State.PENDING, "submitted")
-        self._news: list[str] = [f"job {job_id} submitted"]
-        self._reported: str | None = None
-        self._follow(newest_attempt(folder))
+        self._news, self._reported = [f"job {job_id} submitted"], ""
+        self._happened = agents.HappenedInJobs(folder)
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, unless the run has ended; return whether it has."""
-        if self._status.state.is_final:
+        before = self._status
+        if before.state.is_final:
             return True
-        if seconds:
-            time.sleep(seconds)
-        self._poll()
-        return self._status.state.is_final
+        time.sleep(seconds)
+        now = self._status = self._cluster.status_of(self._folder, self.handle)
+        self._news += self._happened.news()
+        line = ""
+        if now.state is State.RUNNING:
+            line = "running"
+        elif not now.state.is_final and now is not before and (before.state, before.reason) == (now.state, now.reason):
+            # A reason that is gone at the next query is not worth a line.
+            line = f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}" if now.reason else ""
+        if line and line != self._reported:
+            self._reported = line
+            self._news.append(line)
+        return now.state.is_final
 
     def signal(self, number: int) -> None:
         """Cancel the job."""
@@ -247,55 +256,82 @@ class SubmittedJob:
         """What is waited for: the queue, and then ranks that start."""
         if self._status.state is State.PENDING:
             return f"waiting in the queue: {self._status.reason}" if self._status.reason else "waiting in the queue"
-        awaited = self._happened.awaited if self._status.state is State.RUNNING else ""
-        attempt = self._folder / contract.attempt_dir(self._attempt)
-        return awaited if awaited and (attempt / contract.JOB).exists() else ""  # Each task of an array has its own.
-
-    def _poll(self) -> None:
-        before, self._status = self._status, self._cluster.status_of(self._folder, self.handle)
-        self._follow_attempts()
-        now = self._status
-        if now is before:
-            return  # The scheduler was not queried again.
-        line = None
-        if now.state is State.RUNNING:
-            line = "running"
-        elif not now.state.is_final and now.reason and (before.state, before.reason) == (now.state, now.reason):
-            # A reason that is gone at the next query is not worth a line.
-            line = f"{'waiting' if now.state is State.PENDING else now.native}: {now.reason}"
-        if line and line != self._reported:
-            self._reported = line
-            self._news.append(line)
-
-    def _follow(self, attempt: int) -> None:
-        """Follow an attempt from now on."""
-        self._attempt, self._is_followed_by_another = attempt, False
-        self._happened = Happened(self._folder / contract.node_dir(attempt, 0))
-
-    def _follow_attempts(self) -> None:
-        """Note what has happened in the attempt that is followed, and in those that came after it."""
-        last = newest_attempt(self._folder)
-        while True:
-            self._news += self._happened.news()
-            decision = attempts.decision_after(self._folder / contract.attempt_dir(self._attempt))
-            # That a job is requeued is written down before it is tried; if that is refused another job may follow.
-            is_tried = decision.get("again") and (self._attempt < last or decision.get("how") != "requeue")
-            if is_tried and not self._is_followed_by_another:
-                self._is_followed_by_another = True
-                self._news.append(f"attempt {self._attempt + 1} follows, in job {decision['job']}: {decision['why']}")
-            if self._attempt == last:
-                return
-            self._follow(self._attempt + 1)
+        return self._happened.awaited if self._status.state is State.RUNNING else ""
 
 
-def _clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a command that submits a job: nothing of a job that it is itself in."""
-    return schedulers.outside_of_jobs(without_those_of_ranks(environ))
+def combined(info: JobInfo, reported: Status) -> Status:
+    """Combine what the scheduler knows, which decides on the state, with what only agents know: which rank, and why."""
+    state, reason, rank = info.state, info.reason, None
+    code = reported.exit_code if reported.state.is_final and reported.exit_code is not None else info.exit_code
+    if state is State.FAILED:
+        reason, rank = reported.reason or reason, reported.rank
+        state = State.PREEMPTED if code == contract.CONTINUE_LATER else state
+    if state is State.SUCCEEDED:
+        code, reason = 0, reported.reason if reported.state is State.SUCCEEDED else reason
+    elif not code:
+        ended_by = info.signal or (signal.SIGTERM if state is State.CANCELLED else None)
+        code = 128 + ended_by if ended_by else 1
+    # A scheduler has whole seconds, and would have a short run end before its agents have seen it start.
+    ended = max(filter(None, (info.ended, reported.ended)), default=None)
+    return Status(
+        state,
+        info.native,
+        reason=reason,
+        exit_code=code if state.is_final else None,
+        rank=rank,
+        started=reported.started or info.started,
+        ended=ended if state.is_final else None,
+        restarts=reported.restarts,
+        peak_memory=info.peak_memory,
+    )
 
 
-def _remove_secrets(folder: Path) -> None:
-    """Remove the secrets of a run that has ended: its script does that too, unless it was killed."""
-    left = folder.glob(f"{contract.ATTEMPTS_DIR}/*/{contract.TASK_ENVIRONMENT}*")
-    with contextlib.suppress(OSError):
-        for file in (folder / contract.SECRETS_FILE, *left):
-            file.unlink(missing_ok=True)
+def has_ended_before(info: JobInfo, reported: Status, attempt: Path) -> bool:
+    """Return whether an attempt ended before its job: the agents and the script then know more than the scheduler.
+
+    PBS keeps a job that has lost a node, and kills it when the node is back, even if all ranks have succeeded.
+    """
+    ended = attempts.exit_of(attempt)
+    if ended is None or info.started is None or info.started > ended[1]:
+        return False  # The script runs, or the job was put back into the queue for another attempt.
+    if info.state is State.RUNNING:
+        decision = attempts.decision_after(attempt)
+        patience = _ENDS_SECONDS if decision or ended[0] == 0 else _DECIDES_SECONDS
+        return time.time() - ended[1] > patience and not decision.get("again")
+    return info.state in (State.FAILED, State.NODE_FAIL) and ended[0] == 0 and reported.state is State.SUCCEEDED
+
+
+def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job_id: str) -> Status:
+    """Name in a run's status the line of its set-up that failed or, if no agent has, the rank that failed first."""
+    if status.state is not State.FAILED or status.rank is not None:
+        return status
+    if found := agents.setup_failure(logs_to_search(scheduler, folder, attempt, job_id), folder, scheduler.log_noise):
+        failed, excerpt = found
+        cause = next(iter(excerpt.causes), None)
+        return replace(status, reason=failed.what, exit_code=failed.code, cause=cause)
+    if any(attempt.glob(f"node-*/{contract.AGENT_EVENTS}")):
+        return status  # Agents know more.
+    failure = attempts.first_failure(attempt)
+    if failure is None and (logs := logs_of(scheduler, folder, job_id)):
+        failure = scheduler.failure(attempts.lines_of(logs[0]))
+    nodes = attempts.read_json(folder / contract.PLAN_FILE).get("nnodes", 1)
+    return failure.blamed(status, attempt, with_host=nodes > 1) if failure else status
+
+
+def logs_of(scheduler: Scheduler, folder: Path, job_id: str) -> list[Path]:
+    """Return the logs of a run's job that have text in them: of its script, and of the scheduler itself."""
+    reasons = attempts.read_json(folder / contract.PLAN_FILE).get("reasons", ())
+    requested = {reason["subject"]: reason["value"] for reason in reasons}
+    patterns = [glob.escape(requested[name]) for name in ("scheduler.error", "scheduler.output") if name in requested]
+    patterns += scheduler.logs(glob.escape(str(folder)), job_id, requested)
+    return attempts.with_text(patterns)
+
+
+def logs_to_search(scheduler: Scheduler, folder: Path, attempt: Path, job_id: str) -> list[Path]:
+    """Return the logs of an attempt's job, of the node that failed first, and of the first node."""
+    logs = logs_of(scheduler, folder, job_id)
+    if first := attempts.first_failure(attempt):
+        logs.append(first.folder / contract.AGENT_LOG)
+    if log := agents.log_excerpt(attempt / Path(contract.node_dir(0, 0)).name).log:
+        logs.append(log)
+    return logs

@@ -8,7 +8,7 @@ from functools import partial
 
 from allranks.clusters.base import Issue
 from allranks.job.units import format_count, format_duration, format_memory
-from allranks.plan.layout import MOST_RANKS_PER_CPU
+from allranks.plan.layout import CROWDED, MOST_RANKS_PER_CPU
 from allranks.system.hostlist import fold
 
 
@@ -112,5 +112,4 @@ def crowded(ranks: int, where: str, nodes: Iterable[NodeInfo]) -> list[Issue]:
     if not 0 < most * MOST_RANKS_PER_CPU < ranks:
         return []
     has = f"no node of {where} has more than {format_count(most, 'CPU')}"
-    limit = f"more than {MOST_RANKS_PER_CPU} ranks on each CPU make no progress"
-    return [Issue(f"{ranks} ranks on each node are requested, and {has}: {limit}", f"--nproc-per-node {most}")]
+    return [Issue(f"{ranks} ranks on each node are requested, and {has}: {CROWDED}", f"--nproc-per-node {most}")]

@@ -1,17 +1,11 @@
-"""Running a scheduler's commands once, with a time limit, and reading what they print.
-
-What goes wrong is explained in the scheduler's words.
-"""
+"""Running a scheduler's commands once, with a time limit; what goes wrong is explained in the scheduler's words."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
@@ -20,7 +14,7 @@ from allranks.system.commands import Answer, run_one
 
 if TYPE_CHECKING:
     from allranks.clusters.batch.scheduler import Scheduler
-    from allranks.plan.plan import Plan, Reason
+    from allranks.plan.plan import Plan
 
 #: Slurm's commands themselves try for a minute to find a controller; a server under load may take as long.
 _SECONDS = 90.0
@@ -35,7 +29,7 @@ def run(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
-    cwd: str | Path | None = None,
+    cwd: str | None = None,
     sent: str = "",
     seconds: float = _SECONDS,
     is_over: Callable[[], bool] = lambda: False,
@@ -113,31 +107,7 @@ def submit(scheduler: Scheduler, plan: Plan, environ: Mapping[str, str], interru
                 why=f"{name} did not end within a second, and was killed: the job may be submitted all the same",
                 fix=f"{lists} lists your jobs, and {scheduler.cancel('')[0]} cancels one",
             ) from None
-        raise with_values(error, plan.reasons) from error
+        raise plan.with_values(error) from error
     if done.code:
-        raise with_values(scheduler.refusal(command, done.code, done.out + done.err), plan.reasons)
+        raise plan.with_values(scheduler.refusal(command, done.code, done.out + done.err))
     return scheduler.job_id(done.out)
-
-
-def with_values(error: LaunchError, reasons: Iterable[Reason]) -> LaunchError:
-    """Return the error with the values of those keys that it says to change, from the reasons of the job's plan."""
-    values = {reason.why: f"{reason.why} ({reason.value})" for reason in reasons if reason.value}
-    fix = error.fix and re.sub(r"\b(scheduler|resources)\.\w+", lambda key: values.get(key[0], key[0]), error.fix)
-    return LaunchError(error.what, why=error.why, fix=fix, see=error.see)
-
-
-def reading(text: str, parse: Callable[[str], int] = int) -> int:
-    """Return a number, a time or a size; 0 if the text has none, or says that there is no limit."""
-    with suppress(ValueError):
-        return parse(text)
-    return 0
-
-
-def time_of(text: str) -> float | None:
-    """Return a time in seconds since 1970; None if the text, of a number, of ISO 8601 or of ctime in UTC, has none."""
-    with suppress(ValueError):
-        return float(text)
-    for parse in (datetime.fromisoformat, lambda ctime: datetime.strptime(ctime, "%a %b %d %H:%M:%S %Y")):
-        with suppress(ValueError):
-            return parse(text).replace(tzinfo=timezone.utc).timestamp()
-    return None

@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from allranks.errors import LaunchError
-from allranks.runs.status import State
+from allranks.runs.status import TIMED_OUT, State
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from allranks.clusters.base import Feasibility, Request
+    from allranks.clusters.base import Feasibility
+    from allranks.clusters.batch.plan import Draft
     from allranks.job.spec import Job
     from allranks.plan.directives import Directive
-    from allranks.plan.entry import Program
-    from allranks.plan.layout import Layout
-    from allranks.plan.plan import Plan, Reason
+    from allranks.plan.plan import Plan
     from allranks.runs.attempt import Failure
     from allranks.system.commands import Answer
     from allranks.system.schedulers import SchedulerEnvironment
@@ -41,7 +38,7 @@ class JobReason:
         return f"{text}: {self.fix}" if self.fix else text
 
 
-OUT_OF_TIME = JobReason("it reached its time limit", "raise resources.time")
+OUT_OF_TIME = JobReason(*TIMED_OUT)
 OUT_OF_MEMORY = JobReason("it used more memory than it requested", "raise resources.memory")
 
 
@@ -81,32 +78,6 @@ class UsableGpus:
     why: str  # Where that is from.
     must_be_requested: bool = False  # Whether a task gets them only if the command that starts it asks for them.
     note: str = ""  # What is not as one may think.
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What is decided of a plan before its scheduler adds to it."""
-
-    request: Request
-    job: Job  # With what the allocation, or the user's own directives, have settled.
-    inside: bool  # Whether this is inside an allocation.
-    gpus: UsableGpus | None  # None if only the nodes know.
-    workdir: Path
-    python: tuple[str, ...]
-    python_reason: Reason
-    entry: Program
-    layout: Layout
-    secrets: tuple[str, ...]
-
-    @property
-    def has_rank_per_gpu(self) -> bool:
-        """Whether a node has a rank for each of its GPUs."""
-        return self.job.launch.nproc_per_node in ("auto", "gpu") and (self.gpus is None or self.gpus.count > 0)
-
-    @property
-    def ranks_unknown(self) -> bool:
-        """Whether only the nodes know how many ranks they have."""
-        return self.has_rank_per_gpu and self.gpus is None
 
 
 @dataclass(frozen=True)
@@ -224,9 +195,3 @@ def explained(known: Iterable[Sequence[str]], text: str) -> JobReason | None:
         if found := re.search(pattern, text, re.IGNORECASE):
             return JobReason(found.expand(means), "".join(map(found.expand, fix)))
     return None
-
-
-def plain_name(name: str, longest: int | None = None) -> str:
-    """Return a job's name with characters that each scheduler takes: it starts with a letter."""
-    plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)
-    return (plain if plain[0].isalpha() else f"j{plain}")[:longest]
