@@ -165,7 +165,7 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
             return read_hostfile((folder / resources.hostfile).read_text(encoding="utf-8"))
     except OSError as error:
         what = f"resources.hostfile: cannot read {resources.hostfile}"
-        fix = f"write a host on each line of {folder / resources.hostfile}, or --hosts gpu1,gpu2"
+        fix = f"write a host on each line of {folder / str(resources.hostfile)}, or --hosts gpu1,gpu2"
         raise JobError(what, why=error.strerror, fix=fix) from error
     except ValueError as error:
         where = "resources.hosts" if resources.hosts else f"resources.hostfile: {resources.hostfile}"
