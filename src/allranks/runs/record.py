@@ -289,10 +289,28 @@ def _newest(folder: Path) -> Run:
     latest = folder / contract.LATEST
     if _is_run(latest, unreadable=False) and is_mine(latest):
         return load(latest.resolve())
-    if ids := run_ids(folder):
-        mine = [run_id for run_id in ids if is_mine(folder / run_id)]
-        return load(folder / (mine or ids)[-1])
+    if ids := _own_ids(folder):
+        return load(folder / ids[-1])
     raise RunNotFoundError(f"there is no run in {folder}", fix=where_runs_are(folder))
+
+
+def newest_first(folder: Path) -> Iterator[Run]:
+    """Yield the runs of this user, or else of all, from that which :func:`find` gives on; those that can be read.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    newest = _newest(folder)
+    yield newest
+    for run_id in reversed(_own_ids(folder)):
+        if folder / run_id != newest.folder:
+            with contextlib.suppress(RunFolderError):  # `allranks ps` reports it.
+                yield load(folder / run_id)
+
+
+def _own_ids(folder: Path) -> list[str]:
+    ids = run_ids(folder)
+    return [run_id for run_id in ids if is_mine(folder / run_id)] or ids
 
 
 def is_mine(path: Path) -> bool:
