@@ -1,4 +1,4 @@
-"""Which run cancel, top and stacks take where none is named: the newest that has not ended."""
+"""Runs that have not ended: cancel, top and stacks take them where none is named, and logs may have nothing yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.cli import cancel, runs
+from allranks.cli import cancel, logs, render, runs
 from allranks.clusters.local_agent import identify
 from allranks.errors import UsageError
 from allranks.record.files import write_json
@@ -71,3 +71,12 @@ def test_cancel_takes_the_only_one_and_refuses_to_choose(add: Adder) -> None:
     assert cancel.command.main([], standalone_mode=False) == 0
     assert load(first.folder).record.status.state is State.CANCELLED
     assert [run.record.id for run in runs.unfinished(None)] == ["far"]
+
+
+def test_logs_of_a_run_that_has_printed_nothing_yet(add: Adder, capfd: pytest.CaptureFixture[str]) -> None:
+    log = add("quiet").node_folder(0) / contract.rank_log(0, "err")
+    for text, said in (("", "allranks: note: quiet has printed nothing yet\n"), ("up\n", "[0] up\n")):
+        log.write_text(text)
+        assert logs.command.main([], standalone_mode=False) == 0
+        render.flush()
+        assert capfd.readouterr() == ("", said)
