@@ -131,8 +131,8 @@ IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")
 def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force: bool) -> int:
     """Write a commented job.yaml, a train.py and a .gitignore into FOLDER (default: here).
 
-    With --recipe, the files are those of a complete training, to be changed. A .gitignore that exists keeps its
-    lines, and gets those that are missing.
+    A train.py that is there already is kept, and job.yaml runs it. With --recipe, the files are those of a complete
+    training, to be changed. A .gitignore that exists keeps its lines, and gets those that are missing.
     """
     if listing:
         rows = [(name, _summary(path)) for name, path in _recipes().items()]
@@ -146,6 +146,9 @@ def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force
         files = {"job.yaml": MINIMAL_JOB.encode(), "train.py": MINIMAL_SCRIPT.encode()}
     else:
         files = {"job.yaml": JOB_TEMPLATE.encode(), "train.py": SCRIPT_TEMPLATE.encode()}
+    is_yours = not (recipe or force or (Path(folder) / "job.yaml").exists()) and (Path(folder) / "train.py").is_file()
+    if is_yours:  # What arguments it takes is not known.
+        files = {"job.yaml": files["job.yaml"].replace(b"\nargs:", b"\n# args:")}
     there = [str(path) for name in files if (path := Path(folder) / name).exists()]
     if there and not force:
         raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
@@ -154,7 +157,7 @@ def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-            render.talk(f"wrote {path}")
+            render.talk(f"wrote {path}" + (" for your train.py" if is_yours else ""))
         _ignore(Path(folder) / ".gitignore")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}", why=error.strerror) from error

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from datetime import time as datetime_time
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import click
 
@@ -101,8 +102,16 @@ def command(
         merged = merge(first, tail=tail)
         merged.finish()
         live.end_tail(merged)
+        if not (found.tasks or _has_output(found.folder / contract.attempt_dir(first))):  # Tasks are not read here.
+            yet = "" if _Ended(found)() else " yet"
+            render.talk(f"allranks: note: {found.record.id} has printed nothing{yet}")
     live.check()
     return 0
+
+
+def _has_output(attempt: Path) -> bool:
+    """Return whether a rank of an attempt has printed anything, selected or not."""
+    return any(log.stat().st_size for stream in ("out", "err") for log in attempt.glob(f"node-*/*.{stream}"))
 
 
 def _follow(live: Live, merged: MergedLogs, run: Run, attempt: int, ended: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import click
 from allranks.cli.options import JobCommand, flag_values, job_options, launch_of, load, script_args
 from allranks.cli.run import carry_out, point_latest
 from allranks.contract import is_secret
-from allranks.errors import JobError, UsageError
+from allranks.errors import JobError, PreflightError, UsageError
 from allranks.job.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
 
     loaded = load(ctx, values)
     launch = replace(launch_of(loaded), node_rank=_checked(loaded.job, node_rank))
+    if loaded.job.resources.nodes[1] > 1:
+        _resolve(str(loaded.job.launch.master_addr))
     kind = load_kind("local")
     run, plan = launching.prepare(launch, kind, point_latest)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=False)
@@ -83,6 +86,18 @@ def _checked(job: Job, node_rank: int | None) -> int:
             fix="--master-addr with an address of the first node, on each node alike",
         )
     return node_rank
+
+
+def _resolve(address: str) -> None:
+    """Raise PreflightError if an address of node 0 has a typo, which would otherwise show after minutes of tries."""
+    try:
+        socket.getaddrinfo(address, None)
+    except (socket.gaierror, UnicodeError) as error:  # A part of the name is empty or too long.
+        raise PreflightError(
+            f"{address} cannot be resolved on this machine",
+            why=getattr(error, "strerror", None) or "no host can have this name",
+            fix="--master-addr with a name or an address of the first node, on each node alike",
+        ) from error
 
 
 def per_node_lines(

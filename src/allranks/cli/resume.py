@@ -9,8 +9,10 @@ import click
 from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
 from allranks.cli.runs import run_arguments, run_json_option, runs_folder
+from allranks.errors import PreflightError
 from allranks.record.events import read_saves
 from allranks.runs.record import find
+from allranks.runs.status import NOT_STARTED
 
 
 @click.command("resume")
@@ -21,7 +23,8 @@ def command(run: str | None, folder: str | None, detach: bool, as_json: bool) ->
     """Start a run again that failed, was cancelled or has left to be continued: the newest here, or RUN.
 
     It is the same run: its directory, its script and arguments, another attempt. The training continues from its
-    newest checkpoint if the script uses ctx.checkpoints(), or loads its own. Ends as allranks run does.
+    newest checkpoint if the script uses ctx.checkpoints(), or loads its own. Ends as allranks run does. The checks that
+    allranks run does first are not done again.
     """
     from allranks.clusters.registry import load_kind
     from allranks.launch.refresh import settled
@@ -31,6 +34,10 @@ def command(run: str | None, folder: str | None, detach: bool, as_json: bool) ->
     kind = load_kind(found.record.kind)
     resumed, plan = prepare_resume(found, kind)
     point_latest(resumed)
+    before = found.record.status
+    if before.native == NOT_STARTED and before.exit_code == PreflightError.exit_code:
+        refused = render.one_line(before.reason or "")
+        render.talk(f"allranks: note: this run was refused before, and resume does not check again: {refused}")
     where = "no checkpoint: the script starts from the beginning, unless it loads one of its own"
     if saved := [save for save in read_saves(resumed.folder) if save.path]:
         where = f"from step {saved[-1].step}"

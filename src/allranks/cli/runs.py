@@ -68,6 +68,26 @@ def settled_runs(folder: Path, ids: Iterable[str]) -> Iterator[Run]:
             render.error(error)
 
 
+def unfinished(folder: str | None) -> Iterator[Run]:
+    """Return the runs that have not ended, with their status now, the newest first.
+
+    Raises:
+        RunNotFoundError: there is no run.
+    """
+    from allranks.launch.refresh import settled
+    from allranks.runs.record import newest_first
+
+    now = map(settled, newest_first(runs_folder(folder)))  # A status that is final is not looked up.
+    return (run for run in now if not run.record.status.state.is_final)
+
+
+def find_unfinished(folder: str | None, run: str | None) -> Run:
+    """Find a run by its name; without one, the newest that has not ended, or else the newest."""
+    from allranks.runs.record import find
+
+    return (None if run else next(unfinished(folder), None)) or find(runs_folder(folder), run)
+
+
 def report(run: Run) -> dict[str, Any]:
     """Return a run's record as verbs write it as JSON, with times in ISO 8601; of a failed run with the verdict."""
     verdict = None

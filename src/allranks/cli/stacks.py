@@ -8,13 +8,12 @@ from dataclasses import asdict
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option, run_arguments, runs_folder
+from allranks.cli.runs import find_unfinished, json_option, run_arguments
 from allranks.errors import RunNotFoundError
 from allranks.logs.cause import is_foreign
 from allranks.logs.lineform import ranges
 from allranks.record.stacks import Frame, RankStack, groups
 from allranks.runs.hangs import named
-from allranks.runs.record import find
 from allranks.runs.stacks import Stacks, ask
 
 #: The frames of a group that are shown, from the innermost on, besides those in the user's code.
@@ -35,14 +34,14 @@ _TIMEOUT = 60.0
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=_TIMEOUT, metavar="SECONDS", help="Default: 60.")
 @json_option
 def command(run: str | None, folder: str | None, show_all: bool, timeout: float, as_json: bool) -> int:
-    """Show where the ranks of a running job stand: the newest here, or RUN.
+    """Show where the ranks of a running job stand: the newest here that has not ended, or RUN.
 
     Ranks at the same place are one group, the smallest first: in a hang it has the rank that the others wait for. The
     training is not stopped. Ranks that are interpreters of their own (--no-warm, --launcher direct) are not shown.
     """
     from allranks.launch.refresh import settled
 
-    found = settled(find(runs_folder(folder), run))
+    found = settled(find_unfinished(folder, run))
     if found.record.status.state.is_final:
         raise RunNotFoundError(f"{found.record.id} has ended", why="only living ranks have stacks", fix="allranks why")
     stacks = ask(found, timeout)

@@ -8,10 +8,10 @@ import time
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option, run_arguments, runs_folder
+from allranks.cli.runs import find_unfinished, json_option, run_arguments
 from allranks.job.units import format_seconds, format_size
 from allranks.runs.hangs import quiet_for, span
-from allranks.runs.record import Run, find
+from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.runs.usage import node_usage
 
@@ -24,11 +24,11 @@ _SECONDS = 2.0
 @click.option("--once", is_flag=True, help="Show it once; without a terminal it is shown once anyway.")
 @json_option
 def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> int:
-    """Show what a run uses of its nodes, CPUs and GPUs: the newest here, or RUN. Ctrl-C ends it."""
+    """Show what a run uses of its nodes, CPUs and GPUs: the newest here that has not ended, or RUN. Ctrl-C ends it."""
     from allranks.clusters.registry import load_kind
     from allranks.launch.refresh import settled
 
-    found = find(runs_folder(folder), run)
+    found = find_unfinished(folder, run)
     kind = load_kind(found.record.kind)  # One object: it limits how often its cluster is queried.
     found = settled(found, kind)
     if as_json:

@@ -164,7 +164,9 @@ def _listed(job: Job, folder: Path) -> tuple[Host, ...]:
         if resources.hostfile:
             return read_hostfile((folder / resources.hostfile).read_text(encoding="utf-8"))
     except OSError as error:
-        raise JobError(f"resources.hostfile: cannot read {resources.hostfile}", why=error.strerror) from error
+        what = f"resources.hostfile: cannot read {resources.hostfile}"
+        fix = f"write a host on each line of {folder / str(resources.hostfile)}, or --hosts gpu1,gpu2"
+        raise JobError(what, why=error.strerror, fix=fix) from error
     except ValueError as error:
         where = "resources.hosts" if resources.hosts else f"resources.hostfile: {resources.hostfile}"
         fix = "write gpu[1-3], ada@gpu7:2222 or 10.0.0.4; in a file a line each, with slots=8 behind it"

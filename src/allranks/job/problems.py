@@ -60,13 +60,18 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that starts with ``word``, or is most like it; cases and hyphens do not count."""
+    """Return the choice that starts with ``word``, has its letters in another order, or is most like it.
+
+    Cases and hyphens do not count.
+    """
     from difflib import get_close_matches  # Not at the top: only mistakes need it.
 
     normal = {choice.lower().replace("-", "_"): choice for choice in choices}
     key = word.lower().replace("-", "_")
     is_long = len(key.strip("_")) >= _SHORTEST_START
     found = [name for name in normal if is_long and name.startswith(key)]
+    # Of few letters, two that are swapped make a word that is not alike enough: lba for lab.
+    found = found or [name for name in normal if is_long and sorted(name) == sorted(key)]
     found = found or get_close_matches(key, normal, n=1, cutoff=_LIKENESS)
     return normal[found[0]] if found else None
 

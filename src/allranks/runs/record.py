@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from allranks import contract
 from allranks.errors import RunFolderError, RunNotFoundError
-from allranks.job.problems import closest
+from allranks.job.problems import closest, listed
 from allranks.record.files import unwritable, write_json
 from allranks.runs.status import Handle, State, Status
+
+#: Where runs are looked for by one who has none here: so far above, among so many entries below, and so many are named.
+_LEVELS_ABOVE, _MOST_LOOKED_AT, _MOST_NAMED = 2, 1000, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +221,32 @@ def find(folder: Path, name: str | None) -> Run:
 
 
 def where_runs_are(folder: Path) -> str:
-    """Return what to do where ``folder`` has no run: leave a directory inside it, or start one."""
+    """Return what to do where ``folder`` has no run: leave a directory inside it, go where runs are, or start one."""
     above = folder.parent
     if _is_run(above, unreadable=False):
         return f"this directory is a run: cd {os.path.relpath(above.parent.parent, above)}, or name the run as ."
-    if above.is_dir() and run_ids(above):
+    if _has_runs(above):
         return "this is the directory of the runs: cd .., or --runs-folder ."
+    near = [os.path.relpath(place) for place in _near(above) if _has_runs(place / folder.name)]
+    if near:
+        others = f" (also in {listed(near[1:_MOST_NAMED], 'and')})" if near[1:] else ""
+        there, runs = shlex.quote(near[0]), shlex.quote(os.path.join(near[0], folder.name))  # noqa: PTH118 - text
+        return f"cd {there}, where runs are{others}, or --runs-folder {runs}"
     return "start one: allranks run train.py"
+
+
+def _near(folder: Path) -> Iterator[Path]:
+    """Yield the directories in which somebody in ``folder`` may have started runs: just above it, then just below."""
+    yield from folder.parents[:_LEVELS_ABOVE]
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        below = sorted(entry.name for entry in itertools.islice(entries, _MOST_LOOKED_AT) if entry.is_dir())
+        yield from (folder / name for name in below)
+
+
+def _has_runs(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(_is_run(folder / name, unreadable=False) for name in os.listdir(folder))  # noqa: PTH208
+    return False
 
 
 def run_ids(folder: Path) -> list[str]:
@@ -265,10 +289,28 @@ def _newest(folder: Path) -> Run:
     latest = folder / contract.LATEST
     if _is_run(latest, unreadable=False) and is_mine(latest):
         return load(latest.resolve())
-    if ids := run_ids(folder):
-        mine = [run_id for run_id in ids if is_mine(folder / run_id)]
-        return load(folder / (mine or ids)[-1])
+    if ids := _own_ids(folder):
+        return load(folder / ids[-1])
     raise RunNotFoundError(f"there is no run in {folder}", fix=where_runs_are(folder))
+
+
+def newest_first(folder: Path) -> Iterator[Run]:
+    """Yield the runs of this user, or else of all, from that which :func:`find` gives on; those that can be read.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    newest = _newest(folder)
+    yield newest
+    for run_id in reversed(_own_ids(folder)):
+        if folder / run_id != newest.folder:
+            with contextlib.suppress(RunFolderError):  # `allranks ps` reports it.
+                yield load(folder / run_id)
+
+
+def _own_ids(folder: Path) -> list[str]:
+    ids = run_ids(folder)
+    return [run_id for run_id in ids if is_mine(folder / run_id)] or ids
 
 
 def is_mine(path: Path) -> bool:

@@ -56,6 +56,9 @@ def test_what_may_go_wrong_is_noted_and_started(allranks: Any) -> None:
 def test_a_check_that_is_left_out_refuses_nothing(allranks: Any) -> None:
     _site_check(allranks, "echo no rack; exit 2")
     assert allranks("run").rc == 3
+    resumed = allranks("resume")  # It is told what was found, and checks nothing.
+    said = "allranks: note: this run was refused before, and resume does not check again: "
+    assert (resumed.stdout, resumed.stderr.startswith(said + f"rack on {HOST}: no rack")) == ("[0] ran\n", True)
     allranks.job("script: train.py\nchecks: {folder: own, skip: [rack]}\n")
     assert allranks("run").stdout == "[0] ran\n"
 

@@ -40,13 +40,16 @@ def test_init_into_a_new_folder(allranks, weird_tmp_path: Path):
     assert named.stderr.endswith("next: allranks run 'a b/job.yaml'\n")
 
 
-def test_init_overwrites_nothing(allranks):
-    allranks.script("mine")
+def test_init_keeps_a_script_and_overwrites_nothing(allranks):
+    allranks.script("import sys\nprint(sys.argv[1:])\n")
+    assert allranks("init").rc == 0
+    assert allranks("run").stdout == "[0] []\n"
+    job = (allranks.folder / "job.yaml").read_text()
     assert allranks("init").rc == 2
-    assert (allranks.folder / "train.py").read_text() == "mine"
-    assert not (allranks.folder / "job.yaml").exists()
+    assert (allranks.folder / "train.py").read_text()[:10] == "import sys"
+    assert (allranks.folder / "job.yaml").read_text() == job
     assert allranks("init", "--force").rc == 0
-    assert (allranks.folder / "train.py").read_text() != "mine"
+    assert (allranks.folder / "train.py").read_text()[:10] != "import sys"
 
 
 def git(folder: Path, *args: str) -> str:
