@@ -116,10 +116,10 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
         return
     shebang = start.split(b"\n", 1)[0] if start.startswith(b"#!") else b""
     is_shell = b"python" not in shebang if shebang else path.suffix != ".py"
-    if is_shell and (why := _starts_ranks(start)):
+    if is_shell and (reason := _starts_ranks(start)):
         file = shlex.quote(name)
         fix = f"allranks convert {file} makes a job file of it, allranks lint {file} finds its faults"
-        raise JobError(f"{name} is not a Python script", why=why, fix=fix)
+        raise JobError(f"{name} is not a Python script", why=reason, fix=fix)
     if start.startswith(_ELF) or (shebang and b"python" not in shebang):
         as_binary = name if os.sep in name else f"./{name}"
         raise JobError(
