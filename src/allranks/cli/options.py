@@ -176,7 +176,8 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
     loaded = load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
-    for note in (*_joined_variables(flags), *_paths_elsewhere(script_args(ctx), loaded)):
+    notes = (*_joined_variables(flags), *_joined_words(loaded), *_paths_elsewhere(script_args(ctx), loaded))
+    for note in notes:
         render.talk(f"allranks: note: {note}")
     return loaded
 
@@ -187,6 +188,15 @@ def _joined_variables(flags: dict[str, Any]) -> Iterator[str]:
         if match := re.match(r"(\w+)=[^,]*,([A-Z_][A-Z0-9_]*)=", pair):
             first, second = match.groups()
             yield f"all that follows {first}= is its value; for two variables: --env {first}=... --env {second}=..."
+
+
+def _joined_words(loaded: LoadedJob) -> Iterator[str]:
+    """Yield a note for each argument that is an option and its value in one word, which no parser takes apart."""
+    for word in loaded.job.args:
+        if match := re.match(r"(--[A-Za-z][\w-]*)\s+\S", word):
+            name, is_typed = match[1], loaded.sources["args"].kind == "flag"
+            two = f"{name} VALUE without quotes around both" if is_typed else f"[{name}, VALUE]"
+            yield f"{name} and its value are one argument in args; for two, write {two}"
 
 
 def _paths_elsewhere(words: Iterable[str], loaded: LoadedJob) -> Iterator[str]:

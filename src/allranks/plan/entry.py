@@ -77,6 +77,12 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         return _find_binary(job.binary, workdir, job.environment)
     assert job.script is not None
     path = Path(os.path.normpath(workdir / job.script))
+    script, _, args = job.script.partition(" ")
+    if args.strip() and not path.exists() and (workdir / script).is_file():
+        fix = (
+            f"in the job file 'script: {script}' and 'args: {args.strip()}', or allranks run {script} -- {args.strip()}"
+        )
+        raise JobError(f"there is no script {job.script}", why="the arguments of a script go into args", fix=fix)
     _check_script(path, job.script, same_python)
     return Program("script", str(path))
 

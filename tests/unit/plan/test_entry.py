@@ -111,3 +111,15 @@ def test_a_shell_script_that_starts_ranks_is_not_for_each_rank(tmp_path: Path, s
 def test_a_python_script_with_directives_is_one(tmp_path: Path):
     (tmp_path / "job").write_text("#!/usr/bin/env python3\n#SBATCH -N 2\nprint(1)\n")
     assert find_entry(Job(script="job"), tmp_path, same_python=True).kind == "script"
+
+
+def test_arguments_behind_a_script_go_into_args(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(JobError) as caught:
+        find_entry(Job(script="train.py --data /x/y"), tmp_path, same_python=True)
+    assert caught.value.why == "the arguments of a script go into args"
+    assert caught.value.fix == (
+        "in the job file 'script: train.py' and 'args: --data /x/y', or allranks run train.py -- --data /x/y"
+    )
+    (tmp_path / "train.py --data").write_text("")
+    assert find_entry(Job(script="train.py --data"), tmp_path, same_python=True).target.endswith("/train.py --data")
