@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _PYTHON = re.compile(r"python[\d.]*")
 _TORCH_MODULE = re.compile(r"torch\.distributed\.(run|launch)|accelerate\.commands\.launch")
+#: What may stand before a launcher.
+_SETS = re.compile(r"env|[A-Za-z_]\w*=.*", re.DOTALL)
 _LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed")
 _FLAGS = {**{option.path: option.flags[0] for option in OPTIONS}, "resources.nodes": "--nodes"}
 _VARIABLES = "environment.variables."
@@ -53,14 +55,17 @@ def name_of(words: Sequence[str]) -> str | None:
 
 
 def error_of(words: Sequence[str], verb: str, before: Sequence[str] = ()) -> UsageError:
-    """Make the error for a pasted command line; ``verb`` is ours, with the options ``before`` that line.
+    """Make the error for a pasted command line; ``verb`` is ours, with the words ``before`` that line.
 
     What has no place in our command is shown as notes.
     """
+    own = len(before)
+    while own and _SETS.fullmatch(before[own - 1]) and before[own - 2 : own - 1] != ["--env"]:
+        own -= 1
     name = name_of(words) or words[0]
     is_python = bool(_PYTHON.fullmatch(name))
     what = f"{name} is {'an interpreter' if is_python else 'a launcher'}, not a script"
-    draft = _read(words)
+    draft = _read([*before[own:], *words])
     if draft is None:
         return UsageError(what, fix=f"{verb} train.py --nproc-per-node N -- ...")
     for note in draft.notes:
@@ -70,7 +75,7 @@ def error_of(words: Sequence[str], verb: str, before: Sequence[str] = ()) -> Usa
         render.talk("allranks: note: --nodes N and --nproc-per-node N say how many ranks start")
     args = draft.get("args") or []
     return UsageError(
-        what, fix=shlex.join([*verb.split(), *_ours(draft, is_python, before), *(["--", *args] if args else [])])
+        what, fix=shlex.join([*verb.split(), *_ours(draft, is_python, before[:own]), *(["--", *args] if args else [])])
     )
 
 
@@ -79,10 +84,14 @@ def _read(words: Sequence[str]) -> Draft | None:
     from allranks.convert.convert import drafts_of
 
     try:
-        draft = drafts_of("the line", f"{shlex.join(words)}\n".encode())[0]
+        draft = drafts_of("the line", f"env {shlex.join(words)}\n".encode())[0]
     except (UsageError, UnicodeEncodeError):
         return None
-    return draft if any(target in draft.values for target in TARGETS) else None
+    script = draft.get("script")
+    is_known = (
+        script.endswith(".py") or Path(script).exists() if script else any(each in draft.values for each in TARGETS)
+    )
+    return draft if is_known else None  # Else it may be the value of an option that is not known.
 
 
 def _ours(draft: Draft, is_python: bool, before: Sequence[str]) -> Iterator[str]:

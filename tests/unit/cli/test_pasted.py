@@ -50,6 +50,13 @@ from allranks.errors import UsageError
             "train.py --nproc-per-node 2 -- -a",
         ),
         ("deepspeed --num_gpus 2 train.py", "deepspeed is a launcher", "train.py --nproc-per-node 2"),
+        (
+            "--no-warm A='x y' torchrun train.py",
+            "torchrun is a launcher",
+            "train.py --no-warm --nproc-per-node 1 --env 'A=x y'",
+        ),
+        ("--env A=1 torchrun train.py", "torchrun is a launcher", "train.py --env A=1 --nproc-per-node 1"),
+        ("torchrun --unknown 3 train.py", "torchrun is a launcher", "train.py --nproc-per-node N -- ..."),
         ("torchrun", "torchrun is a launcher", "train.py --nproc-per-node N -- ..."),
         ("python -c 'print(1)'", "python is an interpreter", "train.py --nproc-per-node N -- ..."),
     ],
