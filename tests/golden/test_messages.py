@@ -16,8 +16,8 @@ import pytest
 from golden_messages import FILE, Block, Step, read_blocks, replace_block
 
 BLOCKS = read_blocks(FILE.read_text())[1]
-#: A message: notes, then what happened, why, what to do and where to look. Several mistakes have a line each.
-MESSAGE = re.compile(r"((allranks:|\[0\]) .+\n)*(error: .+\n)(\S.+\n)*(  why: .+\n)?(  fix: .+\n)?(  see: .+\n)?")
+#: A message: notes, then what happened, why, what to do and where to look. Several mistakes each have these.
+MESSAGE = re.compile(r"((allranks:|\[0\]) .+\n)*((error: .+\n)(\S.+\n)*(  why: .+\n)?(  fix: .+\n)?(  see: .+\n)?)+")
 #: What differs from run to run, or from machine to machine.
 VARYING = {
     r"\b(demo|train)-\d{4}-\d{4}": r"\1-ID",

@@ -52,7 +52,7 @@ def command(
     Exits with 1 if anything is more than a hint.
     """
     from allranks.lint.engine import chosen, lint, mended, why_not_read
-    from allranks.lint.files import read, scripts_of
+    from allranks.lint.files import not_for, other_kind, read, scripts_of
 
     if explain:
         return _explain(explain)
@@ -70,7 +70,10 @@ def command(
     for name in names:
         data = sys.stdin.buffer.read() if name == _STDIN else read(Path(name))
         name = "stdin" if name == _STDIN else name
-        reason = why_not_read(data)
+        kind = other_kind(name, data)
+        if kind and len(names) == 1:
+            raise not_for("lint", name, kind)
+        reason = kind or why_not_read(data)
         if reason:
             render.talk(f"allranks: lint: {render.one_line(name)} is not read: {reason}")
             continue

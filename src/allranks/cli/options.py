@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks import contract
-from allranks.cli import render
+from allranks.cli import pasted, render
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
 from allranks.job.options import OPTIONS, TARGETS, Option
@@ -74,7 +74,16 @@ class JobCommand(click.Command):
     """A verb that takes a job: what follows ``--`` is the script's, whatever it looks like."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the script's arguments aside, then parse the rest."""
+        """Set the script's arguments aside, then parse the rest.
+
+        Raises:
+            UsageError: another launcher's command line is given in place of a script.
+        """
+        if any(parameter.name == "target" for parameter in self.params) and not ctx.resilient_parsing:
+            flags = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and each.is_flag]
+            at = pasted.start_of(args, {word for each in flags for word in (*each.opts, *each.secondary_opts)})
+            if at is not None:
+                raise pasted.error_of(args[at:], ctx.command_path, args[:at])
         if "--" in args:
             at = args.index("--")
             ctx.meta[_SCRIPT_ARGS] = tuple(args[at + 1 :])
@@ -158,13 +167,17 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
     _take_hosts(flags)
     target = _target(values, flags)
     words = script_args(ctx)
-    if needs_target and target is None and not flags.keys() & {*TARGETS} and words and words[0].endswith(".py"):
+    names_nothing = needs_target and target is None and not flags.keys() & {*TARGETS}
+    if names_nothing and words and words[0].endswith(".py"):
         what, typed = f"no script is given: what follows -- is passed to it, {shlex.quote(words[0])} too", words[:1]
         raise UsageError(what, fix=f"{ctx.command_path} {shlex.join(typed)}{' -- ...' if words[1:] else ''}")
+    if names_nothing and pasted.name_of(words):
+        raise pasted.error_of(words, ctx.command_path, ctx.meta[TYPED])
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
     loaded = load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
-    for note in (*_joined_variables(flags), *_paths_elsewhere(script_args(ctx), loaded)):
+    notes = (*_joined_variables(flags), *_joined_words(loaded), *_paths_elsewhere(script_args(ctx), loaded))
+    for note in notes:
         render.talk(f"allranks: note: {note}")
     return loaded
 
@@ -175,6 +188,15 @@ def _joined_variables(flags: dict[str, Any]) -> Iterator[str]:
         if match := re.match(r"(\w+)=[^,]*,([A-Z_][A-Z0-9_]*)=", pair):
             first, second = match.groups()
             yield f"all that follows {first}= is its value; for two variables: --env {first}=... --env {second}=..."
+
+
+def _joined_words(loaded: LoadedJob) -> Iterator[str]:
+    """Yield a note for each argument that is an option and its value in one word, which no parser takes apart."""
+    for word in loaded.job.args:
+        if match := re.match(r"(--[A-Za-z][\w-]*)\s+\S", word):
+            name, is_typed = match[1], loaded.sources["args"].kind == "flag"
+            two = f"{name} VALUE without quotes around both" if is_typed else f"[{name}, VALUE]"
+            yield f"{name} and its value are one argument in args; for two, write {two}"
 
 
 def _paths_elsewhere(words: Iterable[str], loaded: LoadedJob) -> Iterator[str]:

@@ -135,9 +135,10 @@ def as_json(value: Any) -> None:
 
 
 def error(failure: AllranksError) -> None:
-    """Show an error on stderr: what, why, fix, see."""
+    """Show an error on stderr: what, why, fix, see; several of a job file, one after the other."""
+    lines = map(printable, f"error: {failure}".split("\n"))
     label = f"{_BOLD}{_RED}error:{_PLAIN} " if has_colour(sys.stderr) else "error: "
-    talk(label + "\n".join(map(printable, str(failure).split("\n"))))
+    talk("\n".join(label + line.removeprefix("error: ") if line.startswith("error: ") else line for line in lines))
 
 
 def unexpected(failure: Exception) -> AllranksError:

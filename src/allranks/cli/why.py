@@ -13,7 +13,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import folder_option, json_option, name_to_type, runs_folder
 from allranks.diagnosis.model import Diagnosis, Line
-from allranks.errors import UsageError
+from allranks.errors import RunNotFoundError, UsageError
 
 #: Characters of a line that are shown as evidence.
 _LONG = 200
@@ -62,10 +62,18 @@ def _of_run(name: str | None, folder: str | None, as_json: bool) -> int:
     from allranks.launch.refresh import settled
     from allranks.launch.verdict import judged
     from allranks.runs.hangs import newest
-    from allranks.runs.record import find
+    from allranks.runs.record import find, run_ids
     from allranks.runs.status import State
 
-    run = settled(find(runs_folder(folder), name))
+    place = runs_folder(folder)
+    try:
+        found = find(place, name)
+    except RunNotFoundError as missing:
+        if name is None or any(run_id.startswith(name) for run_id in run_ids(place)):
+            raise
+        why = None if os.sep in name else missing.why
+        raise RunNotFoundError(f"{name} is neither a run nor a file", why=why, fix=missing.fix) from missing
+    run = settled(found)
     state = run.record.status.state
     hang = newest(run.attempt_folder) if state is State.RUNNING else None
     if hang:

@@ -11,6 +11,7 @@ from allranks.convert.launchers import main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.engine import Finding, lint, why_not_read
+from allranks.lint.files import not_for, other_kind
 from allranks.lint.model import Directive
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
@@ -23,8 +24,10 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     """Return a draft for each script in a file that starts a training: itself, and those that it writes and submits.
 
     Raises:
-        UsageError: the file cannot be read as a script, or starts no training.
+        UsageError: the file cannot be read as a launch script, or starts no training.
     """
+    if kind := other_kind(path, data):
+        raise not_for("convert", path, kind)
     if reason := why_not_read(data):
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
     data = data.replace(b"\r\n", b"\n")

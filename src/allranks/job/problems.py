@@ -33,18 +33,16 @@ class Problem:
 
 
 def error_of(*problems: Problem) -> JobError:
-    """Return one error for all problems: a single one as it is, else a line for each."""
+    """Return one error for all problems: a single one as it is, else each as an error with its own why and fix."""
     distinct = sorted(dict.fromkeys(problems), key=_place)
-    lines = []
-    for problem in distinct[:_MOST_SHOWN]:
-        headline = f"{problem.where}: {problem.what}" if problem.where else problem.what
-        if len(distinct) == 1:
-            return JobError(headline, why=problem.why, fix=problem.fix)
-        hints = "; ".join(hint for hint in (problem.why, problem.fix) if hint)
-        lines.append(f"{headline} ({hints})" if hints else headline)
-    if len(distinct) > _MOST_SHOWN:
-        lines.append(f"and {len(distinct) - _MOST_SHOWN} more")
-    return JobError("\n".join(lines))
+    errors = [
+        JobError(f"{each.where}: {each.what}" if each.where else each.what, why=each.why, fix=each.fix)
+        for each in distinct[:_MOST_SHOWN]
+    ]
+    if len(errors) == 1:
+        return errors[0]
+    more = f"\nand {len(distinct) - _MOST_SHOWN} more" if len(distinct) > _MOST_SHOWN else ""
+    return JobError("\nerror: ".join(map(str, errors)) + more)
 
 
 def _place(problem: Problem) -> tuple[bool, str, int]:

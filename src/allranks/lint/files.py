@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ _ENDS = (
     ".batch",
     ".cmd",
 )
+_DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|\$)\s", re.MULTILINE)
 _SHELLS = (b"/sh", b"/bash", b" bash", b" sh", b"/zsh", b"/dash")
 
 
@@ -55,6 +58,23 @@ def _starts_a_shell(path: Path) -> bool:
     except OSError:
         return False
     return first.startswith(b"#!") and first.split(b" -")[0].endswith(_SHELLS)
+
+
+def other_kind(name: str, data: bytes) -> str:
+    """Return what a file is that its name or first line says is no launch script; empty if it may be one."""
+    first = data.split(b"\n", 1)[0]
+    shebang = first if first.startswith(b"#!") else b""
+    if name.endswith((".yaml", ".yml")) and not shebang:
+        return "YAML, as a job file is"
+    is_python = b"python" in shebang if shebang else name.endswith(".py")
+    return "a Python script" if is_python and not _DIRECTIVE.search(data) else ""
+
+
+def not_for(verb: str, name: str, kind: str) -> UsageError:
+    """Make the error for a file of another kind that a verb was to read."""
+    this = "this one" if "Python" in kind else "a job file"
+    fix = f"{verb} reads launch scripts; allranks check {shlex.quote(name)} checks {this}"
+    return UsageError(f"{name} is {kind}", fix=fix)
 
 
 def read(path: Path) -> bytes:

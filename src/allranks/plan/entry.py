@@ -28,6 +28,16 @@ _NEVER_SCRIPTS = {
     ".toml": ("TOML, and a job file is YAML", "allranks init writes a job.yaml to start from; a script ends with .py"),
 }
 _ELF = b"\x7fELF"
+#: As much of a file is read to tell what it is.
+_START = 64 * 1024
+#: Lines of shell scripts that start ranks by themselves: directives of a scheduler, and launchers.
+_DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|\$)(?=[ \t])", re.MULTILINE)
+_LAUNCHER = re.compile(
+    rb"^[ \t]*(?:(?:exec|time|nohup|\w+=\S*)[ \t]+)*(?:(?:\S*/)?python[\d.]*[ \t]+(?:-u[ \t]+)?-m[ \t]+)?"
+    rb"(torchrun|torch\.distributed\.(?:run|launch)|srun|mpirun|mpiexec|accelerate(?:\.commands\.|[ \t]+)launch"
+    rb"|deepspeed)(?=[ \t\\])",
+    re.MULTILINE,
+)
 #: How a source names its encoding, in one of its first two lines (PEP 263).
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
@@ -67,6 +77,12 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         return _find_binary(job.binary, workdir, job.environment)
     assert job.script is not None
     path = Path(os.path.normpath(workdir / job.script))
+    script, _, args = job.script.partition(" ")
+    if args.strip() and not path.exists() and (workdir / script).is_file():
+        fix = (
+            f"in the job file 'script: {script}' and 'args: {args.strip()}', or allranks run {script} -- {args.strip()}"
+        )
+        raise JobError(f"there is no script {job.script}", why="the arguments of a script go into args", fix=fix)
     _check_script(path, job.script, same_python)
     return Program("script", str(path))
 
@@ -99,12 +115,17 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
         raise JobError(f"{name} is not a script", why=f"it is {why}", fix=fix.format(shlex.quote(name)))
     try:
         with path.open("rb") as stream:
-            start = stream.read(4096)
+            start = stream.read(_START)
     except OSError as error:
         raise JobError(f"cannot read {name}", why=error.strerror, fix=f"ls -l {shlex.quote(name)}") from error
     if path.suffix in (".pyz", ".pyc", ".zip"):
         return
     shebang = start.split(b"\n", 1)[0] if start.startswith(b"#!") else b""
+    is_shell = b"python" not in shebang if shebang else path.suffix != ".py"
+    if is_shell and (reason := _starts_ranks(start)):
+        file = shlex.quote(name)
+        fix = f"allranks convert {file} makes a job file of it, allranks lint {file} finds its faults"
+        raise JobError(f"{name} is not a Python script", why=reason, fix=fix)
     if start.startswith(_ELF) or (shebang and b"python" not in shebang):
         as_binary = name if os.sep in name else f"./{name}"
         raise JobError(
@@ -114,6 +135,14 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
         )
     if same_python:
         _check_syntax(path, name)
+
+
+def _starts_ranks(script: bytes) -> str | None:
+    """Return why each rank must not run a shell script: it is for a scheduler, or starts ranks; None: it does not."""
+    if directive := _DIRECTIVE.search(script):
+        return f"it is a batch script ({directive[0].decode()})"
+    launcher = _LAUNCHER.search(script)
+    return f"it starts {' '.join(launcher[1].decode().split())}" if launcher else None
 
 
 def _missing(path: Path, name: str) -> JobError:

@@ -215,7 +215,7 @@ def find(folder: Path, name: str | None) -> Run:
     if fitting:
         raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the full id")
     near = closest(name, ids)
-    why = f"the newest are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
+    why = f"the newest runs are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
     fix = f"did you mean {near}?" if near else None if ids else where_runs_are(folder)
     raise RunNotFoundError(f"there is no run {name} in {folder}", why=why, fix=fix)
 

@@ -36,6 +36,19 @@ def test_a_script_that_one_node_does_not_see() -> None:
     assert (bad.grade, bad.host, bad.what) == (Grade.FAIL, "gpu02", "there is no /x/train.py")
 
 
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [
+        ("local", "it was looked for in / and in /env/bin/python: correct the name, or --workdir DIR that has it"),
+        ("ssh", "it must be at the same path on all nodes; --sync rsync copies it over SSH"),
+    ],
+)
+def test_a_module_that_is_missing_on_this_machine_has_nothing_to_be_copied(kind: str, fix: str) -> None:
+    seen = seen_of({"here": _script(error="there is no module nosuch")}, {"binary": None, "module": "nosuch"})
+    (bad,) = found("script", replace(seen, plan=replace(seen.plan, kind=kind)))
+    assert (bad.what, bad.fix) == ("there is no module nosuch", fix)
+
+
 def _lacking(*names: str, **more: Any) -> list[dict[str, Any]]:
     return [
         {"name": name, "file": "/x/train.py", "line": line, "near": None, **more} for line, name in enumerate(names)

@@ -7,11 +7,13 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allranks.cli.lint import command as lint
+from allranks.errors import UsageError
 from allranks.lint.rules import RULES
 
 BAD = """#!/bin/bash
@@ -168,3 +170,18 @@ def test_a_pipe_without_a_writer_does_not_block(allranks: Any) -> None:
     done = allranks("lint", "pipe.sh")
     assert done.rc == 2
     assert "not a regular file" in done.stderr
+
+
+def test_a_python_script_is_named_and_one_with_directives_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    Path("job").write_text("#!/usr/bin/env python3\n#SBATCH --nodes=1\nprint(1)\n")
+    Path("good.sh").write_text(GOOD)
+    with pytest.raises(UsageError, match=r"^train\.py is a Python script"):
+        lint.main(["train.py"], standalone_mode=False)
+    assert lint.main(["train.py", "good.sh", "job"], standalone_mode=False) == 0
+    assert capfd.readouterr().err == (
+        "allranks: lint: train.py is not read: a Python script\nallranks: lint: 2 files: nothing found\n"
+    )

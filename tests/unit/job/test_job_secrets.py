@@ -78,9 +78,9 @@ def test_secrets_that_look_different_when_shown(secret: str) -> None:
     tree = {"script": "t", "launch": {"backend": secret}, "resources": {"time": f" {secret} "}}
     with pytest.raises(JobError) as caught:
         load_text(dump_yaml({**tree, "environment": {"variables": {"A_KEY": secret}}}))
-    lines = str(caught.value).splitlines()
-    assert [line.partition(": ")[0] for line in lines] == ["job.yaml:3"] * 2 + ["job.yaml:5"] * 2
-    assert (secret in str(caught.value), "'<secret>'" in lines[1], "' <secret> '" in lines[3]) == (False, True, True)
+    errors = str(caught.value).split("\nerror: ")
+    assert [each.partition(": ")[0] for each in errors] == ["job.yaml:3"] * 2 + ["job.yaml:5"] * 2
+    assert (secret in str(caught.value), "'<secret>'" in errors[1], "' <secret> '" in errors[3]) == (False, True, True)
 
 
 def test_a_recorded_secret_must_be_in_the_environment() -> None:

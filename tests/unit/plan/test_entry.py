@@ -82,3 +82,44 @@ def test_the_script_that_was_meant(tmp_path: Path):
     with pytest.raises(JobError) as caught:
         find_entry(Job(script="trian.py"), tmp_path, same_python=True)
     assert caught.value.fix == "did you mean train.py?"
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("#!/bin/bash\n#SBATCH -N 2\nsrun python train.py\n", "it is a batch script (#SBATCH)"),
+        ("#PBS -l select=2\npython train.py\n", "it is a batch script (#PBS)"),
+        ("#$ -pe gpu 2\npython train.py\n", "it is a batch script (#$)"),
+        ("#!/bin/sh\nOMP_NUM_THREADS=1 torchrun train.py\n", "it starts torchrun"),
+        ("#!/bin/sh\nexec python3 -m torch.distributed.run train.py\n", "it starts torch.distributed.run"),
+        ("#!/bin/sh\naccelerate  launch \\\n  train.py\n", "it starts accelerate launch"),
+        ("#!/bin/sh\n# torchrun is not needed\nexec python train.py\n", "it is a program of its own"),
+        ("#!/bin/sh\npip show torchrun\naccelerate config\n", "it is a program of its own"),
+    ],
+)
+def test_a_shell_script_that_starts_ranks_is_not_for_each_rank(tmp_path: Path, script: str, why: str):
+    (tmp_path / "job.sh").write_text(script)
+    with pytest.raises(JobError) as caught:
+        find_entry(Job(script="job.sh"), tmp_path, same_python=True)
+    own = why == "it is a program of its own"
+    fix = "allranks run --binary ./job.sh" if own else "allranks convert job.sh makes a job file of it"
+    assert (caught.value.what, caught.value.why) == ("job.sh is not a Python script", why)
+    assert caught.value.fix is not None
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_python_script_with_directives_is_one(tmp_path: Path):
+    (tmp_path / "job").write_text("#!/usr/bin/env python3\n#SBATCH -N 2\nprint(1)\n")
+    assert find_entry(Job(script="job"), tmp_path, same_python=True).kind == "script"
+
+
+def test_arguments_behind_a_script_go_into_args(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(JobError) as caught:
+        find_entry(Job(script="train.py --data /x/y"), tmp_path, same_python=True)
+    assert caught.value.why == "the arguments of a script go into args"
+    assert caught.value.fix == (
+        "in the job file 'script: train.py' and 'args: --data /x/y', or allranks run train.py -- --data /x/y"
+    )
+    (tmp_path / "train.py --data").write_text("")
+    assert find_entry(Job(script="train.py --data"), tmp_path, same_python=True).target.endswith("/train.py --data")

@@ -68,9 +68,19 @@ def script(fact: Any, node: Node, seen: Seen) -> Finding:
         fix = "correct it, or choose the Python that it is written for: environment.python, .venv or .conda"
         return failed(fact["error"], why="every rank reads it", fix=fix)
     if fact["error"]:
-        return failed(fact["error"], fix="it must be at the same path on all nodes; --sync rsync copies it over SSH")
+        return failed(fact["error"], fix=_how_to_find(node, seen))
     subjects = ("script", "module", "binary")
     return passed(next(reason.value for reason in seen.plan.reasons if reason.subject in subjects))
+
+
+def _how_to_find(node: Node, seen: Seen) -> str:
+    """Write how a node gets what the ranks run; a single machine has nothing to copy."""
+    if seen.plan.kind != "local":
+        return "it must be at the same path on all nodes; --sync rsync copies it over SSH"
+    if not seen.job.module:
+        return f"correct the name, which counts from {seen.plan.workdir}"
+    python = node.facts.get("host", {}).get("executable", "python")
+    return f"it was looked for in {seen.plan.workdir} and in {python}: correct the name, or --workdir DIR that has it"
 
 
 @on_each_node("imports", why="a missing import fails all ranks at their first line", fact="script")
