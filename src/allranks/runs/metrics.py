@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class MetricLine:
 
 
 def read_metrics(folder: Path) -> list[MetricLine]:
-    """Return the lines of a run's metrics in the order of their steps; none if its script logs nothing.
+    """Return the lines of a run's metrics as they were written, step by step; none if its script logs nothing.
 
     Lines that are cut off and values that are not finite are left out.
 
@@ -40,7 +41,8 @@ def read_metrics(folder: Path) -> list[MetricLine]:
                 with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                     found = json.loads(text)
                     step, when = int(found.pop("step")), float(found.pop("time"))
-                    values = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+                    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+                    values = {name: value for name, value in numbers.items() if math.isfinite(value)}
                     lines.append(MetricLine(step, when, values))
     except FileNotFoundError:
         return []

@@ -78,7 +78,8 @@ def test_runs_without_metrics_and_with_the_same_settings(allranks: Any) -> None:
 
 
 def test_metrics_that_are_cut_off_or_not_finite_are_left_out(tmp_path: Path) -> None:
-    lines = ['{"step": 1, "time": 5.0, "loss": null, "x_per_second": 4}', "[]", '{"step": 2, "time": 6.0, "loss": 0.5}']
+    lines = ['{"step": 1, "time": 5.0, "loss": null, "norm": NaN, "x_per_second": 4}']
+    lines += ["[]", '{"step": 2, "time": 6.0, "loss": 0.5}']
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "ti']))
     found = read_metrics(tmp_path)
     assert found == [MetricLine(1, 5.0, {"x_per_second": 4.0}), MetricLine(2, 6.0, {"loss": 0.5})]
