@@ -87,10 +87,10 @@ def _advice(compared: Compared, spent: Mapping[str, float], saves: int) -> list[
     """Return what could be better, the most important first, each with the numbers that say so."""
     found = []
     whole = sum(spent.values())
-    if spent["waiting"] > max(0.2 * whole, 60):
+    if compared.run.job_id and spent["waiting"] > max(0.2 * whole, 60):
         found.append(
-            f"It waited {format_seconds(spent['waiting'])} of {format_seconds(whole)} for nodes: a shorter time limit "
-            "or fewer nodes start sooner on most schedulers."
+            f"It waited {format_seconds(spent['waiting'])} of {format_seconds(whole)} in the queue: with a shorter "
+            "time limit, or fewer nodes, most schedulers start a job sooner."
         )
     began = spent["starting"] + spent["restarting"]
     if began > max(0.1 * whole, 60):

@@ -99,6 +99,7 @@ def test_attempts_that_waited_and_one_that_left_no_end(allranks: Any) -> None:
     record = json.loads((folder / "record.json").read_text())
     record["status"]["ended"] = later + 4010
     record["created"] = started
+    record["handle"]["job_id"] = "7"
     (folder / "record.json").write_text(json.dumps(record))
     (run,) = _json(allranks)["runs"]
     spans = [
@@ -110,7 +111,7 @@ def test_attempts_that_waited_and_one_that_left_no_end(allranks: Any) -> None:
         [("waiting", 100, 4000), ("starting", 4000, 4010), ("running", 4010, 8010)],
     ]
     waited, unsaved = run["advice"]
-    assert waited.startswith("It waited 1 h 5 min of 2 h 13 min for nodes: ")
+    assert waited.startswith("It waited 1 h 5 min of 2 h 13 min in the queue: ")
     assert unsaved.startswith("No checkpoint was saved in 1 h 8 min: ")
 
 
