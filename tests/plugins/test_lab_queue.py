@@ -68,7 +68,9 @@ def test_its_jobs_run_to_their_end(lab: Any, launcher: str) -> None:
     """Each task gets the job's environment but for what is its own, and its share of the CPUs that it has there."""
     lab.script(PLACE)
     done = lab("run", "--on", "lab", *TWO_NODES, "--launcher", launcher, "train.py")
-    assert (done.rc, done.stderr.splitlines()[-1]) == (0, f"allranks: {lab.run().name} succeeded")
+    assert done.rc == 0
+    took = r" in \d+\.\d s" if launcher == "torchrun" else ""  # Its agents know; this scheduler records no times.
+    assert re.fullmatch(rf"allranks: {lab.run().name} succeeded{took}", done.stderr.splitlines()[-1])
     told = [(lab.run() / f"attempts/000/node-00{rank}/rank-{rank}.out").read_text() for rank in (0, 1)]
     assert told == ["0 2 localhost 6\n", "1 2 127.0.0.1 6\n"]
     assert said(lab).splitlines()[:2] == ["allranks: an attempt starts", f"{lab.run()}/code/lab_queue_job.pyc"]
