@@ -82,7 +82,8 @@ def _attempt(folder: Path, name: str, free_since: float, started: float | None, 
 def _phases(events: Sequence[Event], free_since: float, started: float | None, end: float | None) -> list[Phase]:
     kind, since, found = "waiting", free_since, list[Phase]()
     if not events and started:
-        kind, since, found = "running", started, [Phase("waiting", free_since, started)]
+        found += [Phase(kind, since, started)] if started > since else []
+        kind, since = "running", started
     for event in events:
         if event.kind == contract.AGENT_STARTED:
             following, when = "starting", float(event.fields.get("began") or event.time)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,8 @@ from allranks.view.attempts import attempts_of
 #: Points of a curve: more than a screen has columns, and little for a file.
 MOST_POINTS = 1000
 _MOST_ADVICE = 3
+#: Records of which the last quarter is more than noise.
+_FEWEST = 20
 _HOUR = 3600.0
 
 
@@ -41,12 +44,13 @@ def to_data(compared: Sequence[Compared]) -> dict[str, Any]:
     settings = different(compared)
     if len(compared) == 1:
         settings = [(name, value) for name, value in compared[0].settings.items() if value != "-"]
+    runs = [_run(each) for each in compared]
     return {
         "version": __version__,
-        "runs": [_run(each) for each in compared],
+        "runs": runs,
         "settings": settings,
         "curves": _curves(compared),
-        "scaling": _scaling(compared),
+        "scaling": _scaling(runs),
     }
 
 
@@ -70,6 +74,7 @@ def _run(compared: Compared) -> dict[str, Any]:
         "nodes": record.nnodes,
         "created": record.created,
         "ended": status.ended,
+        "took": (status.ended or time.time()) - record.created,
         "rank_hours": None if run.tasks else rank_hours(run),
         "steps": compared.metrics[-1].step if compared.metrics else None,
         "speeds": speeds(compared.metrics),
@@ -110,14 +115,14 @@ def _slowdowns(lines: Sequence[MetricLine]) -> list[str]:
     """Return a sentence if the last quarter of the steps was much slower than those before."""
     cut = len(lines) * 3 // 4
     before, after = speeds([*lines[:cut]]), speeds([*lines[cut:]])
-    name = next(iter(before), "")
-    if len(lines) >= 20 and after.get(name, before.get(name, 0)) < 0.8 * before[name]:
-        unit = name.replace("_per_second", "/s")
-        return [
-            f"The last quarter was slower: {after[name]:.4g} {unit} after {before[name]:.4g} {unit}. "
-            "allranks top shows what the nodes do while it runs."
-        ]
-    return []
+    name = next((name for name in before if name in after), None)
+    if len(lines) < _FEWEST or name is None or after[name] >= 0.8 * before[name]:
+        return []
+    unit = name.replace("_per_second", "/s")
+    return [
+        f"The last quarter was slower: {after[name]:.4g} {unit} after {before[name]:.4g} {unit}. "
+        "allranks top shows what the nodes do while it runs."
+    ]
 
 
 def _curves(compared: Sequence[Compared]) -> list[dict[str, Any]]:
@@ -148,23 +153,18 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
     return sorted(kept)
 
 
-def _scaling(compared: Sequence[Compared]) -> dict[str, Any] | None:
+def _scaling(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return speeds with speed-up and efficiency, relative to the run of fewest ranks; None if all have as many."""
-    rates = [speeds(each.metrics) for each in compared]
-    names = [name for name in names_of(rates) if all(name in rate for rate in rates)]
-    if not names or len({each.run.world_size for each in compared}) < 2:
+    names = [name for name in runs[0]["speeds"] if all(name in run["speeds"] for run in runs)]
+    if not names or len({run["ranks"] for run in runs}) < 2:
         return None
     name = names[-1]  # Of steps and samples per second the latter, whatever the batch.
-    ordered = sorted(range(len(compared)), key=lambda at: compared[at].run.world_size)
-    least, slowest = compared[ordered[0]].run.world_size, rates[ordered[0]][name]
-    rows = [
-        {
-            "run": at,
-            "ranks": compared[at].run.world_size,
-            "speed": rates[at][name],
-            "speedup": rates[at][name] / slowest,
-            "efficiency": rates[at][name] / slowest / (compared[at].run.world_size / least),
-        }
-        for at in ordered
-    ]
+    ordered = sorted(range(len(runs)), key=lambda at: int(runs[at]["ranks"]))
+    least = runs[ordered[0]]
+    rows = []
+    for at in ordered:
+        ranks, speed = runs[at]["ranks"], runs[at]["speeds"][name]
+        speedup = speed / least["speeds"][name]
+        efficiency = speedup / (ranks / least["ranks"])
+        rows.append({"run": at, "ranks": ranks, "speed": speed, "speedup": speedup, "efficiency": efficiency})
     return {"name": name, "rows": rows}

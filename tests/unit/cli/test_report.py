@@ -140,6 +140,18 @@ def test_runs_beside_each_other_scaling_and_a_slow_end(allranks: Any) -> None:
     assert _json(allranks, one.name)["scaling"] is None
 
 
+def test_metrics_without_speeds_and_tasks_of_an_array(allranks: Any) -> None:
+    allranks.script("")
+    folder = train(allranks, "a", losses={}, pace=1.0)
+    lines = [{"step": step, "time": step, "mAP": 0.5} for step in range(20)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for task in range(2):
+        shutil.copytree(folder / "attempts", folder / f"task-{task}" / "attempts")
+    (run,) = _json(allranks)["runs"]
+    assert (run["speeds"], run["advice"], [each["name"] for each in run["attempts"]]) == ({}, [], ["task 0", "task 1"])
+    assert run["took"] == run["ended"] - run["created"]
+
+
 def test_mistakes(allranks: Any) -> None:
     allranks.script("")
     assert allranks("report").rc == 2  # There is no run.
