@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import complete_run, folder_option, json_option, runs_folder
+from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import UsageError
 from allranks.job.units import format_count, format_seconds
 from allranks.runs.comparison import Compared, common_end, different, names_of, rank_hours, read
 from allranks.runs.metrics import speeds, values_until
-from allranks.runs.record import Run, find
+from allranks.runs.record import Run
 
 
 @click.command("compare")
@@ -25,14 +25,9 @@ def command(names: tuple[str, ...], folder: str | None, as_json: bool) -> int:
 
     Ratios are to the first run. Metrics are those of metrics.jsonl, which ctx.metrics.log writes; speeds are medians.
     """
-    from allranks.launch.refresh import settled
-
     if len(names) < 2:
         raise UsageError("compare needs two runs or more", fix="allranks ps lists them")
-    runs = [settled(find(runs_folder(folder), name)) for name in names]
-    twice = [run.record.id for run in runs if runs.count(run) > 1]
-    if twice:
-        raise UsageError(f"{twice[0]} is given twice", fix="name two different runs; allranks ps lists them")
+    runs = find_each(folder, names)
     compared = [read(run) for run in runs]
     step, seconds = common_end(compared)
     at_step = [values_until(each.metrics, step=step) for each in compared]

@@ -9,6 +9,7 @@ from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
 from allranks.diagnosis.hangs import verdict as verdict_on_hang
+from allranks.diagnosis.model import Diagnosis
 from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.launch.verdict import has_failed, verdict_on
 from allranks.logs.cause import own_fix, tail
@@ -24,8 +25,6 @@ _NO_INPUT = "EOFError: EOF when reading a line"
 _PLACE = re.compile(r" \(([^()\s]+\.py:\d+)\)$")
 #: The class of exceptions of the script itself, of which the log says more than any advice.
 _OWN = "script-exception"
-#: A verdict of that class: the error of the run says the same.
-_IN_ERROR = re.compile(r"the script raised \S+ .*, certain$")
 
 
 def explain(run: Run) -> AllranksError:
@@ -54,12 +53,7 @@ def explain(run: Run) -> AllranksError:
 
 def verdict_rows(run: Run) -> dict[str, str]:
     """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; empty if it is unknown."""
-    if not has_failed(run):
-        return {}
-    try:
-        verdict = verdict_on(run)
-    except (OSError, RunFolderError):  # A log cannot be read: the failure is reported all the same.
-        return {}
+    verdict = _verdict(run) if has_failed(run) else None
     if verdict is None or verdict.sure == "unknown":
         return {}
     place = f" ({verdict.place})" if verdict.place else ""
@@ -71,11 +65,20 @@ def verdict_rows(run: Run) -> dict[str, str]:
 
 def report_verdict(run: Run, *, beside_error: bool = False) -> None:
     """Report the short form on stderr, in a line; beside the error of the run only what that does not say itself."""
-    rows = verdict_rows(run)
-    if rows and not (beside_error and _IN_ERROR.match(rows["diagnosis"])):
+    if beside_error and (verdict := _verdict(run)) and (verdict.id, verdict.sure) == (_OWN, "certain"):
+        return
+    if rows := verdict_rows(run):
         retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
         line = rows["diagnosis"] + retry
         render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")
+
+
+def _verdict(run: Run) -> Diagnosis | None:
+    """Return the verdict on a run; None if there is none, or a log cannot be read: the failure is reported anyway."""
+    try:
+        return verdict_on(run)
+    except (OSError, RunFolderError):
+        return None
 
 
 def _of_agent(run: Run) -> LaunchError | None:
@@ -108,10 +111,7 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
 
 def _advice(run: Run, rank: int) -> str | None:
     """Return what to do about the failure of a rank, if its cause is certain, or lies with another rank."""
-    try:
-        verdict = verdict_on(run)
-    except (OSError, RunFolderError):  # A log cannot be read: the failure is reported all the same.
-        return None
+    verdict = _verdict(run)
     if verdict is None or verdict.rank != rank or verdict.sure == "likely" or verdict.id in ("", _OWN):
         return None
     return verdict.fix.replace("RUN", name_to_type(run))

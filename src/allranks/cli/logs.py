@@ -103,7 +103,9 @@ def command(
         merged.finish()
         live.end_tail(merged)
         if not (found.tasks or _has_output(found.folder / contract.attempt_dir(first))):  # Tasks are not read here.
-            yet = "" if _Ended(found)() else " yet"
+            from allranks.launch.refresh import settled
+
+            yet = "" if settled(found).record.status.state.is_final else " yet"
             render.talk(f"allranks: note: {found.record.id} has printed nothing{yet}")
     live.check()
     return 0

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import complete_run, folder_option, json_option, runs_folder
+from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import AllranksError, UsageError
 from allranks.runs.comparison import read
-from allranks.runs.record import find
 
 #: How a report starts: a file that does not is somebody's own, and stays.
 _MARK = "<!doctype html>\n<!-- allranks report"
@@ -29,12 +28,9 @@ def command(names: tuple[str, ...], output: str, folder: str | None, as_json: bo
     It shows how it ended and why, where the time went, speed and scaling, curves of all metrics, nodes and settings.
     The file needs no network and no other file, so it can be mailed.
     """
-    from allranks.launch.refresh import settled
     from allranks.view.report import to_data, to_page
 
-    runs = [settled(find(runs_folder(folder), name)) for name in names or (None,)]
-    if twice := [run.record.id for run in runs if runs.count(run) > 1]:
-        raise UsageError(f"{twice[0]} is given twice", fix="name two different runs; allranks ps lists them")
+    runs = find_each(folder, names or (None,))
     data = to_data([read(run) for run in runs])
     if as_json:
         render.as_json(data)

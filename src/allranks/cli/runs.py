@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import render
-from allranks.errors import RunFolderError
+from allranks.errors import RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
@@ -86,6 +86,21 @@ def find_unfinished(folder: str | None, run: str | None) -> Run:
     from allranks.runs.record import find
 
     return (None if run else next(unfinished(folder), None)) or find(runs_folder(folder), run)
+
+
+def find_each(folder: str | None, names: Iterable[str | None]) -> list[Run]:
+    """Find runs by their names, which are different runs, with their status now; None is the newest.
+
+    Raises:
+        UsageError: one is given twice.
+    """
+    from allranks.launch.refresh import settled
+    from allranks.runs.record import find
+
+    runs = [settled(find(runs_folder(folder), name)) for name in names]
+    if twice := [run.record.id for run in runs if runs.count(run) > 1]:
+        raise UsageError(f"{twice[0]} is given twice", fix="name two different runs; allranks ps lists them")
+    return runs
 
 
 def report(run: Run) -> dict[str, Any]:
