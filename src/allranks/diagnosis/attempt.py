@@ -123,7 +123,9 @@ def _written_before(folders: Iterable[Path]) -> dict[Path, int]:
     found = {}
     for folder in folders:
         for event in read_events(folder / contract.AGENT_EVENTS):
-            for rank in event.fields.get("ranks") or () if event.kind == contract.RANKS_STARTED else ():
+            if event.kind != contract.RANKS_STARTED:
+                continue
+            for rank in event.fields.get("ranks") or ():  # None: without our agent.
                 for stream, size in rank.get("written", {}).items():
                     found[folder / contract.rank_log(rank["rank"], stream)] = int(size)
     return found

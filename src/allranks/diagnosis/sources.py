@@ -36,10 +36,6 @@ _BY_STATE = {
     State.NODE_FAIL: "node-lost",
     State.OUT_OF_MEMORY: "host-memory-slurm",
 }
-#: What to do, by rule, in place of what the rule says of several machines.
-_ON_ONE_MACHINE = {
-    "file-not-found": "correct the path: a relative one starts from the ranks' working directory, workdir (--workdir)"
-}
 
 
 def of_run(run: Run) -> Diagnosis | None:
@@ -72,8 +68,6 @@ def of_run(run: Run) -> Diagnosis | None:
         # The script caught that exception, and exited by itself.
         last = plain(status.cause or "", contract.RECORD_FILE, 2)
         verdict = replace(verdict, sure="likely", evidence=(last, *verdict.evidence))
-    if run.record.kind == "local" and (here := _ON_ONE_MACHINE.get(verdict.id)):
-        verdict = replace(verdict, fix=here)
     host, when = end_of(run.attempt_folder, status.rank if verdict.rank is None else verdict.rank)
     return replace(verdict, host=host if run.record.nnodes > 1 else None, when=when)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from allranks.errors import UsageError
 from allranks.lint.reading import LARGEST
+from allranks.plan.directives import DIRECTIVE
 
 #: How the names of launch scripts end.
 _ENDS = (
@@ -28,7 +28,6 @@ _ENDS = (
     ".batch",
     ".cmd",
 )
-_DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|\$)\s", re.MULTILINE)
 _SHELLS = (b"/sh", b"/bash", b" bash", b" sh", b"/zsh", b"/dash")
 
 
@@ -67,7 +66,7 @@ def other_kind(name: str, data: bytes) -> str:
     if name.endswith((".yaml", ".yml")) and not shebang:
         return "YAML, as a job file is"
     is_python = b"python" in shebang if shebang else name.endswith(".py")
-    return "a Python script" if is_python and not _DIRECTIVE.search(data) else ""
+    return "a Python script" if is_python and not DIRECTIVE.search(data) else ""
 
 
 def not_for(verb: str, name: str, kind: str) -> UsageError:

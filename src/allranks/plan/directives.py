@@ -14,6 +14,9 @@ from allranks.job.options import TARGETS
 from allranks.plan.plan import Reason
 from allranks.plan.script import comment
 
+#: A line of a script that is for a scheduler.
+DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|\$)(?=[ \t])", re.MULTILINE)
+
 if TYPE_CHECKING:
     from allranks.job.spec import Job
 

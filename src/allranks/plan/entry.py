@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from allranks.errors import JobError
 from allranks.job.problems import closest
+from allranks.plan.directives import DIRECTIVE
 
 if TYPE_CHECKING:
     from allranks.job.spec import Environment, Job
@@ -30,8 +31,7 @@ _NEVER_SCRIPTS = {
 _ELF = b"\x7fELF"
 #: As much of a file is read to tell what it is.
 _START = 64 * 1024
-#: Lines of shell scripts that start ranks by themselves: directives of a scheduler, and launchers.
-_DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|\$)(?=[ \t])", re.MULTILINE)
+#: A line of a shell script that starts ranks by itself.
 _LAUNCHER = re.compile(
     rb"^[ \t]*(?:(?:exec|time|nohup|\w+=\S*)[ \t]+)*(?:(?:\S*/)?python[\d.]*[ \t]+(?:-u[ \t]+)?-m[ \t]+)?"
     rb"(torchrun|torch\.distributed\.(?:run|launch)|srun|mpirun|mpiexec|accelerate(?:\.commands\.|[ \t]+)launch"
@@ -139,7 +139,7 @@ def _check_script(path: Path, name: str, same_python: bool) -> None:
 
 def _starts_ranks(script: bytes) -> str | None:
     """Return why each rank must not run a shell script: it is for a scheduler, or starts ranks; None: it does not."""
-    if directive := _DIRECTIVE.search(script):
+    if directive := DIRECTIVE.search(script):
         return f"it is a batch script ({directive[0].decode()})"
     launcher = _LAUNCHER.search(script)
     return f"it starts {' '.join(launcher[1].decode().split())}" if launcher else None

@@ -154,7 +154,7 @@ RULES = (
             r"NotADirectoryError|Unable to open file .*No such file|does not appear to have a file named",
             r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
         ),
-        fix="the path must be there on every node: a shared disk, or an absolute path",
+        fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",
         retry="after a change",
         level=Level.GENERAL,
         source="errno(3)",
