@@ -75,7 +75,6 @@ def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: 
 
 
 def test_a_machine_that_loses_power_before_all_have_met(ssh: Any, mended: Network) -> None:
-    """It takes more than 10 s: ssh gives a silent connection up after 15 s."""
     ssh.script(UP)
     lines = "[': >here-$HOSTNAME', '[ $HOSTNAME != gpu02 ] || sleep 600']"
     ssh.job(f"script: train.py\nenvironment: {{node_setup: {lines}}}\n")

@@ -36,6 +36,7 @@ WAITS = (
     ("clusters.ssh", "_BEAT_SECONDS", 5.0, 0.5),
     ("clusters.ssh", "_LOST_SECONDS", 10.0, 1.0),
     ("clusters.ssh.plan", "_SECONDS_OF_SILENCE", 30, 3),
+    ("clusters.ssh.transport", "_ALIVE_SECONDS", 5, 1),
     ("plan.plain", "_BEAT_MS", 5000, 500),
 )
 #: Each module is loaded as a user has it, and once more with the setting.

@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from allranks import contract
 from allranks.errors import LaunchError
 from allranks.job.hosts import Host, parse_hosts
 from allranks.plan.script import exports
@@ -35,9 +36,8 @@ IsOver = Callable[[], bool]
 Hear = Callable[[int, Answer], None]
 #: The scripts of a run's directory that start and end a node's agent; what the latter does if its stdin ends.
 START, END, HELD = "start.sh", "end.sh", "HELD"
-#: How often ssh probes a silent machine; after three probes in vain it gives the connection up. A healthy one has to
-#: answer, which takes seconds where many processes start: tests wait as long.
-_ALIVE_SECONDS = 5
+#: How often ssh probes a silent machine; after three probes in vain it gives the connection up.
+_ALIVE_SECONDS = contract.full_wait(5)
 #: No questions, and nothing but the command: no terminal, no X11, no agent.
 _OPTIONS = ("-T", "-x", "-a", "-oBatchMode=yes", "-oConnectTimeout=10", f"-oServerAliveInterval={_ALIVE_SECONDS}")
 #: As many at a time; each costs a machine some 60 ms of CPU for its keys (OpenSSH 9.2).
