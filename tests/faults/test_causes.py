@@ -75,6 +75,7 @@ ALONE: dict[str, tuple[str, str | None]] = {
     "an empty first line": ("raise RuntimeError('\\n\\nbad state\\n')", "RuntimeError: bad state (train.py:1)"),
     "C++ stack": (f"raise RuntimeError('mat1 and mat2{CPP_STACK}')", "RuntimeError: mat1 and mat2 (train.py:1)"),
     "exit text": ("import sys\nsys.exit('no such data')\n", "no such data"),
+    "exit text of several lines": ("import sys\nsys.exit('no such data\\nsee the wiki')\n", "no such data"),
     "exit text after a caught error": (
         "import sys, traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    traceback.print_exc()\n"
         "sys.exit('no such data')\n",
@@ -215,6 +216,7 @@ VERDICTS = {
     "C++ stack": OF_A_LIBRARY,
     "ours": ("own-error", "likely", "never"),
     "exit text": UNKNOWN,
+    "exit text of several lines": UNKNOWN,
     "exit text after a caught error": ("script-exception", "likely", "never"),
     "exit 3": UNKNOWN,
     "exit 3 after a warning": UNKNOWN,

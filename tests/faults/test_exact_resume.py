@@ -117,7 +117,7 @@ def test_cancelling_saves_and_resume_says_from_where(allranks: Any, watch: Any, 
     (saved,) = (allranks.folder / "parts").glob("step-*")
     step = int(saved.name.removeprefix("step-"))
     cancelled = f"allranks: {run} was cancelled at step {step}, with a checkpoint (got {number.name})"
-    assert err.splitlines()[-2:] == [cancelled, f"next: allranks resume {run}"]
+    assert err.splitlines()[-2:] == [cancelled, f"next: allranks resume {run} (from step {step})"]
     resumed = allranks.popen("resume")
     log = watch.run / "attempts" / "001" / "node-000" / "rank-0.err"
     wait_for("the continuation", lambda: log.exists() and f"step-{step:09} " in log.read_text())

@@ -8,9 +8,8 @@ import click
 
 from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
-from allranks.cli.runs import run_arguments, run_json_option, runs_folder
+from allranks.cli.runs import resumes_from, run_arguments, run_json_option, runs_folder
 from allranks.errors import PreflightError
-from allranks.record.events import read_saves
 from allranks.runs.record import find
 from allranks.runs.status import NOT_STARTED
 
@@ -38,8 +37,5 @@ def command(run: str | None, folder: str | None, detach: bool, as_json: bool) ->
     if before.native == NOT_STARTED and before.exit_code == PreflightError.exit_code:
         refused = render.one_line(before.reason or "")
         render.talk(f"allranks: note: this run was refused before, and resume does not check again: {refused}")
-    where = "no checkpoint: the script starts from the beginning, unless it loads one of its own"
-    if saved := [save for save in read_saves(resumed.folder) if save.path]:
-        where = f"from step {saved[-1].step}"
-    render.talk(f"allranks: {resumed.record.id}: attempt {resumed.attempt + 1}, {where}")
+    render.talk(f"allranks: {resumed.record.id}: attempt {resumed.attempt + 1}, {resumes_from(resumed)}")
     return carry_out(resumed, plan, kind, os.environ, detach=detach, as_json=as_json)

@@ -19,7 +19,7 @@ from allranks.cli import render
 from allranks.cli.findings import check_first
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.runs import name_to_type, report, run_json_option
+from allranks.cli.runs import name_to_type, next_resume, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count, format_seconds
 from allranks.logs.merge import follow
@@ -286,7 +286,7 @@ def _conclude(run: Run) -> int:
         steps = [save.step for save in read_saves(run.folder) if save.leaving and save.attempt == run.attempt]
         saved = f" at step {steps[-1]}, with a checkpoint" if steps else ""
         render.talk(f"allranks: {run.record.id} was cancelled{saved}{why}")
-        render.talk(f"next: allranks resume {name_to_type(run)}")
+        render.talk(next_resume(run))
     else:
         from allranks.cli.failure import explain, report_verdict  # A run starts sooner without it.
 

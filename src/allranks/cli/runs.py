@@ -14,6 +14,7 @@ import click
 
 from allranks.cli import render
 from allranks.errors import RunFolderError, UsageError
+from allranks.record.events import read_saves
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
@@ -30,6 +31,19 @@ def name_to_type(run: Run) -> str:
         return run.record.id
     shown = render.path(run.folder)
     return shlex.quote(shown if os.sep in shown else f".{os.sep}{shown}")
+
+
+def resumes_from(run: Run) -> str:
+    """Return where another attempt of a run starts: at its newest checkpoint, or at the beginning."""
+    saved = [save for save in read_saves(run.folder) if save.path]
+    if saved:
+        return f"from step {saved[-1].step}"
+    return "no checkpoint: the script starts from the beginning, unless it loads one of its own"
+
+
+def next_resume(run: Run) -> str:
+    """Return the line that offers to resume a run that was stopped."""
+    return f"next: allranks resume {name_to_type(run)} ({resumes_from(run)})"
 
 
 #: Options of verbs that start a run, of those that report, and of those that read all runs of a directory.

@@ -10,7 +10,7 @@ import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.runs import json_option, name_to_type, report, run_arguments, runs_folder
+from allranks.cli.runs import json_option, name_to_type, next_resume, report, run_arguments, runs_folder
 from allranks.job.units import format_count, format_seconds, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
@@ -104,6 +104,6 @@ def _next(run: Run) -> str:
     if not status.state.is_final:
         return f"next: allranks logs -f {name}"
     if status.state in (State.CANCELLED, State.PREEMPTED):
-        return f"next: allranks resume {name}"
+        return next_resume(run)
     rank = f" --rank {status.rank}" if status.rank is not None else ""
     return f"next: allranks logs {name}{rank}"

@@ -236,8 +236,8 @@ class Launch(Section):
     """How the ranks are started."""
 
     launcher: Literal["torchrun", "direct", "legacy"] = "torchrun"
-    """torchrun: one agent per node; direct: the scheduler starts each rank; legacy:
-    torch.distributed.launch."""
+    """torchrun: an agent on each node starts its ranks, as torchrun does; direct: the scheduler starts each rank;
+    legacy: torch.distributed.launch."""
     agent: bool = True
     """false: with launcher torchrun, start torchrun itself on each node instead of an agent of ours. Nothing of
     allranks then runs in the ranks' environment, whose Python and PyTorch may be old."""

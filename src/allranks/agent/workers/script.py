@@ -35,7 +35,7 @@ def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
         (_run_module if kind == "module" else _run_script)(target, args)
     except SystemExit as end:
         if isinstance(end.code, str):
-            _record(end.code)
+            _record(end.code if "Traceback (" in end.code else end.code.strip().partition("\n")[0])
         elif not end.code:
             _note_lone_accelerate()
         raise
