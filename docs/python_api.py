@@ -56,6 +56,12 @@ CLASSES = (
     ),
     Shown("CpuGroup", ("runtime/exchange.py",), "ctx.control", "release"),
     Shown("Tracker", ("runtime/trackers/base.py",), "tracker"),
+    Shown(
+        "ResumeCallback",
+        ("lightning.py",),
+        "resume",
+        "on_load_checkpoint on_save_checkpoint on_train_batch_end on_train_end on_train_start",
+    ),
     Shown("AllranksError", ("errors.py",), internal="exit_code"),
     *(Shown(name, ("errors.py",)) for name in ("RankError", "RankEnvironmentError", "DeviceError")),
 )

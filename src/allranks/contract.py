@@ -123,7 +123,7 @@ CODE: Final = "code"
 _SHARED_CODE: Final = ("__init__.py", "contract.py", "errors.py", "system")
 PROBE_CODE: Final = (*_SHARED_CODE, "checks/__init__.py", "checks/collect")
 #: Those that a run carries for its nodes: they need only Python and torch.
-NODE_CODE: Final = (*_SHARED_CODE, "record", "agent", "runtime", "selftest")
+NODE_CODE: Final = (*_SHARED_CODE, "record", "agent", "runtime", "selftest", "lightning.py")
 #: What those need in addition whose supervisor asks for a verdict.
 DIAGNOSIS_CODE: Final = ("diagnosis", "logs/__init__.py", "logs/cause.py")
 #: The ends after which another attempt may follow: see ``retry.on`` in the job file.

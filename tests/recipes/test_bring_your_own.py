@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "bring-your-own"
 EPOCH = re.compile(r"^(?:\[0\] )?epoch (\d): loss (\d\.\d{4})$", re.MULTILINE)
@@ -76,7 +78,7 @@ def test_stopped_and_continued_it_equals_an_undisturbed_training_to_the_bit(trai
     assert data(tmp_path / "parts") == data(tmp_path / "whole")
 
 
-def stop_and_continue(train, name):
+def stop_and_continue(train, name, continues="continuing from checkpoints/step-"):
     """Stop a training of 128 steps between two saved steps; return the epochs that both parts have printed."""
     code, before, err = train(f"{name}_after", "parts", signal_after=40)
     assert code == 75, err
@@ -84,7 +86,7 @@ def stop_and_continue(train, name):
     assert 40 <= int(STOPPED.search(err)[1]) < 64
     code, after, err = train(f"{name}_after", "parts")
     assert code == 0, err
-    assert "allranks: continuing from checkpoints/step-" in err
+    assert f"allranks: {continues}" in err
     return EPOCH.findall(before) + EPOCH.findall(after)
 
 
@@ -112,6 +114,31 @@ def test_a_trainer_of_hugging_face_is_continued_to_the_bit(train, tmp_path):
         assert (tmp_path / "parts" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
 
 
+def test_a_trainer_of_lightning_is_continued_to_the_bit(train, tmp_path):
+    """It takes more than 10 s: three trainings of two ranks, and Lightning is large to import."""
+    pytest.importorskip("lightning")
+    code, out, err = train("lightning_after", "whole")
+    assert code == 0, err
+    epochs = EPOCH.findall(out)
+    assert [number for number, _ in epochs] == ["1", "2", "3", "4"]
+    assert float(epochs[-1][1]) < 0.05
+    assert stop_and_continue(train, "lightning", "continuing from step") == epochs
+    whole, parts = (
+        torch.load(tmp_path / folder / "checkpoints" / "step-000000128.ckpt", weights_only=False)
+        for folder in ("whole", "parts")
+    )
+    assert parts["global_step"] == 128
+    curves = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in ("whole", "parts")]
+    whole_curve, curve = ([{**json.loads(line), "time": 0, "steps_per_second": 0} for line in each] for each in curves)
+    assert curve == whole_curve
+    assert [line["step"] for line in curve] == [49, 99]
+    for name, tensor in whole["state_dict"].items():
+        assert torch.equal(parts["state_dict"][name], tensor)
+    moments = whole["optimizer_states"][0]["state"]
+    for index, state in parts["optimizer_states"][0]["state"].items():
+        assert torch.equal(state["exp_avg_sq"], moments[index]["exp_avg_sq"])
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "args"),
     [("torchrun_before", 2, []), ("accelerate_before", 1, []), ("deepspeed_before", 1, ["--local_rank", 0])],
@@ -131,7 +158,7 @@ def test_wrong_arguments_and_a_missing_config_are_named(train):
     assert (code, err.splitlines()[-1]) == (2, "deepspeed_after.py: error: there is no file nowhere.json")
 
 
-@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed", "trainer"])
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "deepspeed", "trainer", "lightning"])
 def test_the_readme_shows_the_lines_that_are_added(name):
     text = (RECIPE / "README.md").read_text()
     before, after = ((RECIPE / f"{name}_{when}.py").read_text().splitlines()[1:] for when in ("before", "after"))

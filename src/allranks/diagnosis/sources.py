@@ -47,6 +47,12 @@ def of_run(run: Run) -> Diagnosis | None:
     hang = newest(run.attempt_folder)
     if hang and (status.rank is None or status.state is not State.FAILED):
         return verdict_on_hang(hang)
+    if status.state is State.PREEMPTED and status.exit_code == contract.CONTINUE_LATER:
+        said = plain(status.reason or "", contract.RECORD_FILE, 1)
+        cause = "the job was asked to stop, and has saved"
+        return Diagnosis(
+            "stop-requested", cause, "certain", evidence=(said,), fix="allranks resume RUN", retry="as it is"
+        )
     if rule := next((rule for rule in RULES if rule.id == _BY_STATE.get(status.state)), None):
         line = plain(status.reason or f"{run.record.cluster}: {status.native}", contract.RECORD_FILE, 1)
         return Diagnosis(rule.id, rule.cause, "certain", evidence=(line,), fix=rule.fix, retry=rule.retry)

@@ -649,7 +649,7 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; after an error, leave without waiting for the other ranks."""
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if error is None or (isinstance(error, SystemExit) and (self.stopping or error.code in (None, 0))):
             self.close()
         else:
             self.abandon()

@@ -15,7 +15,7 @@ from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
 from allranks.runtime import log, stop
 from allranks.runtime.advance import advance
-from allranks.runtime.checkpoint.directory import CheckpointDirectory
+from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
 #: Seconds between two agreements of the ranks: a request to stop waits up to so long.
-_AGREE_SECONDS = 0.5
+AGREE_SECONDS = 0.5
 #: The same while several ranks write: the sooner all know that it is written, the sooner it counts.
 _AGREE_SECONDS_WRITING = 0.1
 _NAMES = {1: ("s", "sec", "second"), 60: ("m", "min", "minute"), 3600: ("h", "hour"), 86400: ("d", "day")}
@@ -107,7 +107,7 @@ class Checkpointer:
                 ctx, self.folder, self._own, internal, shared_disk=shared_disk
             )
             if ctx.is_main:
-                self._directory.note(None, ctx.progress.step)
+                note_save(None, ctx.progress.step)
         else:
             self._directory.leave_alone()
         self._schedule = AgreementSchedule(ctx.progress.step)
@@ -209,7 +209,7 @@ class Checkpointer:
         if self._ctx.world_size == 1:
             return False
         several_write = saver.save and saver.save.several
-        self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if several_write else _AGREE_SECONDS)
+        self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if several_write else AGREE_SECONDS)
         if (every := self._every_steps) and not self._is_due(step):
             self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
         return False
@@ -229,7 +229,7 @@ class Checkpointer:
         if self._ctx.is_main:
             where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
             log(f"stopping at step {self._progress.step}: {reasons[rank]}{where}; {saved}")
-            self._directory.note(self.last, self._progress.step, leaving=self.last_error is None)
+            note_save(self.last, self._progress.step, leaving=self.last_error is None)
 
     def _start(self, metric: float | torch.Tensor | None) -> None:
         """Copy the state and start to write it."""

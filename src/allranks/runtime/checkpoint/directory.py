@@ -153,32 +153,12 @@ class CheckpointDirectory:
         elif aside is not None:
             log(f"{target} was there before this training started: it is now {aside.name}")
         self.corrupt.discard(target)
-        self.note(target, manifest.step)
+        note_save(target, manifest.step)
         try:
             self.prune()
         except Exception as error:  # noqa: BLE001 - the checkpoint is durable, whatever happens to older ones
             log(f"warning: old checkpoints in {self._path} could not be removed: {type(error).__name__}: {error}")
         return written
-
-    def note(self, target: Path | None, step: int, *, leaving: bool = False) -> None:
-        """Record in the run's directory, if there is a run, how far the training is.
-
-        Args:
-            target: a checkpoint that counts; None at the start of an attempt.
-            step: the number of steps done.
-            leaving: whether all ranks exit now, to be continued from there.
-        """
-        run = os.environ.get(contract.RUN_DIR)
-        if not run:
-            return
-        path = str(target.absolute()) if target else None
-        attempt = int(os.environ.get(contract.ATTEMPT) or 0)
-        record = {"attempt": attempt, "step": step, "path": path, "leaving": leaving}
-        try:
-            with Path(run, contract.CHECKPOINTS_FILE).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(record) + "\n")
-        except OSError as error:
-            log(f"warning: the run's record does not have the checkpoint of step {step}: {error}")
 
     def prune(self) -> None:
         """Remove all checkpoints but the newest and the best; warn if another job writes here too."""
@@ -252,6 +232,27 @@ class CheckpointDirectory:
                         path.rename(self._path / name_of(step))
             elif ours:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def note_save(target: Path | None, step: int, *, leaving: bool = False) -> None:
+    """Record in the run's directory, if there is a run, how far the training is.
+
+    Args:
+        target: a checkpoint that counts; None at the start of an attempt.
+        step: the number of steps done.
+        leaving: whether all ranks exit now, to be continued from there.
+    """
+    run = os.environ.get(contract.RUN_DIR)
+    if not run:
+        return
+    path = str(target.absolute()) if target else None
+    attempt = int(os.environ.get(contract.ATTEMPT) or 0)
+    record = {"attempt": attempt, "step": step, "path": path, "leaving": leaving}
+    try:
+        with Path(run, contract.CHECKPOINTS_FILE).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+    except OSError as error:
+        log(f"warning: the run's record does not have the checkpoint of step {step}: {error}")
 
 
 def job_id() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from allranks.errors import RankError
@@ -118,6 +119,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that are left of the epoch. Outside of :meth:`epochs`, the next loop is the next epoch.
 
+        There a loop that left with the last batch has completed its epoch too.
+
         Raises:
             RankError: the whole epoch was already yielded. A loop also raises it if another loop was started, or a
                 state was loaded, in the meantime.
@@ -137,7 +140,13 @@ class Loader:
         self._turn += 1
         turn = self._turn
         try:
-            for batch, samples, total, position, left, last in self._source.batches(self._epoch, self._position):
+            batches = self._source.batches(self._epoch, self._position)
+            first = next(batches, None)
+            if first is None and self._position and not self._in_epochs:
+                # The loop before took the last batch and asked for no other, as a Trainer does that counts them.
+                self._epoch, self._position = self._epoch + 1, 0
+                batches = self._source.batches(self._epoch, 0)
+            for batch, samples, total, position, left, last in batches if first is None else chain([first], batches):
                 progress.samples = samples
                 progress.total = total
                 progress.full = self.global_batch_size

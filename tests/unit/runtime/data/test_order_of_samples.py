@@ -1,10 +1,27 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.runtime.data.loader import Loader
 from allranks.runtime.data.mapped import Order, Split, epoch_seed, part
+
+
+def test_a_loop_that_counts_batches_completes_its_epoch(make_rank: Callable[..., Loader]) -> None:
+    """As Lightning's Trainer does: it takes len(loader) batches and asks for no other."""
+    loader = make_rank(10, 4, 0, 2)
+    epochs = [[batch for _, batch in zip(range(len(loader)), loader, strict=False)] for _ in range(2)]
+    whole = make_rank(10, 4, 0, 2)
+    assert epochs == [[*whole], [*whole]]
+    assert (loader.epoch, loader.state_dict()["position"]) == (1, 10)
+    resumed = make_rank(10, 4, 0, 2)
+    resumed.load_state_dict(loader.state_dict())
+    third = [*whole]
+    assert [*resumed] == third
+    assert third not in epochs
 
 
 def test_the_order_is_the_one_that_it_was() -> None:

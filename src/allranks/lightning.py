@@ -1,0 +1,321 @@
+"""A plug-in for Lightning: its Trainer takes ranks, stop requests and metrics from allranks.
+
+::
+
+    with allranks.init() as ctx:
+        resume = ResumeCallback(ctx, every="10min")
+        trainer = Trainer(
+            devices=ctx.local_world_size,
+            num_nodes=ctx.world_size // ctx.local_world_size,
+            strategy="ddp",
+            plugins=AllranksEnvironment(ctx),
+            callbacks=[resume],
+            logger=AllranksLogger(ctx),
+        )
+        trainer.fit(module, ctx.loader(dataset, batch_size=32), ckpt_path=resume.newest)
+
+Each works alone. With the package pytorch_lightning, import that before this module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allranks import contract
+from allranks.errors import RankError
+from allranks.runtime import log, stop
+from allranks.runtime.advance import advance
+from allranks.runtime.checkpoint.checkpointer import AGREE_SECONDS, AgreementSchedule, parse_every
+from allranks.runtime.checkpoint.directory import note_save
+from allranks.runtime.checkpoint.saving import sync_directory
+from allranks.runtime.seed import random_states, restore_random
+
+if TYPE_CHECKING or "lightning" in sys.modules or "pytorch_lightning" not in sys.modules:
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.loggers import Logger
+else:
+    from lightning_fabric.plugins.environments import ClusterEnvironment
+    from pytorch_lightning.callbacks import Callback
+    from pytorch_lightning.loggers import Logger
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from lightning.pytorch import LightningModule, Trainer
+
+    from allranks.runtime.context import Context
+
+__all__ = ["AllranksEnvironment", "AllranksLogger", "ResumeCallback"]
+
+#: In a checkpoint of Lightning's: the random states of all ranks.
+_KEY = "allranks"
+
+
+class AllranksEnvironment(ClusterEnvironment):
+    """The ranks of a context, however they were started.
+
+    Without it Lightning looks at the variables of the scheduler itself, and on Slurm requeues the job when it is warned
+    (``SLURMEnvironment(auto_requeue=True)``), as allranks does too.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        self._ctx = ctx
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: the ranks are there already."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The address at which the ranks meet."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """The port at which the ranks meet."""
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Return whether this process was started by allranks."""
+        return contract.RUN_ID in os.environ
+
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self._ctx.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the ranks are there already."""
+
+    def global_rank(self) -> int:
+        """Return the rank."""
+        return self._ctx.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the ranks are there already."""
+
+    def local_rank(self) -> int:
+        """Return the rank among those of this node."""
+        return self._ctx.local_rank
+
+    def node_rank(self) -> int:
+        """Return the number of this node."""
+        return self._ctx.node_rank
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Compare the Trainer's arguments with the ranks that are there.
+
+        Raises:
+            RankError: they are of another number of ranks.
+        """
+        ranks, here = self._ctx.world_size, self._ctx.local_world_size
+        if num_devices * num_nodes != ranks:
+            raise RankError(
+                f"the Trainer is for {num_devices * num_nodes} ranks and not for {ranks}",
+                why=f"it has devices={num_devices} and num_nodes={num_nodes}",
+                fix=f"Trainer(devices={here}, num_nodes={ranks // here}), "
+                "or devices=ctx.local_world_size and num_nodes=ctx.world_size // ctx.local_world_size",
+            )
+
+
+class ResumeCallback(Callback):
+    """Saves when the job is asked to stop, at the same step on all ranks, and ends the script to be continued.
+
+    Requests to stop are those of :meth:`Checkpointer.step`: Ctrl-C, SIGTERM, the warning of a scheduler, the end of the
+    job's time. The checkpoint is Lightning's own, with the random states of all ranks in addition. A training whose
+    loader has a ``state_dict``, such as ``ctx.loader``, continues with the next batch. All ranks have to see the
+    directory.
+
+    Attributes:
+        folder: directory of the checkpoints.
+    """
+
+    def __init__(
+        self, ctx: Context, folder: str | Path | None = None, *, every: int | str | None = None, keep: int = 3
+    ) -> None:
+        """Use a directory for the checkpoints of this run.
+
+        Args:
+            ctx: the context of this rank.
+            folder: directory of the checkpoints, created if missing; None: ``checkpoints`` in the run's directory.
+            every: also save after so many steps (``500``) or so much time (``"10min"``).
+            keep: number of newest checkpoints to keep.
+
+        Raises:
+            RankError: ``every`` or ``keep`` is invalid.
+        """
+        super().__init__()
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
+        self.folder = Path(folder) if folder else ctx.run_dir / "checkpoints"
+        self._ctx = ctx
+        self._keep = keep
+        self._every_steps, self._every_seconds = parse_every(every)
+        self._random: list[Any] | None = None  # of the checkpoint that the training resumes from
+        self._schedule = AgreementSchedule(0)
+        self._step = 0
+        self._saved_step, self._saved_at = 0, 0.0
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint, for ``trainer.fit(ckpt_path=...)``; None if there is none. All ranks read it."""
+        names = [str(path) for path in self._saved()] if self._ctx.is_main else []
+        newest = self._ctx.control.broadcast(names[-1:])
+        return Path(newest[0]) if newest else None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the random states of all ranks to a checkpoint."""
+        checkpoint[_KEY] = {"random": self._ctx.control.gather(random_states(self._ctx.device))}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Read the random states of all ranks from a checkpoint."""
+        self._random = checkpoint.get(_KEY, {}).get("random")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Continue where the checkpoint was taken, and listen for requests to stop from here on."""
+        if threading.current_thread() is threading.main_thread():
+            # Lightning's handler sends a message to the other ranks from within the signal, in the middle of any other.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop.listen()
+        ctx = self._ctx
+        ctx.progress.step = self._step = self._saved_step = trainer.global_step
+        self._saved_at = time.monotonic()
+        self._schedule = AgreementSchedule(self._step)
+        if ctx.is_main:
+            for rest in self.folder.glob(".step-*.tmp"):  # of a process that was killed while it saved
+                _remove(rest)
+        if self._random is None:
+            return
+        ctx.metrics.resume(self._step)
+        if len(self._random) == ctx.world_size:
+            restore_random(self._random[ctx.rank], ctx.device)
+        if ctx.is_main:
+            log(f"continuing from step {self._step}")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if that is due; leave if the job is asked to stop.
+
+        Raises:
+            SystemExit: with code 75, "continue me later": the job was asked to stop, and has saved.
+        """
+        advance()
+        if trainer.global_step == self._step:
+            return  # In the middle of an effective batch: a checkpoint has no gradients.
+        self._step = self._ctx.progress.step = trainer.global_step
+        if self._step >= self._schedule.next:
+            self._agree(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last step, unless it is already saved."""
+        if self._step > self._saved_step:
+            self._save(trainer, leaving=False)
+
+    def _agree(self, trainer: Trainer) -> None:
+        reason = stop.requested()
+        due = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
+        mine = (reason is not None, due, self._schedule.microseconds_per_step(self._step))
+        stopping, any_due, microseconds = self._ctx.control.agree(*map(int, mine))
+        every = self._every_steps
+        if stopping or any_due or (every and self._step // every > self._saved_step // every):
+            self._save(trainer, leaving=bool(stopping))
+        if stopping:
+            reasons = self._ctx.control.gather(reason)
+            rank = next(rank for rank, some in enumerate(reasons) if some)
+            if self._ctx.is_main:
+                log(f"stopping at step {self._step}: {reasons[rank]} (rank {rank}); saved {self._saved()[-1]}")
+            self._ctx.progress.stopping = True
+            raise SystemExit(contract.CONTINUE_LATER)
+        self._schedule.plan(self._step, microseconds, AGREE_SECONDS)
+        if every:
+            self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
+
+    def _save(self, trainer: Trainer, *, leaving: bool) -> None:
+        target = self.folder / f"step-{self._step:09d}.ckpt"
+        temporary = self.folder / f".{target.name}.tmp"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trainer.save_checkpoint(temporary)
+        if self._ctx.is_main:
+            _sync(temporary)
+            temporary.replace(target)
+            sync_directory(self.folder)
+            note_save(target, self._step, leaving=leaving)
+            for old in self._saved()[: -self._keep]:
+                _remove(old)
+        self._ctx.control.barrier()
+        self._saved_step, self._saved_at = self._step, time.monotonic()
+
+    def _saved(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        return sorted(self.folder.glob("step-*.ckpt"))
+
+
+def _sync(saved: Path) -> None:
+    """Flush a checkpoint to disk: a file, or a directory of the parts of all ranks."""
+    for path in [saved, *saved.rglob("*")]:
+        if path.is_dir():
+            sync_directory(path)
+        else:
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class AllranksLogger(Logger):
+    """Writes what a module logs to the run's ``metrics.jsonl``, and to the context's trackers."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._metrics = ctx.metrics  # Made now, since it closes the file when the context is closed.
+        self._last = (0, 0.0)  # the newest step and its time
+
+    @property
+    def save_dir(self) -> str:
+        """The run's directory, in which Lightning's own callbacks write to ``lightning/ATTEMPT``."""
+        return str(self._ctx.run_dir)
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return "lightning"
+
+    @property
+    def version(self) -> str:
+        """The number of the attempt."""
+        return os.environ.get(contract.ATTEMPT, "0")
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Write metrics of a step, with the steps per second since the last ones."""
+        if not self._ctx.is_main:
+            return
+        now = time.time()
+        at = self._ctx.progress.step if step is None else step
+        values: dict[str, Any] = {name: value for name, value in metrics.items() if name != "step"}
+        before, began = self._last
+        if at > before:
+            if began:
+                values["steps_per_second"] = round((at - before) / (now - began), 3)
+            self._last = (at, now)
+        self._ctx._tracker_group.write(at, values, now)
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Pass hyperparameters to the trackers that show them."""
+        self._metrics.config(params if isinstance(params, dict) else vars(params))
