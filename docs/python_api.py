@@ -60,7 +60,8 @@ CLASSES = (
         "ResumeCallback",
         ("lightning.py",),
         "resume",
-        "on_load_checkpoint on_save_checkpoint on_train_batch_end on_train_end on_train_start",
+        "on_load_checkpoint on_save_checkpoint on_train_batch_end on_train_batch_start on_train_end on_train_epoch_end "
+        "on_train_start on_validation_start",
     ),
     Shown("AllranksError", ("errors.py",), internal="exit_code"),
     *(Shown(name, ("errors.py",)) for name in ("RankError", "RankEnvironmentError", "DeviceError")),

@@ -192,6 +192,7 @@ class ResumeCallback(Callback):
         self._saved_at = time.monotonic()
         self._schedule = AgreementSchedule(self._step)
         if ctx.is_main:
+            note_save(None, self._step)
             for rest in self.folder.glob(".step-*.tmp"):  # of a process that was killed while it saved
                 _remove(rest)
         if self._random is None:
@@ -205,17 +206,31 @@ class ResumeCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if that is due; leave if the job is asked to stop.
-
-        Raises:
-            SystemExit: with code 75, "continue me later": the job was asked to stop, and has saved.
-        """
+        """Save if that is due, or if the job is asked to stop."""
         advance()
         if trainer.global_step == self._step:
             return  # In the middle of an effective batch: a checkpoint has no gradients.
         self._step = self._ctx.progress.step = trainer.global_step
         if self._step >= self._schedule.next:
             self._agree(trainer)
+
+    # After a batch Lightning logs its metrics, and then calls one of these.
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Exit if the job was asked to stop, and has saved: with code 75, to be continued."""
+        self._leave()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Exit likewise."""
+        self._leave()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Exit likewise."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._ctx.stopping:
+            raise SystemExit(contract.CONTINUE_LATER)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step, unless it is already saved."""
@@ -236,7 +251,6 @@ class ResumeCallback(Callback):
             if self._ctx.is_main:
                 log(f"stopping at step {self._step}: {reasons[rank]} (rank {rank}); saved {self._saved()[-1]}")
             self._ctx.progress.stopping = True
-            raise SystemExit(contract.CONTINUE_LATER)
         self._schedule.plan(self._step, microseconds, AGREE_SECONDS)
         if every:
             self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)

@@ -1,4 +1,4 @@
-"""Scripts that were written for Lightning or Accelerate run as they are on the nodes of a cluster."""
+"""Scripts for Lightning or Accelerate on the nodes of a cluster, as they are and with the plug-in for Lightning."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sites import Site, on
+from test_recipes_on_nodes import records, saved
+
+from allranks import contract
+from waiting import PATIENCE
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 OPTIONS = {"lightning": ["--", "--devices=1", "--num-nodes=2"], "accelerate": []}
@@ -21,3 +26,28 @@ def test_an_unmodified_script_runs_on_two_nodes(lab: Any, name: str) -> None:
     assert done.rc == 0, done.stderr
     found = re.findall(rf"{name}: rank (\d+) of (\d+) steps (\d+)", done.stdout)
     assert sorted(found) == [("0", "2", "4"), ("1", "2", "4")]
+
+
+@on("slurm")
+def test_lightning_is_requeued_in_the_middle_of_an_epoch(site: Site) -> None:
+    """It takes more than 10 s: Lightning is imported twice on each node, and a requeued job waits 11 s.
+
+    Slurm starts the ranks itself: without the plug-in Lightning would requeue the job too.
+    """
+    pytest.importorskip("lightning")
+    lab = site.lab
+    lab.env["OMP_NUM_THREADS"] = "1"
+    flags = ("--on", "lab", "--nodes", "2", "--nproc-per-node", "1", "--launcher", "direct")
+    process = lab.popen("run", SCRIPTS / "lightning_resumed.py", *flags)
+    site.wait_until("ten steps", lambda: len(records(lab, "loss")) >= 10)
+    run = lab.run()
+    site.let_save()
+    site.requeue((run / contract.attempt_dir(0) / contract.JOB).read_text().strip())
+    left = site.wait_until("the second attempt", lambda: saved(run, 1))
+    assert left == saved(run, 0) > 0
+    site.wait_until("ten more steps", lambda: len(records(lab, "loss")) >= left + 10)
+    assert lab("cancel", timeout=PATIENCE).rc == 0
+    process.communicate(timeout=PATIENCE)
+    steps = [record["step"] for record in records(lab, "loss")]
+    assert steps == [*range(len(steps))]  # Lightning counts from 0.
+    site.assert_nothing_left()
