@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["bring-your-own", "language-model", "mnist", "reid"]
+NAMES = ["bring-your-own", "language-model", "mnist", "multimodal-lightning", "reid"]
 
 
 def files_of(recipe: str) -> dict[str, bytes]:
@@ -64,7 +64,7 @@ def test_a_recipe_overwrites_nothing(allranks: Any) -> None:
             ["--recipe", "mnits"],
             {
                 "error": "no recipe 'mnits'",
-                "fix": "the recipes are bring-your-own, language-model, mnist, reid; allranks init --list",
+                "fix": "the recipes are bring-your-own, language-model, mnist, multimodal-lightning, reid; allranks init --list",
             },
         ),
         (
