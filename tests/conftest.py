@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from pkgutil import walk_packages
@@ -224,6 +225,16 @@ def warm_command() -> Iterator[WarmPython]:
 def warm_ranks() -> Iterator[WarmPython]:
     """Give what starts scripts from an interpreter that has imported torch and the runtime; one thread for OpenMP."""
     with closing(WarmPython(*for_ranks())) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def warm_lightning() -> Iterator[WarmPython]:
+    """Give the same, where Lightning is imported too."""
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    modules, environment = for_ranks()
+    with closing(WarmPython([*modules, "lightning.pytorch"], environment)) as warm:
         yield warm
 
 

@@ -40,12 +40,12 @@ def train(warm_ranks, tmp_path):
     signalled = tmp_path / "signalled.py"
     signalled.write_text(SIGNALLED)
 
-    def run(name, folder, ranks=2, signal_after=0, args=()):
+    def run(name, folder, ranks=2, signal_after=0, args=(), warm=None):
         (tmp_path / folder).mkdir(exist_ok=True)
         script, words = RECIPE / f"{name}.py", [*ARGS.get(name.partition("_")[0], []), *args]
         if signal_after:
             script, words = signalled, [script, signal_after, *words]
-        done = warm_ranks.run_ranks(script, words, tmp_path / folder, ranks, CUDA_VISIBLE_DEVICES="")
+        done = (warm or warm_ranks).run_ranks(script, words, tmp_path / folder, ranks, CUDA_VISIBLE_DEVICES="")
         assert len({code for code, _, _ in done}) == 1, done
         code, out, err = done[0]
         return code, out.decode(), err.decode()
@@ -78,13 +78,13 @@ def test_stopped_and_continued_it_equals_an_undisturbed_training_to_the_bit(trai
     assert data(tmp_path / "parts") == data(tmp_path / "whole")
 
 
-def stop_and_continue(train, name, continues="continuing from checkpoints/step-"):
+def stop_and_continue(train, name, continues="continuing from checkpoints/step-", warm=None):
     """Stop a training of 128 steps between two saved steps; return the epochs that both parts have printed."""
-    code, before, err = train(f"{name}_after", "parts", signal_after=40)
+    code, before, err = train(f"{name}_after", "parts", signal_after=40, warm=warm)
     assert code == 75, err
     # Ranks agree at steps whose distance at most doubles: after step 40, at 63 or sooner.
     assert 40 <= int(STOPPED.search(err)[1]) < 64
-    code, after, err = train(f"{name}_after", "parts")
+    code, after, err = train(f"{name}_after", "parts", warm=warm)
     assert code == 0, err
     assert f"allranks: {continues}" in err
     return EPOCH.findall(before) + EPOCH.findall(after)
@@ -114,15 +114,14 @@ def test_a_trainer_of_hugging_face_is_continued_to_the_bit(train, tmp_path):
         assert (tmp_path / "parts" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
 
 
-def test_a_trainer_of_lightning_is_continued_to_the_bit(train, tmp_path):
+def test_a_trainer_of_lightning_is_continued_to_the_bit(train, warm_lightning, tmp_path):
     """It takes more than 10 s: three trainings of two ranks, and Lightning is large to import."""
-    pytest.importorskip("lightning")
-    code, out, err = train("lightning_after", "whole")
+    code, out, err = train("lightning_after", "whole", warm=warm_lightning)
     assert code == 0, err
     epochs = EPOCH.findall(out)
     assert [number for number, _ in epochs] == ["1", "2", "3", "4"]
     assert float(epochs[-1][1]) < 0.05
-    assert stop_and_continue(train, "lightning", "continuing from step") == epochs
+    assert stop_and_continue(train, "lightning", "continuing from step", warm_lightning) == epochs
     whole, parts = (
         torch.load(tmp_path / folder / "checkpoints" / "step-000000128.ckpt", weights_only=False)
         for folder in ("whole", "parts")

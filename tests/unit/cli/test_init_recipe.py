@@ -64,7 +64,7 @@ def test_a_recipe_overwrites_nothing(allranks: Any) -> None:
             ["--recipe", "mnits"],
             {
                 "error": "no recipe 'mnits'",
-                "fix": "the recipes are bring-your-own, language-model, mnist, multimodal-lightning, reid; allranks init --list",
+                "fix": f"the recipes are {', '.join(NAMES)}; allranks init --list",
             },
         ),
         (
