@@ -28,7 +28,8 @@ class Needs:
         temporaries: the same in the optimizer's step.
         sent: gradients as ranks send them.
         gathered: all parameters in the type in which FSDP gathers them.
-        largest_unit: bytes of parameters of the largest part that FSDP gathers at a time.
+        unit: the largest part of them that it gathers by itself.
+        root: the part that it gathers with the root module, once in a micro-batch.
         checkpoint: of a checkpoint.
         batch: samples of a rank in a micro-batch for which activations are given; None if unknown.
         global_batch: samples of all ranks in a micro-batch if these are fixed, and not those of a rank.
@@ -42,7 +43,8 @@ class Needs:
     activations: int | None
     sent: int
     gathered: int
-    largest_unit: int
+    unit: int
+    root: int
     checkpoint: int
     buffers: int = 0
     temporaries: int = 0
@@ -53,8 +55,9 @@ class Needs:
     def memory(self, strategy: Strategy, ranks: int) -> int | None:
         """Return the peak memory of each of so many ranks without CUDA's context; None if activations are unknown.
 
-        DDP holds all of the model, and its gradients in buckets from step to step. FSDP holds a rank's part, and beside
-        it the largest unit's parameters and gradients: Zhao et al. 2023, arXiv:2304.11277, section 3.2.1. It shards
+        DDP holds all of the model, and its gradients in buckets from step to step. FSDP holds a rank's part and,
+        gathered, the root's own parameters and those and the gradients of the largest unit: Zhao et al. 2023,
+        arXiv:2304.11277, section 3.2.1; torch.distributed.fsdp.fully_shard, ``reshard_after_forward``. It shards
         optimizer state as ZeRO stage 3 does: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
         """
         activations = self._activations(ranks)
@@ -63,8 +66,9 @@ class Needs:
         model = self.parameters + self.gradients + self.optimizer_state
         if strategy == "ddp" or ranks == 1:
             return model + self.buffers + max(activations, self.temporaries)
-        unit = self.largest_unit * (1 + self.gradients / max(1, self.parameters))
-        return round(model / ranks + unit + self.buffers + max(activations, self.temporaries / ranks))
+        gradients = max(self.unit, self.root) * self.gradients / max(1, self.parameters)
+        gathered = self.root + self.unit + gradients
+        return round(model / ranks + gathered + self.buffers + max(activations, self.temporaries / ranks))
 
     def _activations(self, ranks: int) -> int | None:
         """Return the activations of a rank; they are taken to grow with its samples."""
@@ -86,11 +90,12 @@ class Needs:
         """Return the bytes that each rank sends in a step.
 
         DDP: a ring all-reduce, ``2 (n - 1) / n`` times the gradients (Patarasuk and Yuan 2009, doi
-        10.1016/j.jpdc.2008.09.002, section 3). FSDP: all parameters are gathered in the forward and again in the
-        backward pass of each micro-batch, and gradients are reduced and scattered once, each ``(n - 1) / n`` times
-        their size (arXiv:1910.02054, section 7.2.2). Buffers, which DDP broadcasts, are not counted.
+        10.1016/j.jpdc.2008.09.002, section 3). FSDP: parameters are gathered in the forward and, but for the
+        root's, again in the backward pass of each micro-batch, and gradients are reduced and scattered once, each
+        ``(n - 1) / n`` times their size (arXiv:1910.02054, section 7.2.2). Buffers, which DDP broadcasts, and what pads
+        uneven parts are not counted.
         """
-        total = 2 * self.sent if strategy == "ddp" else 2 * self.gathered * self.accumulation + self.sent
+        total = 2 * self.sent if strategy == "ddp" else (2 * self.gathered - self.root) * self.accumulation + self.sent
         return total * (ranks - 1) // ranks
 
 
@@ -160,7 +165,8 @@ def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None
         activations=activations,
         sent=parameters,
         gathered=parameters,
-        largest_unit=0,
+        unit=0,
+        root=0,
         checkpoint=parameters + state,
     )
 
@@ -177,7 +183,8 @@ def from_step(step: MeasuredStep) -> Needs:
         activations=step.activations,
         sent=step.sent,
         gathered=round(step.parameters * factor),
-        largest_unit=round(step.largest_unit * factor),
+        unit=round(step.unit * factor),
+        root=round(step.root * factor),
         checkpoint=step.parameters + step.buffers + step.optimizer_state
         if step.checkpoint is None
         else step.checkpoint,

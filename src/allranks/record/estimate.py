@@ -24,7 +24,8 @@ class MeasuredStep:
         optimizer_state: after the step.
         activations: peak of all other tensors in forward and backward pass, the batch included.
         temporaries: the same in the optimizer's step.
-        largest_unit: parameters of the largest part that FSDP gathers at a time; all of them without ``shard=``.
+        unit: parameters of the largest module of the classes in ``shard=``, which FSDP gathers one at a time.
+        root: parameters of all others, which it gathers together, once in a micro-batch.
         checkpoint: tensors in the parts of ``ctx.checkpoints``; None if the script does not call it.
         strategy: the argument of ``ctx.prepare``; None if the script does not call it.
         precision: the argument of ``allranks.init``.
@@ -43,7 +44,8 @@ class MeasuredStep:
     optimizer_state: int
     activations: int
     temporaries: int
-    largest_unit: int
+    unit: int
+    root: int
     checkpoint: int | None
     strategy: str | None
     precision: str

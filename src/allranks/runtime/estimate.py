@@ -189,6 +189,7 @@ class _Step:
         activations, temporaries = storages.peaks(self._step_event, persistent)
         batch, total = self.batches[0] if self.batches else (None, None)
         options = self.models[0][1] if self.models else {}
+        units = [_units(*each) for each in self.models]
         return MeasuredStep(
             count=sum(each.numel() for each in parameters),
             parameters=_bytes(parameters),
@@ -199,7 +200,8 @@ class _Step:
             optimizer_state=_bytes(state),
             activations=activations,
             temporaries=temporaries,
-            largest_unit=max((_largest_unit(model, options) for model, options in self.models), default=0),
+            unit=max((unit for unit, _ in units), default=0),
+            root=sum(root for _, root in units),
             checkpoint=None if self.parts is None else _bytes(_saved(self.parts)),
             strategy=options.get("strategy"),
             precision=self._ctx.precision,
@@ -224,15 +226,14 @@ def _sent(model: nn.Module, options: dict[str, Any]) -> int:
     return sum(each.numel() * (kind.itemsize if kind else each.element_size()) for each in trained(model).values())
 
 
-def _largest_unit(model: nn.Module, options: dict[str, Any]) -> int:
-    """Return the bytes of the largest part that FSDP gathers: a module of the classes in ``shard``, or all others."""
-    kinds, left = tuple(options.get("shard", ())), {id(each): each for each in model.parameters()}
-    sizes = [0]
+def _units(model: nn.Module, options: dict[str, Any]) -> tuple[int, int]:
+    """Return the bytes of the largest part that FSDP gathers by itself, and of what it gathers with the root."""
+    kinds, left, largest = tuple(options.get("shard", ())), {id(each): each for each in model.parameters()}, 0
     for part in model.modules():
         if part is not model and isinstance(part, kinds):
             own = [each for each in part.parameters() if left.pop(id(each), None) is not None]
-            sizes.append(_bytes(own))
-    return max(*sizes, _bytes(left.values()))
+            largest = max(largest, _bytes(own))
+    return largest, _bytes(left.values())
 
 
 def _saved(parts: Iterable[Any]) -> Iterator[Tensor]:
