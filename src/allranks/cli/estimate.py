@@ -165,8 +165,8 @@ def _measure(loaded: LoadedJob, ranks: int, timeout: float) -> MeasuredStep:
         return measure(launch_of(loaded), ranks, timeout)
     except StepError as error:
         live.wipe()
-        if error.output:
-            render.talk(error.output.rstrip("\n"))
+        for line in error.output.splitlines():
+            render.talk(f"[0] {line}")
         raise
     finally:
         live.wipe()

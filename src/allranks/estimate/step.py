@@ -60,10 +60,10 @@ def measure(launch: Launch, ranks: int, seconds: float) -> MeasuredStep:
     name = _refuse_others(launch)
     with tempfile.TemporaryDirectory(prefix="allranks-estimate-") as made, noted() as signals:
         file, kind = Path(made, _STEP_FILE), load_kind("local")
-        run = _run(_alone(launch, Path(made), f"{ranks}:{file}"), kind, seconds, signals)
+        run, has_ended = _run(_alone(launch, Path(made), f"{ranks}:{file}"), kind, seconds, signals)
         found = read_step(file) if file.exists() else None
         if found is None:
-            raise _error(run, name, seconds, has_begun=file.exists())
+            raise _error(run, name, None if has_ended else seconds, has_begun=file.exists())
         return found
 
 
@@ -97,7 +97,7 @@ def _alone(launch: Launch, folder: Path, order: str) -> Launch:
         update={
             "cluster": "local",
             "resources": Resources(gpus_per_node=0),
-            "launch": LaunchSection(nproc_per_node=1, backend="gloo", warm=job.launch.warm),
+            "launch": LaunchSection(nproc_per_node=1, backend="gloo", warm=job.launch.warm, stop_timeout=1),
             "environment": job.environment.model_copy(update={"variables": variables}),
             "scheduler": Scheduler(),
             "retry": Retry(),
@@ -107,8 +107,8 @@ def _alone(launch: Launch, folder: Path, order: str) -> Launch:
     return replace(launch, job=job, job_text=dump_yaml(redacted(job)), runs_folder=folder / "runs")
 
 
-def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[int]) -> Run:
-    """Run it to its end, or for so many seconds."""
+def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[int]) -> tuple[Run, bool]:
+    """Run it to its end, or for so many seconds; return whether it has ended by itself."""
     run, plan = launching.prepare(launch, kind)
     plan = replace(plan, stdin=None)
     until = time.monotonic() + seconds
@@ -122,28 +122,28 @@ def _run(launch: Launch, kind: ClusterKind, seconds: float, signals: Sequence[in
         interrupted=lambda: next(iter(signals), 0),
     )
     try:
-        while not started.wait(_POLL_SECONDS) and time.monotonic() < until:
+        while not (has_ended := started.wait(_POLL_SECONDS)) and time.monotonic() < until:
             end_if_requested(signals, lambda _: None, run.record.id)
     except BaseException:  # A signal, too: no process may be left.
         kind.cancel(run)
         raise
     if not kind.status(run).state.is_final:
         kind.cancel(run)
-    return settled(run, kind)
+    return settled(run, kind), has_ended
 
 
-def _error(run: Run, name: str, seconds: float, *, has_begun: bool) -> StepError:
-    """Return why there was no step."""
+def _error(run: Run, name: str, seconds: float | None, *, has_begun: bool) -> StepError:
+    """Return why there was no step: not in so many seconds, if it has not ended by itself."""
     status = run.record.status
-    if status.state is State.SUCCEEDED:
-        why = "it ended without one" if has_begun else "it ended without a call of allranks.init()"
-        return StepError(f"{name} made no optimizer step", why=why, fix=_OR_NUMBERS)
     log = rank_log(run.attempt_folder, 0)
     output = log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace") if log and log.is_file() else ""
-    if status.state is State.CANCELLED:
+    if seconds is not None:
         why = "allranks.init() was called" if has_begun else "allranks.init() was not called"
         fix = f"--timeout {2 * seconds:g}, arguments with which it is quicker, or numbers: --parameters 1.3B"
         return StepError(f"{name} made no optimizer step within {seconds:g} s", why=why, fix=fix, output=output)
+    if status.state is State.SUCCEEDED:
+        why = "it ended without one" if has_begun else "it ended without a call of allranks.init()"
+        return StepError(f"{name} made no optimizer step", why=why, fix=_OR_NUMBERS)
     return StepError(
         f"{name} failed before its first optimizer step",
         why=status.cause or status.reason,
