@@ -212,13 +212,13 @@ def _seconds(seconds: float) -> str:
 def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:
     """Yield what the numbers assume."""
     yield "GPU: the smallest common one that holds it and 1 GiB for CUDA's context"
-    used = {row.network for row in rows if row.network and row.sends}
-    for network in networks:
-        if network.name in used:
-            used.remove(network.name)
-            rate = f"{network.name}: {format_size(network.bandwidth)}/s each way"
-            why = "measured" if network.measured else "of all adapters of a node, on paper: real ones are slower"
-            yield f"TIME by {rate}, {why}; it hides behind the backward pass as far as that is longer"
+    used = {row.network for row in rows if row.sends}
+    for network in dict.fromkeys(each for each in networks if each.name in used):
+        place = {"within": "of a GPU", "between": "of all adapters of a node", "both": "as given"}[network.place]
+        why = "measured" if network.measured else place
+        yield f"TIME by {network.name}: {format_size(network.bandwidth)}/s each way, {why}"
+    if any(row.seconds for row in rows):
+        yield "TIME is of that rate alone: real networks may be slower, and the backward pass hides a part of it"
     if uneven := sorted({row.ranks for row in rows if not row.divides}):
         yield f"the batch does not divide by {', '.join(map(str, uneven))} ranks: such a job is refused"
 
@@ -227,8 +227,10 @@ def _unknown(needs: Needs, rows: Sequence[Row], step: MeasuredStep | None) -> It
     """Yield what the estimate does not know, and what would tell it."""
     if needs.activations is None:
         yield "activations, and so memory: --activations SIZE"
-    if any(row.seconds is None for row in rows):
-        yield "time of the communication: --network 100GbE, or allranks test on those nodes"
+    if any(row.seconds is None and row.nodes == 1 for row in rows):
+        yield "time of the communication in a node: --network NVLink4, or allranks test on one node"
+    if any(row.seconds is None and row.nodes > 1 for row in rows):
+        yield "time of the communication between nodes: --network 100GbE, or allranks test on several nodes"
     if step is None:
         yield "effective batch, and activations with other batches: only a script with allranks.init() tells"
         if len({row.strategy for row in rows}) > 1:
