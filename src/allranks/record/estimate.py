@@ -19,10 +19,10 @@ class MeasuredStep:
         parameters: those that train, and frozen ones.
         buffers: of the models.
         gradients: at the optimizer's step.
-        sent: gradients that ranks average, in the type in which they travel.
+        sent: gradients that ranks average, in the type in which they travel; all if the script prepares no model.
         optimizers: names of the optimizers' classes.
         optimizer_state: after the step.
-        activations: peak of all other tensors in forward and backward pass, the batch included.
+        activations: peak of all other tensors in forward and backward pass, the batch included; None if no module ran.
         temporaries: the same in the optimizer's step.
         unit: parameters of the largest module of the classes in ``shard=``, which FSDP gathers one at a time.
         root: parameters of all others, which it gathers together, once in a micro-batch.
@@ -42,7 +42,7 @@ class MeasuredStep:
     sent: int
     optimizers: tuple[str, ...]
     optimizer_state: int
-    activations: int
+    activations: int | None
     temporaries: int
     unit: int
     root: int

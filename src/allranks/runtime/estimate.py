@@ -171,7 +171,8 @@ class _Step:
         """Write the result and end the process once all optimizers of the context have made a step."""
         self._stepped[id(optimizer)] = optimizer
         if self.expected.keys() <= self._stepped.keys():
-            self._storages.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if self._storages.events:
+                self._storages.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._result().write(self.path)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -185,20 +186,22 @@ class _Step:
         buffers = list({id(each): each for model, _ in self.models for each in model.buffers()}.values())
         gradients = [each.grad for each in parameters if each.grad is not None]
         state = [leaf for one in optimizers for leaf in _tensors(one.state.values())]
+        has_seen = bool(storages.events)
         persistent = {*storages.persistent, *map(storages.number, [*parameters, *buffers, *gradients, *state])}
         activations, temporaries = storages.peaks(self._step_event, persistent)
         batch, total = self.batches[0] if self.batches else (None, None)
-        options = self.models[0][1] if self.models else {}
-        units = [_units(*each) for each in self.models]
+        prepared = [each for each in self.models if each[1]]
+        options = prepared[0][1] if prepared else {}
+        units = [_units(*each) for each in self.models]  # Of a script that prepares none: its first one.
         return MeasuredStep(
             count=sum(each.numel() for each in parameters),
             parameters=_bytes(parameters),
             buffers=_bytes(buffers),
             gradients=_bytes(gradients),
-            sent=sum(_sent(model, options) for model, options in self.models),
+            sent=sum(_sent(*each) for each in prepared) if prepared else _bytes(gradients),
             optimizers=tuple(dict.fromkeys(type(one).__name__ for one in optimizers)),
             optimizer_state=_bytes(state),
-            activations=activations,
+            activations=activations if has_seen else None,
             temporaries=temporaries,
             unit=max((unit for unit, _ in units), default=0),
             root=sum(root for _, root in units),

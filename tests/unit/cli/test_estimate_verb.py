@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from conftest import Allranks
-
 #: 100 parameters and a bias: 404 bytes. Plain SGD has no state.
 SCRIPT = """\
 import torch
@@ -29,7 +27,7 @@ with allranks.init() as ctx:
 """
 
 
-def test_a_script_makes_one_step_and_leaves_nothing(allranks: Allranks) -> None:
+def test_a_script_makes_one_step_and_leaves_nothing(allranks) -> None:
     allranks.script(SCRIPT)
     layout = ("--nproc-per-node", "4", "--nodes", "1,2", "--network", "10GbE", "--json")
     done = allranks("estimate", "train.py", *layout)
@@ -51,7 +49,7 @@ def test_a_script_makes_one_step_and_leaves_nothing(allranks: Allranks) -> None:
     assert [path.name for path in allranks.folder.iterdir()] == ["train.py"]
 
 
-def test_numbers_need_no_script(allranks: Allranks) -> None:
+def test_numbers_need_no_script(allranks) -> None:
     given = ("--parameters", "1.3B", "--dtype", "bf16", "--activations", "8GB", "--nproc-per-node", "8")
     done = allranks("estimate", *given, "--nodes", "4", "--network", "100GbE", "--disk", "2GB/s")
     assert (done.rc, done.stderr) == (0, "")
@@ -65,6 +63,6 @@ def test_numbers_need_no_script(allranks: Allranks) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "counts"), [("2:4", [2, 4]), ("3", [3])])
-def test_rows_are_those_of_the_nodes(allranks: Allranks, nodes: str, counts: list[int]) -> None:
+def test_rows_are_those_of_the_nodes(allranks, nodes: str, counts: list[int]) -> None:
     done = allranks("estimate", "--parameters", "1M", "--nodes", nodes, "--json")
     assert [row["nodes"] for row in json.loads(done.out)["rows"]] == [each for each in counts for _ in range(2)]

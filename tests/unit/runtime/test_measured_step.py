@@ -110,6 +110,7 @@ def test_sizes_of_one_step_are_exact_and_nothing_is_left(run_python, clean_env, 
 def test_activations_are_those_of_the_real_training(run_python, clean_env, tmp_path):
     found = measure(run_python, tmp_path, clean_env)
     done = run_python(TRAINING + REAL, env=clean_env, cwd=tmp_path)
+    assert found.activations is not None
     peak = int(done.stdout.splitlines()[-1])
     assert 0.85 * peak <= found.activations <= 1.15 * peak
 
