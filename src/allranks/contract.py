@@ -35,6 +35,10 @@ STDIN: Final = "ALLRANKS_STDIN_OF_COMMAND"
 #: The file in which a rank counts its steps, for the agent of its node: see :mod:`allranks.runtime.advance`.
 STEP_FILE: Final = "ALLRANKS_STEP_FILE"
 
+#: Internal: the number of ranks of a job, ":", and the file to which its one rank writes what its first step uses,
+#: instead of training: see :mod:`allranks.runtime.estimate`.
+ESTIMATE: Final = "_ALLRANKS_ESTIMATE"
+
 # --- what the supervisor of a batch job sets for the agents of its nodes, beside RUN_DIR and ATTEMPT ---
 #: This node's place among the nodes, how many of them there are, and how many ranks this one has.
 NODE_RANK: Final = "ALLRANKS_NODE_RANK"

@@ -34,6 +34,7 @@ GROUPS = {
     "Check first": {
         "check": "Check this machine, or all nodes of a job.",
         "test": "Run a short distributed training as a self-test.",
+        "estimate": "Estimate the memory and traffic of a job.",
         "lint": "Find faults in launch scripts that you have.",
         "convert": "Turn launch scripts into job files.",
     },

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from allranks import contract
 from allranks.errors import DeviceError, RankError, unknown
 from allranks.runtime import advance, environment, stop
 from allranks.runtime import device as devices
@@ -122,6 +123,11 @@ def init(
         )
     from torch import distributed
 
+    make: type[Context] = Context
+    if contract.ESTIMATE in os.environ:  # One step of one rank, on the CPU.
+        from allranks.runtime.estimate import MeasuredContext
+
+        make, backend, device, trackers = MeasuredContext, "gloo", "cpu", ()
     rank = environment.detect()
     started = str(distributed.get_backend()) if distributed.is_initialized() else None
     chosen, rank_device = devices.choose(backend or started, device, rank)
@@ -137,7 +143,7 @@ def init(
     except BaseException:
         undo.close()
         raise
-    context = Context(
+    context = make(
         rank=rank.rank,
         local_rank=rank.local_rank,
         world_size=rank.world_size,

@@ -1,0 +1,240 @@
+"""``allranks estimate``: memory, traffic and checkpoints of a job before it runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from allranks.cli import render
+from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load
+from allranks.cli.runs import json_option
+from allranks.errors import UsageError
+from allranks.estimate.tables import DTYPES, OPTIMIZERS
+from allranks.job.units import format_seconds, format_size, parse_memory, parse_number, parse_rate
+
+if TYPE_CHECKING:
+    from allranks.estimate.arithmetic import Needs, Row
+    from allranks.estimate.tables import Network
+    from allranks.job.load import LoadedJob
+    from allranks.record.estimate import MeasuredStep
+
+T = TypeVar("T")
+_NODES = "option_resources__nodes"
+_DEFAULT_DISK = 1e9
+
+
+@click.command("estimate", cls=JobCommand)
+@job_options
+@click.option("--parameters", metavar="N", help="Number of parameters, such as 1.3B; nothing is run then.")
+@click.option("--dtype", type=click.Choice([*DTYPES]), default="fp32", help="Type of --parameters. Default: fp32.")
+@click.option(
+    "--optimizer", type=click.Choice([*OPTIMIZERS]), default="adamw", help="Optimizer of --parameters. Default: adamw."
+)
+@click.option("--activations", metavar="SIZE", help="Activations of a rank, such as 8GB, instead of measured ones.")
+@click.option(
+    "--network",
+    metavar="NAME|RATE",
+    multiple=True,
+    help="Network: 100GbE, HDR, NVLink4, ... or 12.5GB/s; may be given for nodes and for GPUs of a node.",
+)
+@click.option("--disk", metavar="RATE", help="Rate at which checkpoints are written. Default: 1GB/s.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=Seconds(1),
+    default=300,
+    show_default=True,
+    help="How long the script may take to its first step.",
+)
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    parameters: str | None,
+    dtype: str,
+    optimizer: str,
+    activations: str | None,
+    network: tuple[str, ...],
+    disk: str | None,
+    timeout: float,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Estimate what a job needs: memory of each rank, traffic of each step, checkpoints.
+
+    A script that uses allranks.init() makes one optimizer step here, as one rank on the CPU, with the batch
+    that a rank of the job has. Nothing is written. For other scripts, and models that this machine cannot
+    hold, give numbers.
+
+    \b
+    allranks estimate job.yaml --nodes 1,2,4,8 --network 100GbE
+    allranks estimate --parameters 1.3B --dtype bf16 --activations 8GB --nproc-per-node 8
+
+    With --nodes N,N,... there is a row for each number of nodes; default: up to eight times the job's.
+    """
+    from allranks.estimate import arithmetic
+    from allranks.estimate.network import measured, named
+
+    held = _parsed("--activations", activations, parse_memory)
+    speed = _parsed("--disk", disk, parse_rate) or _DEFAULT_DISK
+    count = _parsed("--parameters", parameters, parse_number)
+    networks = [named(each) for each in network]
+    listed = _listed_nodes(values)
+    loaded = load(ctx, values, needs_target=count is None)
+    least, most = loaded.job.resources.nodes
+    nodes = listed or ([least, most] if least < most else [most * factor for factor in (1, 2, 4, 8)])
+    per_node, why = _ranks_per_node(loaded)
+    step = None
+    if count is None:
+        step = _measure(loaded, nodes[0] * per_node, timeout)
+        needs = arithmetic.from_step(step)
+        needs = needs if held is None else replace(needs, activations=held)
+    else:
+        needs = arithmetic.from_numbers(count, dtype, optimizer, held)
+    networks = networks or [*measured(launch_of(loaded).runs_folder, needs.sent)]
+    rows = arithmetic.rows(needs, nodes, per_node, networks)
+    unknown = [*_unknown(needs, rows, step)]
+    if as_json:
+        found = {"step": step and asdict(step), "needs": asdict(needs), "ranks_per_node": per_node}
+        render.as_json({**found, "disk": speed, "rows": [asdict(row) for row in rows], "unknown": unknown})
+        return 0
+    title = (
+        f"{loaded.job.script or loaded.job.module}: one step of one rank on this CPU, {step.precision}"
+        if step
+        else (f"{parameters} parameters in {dtype}, {optimizer}")
+    )
+    render.data(f"estimate for {title}\n\n{_parts(needs, step, speed, disk is None)}\n\n{_table(rows)}\n")
+    for note in (f"ranks per node: {per_node} ({why})", *_notes(rows, networks)):
+        render.data(f"note: {note}")
+    for line in unknown:
+        render.data(f"unknown: {line}")
+    return 0
+
+
+def _parsed(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """Return the value of an option."""
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        what, _, fix = str(error).partition("; ")
+        raise UsageError(f"{flag}: {what}", fix=fix) from error
+
+
+def _listed_nodes(values: dict[str, Any]) -> list[int]:
+    """Take numbers of nodes such as ``1,2,4`` out of the options, which have one number; [] if it is not a list."""
+    text = str(values.get(_NODES) or "")
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})+|\d{1,6}", text):
+        return []
+    values[_NODES] = None
+    numbers = [int(each) for each in text.split(",")]
+    if 0 in numbers:
+        raise UsageError(f"--nodes: invalid number of nodes: {text!r}", fix="--nodes 1,2,4,8")
+    return numbers
+
+
+def _ranks_per_node(loaded: LoadedJob) -> tuple[int, str]:
+    """Return the number of ranks on each node, and why; this machine counts where the job does not say."""
+    from allranks.plan.layout import this_machine
+
+    requested, gpus = loaded.job.launch.nproc_per_node, loaded.job.resources.gpus_per_node
+    if isinstance(requested, int):
+        return requested, "as asked"
+    if requested != "cpu" and gpus:
+        return gpus, f"gpus_per_node is {gpus}"
+    machine = this_machine(os.environ)
+    if requested == "cpu":
+        return machine.cpus, "CPUs of this machine"
+    return max(1, machine.gpus), f"{machine.gpus_from}; --nproc-per-node 8 for another"
+
+
+def _measure(loaded: LoadedJob, ranks: int, timeout: float) -> MeasuredStep:
+    from allranks.cli.live import Live
+    from allranks.estimate.step import StepError, measure
+
+    live = Live()
+    live.show("making one step")
+    try:
+        return measure(launch_of(loaded), ranks, timeout)
+    except StepError as error:
+        live.wipe()
+        for line in error.output.splitlines():
+            render.talk(f"[0] {line}")
+        raise
+    finally:
+        live.wipe()
+
+
+def _parts(needs: Needs, step: MeasuredStep | None, speed: float, is_assumed: bool) -> str:
+    """Return the table of what one rank holds that has all of the model."""
+    state = f"{', '.join(step.optimizers)}" if step else ""
+    held = "peak of forward and backward pass, the batch included" if step else "as given"
+    if step and step.recomputed:
+        held += f"; recomputed in {', '.join(step.recomputed)}"
+    disk = f"{format_size(speed)}/s{', assumed: --disk' if is_assumed else ''}"
+    rows = [
+        ("parameters", needs.parameters, f"{needs.count:,}"),
+        ("gradients", needs.gradients, f"{format_size(needs.sent)} are averaged over the ranks in a step"),
+        ("optimizer state", needs.optimizer_state, state),
+        ("buffers", needs.buffers, ""),
+        ("activations", needs.activations, held if needs.activations is not None else "--activations SIZE"),
+        ("checkpoint", needs.checkpoint, f"{format_seconds(needs.checkpoint / speed)} at {disk}"),
+    ]
+    shown = [(name, "unknown" if size is None else format_size(size), why) for name, size, why in rows if size != 0]
+    return render.table(("PART", "SIZE", "WHAT"), shown)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    header = ("NODES", "RANKS", "STRATEGY", "MEMORY", "GPU", "SENDS", "TIME", "BATCH")
+    return render.table(header, ([*_cells(row)] for row in rows))
+
+
+def _cells(row: Row) -> Iterator[str]:
+    yield from (str(row.nodes), str(row.ranks), row.strategy if row.ranks > 1 else "-")
+    yield "unknown" if row.memory is None else format_size(row.memory)
+    yield "-" if row.memory is None else f"{row.fits} GB" if row.fits else "none"
+    yield format_size(row.sends)
+    yield "unknown" if row.seconds is None else "-" if not row.sends else _seconds(row.seconds)
+    yield "unknown" if row.effective_batch is None else f"{row.effective_batch} ({row.ranks} x {row.rank_batch})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else format_seconds(seconds)
+
+
+def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:
+    """Yield what the numbers assume."""
+    yield "GPU: the smallest common one that holds it and 1 GiB for CUDA's context"
+    used = {row.network for row in rows if row.sends}
+    for network in dict.fromkeys(each for each in networks if each.name in used):
+        place = {"within": "of a GPU", "between": "of all adapters of a node", "both": "as given"}[network.place]
+        why = "measured" if network.measured else place
+        yield f"TIME by {network.name}: {format_size(network.bandwidth)}/s each way, {why}"
+    if any(row.seconds for row in rows):
+        yield "TIME is of that rate alone: real networks may be slower, and the backward pass hides a part of it"
+    if uneven := sorted({row.ranks for row in rows if not row.divides}):
+        yield f"the batch does not divide by {', '.join(map(str, uneven))} ranks: such a job is refused"
+
+
+def _unknown(needs: Needs, rows: Sequence[Row], step: MeasuredStep | None) -> Iterator[str]:
+    """Yield what the estimate does not know, and what would tell it."""
+    if needs.activations is None:
+        yield "activations, and so memory: --activations SIZE"
+    if any(row.seconds is None and row.nodes == 1 for row in rows):
+        yield "time of the communication in a node: --network NVLink4, or allranks test on one node"
+    if any(row.seconds is None and row.nodes > 1 for row in rows):
+        yield "time of the communication between nodes: --network 100GbE, or allranks test on several nodes"
+    if step is None:
+        yield "effective batch, and activations with other batches: only a script with allranks.init() tells"
+        if len({row.strategy for row in rows}) > 1:
+            yield "what FSDP gathers at a time, which adds to its memory"
+    elif step.batch is None:
+        yield "batch: the script has a loader of its own, not ctx.loader(); activations are those of its first step"
+    yield "time of the computation, and so cost: allranks compare shows them for runs on other numbers of nodes"

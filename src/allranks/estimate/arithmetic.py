@@ -1,0 +1,196 @@
+"""The arithmetic of an estimate: memory of a rank, bytes that it sends in a step, and how long that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from allranks.estimate.tables import DTYPES, OPTIMIZERS, Network, smallest_gpu
+from allranks.record.estimate import MeasuredStep
+
+Strategy = Literal["ddp", "fsdp"]
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a training holds, in bytes, on a rank that holds all of the model.
+
+    Attributes:
+        count: number of parameters.
+        parameters: of the models.
+        gradients: of the parameters that train.
+        optimizer_state: of all optimizers.
+        buffers: of the models.
+        activations: peak of all else in forward and backward pass; None if unknown.
+        temporaries: the same in the optimizer's step.
+        sent: gradients as ranks send them.
+        gathered: all parameters in the type in which FSDP gathers them.
+        unit: the largest part of them that it gathers by itself.
+        root: the part that it gathers with the root module, once in a micro-batch.
+        checkpoint: of a checkpoint.
+        batch: samples of a rank in a micro-batch for which activations are given; None if unknown.
+        global_batch: samples of all ranks in a micro-batch if these are fixed, and not those of a rank.
+        accumulation: micro-batches in a step.
+    """
+
+    count: int
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    activations: int | None
+    sent: int
+    gathered: int
+    unit: int
+    root: int
+    checkpoint: int
+    buffers: int = 0
+    temporaries: int = 0
+    batch: int | None = None
+    global_batch: int | None = None
+    accumulation: int = 1
+
+    def memory(self, strategy: Strategy, ranks: int) -> int | None:
+        """Return the peak memory of each of so many ranks without CUDA's context; None if activations are unknown.
+
+        DDP holds all of the model, and its gradients in buckets from step to step. FSDP holds a rank's part and,
+        gathered, the root's own parameters and those and the gradients of the largest unit: Zhao et al. 2023,
+        arXiv:2304.11277, section 3.2.1; torch.distributed.fsdp.fully_shard, ``reshard_after_forward``. It shards
+        optimizer state as ZeRO stage 3 does: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
+        """
+        activations = self._activations(ranks)
+        if activations is None:
+            return None
+        model = self.parameters + self.gradients + self.optimizer_state
+        if strategy == "ddp" or ranks == 1:
+            return model + self.buffers + max(activations, self.temporaries)
+        gradients = max(self.unit, self.root) * self.gradients / max(1, self.parameters)
+        gathered = self.root + self.unit + gradients
+        return round(model / ranks + gathered + self.buffers + max(activations, self.temporaries / ranks))
+
+    def _activations(self, ranks: int) -> int | None:
+        """Return the activations of a rank; they are taken to grow with its samples."""
+        batch = self.rank_batch(ranks)
+        if self.activations is None or batch is None or not self.batch:
+            return self.activations
+        return round(self.activations * batch / self.batch)
+
+    def rank_batch(self, ranks: int) -> int | None:
+        """Return the samples of each of so many ranks in a micro-batch, rounded up; None if unknown."""
+        return self.batch if self.global_batch is None else math.ceil(self.global_batch / ranks)
+
+    def effective_batch(self, ranks: int) -> int | None:
+        """Return the samples of all ranks in a step; None if unknown."""
+        total = self.global_batch or (self.batch and self.batch * ranks)
+        return total and total * self.accumulation
+
+    def sends(self, strategy: Strategy, ranks: int) -> int:
+        """Return the bytes that each rank sends in a step.
+
+        DDP: a ring all-reduce, ``2 (n - 1) / n`` times the gradients (Patarasuk and Yuan 2009, doi
+        10.1016/j.jpdc.2008.09.002, section 3). FSDP: parameters are gathered in the forward and, but for the
+        root's, again in the backward pass of each micro-batch, and gradients are reduced and scattered once, each
+        ``(n - 1) / n`` times their size (arXiv:1910.02054, section 7.2.2). Buffers, which DDP broadcasts, and what pads
+        uneven parts are not counted.
+        """
+        total = 2 * self.sent if strategy == "ddp" else (2 * self.gathered - self.root) * self.accumulation + self.sent
+        return total * (ranks - 1) // ranks
+
+
+@dataclass(frozen=True)
+class Row:
+    """The estimate for a number of nodes and a strategy; what is unknown is None.
+
+    Attributes:
+        memory: peak bytes of a rank, without CUDA's context.
+        fits: memory in GiB of the smallest common GPU that holds it; None too if none does.
+        sends: bytes that a rank sends in a step.
+        seconds: of the communication of a step, if nothing is computed meanwhile.
+        network: over which network.
+        rank_batch: samples of a rank in a micro-batch.
+        effective_batch: samples of all ranks in a step.
+        divides: whether all ranks get equally many samples.
+    """
+
+    nodes: int
+    ranks: int
+    strategy: Strategy
+    memory: int | None
+    fits: int | None
+    sends: int
+    seconds: float | None
+    network: str | None
+    rank_batch: int | None
+    effective_batch: int | None
+    divides: bool
+
+
+def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequence[Network]) -> list[Row]:
+    """Return the estimate for each number of nodes and each strategy that makes a difference there."""
+    found = []
+    for number in nodes:
+        ranks = number * ranks_per_node
+        network = next((each for each in networks if each.serves(number)), None)
+        for strategy in STRATEGIES if ranks > 1 else STRATEGIES[:1]:
+            memory, sends = needs.memory(strategy, ranks), needs.sends(strategy, ranks)
+            found.append(
+                Row(
+                    nodes=number,
+                    ranks=ranks,
+                    strategy=strategy,
+                    memory=memory,
+                    fits=None if memory is None else smallest_gpu(memory),
+                    sends=sends,
+                    seconds=sends / network.bandwidth if network else None if sends else 0.0,
+                    network=network.name if network else None,
+                    rank_batch=needs.rank_batch(ranks),
+                    effective_batch=needs.effective_batch(ranks),
+                    divides=not (needs.global_batch and needs.global_batch % ranks),
+                )
+            )
+    return found
+
+
+def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None) -> Needs:
+    """Return what a model of ``count`` parameters needs that all train; the gradients have the parameters' type."""
+    size, (states, bytes_each) = DTYPES[dtype], OPTIMIZERS[optimizer]
+    parameters, state = count * size, count * states * (bytes_each or size)
+    return Needs(
+        count=count,
+        parameters=parameters,
+        gradients=parameters,
+        optimizer_state=state,
+        activations=activations,
+        sent=parameters,
+        gathered=parameters,
+        unit=0,
+        root=0,
+        checkpoint=parameters + state,
+    )
+
+
+def from_step(step: MeasuredStep) -> Needs:
+    """Return what a measured step used; FSDP gathers parameters in the precision of the training."""
+    narrow = step.count * DTYPES[step.precision]
+    factor = narrow / step.parameters if step.parameters and narrow < step.parameters else 1.0
+    return Needs(
+        count=step.count,
+        parameters=step.parameters,
+        gradients=step.gradients,
+        optimizer_state=step.optimizer_state,
+        activations=step.activations,
+        sent=step.sent,
+        gathered=round(step.parameters * factor),
+        unit=round(step.unit * factor),
+        root=round(step.root * factor),
+        checkpoint=step.parameters + step.buffers + step.optimizer_state
+        if step.checkpoint is None
+        else step.checkpoint,
+        buffers=step.buffers,
+        temporaries=step.temporaries,
+        batch=step.batch,
+        global_batch=step.global_batch,
+        accumulation=step.accumulation,
+    )

@@ -1,0 +1,68 @@
+"""What ``allranks estimate`` reads of the one step that a rank has made for it: a file of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.record.files import write_atomically
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What one optimizer step of one rank used, in bytes, on a rank that holds all of the model.
+
+    Attributes:
+        count: number of parameters, as many as have a number each.
+        parameters: those that train, and frozen ones.
+        buffers: of the models.
+        gradients: at the optimizer's step.
+        sent: gradients that ranks average, in the type in which they travel; all if the script prepares no model.
+        optimizers: names of the optimizers' classes.
+        optimizer_state: after the step.
+        activations: peak of all other tensors in forward and backward pass, the batch included; None if no module ran.
+        temporaries: the same in the optimizer's step.
+        unit: parameters of the largest module of the classes in ``shard=``, which FSDP gathers one at a time.
+        root: parameters of all others, which it gathers together, once in a micro-batch.
+        checkpoint: tensors in the parts of ``ctx.checkpoints``; None if the script does not call it.
+        strategy: the argument of ``ctx.prepare``; None if the script does not call it.
+        precision: the argument of ``allranks.init``.
+        recomputed: classes of modules whose activations are recomputed in the backward pass.
+        batch: samples of this rank in a micro-batch; None if the script has a loader of its own.
+        global_batch: samples of all ranks in a micro-batch if the script fixes these, and not those of a rank.
+        accumulation: micro-batches in a step.
+    """
+
+    count: int
+    parameters: int
+    buffers: int
+    gradients: int
+    sent: int
+    optimizers: tuple[str, ...]
+    optimizer_state: int
+    activations: int | None
+    temporaries: int
+    unit: int
+    root: int
+    checkpoint: int | None
+    strategy: str | None
+    precision: str
+    recomputed: tuple[str, ...]
+    batch: int | None
+    global_batch: int | None
+    accumulation: int
+
+    def write(self, path: Path) -> None:
+        """Write it to a file."""
+        write_atomically(path, json.dumps(asdict(self)) + "\n", 0o600)
+
+
+def read_step(path: Path) -> MeasuredStep | None:
+    """Read what :meth:`MeasuredStep.write` wrote; None if the file is still empty."""
+    if not (text := path.read_text(encoding="utf-8")):
+        return None
+    found: dict[str, Any] = json.loads(text)
+    found.update({key: tuple(value) for key, value in found.items() if isinstance(value, list)})
+    return MeasuredStep(**found)

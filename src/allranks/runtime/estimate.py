@@ -1,0 +1,246 @@
+"""One optimizer step for ``allranks estimate``: what it holds in memory, and what ranks would send.
+
+The step is a real one of one rank on the CPU, with the job's own data. Fake tensors would need no memory, but have no
+numbers: metrics, schedules and most scripts read some (``loss.item()``). The process ends with the step, so that no
+checkpoint, metric or line of a tracker comes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from allranks import contract
+from allranks.record.estimate import MeasuredStep
+from allranks.runtime.batch import resolve
+from allranks.runtime.context import Context
+from allranks.runtime.model.wrappers import DTYPES, trained
+
+
+class Storages(TorchDispatchMode):
+    """Records memory of tensors as it comes and goes, from the operations that read and write it.
+
+    Attributes:
+        events: number of a storage and its bytes, negative when it is freed.
+        parameters: those that operations have read, by ``id``.
+        persistent: numbers of storages of parameters and of their gradients.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[tuple[int, int]] = []
+        self.parameters: dict[int, nn.Parameter] = {}
+        self.persistent: set[int] = set()
+        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and note the tensors that it reads and returns."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in self.parameters:
+                self.keep(leaf)
+            elif isinstance(leaf, Tensor):
+                self.number(leaf)
+        return result
+
+    def keep(self, parameter: nn.Parameter) -> None:
+        """Count a parameter and its gradients as persistent."""
+        self.parameters[id(parameter)] = parameter
+        self.persistent.add(self.number(parameter))
+        if parameter.requires_grad and parameter.is_leaf:
+            parameter.register_post_accumulate_grad_hook(self._keep_gradient)  # type: ignore[no-untyped-call]
+
+    def _keep_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.persistent.add(self.number(parameter.grad))
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of a tensor's storage, a new one if it was not seen; -1 for a tensor without storage."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # A sparse tensor, or one of another kind.
+            return -1
+        key = id(storage)
+        if key not in self._live:
+            self._count += 1
+            self._live[key] = self._watched(storage, key, self._count)
+        return self._live[key][1]
+
+    def _watched(self, storage: Any, key: int, number: int) -> tuple[weakref.ref[Any], int]:
+        size = storage.nbytes()
+        self.events.append((number, size))
+
+        def forget(_: object) -> None:
+            del self._live[key]
+            self.events.append((number, -size))
+
+        return weakref.ref(storage, forget), number
+
+    def peaks(self, step: int, persistent: set[int]) -> tuple[int, int]:
+        """Return the peak of what is not persistent up to event ``step``, and from there on."""
+        now = before = after = 0
+        for place, (number, size) in enumerate(self.events):
+            now += 0 if number in persistent else size
+            if place < step:
+                before = max(before, now)
+            else:
+                after = max(after, now)
+        return before, after
+
+
+class MeasuredContext(Context):
+    """A context that ends the process after the first optimizer step, when it has written what that used."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        assert self._step  # From here on.
+
+    @cached_property
+    def _step(self) -> _Step:
+        return _Step(self)
+
+    def prepare(self, module: nn.Module, **options: Any) -> nn.Module:
+        """Prepare a model as it is, for one rank; it is not compiled."""
+        self._step.models.append((module, {"strategy": "auto", **options}))
+        return super().prepare(module, **{**options, "compile": False})
+
+    def loader(self, dataset: Any, **options: Any) -> Any:
+        """Make a loader of this process alone, with the batch that a rank of the job gets."""
+        size = resolve(options.get("batch_size"), options.get("global_batch_size"), self._step.ranks)
+        self._step.batches.append((size.rank, options.get("global_batch_size")))
+        return super().loader(dataset, **{**options, "batch_size": size.rank, "global_batch_size": None, "workers": 0})
+
+    def optimizer(self, cls: Any, model: Any, **options: Any) -> Any:
+        """Make an optimizer whose step is waited for."""
+        made = super().optimizer(cls, model, **options)
+        self._step.expected[id(made)] = made
+        return made
+
+    def checkpoints(self, folder: str | Path, **options: Any) -> Any:
+        """Check the parts; nothing is loaded, and nothing is written to ``folder``."""
+        own = ("keep", "best", "every", "config", "background", "leave_before", "save_at_end", "resume")
+        self._step.parts = [part for name, part in options.items() if name not in own]
+        return super().checkpoints(self._step.path.parent / "checkpoints", **{**options, "resume": False})
+
+
+class _Step:
+    """The step that is measured."""
+
+    def __init__(self, ctx: Context) -> None:
+        ranks, _, path = os.environ[contract.ESTIMATE].partition(":")
+        self.path, self.ranks = Path(path), int(ranks)
+        self.models: list[tuple[nn.Module, dict[str, Any]]] = []
+        self.batches: list[tuple[int, int | None]] = []
+        self.expected: dict[int, torch.optim.Optimizer] = {}
+        self.parts: list[Any] | None = None
+        self._ctx = ctx
+        self._storages = Storages()
+        self._stepped: dict[int, torch.optim.Optimizer] = {}
+        self._started = self._step_event = 0
+        self._hook = register_module_forward_pre_hook(self._on_forward)
+        register_optimizer_step_pre_hook(self._on_step)
+        register_optimizer_step_post_hook(self._on_stepped)
+        self.path.touch()  # allranks.init() was called.
+
+    def _on_forward(self, module: nn.Module, _: object) -> None:
+        """Start to record with the first forward pass of the training, not with one that evaluates."""
+        if torch.is_grad_enabled() and module.training and trained(module):
+            self._hook.remove()
+            if not self.models:
+                self.models.append((module, {}))
+            self._storages.__enter__()  # type: ignore[no-untyped-call]
+
+    def _on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self._stepped:
+            self._step_event = len(self._storages.events)
+
+    def _on_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Write the result and end the process once all optimizers of the context have made a step."""
+        self._stepped[id(optimizer)] = optimizer
+        if self.expected.keys() <= self._stepped.keys():
+            if self._storages.events:
+                self._storages.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._result().write(self.path)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _result(self) -> MeasuredStep:
+        storages, optimizers = self._storages, [*self._stepped.values()]
+        held = [each for model, _ in self.models for each in model.parameters()]
+        held += [each for one in optimizers for group in one.param_groups for each in group["params"]]
+        parameters = list({id(each): each for each in [*held, *storages.parameters.values()]}.values())
+        buffers = list({id(each): each for model, _ in self.models for each in model.buffers()}.values())
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        state = [leaf for one in optimizers for leaf in _tensors(one.state.values())]
+        has_seen = bool(storages.events)
+        persistent = {*storages.persistent, *map(storages.number, [*parameters, *buffers, *gradients, *state])}
+        activations, temporaries = storages.peaks(self._step_event, persistent)
+        batch, total = self.batches[0] if self.batches else (None, None)
+        prepared = [each for each in self.models if each[1]]
+        options = prepared[0][1] if prepared else {}
+        units = [_units(*each) for each in self.models]  # Of a script that prepares none: its first one.
+        return MeasuredStep(
+            count=sum(each.numel() for each in parameters),
+            parameters=_bytes(parameters),
+            buffers=_bytes(buffers),
+            gradients=_bytes(gradients),
+            sent=sum(_sent(*each) for each in prepared) if prepared else _bytes(gradients),
+            optimizers=tuple(dict.fromkeys(type(one).__name__ for one in optimizers)),
+            optimizer_state=_bytes(state),
+            activations=activations if has_seen else None,
+            temporaries=temporaries,
+            unit=max((unit for unit, _ in units), default=0),
+            root=sum(root for _, root in units),
+            checkpoint=None if self.parts is None else _bytes(_saved(self.parts)),
+            strategy=options.get("strategy"),
+            precision=self._ctx.precision,
+            recomputed=tuple(kind.__name__ for kind in options.get("checkpoint_activations", ())),
+            batch=batch,
+            global_batch=total,
+            accumulation=self._ctx.progress.accumulation,
+        )
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def _sent(model: nn.Module, options: dict[str, Any]) -> int:
+    """Return the bytes of the gradients that ranks average, of all parameters that train."""
+    kind = DTYPES.get(options.get("compress") or "")
+    return sum(each.numel() * (kind.itemsize if kind else each.element_size()) for each in trained(model).values())
+
+
+def _units(model: nn.Module, options: dict[str, Any]) -> tuple[int, int]:
+    """Return the bytes of the largest part that FSDP gathers by itself, and of what it gathers with the root."""
+    kinds, left, largest = tuple(options.get("shard", ())), {id(each): each for each in model.parameters()}, 0
+    for part in model.modules():
+        if part is not model and isinstance(part, kinds):
+            own = [each for each in part.parameters() if left.pop(id(each), None) is not None]
+            largest = max(largest, _bytes(own))
+    return largest, _bytes(left.values())
+
+
+def _saved(parts: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors that a checkpoint of these parts holds."""
+    for part in parts:
+        if hasattr(part, "state_dict"):
+            yield from _tensors([part.state_dict()])

@@ -1,0 +1,68 @@
+"""``allranks estimate``: by a step of the job's script, and by numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+#: 100 parameters and a bias: 404 bytes. Plain SGD has no state.
+SCRIPT = """\
+import torch
+import allranks
+
+with allranks.init() as ctx:
+    model = ctx.prepare(torch.nn.Linear(100, 1))
+    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
+    loader = ctx.loader(torch.utils.data.TensorDataset(torch.randn(64, 100)), global_batch_size=64)
+    checkpoints = ctx.checkpoints("checkpoints", every=1, model=model)
+    for epoch in loader.epochs(1000000):
+        for (inputs,) in loader:
+            with ctx.accumulate(model, 2):
+                ctx.backward(model(inputs).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            ctx.metrics.log(loss=1.0)
+            checkpoints.step()
+"""
+
+
+def test_a_script_makes_one_step_and_leaves_nothing(allranks) -> None:
+    allranks.script(SCRIPT)
+    layout = ("--nproc-per-node", "4", "--nodes", "1,2", "--network", "10GbE", "--json")
+    done = allranks("estimate", "train.py", *layout)
+    assert done.rc == 0, done.stderr
+    found = json.loads(done.out)
+    assert found["step"]["optimizers"] == ["SGD"]
+    assert (found["needs"]["parameters"], found["needs"]["checkpoint"], found["needs"]["optimizer_state"]) == (
+        404,
+        404,
+        0,
+    )
+    rows = {(row["nodes"], row["strategy"]): row for row in found["rows"]}
+    assert [*rows] == [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")]
+    assert [row["effective_batch"] for row in rows.values()] == [128] * 4
+    assert [row["rank_batch"] for row in rows.values()] == [16, 16, 8, 8]
+    assert rows[2, "ddp"]["sends"] == 2 * 404 * 7 // 8
+    assert rows[2, "ddp"]["seconds"] == rows[2, "ddp"]["sends"] / 1.25e9
+    assert rows[1, "ddp"]["seconds"] is None  # 10GbE is between nodes.
+    assert [path.name for path in allranks.folder.iterdir()] == ["train.py"]
+
+
+def test_numbers_need_no_script(allranks) -> None:
+    given = ("--parameters", "1.3B", "--dtype", "bf16", "--activations", "8GB", "--nproc-per-node", "8")
+    done = allranks("estimate", *given, "--nodes", "4", "--network", "100GbE", "--disk", "2GB/s")
+    assert (done.rc, done.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0] == "estimate for 1.3B parameters in bf16, adamw"
+    assert "checkpoint 7.8 GB 3.9 s at 2 GB/s" in lines
+    assert "4 32 ddp 19 GB 24 GB 5.04 GB 403 ms unknown" in lines
+    assert "4 32 fsdp 8.91 GB 16 GB 7.56 GB 604 ms unknown" in lines
+    assert any(line.startswith("unknown: effective batch") for line in lines)
+    assert not any(line.startswith("unknown: activations, and so memory") for line in lines)
+
+
+@pytest.mark.parametrize(("nodes", "counts"), [("2:4", [2, 4]), ("3", [3])])
+def test_rows_are_those_of_the_nodes(allranks, nodes: str, counts: list[int]) -> None:
+    done = allranks("estimate", "--parameters", "1M", "--nodes", nodes, "--json")
+    assert [row["nodes"] for row in json.loads(done.out)["rows"]] == [each for each in counts for _ in range(2)]

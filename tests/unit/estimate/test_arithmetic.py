@@ -1,0 +1,113 @@
+"""Memory, traffic and batches that an estimate computes, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from allranks.estimate.arithmetic import Needs, from_numbers, rows
+from allranks.estimate.tables import CONTEXT_BYTES, GIB, NETWORKS, smallest_gpu
+
+NEEDS = Needs(
+    count=1000,
+    parameters=4000,
+    gradients=4000,
+    optimizer_state=8000,
+    activations=6400,
+    sent=4000,
+    gathered=4000,
+    unit=1200,
+    root=400,
+    checkpoint=12000,
+    buffers=40,
+    temporaries=100,
+    batch=16,
+    global_batch=64,
+)
+
+
+def test_with_ddp_each_rank_holds_all_of_the_model_and_its_part_of_the_activations() -> None:
+    assert NEEDS.memory("ddp", 4) == 4000 + 4000 + 8000 + 40 + 6400
+    assert NEEDS.memory("ddp", 8) == 4000 + 4000 + 8000 + 40 + 3200
+
+
+def test_with_fsdp_each_rank_holds_a_part_of_the_model_and_what_is_gathered() -> None:
+    assert NEEDS.memory("fsdp", 4) == 16000 / 4 + 400 + 1200 + 1200 + 40 + 6400
+
+
+def test_one_rank_shards_nothing() -> None:
+    alone = replace(NEEDS, batch=64)
+    assert alone.memory("fsdp", 1) == alone.memory("ddp", 1) == 4000 + 4000 + 8000 + 40 + 6400
+
+
+def test_activations_of_a_batch_per_rank_do_not_change_with_the_ranks() -> None:
+    needs = replace(NEEDS, global_batch=None)
+    assert needs.memory("ddp", 2) == needs.memory("ddp", 64)
+    assert needs.effective_batch(64) == 16 * 64
+
+
+def test_temporaries_of_the_optimizer_count_where_they_are_more_than_the_activations() -> None:
+    assert replace(NEEDS, temporaries=9000).memory("ddp", 4) == 4000 + 4000 + 8000 + 40 + 9000
+
+
+@pytest.mark.parametrize(("ranks", "ddp", "fsdp"), [(1, 0, 0), (2, 4000, 5800), (4, 6000, 8700)])
+def test_bytes_that_a_rank_sends(ranks: int, ddp: int, fsdp: int) -> None:
+    """Parts of (n - 1) / n: the gradients, twice; all that is gathered, twice but for the root, and the gradients."""
+    assert (NEEDS.sends("ddp", ranks), NEEDS.sends("fsdp", ranks)) == (ddp, fsdp)
+
+
+def test_micro_batches_gather_again_and_average_once() -> None:
+    needs = replace(NEEDS, accumulation=3)
+    assert (needs.sends("ddp", 2), needs.sends("fsdp", 2)) == (4000, 7600 * 3 / 2 + 2000)
+    assert needs.effective_batch(2) == 192
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "parameters", "state"),
+    [
+        ("fp32", "adamw", 4, 8),
+        ("bf16", "adamw", 2, 4),
+        ("bf16", "adamw-fp32", 2, 12),  # arXiv:1910.02054: 16 bytes of a parameter with its gradient.
+        ("bf16", "adamw-8bit", 2, 2),
+        ("fp32", "momentum", 4, 4),
+        ("fp32", "sgd", 4, 0),
+    ],
+)
+def test_bytes_of_a_parameter(dtype: str, optimizer: str, parameters: int, state: int) -> None:
+    needs = from_numbers(10**9, dtype, optimizer, None)
+    assert (needs.parameters, needs.gradients, needs.optimizer_state) == (
+        parameters * 10**9,
+        parameters * 10**9,
+        state * 10**9,
+    )
+    assert needs.memory("ddp", 8) is None  # Activations are unknown.
+    assert needs.checkpoint == (parameters + state) * 10**9
+
+
+def test_rows_take_the_network_of_their_place() -> None:
+    needs = from_numbers(10**9, "fp32", "adamw", 0)
+    within, between = NETWORKS["NVLink4"], NETWORKS["100GbE"]
+    found = rows(needs, [1, 2], 8, [between, within])
+    assert [(row.nodes, row.strategy, row.network) for row in found] == [
+        (1, "ddp", "NVLink4"),
+        (1, "fsdp", "NVLink4"),
+        (2, "ddp", "100GbE"),
+        (2, "fsdp", "100GbE"),
+    ]
+    assert found[2].sends == 2 * 15 * 4 * 10**9 // 16
+    assert found[2].seconds == found[2].sends / 12.5e9
+
+
+def test_a_row_without_a_network_has_no_time_and_one_rank_needs_none() -> None:
+    assert [row.seconds for row in rows(NEEDS, [1, 2], 1, [])] == [0.0, None, None]
+
+
+def test_a_batch_that_does_not_divide_is_marked() -> None:
+    assert [row.divides for row in rows(NEEDS, [1, 3], 1, [])] == [True, False, False]
+
+
+def test_the_smallest_gpu_leaves_room_for_the_context() -> None:
+    assert smallest_gpu(24 * GIB - CONTEXT_BYTES) == 24
+    assert smallest_gpu(24 * GIB - CONTEXT_BYTES + 1) == 32
+    assert smallest_gpu(1000 * GIB) is None
