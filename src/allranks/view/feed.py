@@ -216,6 +216,7 @@ class _Log:
             nnodes=run.record.nnodes,
             world_size=run.record.world_size,
             form=LineForm(fold_frames=True),
+            hurries=_LINES,
         )
 
     def lines(self) -> list[str]:
@@ -236,7 +237,8 @@ class _Log:
 
 def _plain(line: bytes) -> str:
     """Return a line without what a terminal obeys."""
-    return printable(_ESCAPE.sub("", line.decode(errors="replace")).rstrip("\r\n").expandtabs())
+    text = line.decode(errors="replace").rstrip("\r\n")
+    return text if text.isprintable() else printable(_ESCAPE.sub("", text).expandtabs())
 
 
 class _Changes:
