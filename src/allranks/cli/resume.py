@@ -8,7 +8,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
-from allranks.cli.runs import run_arguments, run_json_option, runs_folder
+from allranks.cli.runs import plain_option, run_arguments, run_json_option, runs_folder
 from allranks.errors import PreflightError
 from allranks.record.events import read_saves
 from allranks.runs.record import find
@@ -18,8 +18,9 @@ from allranks.runs.status import NOT_STARTED
 @click.command("resume")
 @run_arguments
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
+@plain_option
 @run_json_option
-def command(run: str | None, folder: str | None, detach: bool, as_json: bool) -> int:
+def command(run: str | None, folder: str | None, detach: bool, plain: bool, as_json: bool) -> int:
     """Start a run again that failed, was cancelled or has left to be continued: the newest here, or RUN.
 
     It is the same run: its directory, its script and arguments, another attempt. The training continues from its
@@ -42,4 +43,4 @@ def command(run: str | None, folder: str | None, detach: bool, as_json: bool) ->
     if saved := [save for save in read_saves(resumed.folder) if save.path]:
         where = f"from step {saved[-1].step}"
     render.talk(f"allranks: {resumed.record.id}: attempt {resumed.attempt + 1}, {where}")
-    return carry_out(resumed, plan, kind, os.environ, detach=detach, as_json=as_json)
+    return carry_out(resumed, plan, kind, os.environ, detach=detach, plain=plain, as_json=as_json)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,14 @@ from allranks.job.units import format_count
 from allranks.launch.refresh import settled
 from allranks.logs.lineform import LineForm
 from allranks.logs.merge import MergedLogs, Tail
-from allranks.record.events import read_events, read_saves
+from allranks.record.events import read_events
 from allranks.runs import agents
 from allranks.runs.attempt import decision_after
 from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.metrics import MetricsReader
 from allranks.runs.record import Run, load
 from allranks.runs.usage import node_usage
+from allranks.view.progress import Changes, Saves, written
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -130,7 +132,7 @@ class LiveStatus:
     def __init__(self, run: Run, kind: ClusterKind) -> None:
         self.run, self.problem = run, ""
         self._kind, self._next = kind, 0.0
-        self._record = _Changes(run.folder / contract.RECORD_FILE)
+        self._record = Changes(run.folder / contract.RECORD_FILE)
 
     def read(self) -> bool:
         """Look it up, if it is time; return whether it was."""
@@ -241,49 +243,32 @@ def _plain(line: bytes) -> str:
     return text if text.isprintable() else printable(_ESCAPE.sub("", text).expandtabs())
 
 
-class _Changes:
-    """Whether a file has changed since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-
-    def are_there(self) -> bool:
-        before, self._seen = self._seen, None
-        with suppress(OSError):
-            stat = self._path.stat()
-            self._seen = stat.st_mtime_ns, stat.st_size
-        return self._seen != before
-
-
 class _Events:
     """What has happened to a run, over all attempts: by the agent of the first node, which records the same as all."""
 
     def __init__(self, folder: Path) -> None:
         self.all: list[tuple[float, str]] = []
-        self.saved: tuple[int, float | None] | None = None
-        self._folder = folder
-        self._checkpoints = _Changes(folder / contract.CHECKPOINTS_FILE)
-        self._saves: list[tuple[float, str]] = []
-        self._attempts: dict[int, tuple[_Changes, Path, list[tuple[float, str]]]] = {}
+        self._folder, self._saves = folder, Saves(folder)
+        self._attempts: dict[int, tuple[Changes, Path, list[tuple[float, str]]]] = {}
 
     def read(self) -> None:
         """Read what is new."""
-        has_changed = self._read_saves()
+        has_changed = self._saves.read()
         last = max(self._attempts, default=0)
         for number in range(last, _count(self._folder)):  # Those before the last do not change any more.
             has_changed = self._read_attempt(number) or has_changed
         if has_changed:
-            found = [*self._saves, *(event for _, _, events in self._attempts.values() for event in events)]
-            self.all = sorted(found, key=lambda event: event[0])[-_EVENTS:]
+            found = [(when, text, False) for _, _, events in self._attempts.values() for when, text in events]
+            found += [(when, f"checkpoint at step {step}", True) for step, when in self._saves.all if when]
+            found.sort()
+            # Of checkpoints that follow each other the last one: a training may make hundreds.
+            kept = [event for event, after in zip_longest(found, found[1:]) if not (event[2] and after and after[2])]
+            self.all = [(when, text) for when, text, _ in kept[-_EVENTS:]]
 
-    def _read_saves(self) -> bool:
-        if not self._checkpoints.are_there():
-            return False
-        saves = [(save.step, _written(Path(save.path))) for save in read_saves(self._folder)[-_EVENTS:] if save.path]
-        self.saved = saves[-1] if saves else None
-        self._saves = [(when, f"checkpoint at step {step}") for step, when in saves if when]
-        return True
+    @property
+    def saved(self) -> tuple[int, float | None] | None:
+        """The step of the newest checkpoint, and when it was written, if that is known."""
+        return self._saves.all[-1] if self._saves.all else None
 
     def _read_attempt(self, number: int) -> bool:
         attempt = self._folder / contract.attempt_dir(number)
@@ -292,7 +277,7 @@ class _Events:
             if not nodes:
                 return False
             node = attempt / min(nodes)
-            self._attempts[number] = _Changes(node / contract.AGENT_EVENTS), node, []
+            self._attempts[number] = Changes(node / contract.AGENT_EVENTS), node, []
         changes, node, _ = self._attempts[number]
         if not changes.are_there():
             return False
@@ -329,14 +314,8 @@ def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:
 
 def _followed(attempt: Path) -> Iterator[tuple[float, str]]:
     decision = decision_after(attempt)
-    if decision.get("again") and (when := _written(attempt / contract.AGAIN)):
+    if decision.get("again") and (when := written(attempt / contract.AGAIN)):
         yield when, f"another attempt follows: {decision.get('why', '')}"
-
-
-def _written(path: Path) -> float | None:
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return None
 
 
 def _quiet(run: Run) -> str:

@@ -15,11 +15,11 @@ from allranks.runs.status import State
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Row, Snapshot
+from allranks.view.progress import SPEED, progress, speed
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
 )
-_SPEED = "_per_second"
 #: A node's sample that is older counts as none, in seconds: there is one every 2 s.
 _OLD = 30.0
 #: Nodes that are named below a heat map.
@@ -55,7 +55,7 @@ def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) ->
     for number, row in enumerate(rows, 1):
         status = row.run.record.status
         key = str(number) if number < 10 else ""
-        speed = "  ".join(_speed(name, value) for name, value in row.last.items() if name.endswith(_SPEED))
+        speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
         step = f"step {row.step}" if row.step is not None else ""
         loss = f"loss {row.last['loss']:.4g}" if "loss" in row.last else ""
         name = Text(row.run.record.id, "bold")
@@ -65,7 +65,7 @@ def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) ->
         else:
             why = row.problem or status.cause or status.reason or ""
             ranks = format_count(row.run.record.world_size, "rank")
-            table.append((key, name, state, ranks, _took(row.run), step, loss, speed, why))
+            table.append((key, name, state, ranks, _took(row.run), step, loss, speeds, why))
     foot = flow(["1-9 open a run", "q quit"] if rows else ["q quit"], width)
     title = flow([Text(format_count(len(rows), "run"), "bold"), time.strftime("%H:%M:%S")], width)
     body = columns(table, width) if table else [Text("no run here", "dim")]
@@ -95,7 +95,9 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
         left,
     ]
     where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
-    lines = [*flow(first, width), *flow([where, Text(shot.run.command, "dim")], width), *flow(_progress(shot), width)]
+    last = {name: value for name, (value, _) in shot.metrics.items()}
+    parts = progress(shot.step, last, shot.saved, shot.time)
+    lines = [*flow(first, width), *flow([where, Text(shot.run.command, "dim")], width), *flow(parts, width)]
     for text in (shot.quiet, *dict.fromkeys((status.cause, status.reason)), shot.problem):
         if text:
             lines.append(cut(Text(" ".join(text.split()), "yellow"), width))
@@ -107,23 +109,6 @@ def _took(run: Run) -> str:
     if status.state.is_final and not status.ended:
         return ""
     return format_seconds(max(0.0, (status.ended or time.time()) - (status.started or run.record.created)))
-
-
-def _progress(shot: Snapshot) -> list[str]:
-    """Return step, epoch and speeds, and the newest checkpoint with its age."""
-    last = {name: value for name, (value, _) in shot.metrics.items()}
-    parts = [f"step {shot.step}"] if shot.step is not None else []
-    parts += [f"epoch {last['epoch']:g}"] if "epoch" in last else []
-    parts += [_speed(name, value) for name, value in last.items() if name.endswith(_SPEED)]
-    if shot.saved:
-        step, when = shot.saved
-        age = f", {format_seconds(max(0.0, shot.time - when))} ago" if when else ""
-        parts.append(f"checkpoint at step {step}{age}")
-    return parts
-
-
-def _speed(name: str, value: float) -> str:
-    return f"{value:.4g} {name.removesuffix(_SPEED)}/s"
 
 
 def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
@@ -161,12 +146,12 @@ def _section(title: str, lines: Sequence[Text], width: int, room: int) -> list[T
 
 
 def _metrics(shot: Snapshot, width: int, room: int) -> list[Text]:
-    names = sorted(shot.metrics, key=lambda name: (name.endswith(_SPEED), name != "loss"))[: room - 1]
+    names = sorted(shot.metrics, key=lambda name: (name.endswith(SPEED), name != "loss"))[: room - 1]
     if not names:
         return []
     rows: list[Sequence[Text | str]] = []
     numbers = [_number(shot.metrics[name][0]) for name in names]
-    labels = [name.replace(_SPEED, "/s") for name in names]
+    labels = [name.replace(SPEED, "/s") for name in names]
     space = width - max(map(len, labels)) - max(map(len, numbers)) - 4
     for name, label, number in zip(names, labels, numbers, strict=True):
         value, points = shot.metrics[name]

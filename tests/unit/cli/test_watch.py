@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from contextlib import ExitStack, closing
@@ -59,3 +60,28 @@ def test_a_list_of_runs_opens_one_and_sigterm_leaves_the_terminal_as_it_was(allr
     assert terminal.wait() == 128 + signal.SIGTERM
     assert _is_restored(terminal)
     assert "Traceback (most recent call last):\r\n  File" not in terminal.shown.rpartition(LEFT)[2]
+
+
+#: Logs a metric, says so, and ends when it is told to.
+TRAINING = """\
+import os, pathlib, time
+metrics = pathlib.Path(os.environ["ALLRANKS_RUN_DIR"], "metrics.jsonl")
+metrics.write_text('{"step": 20, "time": 1.0, "loss": 0.25, "steps_per_second": 9.5}\\n')
+print("logged")
+while not pathlib.Path("end").exists():
+    time.sleep(0.01)
+"""
+STATUS = r"step 20  loss 0\.25  9\.5 steps/s"
+
+
+def test_the_status_line_stands_below_the_log_and_goes_away(allranks, at_terminal):
+    allranks.script(TRAINING)
+    terminal = at_terminal("run", "train.py", "--no-check")
+    terminal.read_until(r"logged\r\n")
+    terminal.read_until(STATUS)
+    (allranks.folder / "end").touch()
+    terminal.read_until(r"\r\x1b\[K[^\n]*succeeded")
+    assert terminal.wait() == 0
+    assert not re.search(STATUS, terminal.shown.rpartition("succeeded")[2])
+    (run,) = allranks.folder.glob("runs/train-*")
+    assert allranks("logs", run.name).stdout == "[0] logged\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -88,15 +89,18 @@ def test_several_runs_without_those_whose_record_is_corrupt(run: Path):
     assert (row.run.folder, row.step, row.last) == (run, None, {})
 
 
-def test_checkpoints_that_are_there_are_events(run: Path):
-    saved = run / "step-5"
-    saved.mkdir()
-    records = [{"attempt": 0, "step": step, "path": str(run / f"step-{step}"), "leaving": False} for step in (3, 5)]
+def test_of_checkpoints_that_follow_each_other_the_last_is_an_event(run: Path):
+    for step in (4, 5):
+        (run / f"step-{step}").mkdir()
+        os.utime(run / f"step-{step}", (4e9 + step, 4e9 + step))
+    records = [{"attempt": 0, "step": step, "path": str(run / f"step-{step}"), "leaving": False} for step in (3, 4, 5)]
     (run / "checkpoints.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     shot = _read(run)
-    assert shot.saved == (5, saved.stat().st_mtime)
-    assert (saved.stat().st_mtime, "checkpoint at step 5") in shot.events
-    assert "checkpoint at step 3" not in [text for _, text in shot.events]
+    assert shot.saved == (5, 4e9 + 5)
+    assert [text for _, text in shot.events[-2:]] == [
+        f"attempt 1 ended: FAILED: {shot.run.record.status.reason}",
+        "checkpoint at step 5",
+    ]
 
 
 def test_a_curve_keeps_its_shape_in_few_points():
