@@ -55,7 +55,8 @@ class MergedLogs:
         form: which lines are shown, and how; None: all, each with its prefix.
         keyboard: the rank that reads the terminal, if one does: its unfinished line is a prompt.
         hurries: if indexes have noted more than so many growths since the last call, what each log has grown by is
-            read at once: sooner, but in the order of these pieces. None: all lines in the order in which they came.
+            read at once: sooner, but in the order of these pieces. Of a piece of MBs only the end is read, which may
+            start in the middle of a line. None: all lines, in the order in which they came.
         clock: monotonic seconds.
     """
 
@@ -165,6 +166,8 @@ class MergedLogs:
             if stream := self._logs.open(growth):
                 if growth.restarted:
                     self._accept(stream, growth.time, stream.restart())
+                if self._hurries is not None and growth.end - stream.at > share:
+                    stream.skip_to(growth.end - share)
                 left.append((growth, stream))
         while left:
             again = []

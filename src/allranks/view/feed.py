@@ -28,6 +28,7 @@ from allranks.runs.attempt import decision_after
 from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.metrics import MetricsReader
 from allranks.runs.record import Run, load
+from allranks.runs.status import State
 from allranks.runs.usage import node_usage
 from allranks.view.progress import Changes, Saves, written
 
@@ -176,11 +177,10 @@ class Feed:
         if is_new:
             self._events.read()
         log = self._read_log(run) if logs else None
-        is_final = run.record.status.state.is_final
         return Snapshot(
             run,
             time.time(),
-            None if is_final else _left(run),
+            _left(run) if run.record.status.state is State.RUNNING else None,
             self._metrics.step,
             {name: (curve.last, curve.points) for name, curve in self._metrics.curves.items()},
             self._nodes,
@@ -319,7 +319,7 @@ def _followed(attempt: Path) -> Iterator[tuple[float, str]]:
 
 
 def _quiet(run: Run) -> str:
-    if run.record.status.state.value != "RUNNING" or (quiet := quiet_for(run.attempt_folder)) is None:
+    if run.record.status.state is not State.RUNNING or (quiet := quiet_for(run.attempt_folder)) is None:
         return ""
     hang = newest(run.attempt_folder)
     return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")

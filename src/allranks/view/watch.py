@@ -78,7 +78,7 @@ def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) ->
 
 def _header(shot: Snapshot, width: int) -> list[Text]:
     record, status = shot.run.record, shot.run.record.status
-    native = "" if status.native in ("ended", "ranks running") else status.native
+    native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
     attempt = f"attempt {shot.run.attempt + 1}" if shot.run.attempt else ""
     restarts = format_count(status.restarts, "restart") if status.restarts else ""
     left = f"{format_seconds(shot.left)} left" if shot.left is not None else ""

@@ -89,3 +89,12 @@ def test_a_log_that_was_cut_short_is_read_from_its_start_in_a_hurry(tmp_path: Pa
     attempt.close()
     merged.finish()
     assert attempt.shown() == b"[0] before\n[0] a\n[0] b\n"
+
+
+def test_of_a_long_log_the_end_is_read_in_a_hurry(tmp_path: Path) -> None:
+    attempt = FakeAttempt(tmp_path)
+    attempt.write(0, b"first\n" + b"x" * (2 << 20) + b"\nlast\n")
+    attempt.tick(500)
+    attempt.close()
+    attempt.merged(hurries=100).finish()
+    assert attempt.shown() == b"[0] " + b"x" * ((1 << 20) - len("\nlast\n")) + b"\n[0] last\n"
