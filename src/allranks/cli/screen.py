@@ -88,8 +88,8 @@ class Screen:
             while True:
                 shot = reader.newest() or shot
                 choice, command = _answered(choice, command)
-                now = replace(shot, time=time.time())
-                self._draw(run_screen(now, choice, *self._console.size))
+                now = time.time()
+                self._draw(run_screen(replace(shot, time=now, age=now - shot.time), choice, *self._console.size))
                 for key in self._keys(0.2 if command else _SECONDS):
                     is_final = shot.run.record.status.state.is_final
                     choice, action = press(choice, key, shot.run.world_size, has_ended=is_final)

@@ -17,6 +17,7 @@ class Choice:
     Attributes:
         pane: what has the whole screen: log, nodes, events, answer; empty: a part of each.
         pattern: only lines of the log that contain this are shown, in upper or lower case.
+        measure: what a heat map of nodes shows: how busy they are, or how much of their memory is in use.
         rank: whose log is shown; None: of all.
         prompt: the key whose text is being typed: ``/``, ``r`` or ``c``; empty if none is.
         typed: that text.
@@ -27,6 +28,7 @@ class Choice:
 
     pane: str = ""
     pattern: str = ""
+    measure: str = "use"
     rank: int | None = None
     prompt: str = ""
     typed: str = ""
@@ -51,6 +53,8 @@ def press(choice: Choice, key: str, ranks: int, *, has_ended: bool) -> tuple[Cho
         return choice, "quit"
     if key in _PANES:
         return replace(choice, pane="" if choice.pane == _PANES[key] else _PANES[key]), ""
+    if key == "m":
+        return replace(choice, pane="nodes", measure="memory" if choice.measure == "use" else "use"), ""
     if key in ("/", "r"):
         return replace(choice, prompt=key, typed=""), ""
     if key in ("s", "c") and has_ended:

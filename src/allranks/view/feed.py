@@ -111,6 +111,7 @@ class Snapshot:
         saved: the step of the newest checkpoint, and when it was written, if that is known.
         quiet: for how long no rank has advanced; empty if they do.
         problem: why the state cannot be found out; empty if it can.
+        age: for how many seconds nothing newer has been read.
     """
 
     run: Run
@@ -125,6 +126,7 @@ class Snapshot:
     saved: tuple[int, float | None] | None = None
     quiet: str = ""
     problem: str = ""
+    age: float = 0.0
 
 
 class LiveStatus:

@@ -22,6 +22,8 @@ _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
 )
 #: A node's sample that is older counts as none, in seconds: there is one every 2 s.
 _OLD = 30.0
+#: Seconds without anything new after which that is said: a thousand ranks are read every few seconds.
+_STALE = 20.0
 #: Nodes that are named below a heat map.
 _NAMED = 3
 _KEYS = ("q quit", "l log", "n nodes", "e events", "/ filter", "r rank", "s stacks", "c cancel")
@@ -36,7 +38,7 @@ def run_screen(shot: Snapshot, choice: Choice, width: int, height: int) -> list[
         case "log":
             body = _log(shot, choice, width, room)
         case "nodes":
-            body = _nodes(shot, width, room)
+            body = _nodes(shot, choice, width, room)
         case "events":
             body = _events(shot, width, room)
         case "answer":
@@ -98,7 +100,9 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     last = {name: value for name, (value, _) in shot.metrics.items()}
     parts = progress(shot.step, last, shot.saved, shot.time)
     lines = [*flow(first, width), *flow([where, Text(shot.run.command, "dim")], width), *flow(parts, width)]
-    for text in (shot.quiet, *dict.fromkeys((status.cause, status.reason)), shot.problem):
+    stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
+    problem = shot.problem or stale * (shot.age > _STALE)
+    for text in (shot.quiet, *dict.fromkeys((status.cause, status.reason)), problem):
         if text:
             lines.append(cut(Text(" ".join(text.split()), "yellow"), width))
     return lines
@@ -123,15 +127,16 @@ def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
         return [cut(Text(choice.note, "yellow"), width)]
     keys = _KEYS[:-2] if shot.run.record.status.state.is_final else _KEYS
     is_plain = choice == Choice(several=choice.several)
-    back = [] if is_plain and not choice.several else ["b back"]
-    return flow([Text(key, "dim") for key in (*keys, *back)], width)
+    more = [f"m {'memory' if choice.measure == 'use' else 'use'}"] if choice.pane == "nodes" else []
+    more += [] if is_plain and not choice.several else ["b back"]
+    return flow([Text(key, "dim") for key in (*keys, *more)], width)
 
 
 def _parts(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
     """Return a part of everything; the log has what the others leave."""
     parts = [
         *_metrics(shot, width, max(2, room // 3)),
-        *_nodes(shot, width, max(2, room // 4)),
+        *_nodes(shot, choice, width, max(2, room // 4)),
         *_events(shot, width, max(2, room // 5)),
     ]
     return [*parts, *_log(shot, choice, width, room - len(parts))]
@@ -164,17 +169,20 @@ def _number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "not finite"
 
 
-def _nodes(shot: Snapshot, width: int, room: int) -> list[Text]:
+def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
     """Return a row for each node, or a heat map where there is no room for that many."""
     nodes = shot.nodes
     if not nodes:
         return []
     if len(nodes) <= room - 1:
         return _section("nodes", columns([_node(node, shot.time, width) for node in nodes], width), width, room)
-    what, lines = _heat_map(shot, width, max(1, room - 1 - _NAMED))
-    least = sorted((node for node in nodes if _use(node, shot.time) is not None), key=lambda n: _use(n, shot.time) or 0)
-    named = columns([("least:", *_node(node, shot.time, width)) for node in least[:_NAMED]], width)
-    return _section(f"{len(nodes)} nodes: {what}", [*lines, *named], width, room)
+    shares = [_shares(node, shot.time, choice.measure) for node in nodes]
+    what, lines = _heat_map(nodes, shares, choice.measure, width, max(1, room - 1 - _NAMED))
+    order = sorted((mean, at) for at, each in enumerate(shares) if (mean := _mean(each)) is not None)
+    # The idle ones are named, or those whose memory is nearly full.
+    title, named = ("least:", order) if choice.measure == "use" else ("most:", order[::-1])
+    lines += columns([(title, *_node(nodes[at], shot.time, width)) for _, at in named[:_NAMED]], width)
+    return _section(f"{len(nodes)} nodes: {what}", lines, width, room)
 
 
 def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
@@ -201,10 +209,13 @@ def _gauge(title: str, used: float, total: float | None, write: Any, long: int) 
     return text.append(write(used) + (f" of {write(total)}" if total else ""))
 
 
-def _heat_map(shot: Snapshot, width: int, rows: int) -> tuple[str, list[Text]]:
+def _heat_map(
+    nodes: Sequence[Mapping[str, Any]], found: Sequence[Sequence[float | None]], measure: str, width: int, rows: int
+) -> tuple[str, list[Text]]:
     """Return what the cells are, and rows of cells: a GPU, else a node, else several nodes each."""
-    by_node = [(node["node"], _shares(node, shot.time)) for node in shot.nodes]
-    unit = "use of GPUs" if any(node["gpus"] for node in shot.nodes) else "use of CPUs"
+    by_node = [(node["node"], shares) for node, shares in zip(nodes, found, strict=True)]
+    have_gpus = any(node["gpus"] for node in nodes)
+    unit = f"{measure} of {'GPUs' if have_gpus else 'CPUs' if measure == 'use' else 'nodes'}"
     label = len(str(by_node[-1][0])) + 1
     space = max(1, width - label)
     most = max(len(shares) for _, shares in by_node)
@@ -227,17 +238,16 @@ def _heat_map(shot: Snapshot, width: int, rows: int) -> tuple[str, list[Text]]:
     return f"{unit}, a cell for {'each' if each == 1 else f'{each} nodes'}", lines
 
 
-def _shares(node: Mapping[str, Any], now: float) -> list[float | None]:
-    """Return how busy each GPU of a node is, or its CPUs, as parts of 1; None where that is not known now."""
+def _shares(node: Mapping[str, Any], now: float, measure: str) -> list[float | None]:
+    """Return how busy or full each GPU of a node is, or else the node, as parts of 1; None if that is not known now."""
     if now - node["time"] > _OLD:
         return [None] * max(1, len(node["gpus"]))
-    if node["gpus"]:
+    if node["gpus"] and measure == "use":
         return [gpu["busy"] / 100 for gpu in node["gpus"]]
-    return [node["cpus"] / node["cpus_total"] if node["cpus_total"] else None]
-
-
-def _use(node: Mapping[str, Any], now: float) -> float | None:
-    return _mean(_shares(node, now))
+    if node["gpus"]:
+        return [gpu["memory"] / gpu["total"] if gpu["total"] else None for gpu in node["gpus"]]
+    used, total = ("cpus", "cpus_total") if measure == "use" else ("memory", "memory_total")
+    return [node[used] / node[total] if node[total] else None]
 
 
 def _mean(shares: Sequence[float | None]) -> float | None:

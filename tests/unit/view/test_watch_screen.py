@@ -156,6 +156,20 @@ def test_a_thousand_gpus_are_cells_of_a_heat_map():
     assert part == f"── 128 nodes: use of GPUs, a cell for 2 nodes {'─' * 34}"
 
 
+def test_the_memory_of_gpus_is_another_heat_map():
+    nodes = [_node(number, 100) for number in range(20)]
+    nodes[7]["gpus"] = [{"busy": 0, "memory": 80e9, "total": 80e9}]
+    shown = _shown(replace(SHOT, nodes=nodes), press(Choice(), "m", 4, has_ended=True)[0], height=12)
+    assert shown[3] == f"── 20 nodes: memory of GPUs, a cell for each {'─' * 35}"
+    assert shown[4] == " 0 ▅▅▅▅▅▅▅█" + "▅" * 12
+    assert shown[5].startswith("most:  7 gpu7 ")
+    assert shown[-1].endswith("r rank  m use  b back")
+
+
+def test_a_run_of_which_nothing_is_read_says_so():
+    assert "read 45.0 s ago: a file server or the scheduler does not answer" in _shown(replace(SHOT, age=45.0))
+
+
 def test_an_old_sample_is_no_use():
     nodes = [{**_node(number), "time": NOON - 100 if number else NOON} for number in range(64)]
     shown = _shown(replace(SHOT, nodes=nodes), Choice(pane="nodes"), height=9)
@@ -190,6 +204,8 @@ def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tu
         ("l", Choice(pane="log"), []),
         ("ll", Choice(), []),
         ("nb", Choice(), []),
+        ("m", Choice(pane="nodes", measure="memory"), []),
+        ("mm", Choice(pane="nodes"), []),
         ("/los\x7fss\n", Choice(pattern="loss"), []),
         ("/loss\n\x1b", Choice(), []),
         ("/q", Choice(prompt="/", typed="q"), []),
