@@ -167,6 +167,9 @@ class _Reader(threading.Thread, Generic[_Read]):
 
     def run(self) -> None:
         try:
+            self._latest = self._read()  # All that there is: what it takes is no measure of what is to come.
+            self._wake()
+            self._next.wait(_SECONDS)
             while not self._is_over:
                 self._next.clear()
                 began = time.thread_time()

@@ -177,11 +177,13 @@ def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
     if len(nodes) <= room - 1:
         return _section("nodes", columns([_node(node, shot.time, width) for node in nodes], width), width, room)
     shares = [_shares(node, shot.time, choice.measure) for node in nodes]
-    what, lines = _heat_map(nodes, shares, choice.measure, width, max(1, room - 1 - _NAMED))
+    what, lines = _heat_map(nodes, shares, choice.measure, width, max(1, room - 2))
     order = sorted((mean, at) for at, each in enumerate(shares) if (mean := _mean(each)) is not None)
     # The idle ones are named, or those whose memory is nearly full.
     title, named = ("least:", order) if choice.measure == "use" else ("most:", order[::-1])
-    lines += columns([(title, *_node(nodes[at], shot.time, width)) for _, at in named[:_NAMED]], width)
+    lines += columns(
+        [(title, *_node(nodes[at], shot.time, width)) for _, at in named[: min(_NAMED, room - 1 - len(lines))]], width
+    )
     return _section(f"{len(nodes)} nodes: {what}", lines, width, room)
 
 

@@ -153,7 +153,15 @@ def test_a_thousand_gpus_are_cells_of_a_heat_map():
     assert shown[20].startswith("least:  127 gpu127")
     assert shown[23].startswith("q quit")
     part = next(line for line in _shown(shot) if " nodes: " in line)
-    assert part == f"── 128 nodes: use of GPUs, a cell for 2 nodes {'─' * 34}"
+    assert part == f"── 128 nodes: use of GPUs, a cell for each {'─' * 37}"
+
+
+def test_a_cell_is_several_nodes_where_there_are_very_many():
+    nodes = [_node(number, 100 if number < 960 else 0) for number in range(1000)]
+    shown = _shown(replace(SHOT, nodes=nodes), Choice(pane="nodes"), height=9)
+    assert shown[3].startswith("── 1000 nodes: use of GPUs, a cell for 5 nodes ─")
+    assert shown[4:7] == ["  0 " + "█" * 76, "380 " + "█" * 76, "760 " + "█" * 40 + "▁" * 8]
+    assert shown[7].startswith("least:  960 gpu960 ")
 
 
 def test_the_memory_of_gpus_is_another_heat_map():
