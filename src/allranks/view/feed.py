@@ -170,14 +170,11 @@ class Feed:
 
     def read(self, *, logs: bool = True) -> Snapshot:
         """Return the run as it is now; ``logs=False`` leaves out its output, which may take long at first."""
-        if is_new := self._status.read():
-            run = self._status.run
-            self._nodes = [*node_usage(run)]
-            self._quiet = _quiet(run)
+        if self._status.read():
+            self._nodes, self._quiet = [*node_usage(self._status.run)], _quiet(self._status.run)
+            self._events.read()
         run = self._status.run
         self._metrics.read()
-        if is_new:
-            self._events.read()
         log = self._read_log(run) if logs else None
         return Snapshot(
             run,
@@ -198,6 +195,8 @@ class Feed:
         rank, attempt = self._rank, run.attempt
         self._logs = {key: log for key, log in self._logs.items() if key in (None, rank)}
         log = self._logs.get(rank)
+        if log and log.attempt != attempt:
+            log.read(has_ended=True)
         if log is None or log.attempt != attempt:
             log = self._logs[rank] = _Log(run, attempt, rank, log.lines() if log else ())
         log.read(has_ended=run.record.status.state.is_final)
