@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,12 @@ class Terminal:
     def type(self, text: str) -> None:
         """Type something."""
         os.write(self._end, text.encode())
+
+    @property
+    def edits_lines(self) -> bool:
+        """Whether the terminal shows what is typed and passes it on in lines, as it does before a command starts."""
+        flags = termios.ICANON | termios.ECHO
+        return termios.tcgetattr(self._end)[3] & flags == flags
 
     def read_until(self, pattern: str, seconds: float = PATIENCE) -> re.Match[str]:
         """Read until something is shown after what was found before, and return it."""

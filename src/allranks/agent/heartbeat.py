@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -76,6 +77,7 @@ class Usage:
         self._next = 0.0
         self._before: tuple[float, float] | None = None
         self._gpus: Gpus | None = None
+        self._totals: dict[str, float] = {}
         self._thread: threading.Thread | None = None
 
     def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
@@ -99,9 +101,15 @@ class Usage:
         self._thread.start()
 
     def _write(self, sample: dict[str, Any]) -> None:
-        from allranks.system.gpus import Gpus  # Not for those who only write to the log.
+        from allranks.system import cgroups  # Not for those who only write to the log.
+        from allranks.system.gpus import Gpus
 
         self._gpus = self._gpus or Gpus()
+        self._totals = self._totals or {
+            "cpus_total": cgroups.usable_cpus(),
+            "memory_total": min(os.sysconf("SC_PHYS_PAGES") * _PAGE, cgroups.memory() or math.inf),
+        }
+        sample |= self._totals
         sample["gpus"] = self._gpus.sample()
         temporary = self._path.with_name(f".{self._path.name}")
         try:

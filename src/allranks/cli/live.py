@@ -66,11 +66,15 @@ class Live:
             without the frames of other people's code.
         keeps_stdout: whether all lines go to stderr, because stdout is for something else.
         keyboard: the rank that reads the terminal, whose prompts are shown; None if there is none.
+
+    Attributes:
+        status: returns what a terminal shows below the log while there is neither prompt nor bar.
     """
 
     def __init__(
         self, form: LineForm | None = None, *, keeps_stdout: bool = False, keyboard: int | None = None
     ) -> None:
+        self.status: Callable[[], str] = str
         self._keyboard = keyboard
         self._form = form or LineForm(fold_frames=sys.stderr.isatty())
         self._lively = render.is_lively(sys.stderr)
@@ -150,7 +154,7 @@ class Live:
         """Draw the prompt or the bar of the rank that has one, or else what is waited for."""
         prompt = merged.prompt() or b""
         if self._lively:
-            self._draw(prompt or merged.transient() or self._spinner(awaited))
+            self._draw(prompt or merged.transient() or self._spinner(awaited) or self.status().encode())
         elif prompt != self._waiting:
             self._waiting, self._since = prompt, time.monotonic()
         elif prompt != self._drawn and time.monotonic() - self._since > _PROMPT_SECONDS:

@@ -25,6 +25,7 @@ GROUPS = {
         "ps": "List runs.",
         "status": "Show the status of a run.",
         "logs": "Show or follow the output of the ranks.",
+        "watch": "Watch runs live, on the full screen.",
         "stacks": "Show where the ranks stand, in a hang.",
         "why": "Explain why a run failed, or any PyTorch log.",
         "top": "Show the CPU, memory and GPU use of a run.",

@@ -56,7 +56,7 @@ def command(ctx: click.Context, /, node_rank: int | None, **values: Any) -> int:
         _resolve(str(loaded.job.launch.master_addr))
     kind = load_kind("local")
     run, plan = launching.prepare(launch, kind, point_latest)
-    return carry_out(run, plan, kind, launch.environ_for(plan), detach=False)
+    return carry_out(run, plan, kind, launch.environ_for(plan), detach=False, plain=True)
 
 
 def _checked(job: Job, node_rank: int | None) -> int:

@@ -19,7 +19,7 @@ from allranks.cli import render
 from allranks.cli.findings import check_first
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.runs import name_to_type, next_resume, report, run_json_option
+from allranks.cli.runs import name_to_type, next_resume, plain_option, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count, format_seconds
 from allranks.logs.merge import follow
@@ -49,9 +49,10 @@ Examples:
 @job_options
 @click.option("--check/--no-check", "is_checked", default=True, help="Run preflight checks first (the default).")
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
+@plain_option
 @run_json_option
 @click.pass_context
-def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool, **values: Any) -> int:
+def command(ctx: click.Context, /, detach: bool, is_checked: bool, plain: bool, as_json: bool, **values: Any) -> int:
     """Run a job and follow all its ranks.
 
     TARGET is a job file (job.yaml) or a script (train.py); default: job.yaml here. The script's own
@@ -82,15 +83,23 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, as_json: bool
     if is_checked:
         _show_wait(plan, "checking")
         check_first(run, plan, kind, launch)
-    return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, as_json=as_json)
+    return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, plain=plain, as_json=as_json)
 
 
 def carry_out(
-    run: Run, plan: Plan, kind: ClusterKind, environ: Mapping[str, str], *, detach: bool, as_json: bool = False
+    run: Run,
+    plan: Plan,
+    kind: ClusterKind,
+    environ: Mapping[str, str],
+    *,
+    detach: bool,
+    plain: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Start a run that has been prepared, show all its ranks, and return the exit code.
 
-    ``environ`` has the job's secrets too. With ``as_json`` stdout gets the run as JSON, and nothing else.
+    ``environ`` has the job's secrets too. With ``plain`` a terminal shows no status line. With ``as_json`` stdout gets
+    the run as JSON, and nothing else.
     """
     from allranks.launch import submit as launching
 
@@ -110,6 +119,10 @@ def carry_out(
         render.talk(f"next: allranks logs -f {name_to_type(run)}")
         return 0
     relay.attach(started, run)
+    if watched and not plain:
+        from allranks.view.progress import StatusLine
+
+        live.status = StatusLine(run.folder)
     _follow(run, started, kind, live, news)
     from allranks.launch.refresh import observed
 

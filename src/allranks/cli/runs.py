@@ -53,6 +53,7 @@ run_json_option = click.option(
     is_flag=True,
     help="Write the run as JSON to stdout, as status does, at its end or with --detach; all else goes to stderr.",
 )
+plain_option = click.option("--plain", is_flag=True, help="Show no status line below the log on a terminal.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 folder_option = click.option("--runs-folder", "folder", metavar="DIR", help="Directory of all runs.")
 

@@ -54,6 +54,9 @@ class MergedLogs:
         world_size: how many ranks the attempt has, if known. What all of them wrote is then shown at once.
         form: which lines are shown, and how; None: all, each with its prefix.
         keyboard: the rank that reads the terminal, if one does: its unfinished line is a prompt.
+        hurries: if indexes have noted more than so many growths since the last call, what each log has grown by is
+            read at once: sooner, but in the order of these pieces. Of a piece of MBs only the end is read, which may
+            start in the middle of a line. None: all lines, in the order in which they came.
         clock: monotonic seconds.
     """
 
@@ -71,6 +74,7 @@ class MergedLogs:
         world_size: int | None = None,
         form: LineForm | None = None,
         keyboard: int | None = None,
+        hurries: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out = out
@@ -82,6 +86,7 @@ class MergedLogs:
         self._form = form or LineForm()
         self._nnodes = nnodes
         self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
+        self._hurries = hurries
         self._clock = clock
         self._latest = 0
         self._latest_seen = 0.0
@@ -95,7 +100,7 @@ class MergedLogs:
         """Write what has arrived and need not wait. Returns at once when there is nothing."""
         self._discover()
         before = self._latest
-        self._take(self._logs.growths())
+        self._take(self._growths())
         if self._latest != before:
             self._latest_seen = self._clock()
         self._release(self._latest + int((self._clock() - self._latest_seen) * 1000))
@@ -105,7 +110,7 @@ class MergedLogs:
     def finish(self) -> None:
         """Write all that is left, also unfinished lines and bytes that no index noted: the run has ended."""
         self._discover()
-        self._take(self._logs.growths())
+        self._take(self._growths())
         # The arrival of what follows is not known: a user who followed the run has seen these lines before it.
         self._flush(UNKNOWN_ARRIVAL)
         self._take(iter(self._logs.unindexed(UNKNOWN_ARRIVAL)))
@@ -135,6 +140,16 @@ class MergedLogs:
         found = self._logs.discover()
         self._prefix.set_several_nodes((self._nnodes or found) > 1)
 
+    def _growths(self) -> Iterator[Growth]:
+        growths = self._logs.growths()
+        if self._hurries is None or len(found := [*growths]) <= self._hurries:
+            return growths if self._hurries is None else iter(found)
+        last: dict[tuple[int, int, str], Growth] = {}
+        for growth in found:
+            before = last.pop(key := (growth.node, growth.rank, growth.kind), growth)
+            last[key] = growth._replace(restarted=True) if before.restarted else growth
+        return iter(last.values())
+
     def _take(self, growths: Iterator[Growth]) -> None:
         # Nodes tick at different moments; what they noted within a few ms is read in turns.
         for _, group in groupby(growths, key=lambda growth: growth.time // TOGETHER):
@@ -151,6 +166,8 @@ class MergedLogs:
             if stream := self._logs.open(growth):
                 if growth.restarted:
                     self._accept(stream, growth.time, stream.restart())
+                if self._hurries is not None and growth.end - stream.at > share:
+                    stream.skip_to(growth.end - share)
                 left.append((growth, stream))
         while left:
             again = []

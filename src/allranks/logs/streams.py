@@ -67,6 +67,11 @@ class LogStream:
         self.at = 0
         return self.cutter.end()
 
+    def skip_to(self, at: int) -> None:
+        """Read from there next; the line that is unfinished is dropped."""
+        self.at = at
+        self.cutter.end()
+
 
 class AttemptLogs:
     """The log files of an attempt: of these global ranks and nodes, None for all."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allranks import contract
@@ -15,6 +16,8 @@ from allranks.errors import RunFolderError
 
 #: How the names of speeds end, which allranks records itself: steps_per_second, samples_per_second.
 _SPEED = "_per_second"
+#: How much of a file that grows is read at once.
+_BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,56 @@ def read_metrics(folder: Path) -> list[MetricLine]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:
-                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                    found = json.loads(text)
-                    step, when = int(found.pop("step")), float(found.pop("time"))
-                    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-                    values = {name: value for name, value in numbers.items() if math.isfinite(value)}
-                    lines.append(MetricLine(step, when, values))
+                if line := _line(text):
+                    values = {name: value for name, value in line.values.items() if math.isfinite(value)}
+                    lines.append(replace(line, values=values))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunFolderError(f"cannot read {path}", why=error.strerror) from error
     return lines
+
+
+def _line(text: str | bytes) -> MetricLine | None:
+    """Return a line as it was written, values that were not finite as NaN; None if it is cut off or no record."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads(text)
+        step, when = int(found.pop("step")), float(found.pop("time"))
+        numbers = {name: math.nan if value is None else value for name, value in found.items()}
+        values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+        return MetricLine(step, when, values)
+    return None
+
+
+class MetricsReader:
+    """Reads the metrics of a run bit by bit while they are written; values that are not finite are NaN."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / contract.METRICS_FILE
+        self._end = 0
+        self._last = b""  # The last line that was read: when it is no longer there, the file is another one.
+
+    def read(self) -> tuple[list[MetricLine], bool]:
+        """Return complete lines since the last call, some MB at once, and whether they are from the first on.
+
+        A training that resumes drops lines: then all are read again. A file that cannot be read has no lines.
+        """
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == self._end:
+                    return [], False
+                file.seek(self._end - len(self._last))
+                restarts = size < self._end or file.read(len(self._last)) != self._last
+                if restarts:
+                    self._end = file.seek(0)
+                data = file.read(_BLOCK)
+        except OSError:
+            return [], False
+        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        self._end += sum(map(len, lines))
+        self._last = lines[-1] if lines else b"" if restarts else self._last
+        return [line for text in lines if (line := _line(text))], restarts
 
 
 def speeds(lines: list[MetricLine]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import socket
 import time
 from pathlib import Path
 
+from allranks.system import cgroups
 from waiting import PATIENCE, wait_for
 
 BUSY = """\
@@ -38,6 +39,8 @@ def test_what_the_ranks_of_a_run_use(allranks):
     usage = wait_for("its usage", lambda: _usage(allranks))
     assert process.poll() is None
     assert (usage["node"], usage["host"], usage["gpus"]) == (0, socket.gethostname(), [])
+    assert usage["cpus_total"] == cgroups.usable_cpus()
+    assert usage["memory_total"] > usage["memory"]
     assert 0 < usage["cpus"] <= min(2, os.cpu_count()) + 0.1
     header, row = allranks("top").stdout.splitlines()
     assert header.split() == ["NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU", "MEMORY", "SEEN"]

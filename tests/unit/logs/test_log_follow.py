@@ -61,3 +61,40 @@ def test_tail(tmp_path: Path, lines: int, shown: bytes) -> None:
     assert attempt.shown() == shown
     tail.write(attempt.out.write, attempt.err.write)
     assert attempt.shown() == b""
+
+
+@pytest.mark.parametrize(
+    ("hurries", "shown"), [(4, b"[0] a\n[1] b\n[0] c\n[0] d\n"), (3, b"[1] b\n[0] a\n[0] c\n[0] d\n")]
+)
+def test_what_came_at_once_is_read_in_a_piece_of_each_log(tmp_path: Path, hurries: int, shown: bytes) -> None:
+    attempt = FakeAttempt(tmp_path)
+    for rank, data in ((0, b"a\n"), (1, b"b\n"), (0, b"c\n"), (0, b"d\n")):
+        attempt.write(rank, data)
+        attempt.tick(500)
+    attempt.close()
+    attempt.merged(hurries=hurries).finish()
+    assert attempt.shown() == shown
+
+
+def test_a_log_that_was_cut_short_is_read_from_its_start_in_a_hurry(tmp_path: Path) -> None:
+    attempt = FakeAttempt(tmp_path)
+    merged = attempt.merged(hurries=1, fold=False)
+    attempt.write(0, b"before\n")
+    attempt.tick(500)
+    merged.pump()
+    attempt.path(0).write_bytes(b"a\n")
+    attempt.tick(500)
+    attempt.write(0, b"b\n")
+    attempt.tick(500)
+    attempt.close()
+    merged.finish()
+    assert attempt.shown() == b"[0] before\n[0] a\n[0] b\n"
+
+
+def test_of_a_long_log_the_end_is_read_in_a_hurry(tmp_path: Path) -> None:
+    attempt = FakeAttempt(tmp_path)
+    attempt.write(0, b"first\n" + b"x" * (2 << 20) + b"\nlast\n")
+    attempt.tick(500)
+    attempt.close()
+    attempt.merged(hurries=100).finish()
+    assert attempt.shown() == b"[0] " + b"x" * ((1 << 20) - len("\nlast\n")) + b"\n[0] last\n"

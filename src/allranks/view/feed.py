@@ -1,0 +1,369 @@
+"""What ``allranks watch`` shows of a run, read bit by bit: each call of :meth:`Feed.read` reads what is new."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allranks import contract
+from allranks.errors import AllranksError, RunFolderError
+from allranks.job.problems import printable
+from allranks.job.units import format_count
+from allranks.launch.refresh import settled
+from allranks.logs.lineform import LineForm
+from allranks.logs.merge import MergedLogs, Tail
+from allranks.record.events import read_events
+from allranks.runs import agents
+from allranks.runs.attempt import decision_after
+from allranks.runs.hangs import newest, quiet_for, span
+from allranks.runs.metrics import MetricsReader
+from allranks.runs.record import Run, load
+from allranks.runs.status import State
+from allranks.runs.usage import node_usage
+from allranks.view.progress import Changes, Saves, written
+
+if TYPE_CHECKING:
+    from allranks.clusters.base import ClusterKind
+
+#: Lines of a log that are kept, points of a curve, and events.
+_LINES, _POINTS, _EVENTS = 2000, 512, 200
+#: Seconds between two looks at a run's state and nodes, as of `allranks top`; and after a failure to find it out.
+_STATUS_SECONDS, _FAILED_SECONDS = 2.0, 15.0
+#: Control sequences of terminals (ECMA-48).
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+class Curve:
+    """The values of a metric: the last one, and at most 512 points, each the mean of equally many values."""
+
+    def __init__(self) -> None:
+        self.last = math.nan
+        self._points: list[float] = []
+        self._each = 1
+        self._open: list[float] = []
+
+    @property
+    def points(self) -> list[float]:
+        """The points so far, the oldest first."""
+        return self._points + ([_mean(self._open)] if self._open else [])
+
+    def add(self, value: float) -> None:
+        """Add the next value; one that is not finite is shown while it is the last."""
+        self.last = value
+        if not math.isfinite(value):
+            return
+        self._open.append(value)
+        if len(self._open) == self._each:
+            self._points.append(_mean(self._open))
+            self._open = []
+        if len(self._points) == _POINTS:
+            self._points = [_mean(self._points[at : at + 2]) for at in range(0, _POINTS, 2)]
+            self._each *= 2
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class Metrics:
+    """The metrics that a run has logged so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.step: int | None = None
+        self.curves: dict[str, Curve] = {}
+        self._reader = MetricsReader(folder)
+
+    def read(self) -> None:
+        """Read what is new."""
+        lines, restarts = self._reader.read()
+        if restarts:
+            self.step, self.curves = None, {}
+        for line in lines:
+            self.step = line.step
+            for name, value in line.values.items():
+                self.curves.setdefault(name, Curve()).add(value)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one time.
+
+    Attributes:
+        run: with its status.
+        time: when that was, in seconds since 1970.
+        left: seconds until the end of the allocation, if it has one that is known.
+        step: of the newest metrics; None if there are none.
+        metrics: by name, the last value and the points of the curve.
+        nodes: the newest sample of each node: see :func:`~allranks.runs.usage.node_usage`.
+        lines: the last lines of all ranks' output, or of ``rank``'s; None while they have not been read.
+        rank: the rank whose lines they are; None: of all.
+        events: what happened, each with its time in seconds since 1970.
+        saved: the step of the newest checkpoint, and when it was written, if that is known.
+        quiet: for how long no rank has advanced; empty if they do.
+        problem: why the state cannot be found out; empty if it can.
+        age: for how many seconds nothing newer has been read.
+    """
+
+    run: Run
+    time: float
+    left: float | None = None
+    step: int | None = None
+    metrics: Mapping[str, tuple[float, list[float]]] = field(default_factory=dict)
+    nodes: Sequence[dict[str, Any]] = ()
+    lines: Sequence[str] | None = None
+    rank: int | None = None
+    events: Sequence[tuple[float, str]] = ()
+    saved: tuple[int, float | None] | None = None
+    quiet: str = ""
+    problem: str = ""
+    age: float = 0.0
+
+
+class LiveStatus:
+    """The status of a run, looked up as often as ``allranks top`` does, through the one object of its kind."""
+
+    def __init__(self, run: Run, kind: ClusterKind) -> None:
+        self.run, self.problem = run, ""
+        self._kind, self._next = kind, 0.0
+        self._record = Changes(run.folder / contract.RECORD_FILE)
+
+    def read(self) -> bool:
+        """Look it up, if it is time; return whether it was."""
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _STATUS_SECONDS
+        try:
+            if self._record.are_there():  # Its launcher has started it, or another command has resumed or ended it.
+                self.run = load(self.run.folder)
+            self.run, self.problem = settled(self.run, self._kind), ""
+        except AllranksError as error:  # A scheduler that does not answer may later.
+            self.problem = ": ".join(filter(None, (error.what, error.why)))
+            self._next = time.monotonic() + _FAILED_SECONDS
+        return True
+
+
+class Feed:
+    """Reads a run. ``read`` is called by one thread, ``show_rank`` by any."""
+
+    def __init__(self, run: Run, kind: ClusterKind) -> None:
+        self._status = LiveStatus(run, kind)
+        self._metrics = Metrics(run.folder)
+        self._events = _Events(run.folder)
+        self._logs: dict[int | None, _Log] = {}
+        self._rank: int | None = None
+        self._nodes: list[dict[str, Any]] = []
+        self._quiet = ""
+
+    def show_rank(self, rank: int | None) -> None:
+        """Read the lines of one rank from the next call on; None: of all."""
+        self._rank = rank
+
+    def read(self, *, logs: bool = True) -> Snapshot:
+        """Return the run as it is now; ``logs=False`` leaves out its output, which may take long at first."""
+        if self._status.read():
+            self._nodes, self._quiet = [*node_usage(self._status.run)], _quiet(self._status.run)
+            self._events.read()
+        run = self._status.run
+        self._metrics.read()
+        log = self._read_log(run) if logs else None
+        return Snapshot(
+            run,
+            time.time(),
+            _left(run) if run.record.status.state is State.RUNNING else None,
+            self._metrics.step,
+            {name: (curve.last, curve.points) for name, curve in self._metrics.curves.items()},
+            self._nodes,
+            log.lines() if log else None,
+            log.rank if log else None,
+            self._events.all,
+            self._events.saved,
+            self._quiet,
+            self._status.problem,
+        )
+
+    def _read_log(self, run: Run) -> _Log:
+        rank, attempt = self._rank, run.attempt
+        self._logs = {key: log for key, log in self._logs.items() if key in (None, rank)}
+        log = self._logs.get(rank)
+        if log and log.attempt != attempt:
+            log.read(has_ended=True)
+        if log is None or log.attempt != attempt:
+            log = self._logs[rank] = _Log(run, attempt, rank, log.lines() if log else ())
+        log.read(has_ended=run.record.status.state.is_final)
+        return log
+
+
+class _Log:
+    """The last lines of an attempt's ranks, after those of the attempt before it."""
+
+    def __init__(self, run: Run, attempt: int, rank: int | None, before: Sequence[str]) -> None:
+        self.attempt, self.rank = attempt, rank
+        self._kept = deque[str](before, maxlen=_LINES)
+        self._tail = Tail(_LINES)
+        self._has_ended = False
+        self._merged = MergedLogs(
+            run.folder / contract.attempt_dir(attempt),
+            self._tail.out,
+            self._tail.err,
+            ranks=None if rank is None else {rank},
+            nnodes=run.record.nnodes,
+            world_size=run.record.world_size,
+            form=LineForm(fold_frames=True),
+            hurries=_LINES,
+        )
+
+    def lines(self) -> list[str]:
+        """Return the last lines, and a progress bar after them."""
+        bar = self._merged.transient()
+        return [*self._kept, *([_plain(bar)] if bar else [])]
+
+    def read(self, *, has_ended: bool) -> None:
+        """Read what is new."""
+        if not self._has_ended:
+            (self._merged.finish if has_ended else self._merged.pump)()
+        self._has_ended = has_ended
+        self._tail.write(self._keep, self._keep)
+
+    def _keep(self, line: bytes) -> None:
+        self._kept.append(_plain(line))
+
+
+def _plain(line: bytes) -> str:
+    """Return a line without what a terminal obeys."""
+    text = line.decode(errors="replace").rstrip("\r\n")
+    return text if text.isprintable() else printable(_ESCAPE.sub("", text).expandtabs())
+
+
+class _Events:
+    """What has happened to a run, over all attempts: by the agent of the first node, which records the same as all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.all: list[tuple[float, str]] = []
+        self._folder, self._saves = folder, Saves(folder)
+        self._attempts: dict[int, tuple[Changes, Path, list[tuple[float, str]]]] = {}
+
+    def read(self) -> None:
+        """Read what is new."""
+        has_changed = self._saves.read()
+        last = max(self._attempts, default=0)
+        for number in range(last, _count(self._folder)):  # Those before the last do not change any more.
+            has_changed = self._read_attempt(number) or has_changed
+        if has_changed:
+            found = [(when, text, False) for _, _, events in self._attempts.values() for when, text in events]
+            found += [(when, f"checkpoint at step {step}", True) for step, when in self._saves.all if when]
+            found.sort()
+            # Of checkpoints that follow each other the last one: a training may make hundreds.
+            kept = [event for event, after in zip_longest(found, found[1:]) if not (event[2] and after and after[2])]
+            self.all = [(when, text) for when, text, _ in kept[-_EVENTS:]]
+
+    @property
+    def saved(self) -> tuple[int, float | None] | None:
+        """The step of the newest checkpoint, and when it was written, if that is known."""
+        return self._saves.all[-1] if self._saves.all else None
+
+    def _read_attempt(self, number: int) -> bool:
+        attempt = self._folder / contract.attempt_dir(number)
+        if number not in self._attempts:
+            nodes = [name for name in _names(attempt) if name.startswith("node-")]
+            if not nodes:
+                return False
+            node = attempt / min(nodes)
+            self._attempts[number] = Changes(node / contract.AGENT_EVENTS), node, []
+        changes, node, _ = self._attempts[number]
+        if not changes.are_there():
+            return False
+        self._attempts[number] = changes, node, [*_bounds(node, number), *agents.history(node), *_followed(attempt)]
+        return True
+
+
+def _count(folder: Path) -> int:
+    """Return how many attempts a run has."""
+    return max((int(name) + 1 for name in _names(folder / contract.ATTEMPTS_DIR) if name.isdecimal()), default=0)
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+    return []
+
+
+def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:
+    """Yield the first start of an attempt's ranks, and its end."""
+    has_started = False
+    for event in read_events(node / contract.AGENT_EVENTS):
+        if event.kind == contract.RANKS_STARTED and not has_started:
+            has_started = True
+            count = event.fields.get("world_size", len(event.fields.get("ranks", ())))
+            yield event.time, f"attempt {number + 1}: {format_count(count, 'rank')} started"
+        elif event.kind == contract.ENDED:
+            reason = event.fields.get("reason")
+            yield (
+                event.time,
+                f"attempt {number + 1} ended: {event.fields.get('state')}" + (f": {reason}" * bool(reason)),
+            )
+
+
+def _followed(attempt: Path) -> Iterator[tuple[float, str]]:
+    decision = decision_after(attempt)
+    if decision.get("again") and (when := written(attempt / contract.AGAIN)):
+        yield when, f"another attempt follows: {decision.get('why', '')}"
+
+
+def _quiet(run: Run) -> str:
+    if run.record.status.state is not State.RUNNING or (quiet := quiet_for(run.attempt_folder)) is None:
+        return ""
+    hang = newest(run.attempt_folder)
+    return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
+
+
+def _left(run: Run) -> float | None:
+    """Return the seconds until the end of the newest attempt's job, as it was requested; None if that is not known."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        limit = json.loads((run.folder / contract.BATCH_ORDERS).read_text())["time"]
+        return max(0.0, (run.attempt_folder / contract.JOB).stat().st_mtime + float(limit) - time.time())
+    return None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of several: with its step, and the last value of each metric."""
+
+    run: Run
+    step: int | None
+    last: Mapping[str, float]
+    problem: str = ""
+
+
+class RunsFeed:
+    """Reads several runs. ``find`` returns them, the newest first, and is called again each time."""
+
+    def __init__(self, find: Callable[[], Sequence[Path]], kind_of: Callable[[str], ClusterKind]) -> None:
+        self._find, self._kind_of = find, kind_of
+        self._known: dict[Path, tuple[LiveStatus, Metrics]] = {}
+
+    def read(self) -> list[Row]:
+        """Return the runs as they are now."""
+        rows = []
+        for folder in self._find():
+            if folder not in self._known:
+                try:
+                    run = load(folder)
+                except RunFolderError:  # `allranks ps` reports it.
+                    continue
+                self._known[folder] = LiveStatus(run, self._kind_of(run.record.kind)), Metrics(folder)
+            status, metrics = self._known[folder]
+            status.read()
+            metrics.read()
+            last = {name: curve.last for name, curve in metrics.curves.items()}
+            rows.append(Row(status.run, metrics.step, last, status.problem))
+        return rows

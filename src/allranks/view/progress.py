@@ -1,0 +1,103 @@
+"""How far a training is, in a few words, and its checkpoints; without what draws a screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from allranks import contract
+from allranks.job.units import format_seconds
+from allranks.record.events import read_saves
+from allranks.runs.metrics import MetricsReader
+
+#: How the names of speeds end.
+SPEED = "_per_second"
+#: Checkpoints that are kept in mind.
+_MOST_SAVES = 200
+#: Seconds between two looks at the files.
+_SECONDS = 1.0
+
+
+class Changes:
+    """Whether a file has changed since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def are_there(self) -> bool:
+        """Look at the file; a file that is not there has not changed at first."""
+        before, self._seen = self._seen, None
+        with suppress(OSError):
+            stat = self._path.stat()
+            self._seen = stat.st_mtime_ns, stat.st_size
+        return self._seen != before
+
+
+class Saves:
+    """The newest checkpoints of a run, the oldest first: step, and when it was written, if it is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.all: list[tuple[int, float | None]] = []
+        self._folder = folder
+        self._changes = Changes(folder / contract.CHECKPOINTS_FILE)
+
+    def read(self) -> bool:
+        """Read what is new; return whether there was any."""
+        if not self._changes.are_there():
+            return False
+        saves = [save for save in read_saves(self._folder) if save.path][-_MOST_SAVES:]
+        self.all = [(save.step, written(Path(save.path or ""))) for save in saves]
+        return True
+
+
+def written(path: Path) -> float | None:
+    """Return when a file was written, in seconds since 1970; None if it is not there."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return None
+
+
+def speed(name: str, value: float) -> str:
+    """Write a speed: ``31.4 steps/s``."""
+    return f"{value:.4g} {name.removesuffix(SPEED)}/s"
+
+
+def progress(
+    step: int | None, last: Mapping[str, float], saved: tuple[int, float | None] | None, now: float
+) -> list[str]:
+    """Return step, epoch and speeds by the last values of metrics, and the newest checkpoint with its age."""
+    parts = [f"step {step}"] if step is not None else []
+    parts += [f"epoch {last['epoch']:g}"] if "epoch" in last else []
+    parts += [speed(name, value) for name, value in last.items() if name.endswith(SPEED)]
+    if saved:
+        age = f", {format_seconds(max(0.0, now - saved[1]))} ago" if saved[1] else ""
+        parts.append(f"checkpoint at step {saved[0]}{age}")
+    return parts
+
+
+class StatusLine:
+    """How far a run is, in a line that is read anew once a second; empty until it has logged metrics."""
+
+    def __init__(self, folder: Path) -> None:
+        self._metrics, self._saves = MetricsReader(folder), Saves(folder)
+        self._step: int | None = None
+        self._last: dict[str, float] = {}
+        self._next, self._text = 0.0, ""
+
+    def __call__(self) -> str:
+        """Return the line."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SECONDS
+            for line in self._metrics.read()[0]:
+                self._step = line.step
+                self._last |= line.values
+            self._saves.read()
+            if self._step is not None:
+                values = [f"{name} {value:.4g}" for name, value in self._last.items() if not name.endswith(SPEED)]
+                saved = self._saves.all[-1] if self._saves.all else None
+                step, *rest = progress(self._step, self._last, saved, time.time())
+                self._text = "  ".join([step, *(value for value in values if not value.startswith("epoch ")), *rest])
+        return self._text

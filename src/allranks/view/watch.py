@@ -1,0 +1,294 @@
+"""The screens of ``allranks watch`` as lines of text: one run, and several."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from allranks.job.units import format_count, format_seconds, format_size
+from allranks.runs.record import Run
+from allranks.runs.status import State
+from allranks.view.choice import Choice
+from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
+from allranks.view.feed import Row, Snapshot
+from allranks.view.progress import SPEED, progress, speed
+
+_STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
+    (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
+)
+#: A node's sample that is older counts as none, in seconds: there is one every 2 s.
+_OLD = 30.0
+#: Seconds without anything new after which that is said: a thousand ranks are read every few seconds.
+_STALE = 20.0
+#: Nodes that are named below a heat map.
+_NAMED = 3
+_KEYS = ("q quit", "l log", "n nodes", "e events", "/ filter", "r rank", "s stacks", "c cancel")
+
+
+def run_screen(shot: Snapshot, choice: Choice, width: int, height: int) -> list[Text]:
+    """Return the lines of a screen that shows a run: as many as it has."""
+    foot = _footer(shot, choice, width)
+    head = _header(shot, width)[: max(1, height - len(foot) - 1)]
+    room = height - len(head) - len(foot)
+    match choice.pane:
+        case "log":
+            body = _log(shot, choice, width, room)
+        case "nodes":
+            body = _nodes(shot, choice, width, room)
+        case "events":
+            body = _events(shot, width, room)
+        case "answer":
+            body = _section("answer", [Text(line) for line in choice.answer], width, room)
+        case _:
+            body = _parts(shot, choice, width, room)
+    lines = [*head, *body[:room]]
+    lines += [Text()] * (height - len(lines) - len(foot))
+    return [cut(line, width) for line in [*lines, *foot]][:height]
+
+
+def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) -> list[Text]:
+    """Return the lines of a screen that lists runs: as many as it has."""
+    are_narrow = width < 60
+    table: list[Sequence[Text | str]] = []
+    for number, row in enumerate(rows, 1):
+        status = row.run.record.status
+        key = str(number) if number < 10 else ""
+        speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
+        step = f"step {row.step}" if row.step is not None else ""
+        loss = f"loss {row.last['loss']:.4g}" if "loss" in row.last else ""
+        name = Text(row.run.record.id, "bold")
+        state = Text(status.state.value, _STATES.get(status.state, "red"))
+        if are_narrow:
+            table.append((key, name, state, step, loss))
+        else:
+            why = row.problem or status.cause or status.reason or ""
+            ranks = format_count(row.run.record.world_size, "rank")
+            table.append((key, name, state, ranks, _took(row.run), step, loss, speeds, why))
+    foot = flow(["1-9 open a run", "q quit"] if rows else ["q quit"], width)
+    title = flow([Text(format_count(len(rows), "run"), "bold"), time.strftime("%H:%M:%S")], width)
+    body = columns(table, width) if table else [Text("no run here", "dim")]
+    lines = [*title, *body][: height - len(foot)]
+    lines += [Text()] * (height - len(lines) - len(foot))
+    if choice.note:
+        foot = [Text(choice.note, "yellow")]
+    return [*lines, *foot][:height]
+
+
+def _header(shot: Snapshot, width: int) -> list[Text]:
+    record, status = shot.run.record, shot.run.record.status
+    native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
+    attempt = f"attempt {shot.run.attempt + 1}" if shot.run.attempt else ""
+    restarts = format_count(status.restarts, "restart") if status.restarts else ""
+    left = f"{format_seconds(shot.left)} left" if shot.left is not None else ""
+    state = Text(status.state.value, f"bold {_STATES.get(status.state, 'red')}")
+    code = f"exit code {status.exit_code}" if status.exit_code else ""
+    first: list[Text | str] = [
+        Text(record.id, "bold"),
+        state,
+        Text(native, "dim"),
+        code,
+        attempt,
+        restarts,
+        _took(shot.run),
+        left,
+    ]
+    where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
+    last = {name: value for name, (value, _) in shot.metrics.items()}
+    parts = progress(shot.step, last, shot.saved, shot.time)
+    lines = [*flow(first, width), *flow([where, Text(shot.run.command, "dim")], width), *flow(parts, width)]
+    stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
+    problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
+    for text in (shot.quiet, *dict.fromkeys((status.cause, status.reason)), problem):
+        if text:
+            lines.append(cut(Text(" ".join(text.split()), "yellow"), width))
+    return lines
+
+
+def _took(run: Run) -> str:
+    status = run.record.status
+    if status.state.is_final and not status.ended:
+        return ""
+    return format_seconds(max(0.0, (status.ended or time.time()) - (status.started or run.record.created)))
+
+
+def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
+    match choice.prompt:
+        case "/":
+            return [cut(Text(f"lines with: {choice.typed}▏ (Enter; Esc leaves it)", "bold"), width)]
+        case "r":
+            return [cut(Text(f"log of rank: {choice.typed}▏ (Enter; none: of all)", "bold"), width)]
+        case "c":
+            return [cut(Text(f"cancel {shot.run.record.id}? y/N", "bold yellow"), width)]
+    if choice.note:
+        return [cut(Text(choice.note, "yellow"), width)]
+    keys = _KEYS[:-2] if shot.run.record.status.state.is_final else _KEYS
+    is_plain = choice == Choice(several=choice.several)
+    more = [f"m {'memory' if choice.measure == 'use' else 'use'}"] if choice.pane == "nodes" else []
+    more += [] if is_plain and not choice.several else ["b back"]
+    return flow([Text(key, "dim") for key in (*keys, *more)], width)
+
+
+def _parts(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
+    """Return a part of everything; the log has what the others leave."""
+    parts = [
+        *_metrics(shot, width, max(2, room // 3)),
+        *_nodes(shot, choice, width, max(2, room // 4)),
+        *_events(shot, width, max(2, room // 5)),
+    ]
+    return [*parts, *_log(shot, choice, width, room - len(parts))]
+
+
+def _section(title: str, lines: Sequence[Text], width: int, room: int) -> list[Text]:
+    """Return as many lines as there is room for, under a title."""
+    if room < 1:
+        return []
+    rule = Text("── ", "dim").append(title, "bold").append(" ").append("─" * max(0, width - len(title) - 4), "dim")
+    return [cut(rule, width), *lines[: room - 1]]
+
+
+def _metrics(shot: Snapshot, width: int, room: int) -> list[Text]:
+    names = sorted(shot.metrics, key=lambda name: (name.endswith(SPEED), name != "loss"))[: room - 1]
+    if not names:
+        return []
+    rows: list[Sequence[Text | str]] = []
+    numbers = [_number(shot.metrics[name][0]) for name in names]
+    labels = [name.replace(SPEED, "/s") for name in names]
+    space = width - max(map(len, labels)) - max(map(len, numbers)) - 4
+    for name, label, number in zip(names, labels, numbers, strict=True):
+        value, points = shot.metrics[name]
+        style = "" if math.isfinite(value) else "bold red"
+        rows.append((label, Text(number, style), Text(sparkline(points, min(space, 80)), "cyan")))
+    return _section("metrics", columns(rows, width), width, room)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"
+
+
+def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
+    """Return a row for each node, or a heat map where there is no room for that many."""
+    nodes = shot.nodes
+    if not nodes:
+        return []
+    if len(nodes) <= room - 1:
+        return _section("nodes", columns([_node(node, shot.time, width) for node in nodes], width), width, room)
+    shares = [_shares(node, shot.time, choice.measure) for node in nodes]
+    what, lines = _heat_map(nodes, shares, choice.measure, width, max(1, room - 2))
+    order = sorted((mean, at) for at, each in enumerate(shares) if (mean := _mean(each)) is not None)
+    # The idle ones are named, or those whose memory is nearly full.
+    title, named = ("least:", order) if choice.measure == "use" else ("most:", order[::-1])
+    lines += columns(
+        [(title, *_node(nodes[at], shot.time, width)) for _, at in named[: min(_NAMED, room - 1 - len(lines))]], width
+    )
+    return _section(f"{len(nodes)} nodes: {what}", lines, width, room)
+
+
+def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
+    """Return the cells of a node: its name, CPUs, memory and GPUs."""
+    long = 0 if width < 60 else min(12, width // 14)
+    name = f"{node['node']} {node['host']}"
+    cells: list[Text | str] = [name, _gauge("CPU", round(node["cpus"], 1), node["cpus_total"], "{:g}".format, long)]
+    cells.append(_gauge("MEM", node["memory"], node["memory_total"], format_size, long))
+    gpus = node["gpus"]
+    if gpus:
+        busy = sum(gpu["busy"] for gpu in gpus) / len(gpus)
+        used, total = sum(gpu["memory"] for gpu in gpus), sum(gpu["total"] for gpu in gpus)
+        cells.append(Text("GPU ").append_text(heat([gpu["busy"] / 100 for gpu in gpus])).append(f" {busy:.0f} %"))
+        cells.append(_gauge("GPU MEM", used, total, format_size, 0))
+    age = now - node["time"]
+    cells.append(Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else "")
+    return cells
+
+
+def _gauge(title: str, used: float, total: float | None, write: Any, long: int) -> Text:
+    text = Text(f"{title} ")
+    if total and long:
+        text.append(bar(used / total, long), "green").append(" ")
+    return text.append(write(used) + (f" of {write(total)}" if total else ""))
+
+
+def _heat_map(
+    nodes: Sequence[Mapping[str, Any]], found: Sequence[Sequence[float | None]], measure: str, width: int, rows: int
+) -> tuple[str, list[Text]]:
+    """Return what the cells are, and rows of cells: a GPU, else a node, else several nodes each."""
+    by_node = [(node["node"], shares) for node, shares in zip(nodes, found, strict=True)]
+    have_gpus = any(node["gpus"] for node in nodes)
+    unit = f"{measure} of {'GPUs' if have_gpus else 'CPUs' if measure == 'use' else 'nodes'}"
+    label = len(str(by_node[-1][0])) + 1
+    space = max(1, width - label)
+    most = max(len(shares) for _, shares in by_node)
+    together = max(1, space // (most + 1))  # Nodes in a row, with a gap after each.
+    if most > 1 and math.ceil(len(by_node) / together) <= rows:
+        lines = []
+        for at in range(0, len(by_node), together):
+            line = Text(f"{by_node[at][0]:>{label - 1}} ", "dim")
+            for number, (_, shares) in enumerate(by_node[at : at + together]):
+                line.append(" " if number else "").append_text(heat(shares))
+            lines.append(line)
+        return f"{unit}, a cell each", lines
+    means = [_mean(shares) for _, shares in by_node]
+    each = math.ceil(len(means) / (space * rows))
+    cells = [_mean(means[at : at + each]) for at in range(0, len(means), each)]
+    lines = [
+        Text(f"{by_node[at * each][0]:>{label - 1}} ", "dim").append_text(heat(cells[at : at + space]))
+        for at in range(0, len(cells), space)
+    ]
+    return f"{unit}, a cell for {'each' if each == 1 else f'{each} nodes'}", lines
+
+
+def _shares(node: Mapping[str, Any], now: float, measure: str) -> list[float | None]:
+    """Return how busy or full each GPU of a node is, or else the node, as parts of 1; None if that is not known now."""
+    if now - node["time"] > _OLD:
+        return [None] * max(1, len(node["gpus"]))
+    if node["gpus"] and measure == "use":
+        return [gpu["busy"] / 100 for gpu in node["gpus"]]
+    if node["gpus"]:
+        return [gpu["memory"] / gpu["total"] if gpu["total"] else None for gpu in node["gpus"]]
+    used, total = ("cpus", "cpus_total") if measure == "use" else ("memory", "memory_total")
+    return [node[used] / node[total] if node[total] else None]
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _events(shot: Snapshot, width: int, room: int) -> list[Text]:
+    if not shot.events or room < 2:
+        return []
+    lines = [
+        Text(time.strftime("%H:%M:%S ", time.localtime(when)), "dim").append(" ".join(text.split()))
+        for when, text in shot.events[-(room - 1) :]
+    ]
+    return _section("events", lines, width, room)
+
+
+def _log(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
+    title = "log" if choice.rank is None else f"log of rank {choice.rank}"
+    if choice.pattern:
+        title += f": lines with {choice.pattern}"
+    if room < 2:
+        return []
+    if shot.lines is None or shot.rank != choice.rank:
+        return _section(title, [Text("reading the logs", "dim")], width, room)
+    wanted = choice.pattern.casefold()
+    shown = list[str]()
+    for line in reversed(shot.lines):
+        if wanted in line.casefold():
+            shown.append(line)
+            if len(shown) == room - 1:
+                break
+    if not shown:
+        nothing = "no such line" if choice.pattern else "nothing has been printed"
+        return _section(title, [Text(nothing, "dim")], width, room)
+    return _section(title, [_line(line) for line in reversed(shown)], width, room)
+
+
+def _line(line: str) -> Text:
+    """Return a line of the log, with the prefix that names its ranks in colour."""
+    prefix, bracket, rest = line.partition("] ")
+    return Text(prefix + bracket, "cyan").append(rest, "default") if line.startswith("[") and bracket else Text(line)

@@ -1,0 +1,87 @@
+"""allranks watch in a real terminal."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from terminals import Terminal
+from waiting import PATIENCE, wait_for
+
+#: Ends when it is told to.
+WAITING = "import pathlib, time\nwhile not pathlib.Path('end').exists():\n    time.sleep(0.01)\n"
+#: The alternate screen and the cursor: what is switched at the start, and back at the end.
+ENTERED, LEFT, CURSOR_SHOWN = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
+
+
+@pytest.fixture
+def at_terminal(allranks):
+    """Start commands in a terminal, which is taken away at the end."""
+    with ExitStack() as stack:
+        allranks.env["TERM"] = "xterm"
+        yield lambda *words: stack.enter_context(closing(Terminal(allranks, *words)))
+
+
+def _is_restored(terminal: Terminal) -> bool:
+    _, entered, rest = terminal.shown.rpartition(ENTERED)
+    return bool(entered) and CURSOR_SHOWN in rest and rest.rstrip().endswith(LEFT) and terminal.edits_lines
+
+
+def test_a_run_is_watched_to_its_end(allranks, at_terminal):
+    allranks.script(WAITING)
+    run = allranks.popen("run", "train.py", "--nproc-per-node", "2")
+    wait_for("its ranks", lambda: [*allranks.folder.glob("runs/latest/attempts/000/node-000/rank-1.out")])
+    terminal = at_terminal("watch")
+    terminal.read_until("RUNNING")
+    (allranks.folder / "end").touch()
+    terminal.read_until("SUCCEEDED")
+    terminal.read_until("attempt 1 ended")
+    terminal.type("q")
+    assert terminal.wait() == 0
+    assert _is_restored(terminal)
+    assert run.wait(PATIENCE) == 0
+
+
+def test_a_list_of_runs_opens_one_and_sigterm_leaves_the_terminal_as_it_was(allranks, at_terminal, failed_run: Path):
+    for name in ("one", "two"):
+        shutil.copytree(failed_run, allranks.folder / "runs" / name)
+    (allranks.folder / "runs" / "one" / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "loss": 0.5}\n{"step": 2')
+    terminal = at_terminal("watch", "one", "two")
+    terminal.read_until("1-9 open a run")
+    terminal.type("1")
+    terminal.read_until("loss")
+    terminal.read_until("b back")
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.wait() == 128 + signal.SIGTERM
+    assert _is_restored(terminal)
+    assert "Traceback (most recent call last):\r\n  File" not in terminal.shown.rpartition(LEFT)[2]
+
+
+#: Logs a metric, says so, and ends when it is told to.
+TRAINING = """\
+import os, pathlib, time
+metrics = pathlib.Path(os.environ["ALLRANKS_RUN_DIR"], "metrics.jsonl")
+metrics.write_text('{"step": 20, "time": 1.0, "loss": 0.25, "steps_per_second": 9.5}\\n')
+print("logged")
+while not pathlib.Path("end").exists():
+    time.sleep(0.01)
+"""
+STATUS = r"step 20  loss 0\.25  9\.5 steps/s"
+
+
+def test_the_status_line_stands_below_the_log_and_goes_away(allranks, at_terminal):
+    allranks.script(TRAINING)
+    terminal = at_terminal("run", "train.py", "--no-check")
+    terminal.read_until(r"logged\r\n")
+    terminal.read_until(STATUS)
+    (allranks.folder / "end").touch()
+    terminal.read_until(r"\r\x1b\[K[^\n]*succeeded")
+    assert terminal.wait() == 0
+    assert not re.search(STATUS, terminal.shown.rpartition("succeeded")[2])
+    (run,) = allranks.folder.glob("runs/train-*")
+    assert allranks("logs", run.name).stdout == "[0] logged\n"

@@ -1,0 +1,242 @@
+"""The screens of allranks watch, as text."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allranks.runs.record import Record, Run
+from allranks.runs.status import State, Status
+from allranks.view.choice import Choice, press
+from allranks.view.feed import Row, Snapshot
+from allranks.view.watch import run_screen, runs_screen
+
+#: 12:00:00, wherever the test runs.
+NOON = time.mktime((2026, 11, 27, 12, 0, 0, 0, 0, -1))
+LOG = ["[0] epoch 1", "[0-3] loading", "[2] Traceback", "[2] ValueError: bad batch", "[1] done"]
+
+
+def _run(status: Status, *, ranks: int = 4, nodes: int = 2) -> Run:
+    record = Record(
+        id="demo-1127-1200",
+        name="demo",
+        cluster="lab",
+        kind="slurm",
+        world_size=ranks,
+        nnodes=nodes,
+        created=NOON - 60,
+        host="login",
+        status=status,
+        stop_timeout=30.0,
+        file_mode=0o600,
+    )
+    return Run(Path("/nowhere/demo-1127-1200"), record)
+
+
+def _node(number: int, *gpus: int, cpus: float = 8.0) -> dict[str, object]:
+    sample = {"node": number, "host": f"gpu{number}", "time": NOON - 2, "cpus": cpus, "memory": 2e9}
+    found = [{"busy": busy, "memory": 40e9, "total": 80e9} for busy in gpus]
+    return {**sample, "cpus_total": 16, "memory_total": 8e9, "gpus": found}
+
+
+ENDED = Status(State.SUCCEEDED, "ended", started=NOON - 60, ended=NOON, restarts=1, exit_code=0)
+SHOT = Snapshot(
+    _run(ENDED),
+    NOON,
+    step=150,
+    metrics={
+        "accuracy": (0.9639, [0.1, 0.5, 0.9, 0.95]),
+        "loss": (math.nan, [4.0, 3.0, 2.0, 1.0]),
+        "samples_per_second": (1716.0, [1716.0, 1716.0]),
+    },
+    nodes=[_node(0, 97, 3), _node(1, 100, 50)],
+    lines=LOG,
+    events=[(NOON - 55, "attempt 1: 4 ranks started"), (NOON - 20, "rank 1 failed; restarting")],
+    saved=(140, NOON - 12),
+)
+
+
+def _text(lines: list[object]) -> list[str]:
+    return [str(line).rstrip() for line in lines]
+
+
+def _shown(shot: Snapshot = SHOT, choice: Choice = Choice(), width: int = 80, height: int = 24) -> list[str]:  # noqa: B008
+    return _text(run_screen(shot, choice, width, height))
+
+
+def test_a_run_at_80_columns():
+    assert _shown(height=21) == [
+        "demo-1127-1200  SUCCEEDED  1 restart  1 min 0 s",
+        "4 ranks on 2 nodes of lab",
+        "step 150  1716 samples/s  checkpoint at step 140, 12.0 s ago",
+        "── metrics ─────────────────────────────────────────────────────────────────────",
+        "loss       not finite  █▆▃▁",
+        "accuracy   0.9639      ▁▄██",
+        "samples/s  1716        ▄▄",
+        "── nodes ───────────────────────────────────────────────────────────────────────",
+        "0 gpu0  CPU ██▌░░ 8 of 16  MEM █▎░░░ 2 GB of 8 GB  GPU █▁ 50 %  GPU MEM 80 GB o…",
+        "1 gpu1  CPU ██▌░░ 8 of 16  MEM █▎░░░ 2 GB of 8 GB  GPU █▅ 75 %  GPU MEM 80 GB o…",
+        "── events ──────────────────────────────────────────────────────────────────────",
+        "11:59:05 attempt 1: 4 ranks started",
+        "11:59:40 rank 1 failed; restarting",
+        "── log ─────────────────────────────────────────────────────────────────────────",
+        *LOG,
+        "",
+        "q quit  l log  n nodes  e events  / filter  r rank",
+    ]
+
+
+def test_a_run_at_40_columns():
+    assert _shown(width=40, height=22) == [
+        "demo-1127-1200  SUCCEEDED  1 restart",
+        "1 min 0 s",
+        "4 ranks on 2 nodes of lab",
+        "step 150  1716 samples/s",
+        "checkpoint at step 140, 12.0 s ago",
+        "── metrics ─────────────────────────────",
+        "loss       not finite  █▆▃▁",
+        "accuracy   0.9639      ▁▄██",
+        "samples/s  1716        ▄▄",
+        "── nodes ───────────────────────────────",
+        "0 gpu0  CPU 8 of 16  MEM 2 GB of 8 GB  …",
+        "1 gpu1  CPU 8 of 16  MEM 2 GB of 8 GB  …",
+        "── events ──────────────────────────────",
+        "11:59:05 attempt 1: 4 ranks started",
+        "11:59:40 rank 1 failed; restarting",
+        "── log ─────────────────────────────────",
+        *LOG[1:],
+        "q quit  l log  n nodes  e events",
+        "/ filter  r rank",
+    ]
+
+
+def test_a_wide_screen_has_longer_bars():
+    row = next(line for line in _shown(width=120) if line.startswith("0 gpu0"))
+    assert row == ("0 gpu0  CPU ████░░░░ 8 of 16  MEM ██░░░░░░ 2 GB of 8 GB  GPU █▁ 50 %  GPU MEM 80 GB of 160 GB")
+
+
+def test_a_run_that_waits_shows_the_reason():
+    status = Status(State.PENDING, "queued", reason="Priority: other jobs come first")
+    shown = _shown(Snapshot(_run(status), NOON, left=90.0, problem="squeue gave no answer"))
+    assert shown[0].startswith("demo-1127-1200  PENDING  queued  ")
+    assert shown[0].endswith("  1 min 30 s left")
+    assert shown[2:4] == ["Priority: other jobs come first", "squeue gave no answer"]
+    assert shown[4:6] == [f"── log {'─' * 73}", "reading the logs"]
+    assert shown[-1] == "q quit  l log  n nodes  e events  / filter  r rank  s stacks  c cancel"
+
+
+def test_lines_of_the_log_are_filtered():
+    shown = _shown(choice=Choice(pane="log", pattern="BATCH"), height=8)
+    assert shown[3:6] == [f"── log: lines with BATCH {'─' * 55}", "[2] ValueError: bad batch", ""]
+    assert shown[-1].endswith("  b back")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (5, 3), (20, 10), (300, 100)], ids=str)
+@pytest.mark.parametrize("pane", ["", "log", "nodes", "events", "answer"])
+def test_any_screen_is_filled_and_no_line_is_wider(width: int, height: int, pane: str):
+    lines = run_screen(SHOT, Choice(pane=pane, answer=["one"]), width, height)
+    assert len(lines) == height
+    assert all(line.cell_len <= width for line in lines)
+
+
+def test_a_thousand_gpus_are_cells_of_a_heat_map():
+    nodes = [_node(number, *([100] * 8)) for number in range(127)] + [_node(127, *([10] * 8))]
+    shot = replace(SHOT, run=_run(ENDED, ranks=1024, nodes=128), nodes=nodes)
+    shown = _shown(shot, Choice(pane="nodes"))
+    assert shown[3] == f"── 128 nodes: use of GPUs, a cell each {'─' * 41}"
+    assert shown[4] == "  0 " + " ".join(["████████"] * 8)
+    assert shown[19] == "120 " + " ".join(["████████"] * 7 + ["▂▂▂▂▂▂▂▂"])
+    assert shown[20].startswith("least:  127 gpu127")
+    assert shown[23].startswith("q quit")
+    part = next(line for line in _shown(shot) if " nodes: " in line)
+    assert part == f"── 128 nodes: use of GPUs, a cell for each {'─' * 37}"
+
+
+def test_a_cell_is_several_nodes_where_there_are_very_many():
+    nodes = [_node(number, 100 if number < 960 else 0) for number in range(1000)]
+    shown = _shown(replace(SHOT, nodes=nodes), Choice(pane="nodes"), height=9)
+    assert shown[3].startswith("── 1000 nodes: use of GPUs, a cell for 5 nodes ─")
+    assert shown[4:7] == ["  0 " + "█" * 76, "380 " + "█" * 76, "760 " + "█" * 40 + "▁" * 8]
+    assert shown[7].startswith("least:  960 gpu960 ")
+
+
+def test_the_memory_of_gpus_is_another_heat_map():
+    nodes = [_node(number, 100) for number in range(20)]
+    nodes[7]["gpus"] = [{"busy": 0, "memory": 80e9, "total": 80e9}]
+    shown = _shown(replace(SHOT, nodes=nodes), press(Choice(), "m", 4, has_ended=True)[0], height=12)
+    assert shown[3] == f"── 20 nodes: memory of GPUs, a cell for each {'─' * 35}"
+    assert shown[4] == " 0 ▅▅▅▅▅▅▅█" + "▅" * 12
+    assert shown[5].startswith("most:  7 gpu7 ")
+    assert shown[-1].endswith("r rank  m use  b back")
+
+
+def test_a_run_of_which_nothing_is_read_says_so():
+    assert "read 45.0 s ago: a file server or the scheduler does not answer" in _shown(replace(SHOT, age=45.0))
+
+
+def test_an_old_sample_is_no_use():
+    nodes = [{**_node(number), "time": NOON - 100 if number else NOON} for number in range(64)]
+    shown = _shown(replace(SHOT, nodes=nodes), Choice(pane="nodes"), height=9)
+    assert shown[4] == " 0 ▅" + "·" * 63
+
+
+def test_several_runs():
+    rows = [Row(SHOT.run, 150, {"loss": 0.25, "steps_per_second": 9.5}), Row(SHOT.run, None, {})]
+    shown = _text(runs_screen(rows, Choice(), 80, 6))
+    assert shown[0].startswith("2 runs  ")
+    assert shown[1:] == [
+        "1  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s  step 150  loss 0.25  9.5 step…",
+        "2  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s",
+        "",
+        "",
+        "1-9 open a run  q quit",
+    ]
+    assert _text(runs_screen(rows, Choice(), 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
+
+
+def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tuple[Choice, list[str]]:
+    choice, actions = Choice(several=several), list[str]()
+    for key in keys:
+        choice, action = press(choice, key, 4, has_ended=has_ended)
+        actions += [action] if action else []
+    return choice, actions
+
+
+@pytest.mark.parametrize(
+    ("keys", "choice", "actions"),
+    [
+        ("l", Choice(pane="log"), []),
+        ("ll", Choice(), []),
+        ("nb", Choice(), []),
+        ("m", Choice(pane="nodes", measure="memory"), []),
+        ("mm", Choice(pane="nodes"), []),
+        ("/los\x7fss\n", Choice(pattern="loss"), []),
+        ("/loss\n\x1b", Choice(), []),
+        ("/q", Choice(prompt="/", typed="q"), []),
+        ("rx3\n", Choice(pane="log", rank=3), []),
+        ("r4\n", Choice(note="there is no rank 4: the run has 4, counted from 0"), []),
+        ("r3\nr\n", Choice(pane="log"), []),
+        ("s", Choice(note="waiting for the stacks of all ranks"), ["stacks"]),
+        ("c", Choice(prompt="c"), []),
+        ("cy", Choice(note="cancelling the run"), ["cancel"]),
+        ("cn", Choice(note="not cancelled"), []),
+        ("c\n", Choice(note="not cancelled"), []),
+        ("q", Choice(), ["quit"]),
+        ("b", Choice(), []),
+    ],
+)
+def test_keys(keys: str, choice: Choice, actions: list[str]):
+    assert _pressed(keys) == (choice, actions)
+
+
+def test_keys_of_a_run_that_has_ended():
+    for key in "sc":
+        assert _pressed(key, has_ended=True) == (Choice(note="the run has ended"), [])
+
+
+def test_the_way_back_to_several_runs():
+    assert _pressed("lbb", several=True) == (Choice(several=True), ["back"])
