@@ -10,6 +10,7 @@ from allranks.runtime.advance import advance
 from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.mapped import BatchSource
 from allranks.runtime.progress import Progress
+from allranks.runtime.steptime import COMPUTE, DATA, OTHER
 
 #: What must be equal for the position of one loader to be valid in another; the difference and the fix in the error.
 _SAME = {
@@ -135,7 +136,8 @@ class Loader:
         if progress.stopping:
             return
         self._turn += 1
-        turn = self._turn
+        turn, clock = self._turn, progress.clock
+        clock.enter(DATA)
         try:
             for batch, samples, total, position, left, last in self._source.batches(self._epoch, self._position):
                 progress.samples = samples
@@ -146,7 +148,9 @@ class Loader:
                 # The batch that the script works on counts as done: a checkpoint is taken at the end of the step.
                 self._position = position
                 advance()
+                clock.enter(COMPUTE)
                 yield batch
+                clock.enter(DATA)
                 if turn != self._turn:
                     raise RankError(
                         "this loop over the loader cannot continue",
@@ -160,6 +164,7 @@ class Loader:
             else:
                 self._epoch, self._position = self._epoch + 1, 0
         finally:
+            clock.enter(OTHER)
             if turn == self._turn:
                 progress.samples = progress.total = progress.full = progress.last = progress.left = None
 

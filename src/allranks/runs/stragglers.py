@@ -1,0 +1,203 @@
+"""Ranks for which the others wait, step by step: which ones, since when, and for what they take their time.
+
+All ranks make their steps together, so that each takes as long as the slowest. What differs is a rank's own time, which
+is that of its steps without the wait for others. A rank is named if its own time is well above the median of the
+others, over many steps, and by far more than it varies by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from allranks.runs.steptime import PHASES, RankTimes, Window, per_step
+
+#: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
+_MOST_PARTS, _FEWEST_PARTS = 48, 8
+_FEWEST_STEPS = 10
+#: A rank is slow if its own time is so many times that of the others, and the difference such a part of the step.
+_FACTOR, _SHARE = 1.2, 0.1
+#: A part of the time in which a rank is not slow counts against so many in which it is.
+_AGAINST = 3
+#: By how many standard errors a rank must differ. It is the largest of many ranks, over any of many spans of time.
+_SURE = 6.0
+#: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
+#: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
+_LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
+_EXCHANGE = PHASES.index("exchange")
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Ranks of one node for which the others wait.
+
+    Attributes:
+        ranks: one, or all of a node.
+        node: the number of their node.
+        host: its name, if it is known.
+        phase: one of ``PHASES``, for which they take more time than the others.
+        first, steps: how many steps came before, and for how many it lasts.
+        seconds: of the phase in each step.
+        others: the median of the same of the other ranks.
+        step: seconds of a step.
+        is_current: whether it lasts until the newest step.
+    """
+
+    ranks: tuple[int, ...]
+    node: int
+    host: str | None
+    phase: str
+    first: int
+    steps: int
+    seconds: float
+    others: float
+    step: float
+    is_current: bool
+
+    @property
+    def sentence(self) -> str:
+        """What a person is told: which ranks, what they do, and the numbers that say so."""
+        where = f" on {self.host}" if self.host else f" of node {self.node}" if len(self.ranks) > 1 else ""
+        one = len(self.ranks) == 1
+        who = f"rank {self.ranks[0]}{where}" if one else f"all {len(self.ranks)} ranks{where}"
+        numbers = f"{_span(self.seconds)} of each step of {_span(self.step)}, the others {_span(self.others)}"
+        if self.phase == "compute":
+            does = f"compute{'s' if one else ''} {self.seconds / self.others:.1f} times slower than the others"
+        elif self.phase == "data":
+            does = f"wait{'s' if one else ''} for data"
+        else:
+            what = {"optimizer": "in the optimizer", "checkpoint": "on checkpoints"}
+            does = f"take{'s' if one else ''} longer {what.get(self.phase, 'between the steps')}"
+        return f"{who} {does} for {self.steps} steps: {numbers}"
+
+
+def find(ranks: Sequence[RankTimes], hosts: Mapping[int, str] | None = None) -> list[Straggler]:
+    """Return the stragglers since the ranks were started last, the worst first; ``hosts`` are by number of node."""
+    restart = max((each.windows[-1].restart for each in ranks), default=0)
+    kept = [(each, [one for one in each.windows if one.restart == restart]) for each in ranks]
+    kept = [(each, windows) for each, windows in kept if windows]
+    edges = _edges([windows for _, windows in kept])
+    if len(kept) < 2 or not edges:
+        return []
+    spent = [per_step(windows, edges) for _, windows in kept]
+    spans = _slow_spans(spent)
+    found = [_straggler(kept[at][0], at, span, spent, edges) for at, span in spans.items()]
+    found = _by_node(found, [each for each, _ in kept])
+    named = [replace(one, host=(hosts or {}).get(one.node)) for one in found]
+    return sorted(named, key=lambda one: one.others - one.seconds)
+
+
+def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
+    """Return the steps between which times are compared, in which each rank has a window; [] if it is too early."""
+    low = max((windows[0].first for windows in ranks), default=0)
+    high = min((windows[-1].first + windows[-1].steps for windows in ranks), default=0)
+    # Of equal numbers of steps, and about two windows or more: one step that took long must not count for several.
+    parts = min([_MOST_PARTS, *(_windows_within(windows, low, high) // 2 for windows in ranks)])
+    if parts < _FEWEST_PARTS or high - low < _FEWEST_STEPS:
+        return []
+    return [low + (high - low) * part // parts for part in range(parts + 1)]
+
+
+def _windows_within(windows: Sequence[Window], low: int, high: int) -> int:
+    return sum(1 for one in windows if one.first >= low and one.first + one.steps <= high)
+
+
+def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[int, int]]:
+    """Return the parts of the time in which a rank is slow, first and end, by its place in the list."""
+    own = [[max(1e-9, sum(phases) - phases[_EXCHANGE]) for phases in parts] for parts in spent]
+    of_others = [*zip(*(_medians_of_others(column) for column in zip(*own, strict=True)), strict=True)]
+    step = [statistics.median(map(sum, column)) for column in zip(*spent, strict=True)]
+    logs = [
+        [math.log(mine / other) for mine, other in zip(*both, strict=True)]
+        for both in zip(own, of_others, strict=True)
+    ]
+    noises = [_noise(each) for each in logs]
+    usual = statistics.median(noises)
+    found = {}
+    for at, noise in enumerate(noises):
+        slow = [
+            mine >= _FACTOR * other and mine - other >= _SHARE * whole
+            for mine, other, whole in zip(own[at], of_others[at], step, strict=True)
+        ]
+        first, end = _longest(slow)
+        if end - first < _FEWEST_PARTS:
+            continue
+        error = max(noise, usual, _LEAST_NOISE) / math.sqrt(end - first)
+        if statistics.median(logs[at][first:end]) >= max(math.log(_FACTOR), _SURE * error):
+            found[at] = (first, end)
+    return found
+
+
+def _medians_of_others(values: Sequence[float]) -> list[float]:
+    """Return for each value the median of all others."""
+    ordered, others = sorted(range(len(values)), key=values.__getitem__), len(values) - 1
+    found = [0.0] * len(values)
+    for place, at in enumerate(ordered):
+        middle = [values[ordered[one + (one >= place)]] for one in ((others - 1) // 2, others // 2)]
+        found[at] = sum(middle) / 2
+    return found
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation, by differences of neighbours: a lasting change does not count, nor an outlier."""
+    return statistics.median(abs(one - other) for one, other in pairwise(values)) / _MEDIAN_DIFFERENCE
+
+
+def _longest(slow: Sequence[bool]) -> tuple[int, int]:
+    """Return first and end of the span that holds most slow parts, where one that is not counts against some."""
+    best = start = 0
+    found, score = (0, 0), 0
+    for at, is_slow in enumerate(slow):
+        score += 1 if is_slow else -_AGAINST
+        if score <= 0:
+            score, start = 0, at + 1
+        elif score > best:
+            best, found = score, (start, at + 1)
+    return found
+
+
+def _straggler(
+    rank: RankTimes, at: int, span: tuple[int, int], spent: Sequence[Sequence[Sequence[float]]], edges: Sequence[int]
+) -> Straggler:
+    first, end = span
+    mine = [statistics.median(phases) for phases in zip(*spent[at][first:end], strict=True)]
+    others = [
+        statistics.median(phases)
+        for phases in zip(*(parts for each in spent if each is not spent[at] for parts in each[first:end]), strict=True)
+    ]
+    excess = [one - other for one, other in zip(mine, others, strict=True)]
+    excess[_EXCHANGE] = 0.0
+    worst = max(range(len(PHASES)), key=excess.__getitem__)
+    return Straggler(
+        ranks=(rank.rank,),
+        node=rank.node,
+        host=None,
+        phase=PHASES[worst],
+        first=edges[first],
+        steps=edges[end] - edges[first],
+        seconds=mine[worst],
+        others=others[worst],
+        step=sum(mine),
+        is_current=end >= len(edges) - 2,
+    )
+
+
+def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[Straggler]:
+    """Make one of all ranks of a node, if there are several nodes and all of its ranks are slow for the same."""
+    result = list[Straggler]()
+    for node in {one.node for one in found}:
+        of_it = [one for one in found if one.node == node]
+        everyone = [each.rank for each in ranks if each.node == node]
+        phases = {one.phase for one in of_it}
+        if 1 < len(everyone) == len(of_it) and len(everyone) < len(ranks) and len(phases) == 1:
+            middle = sorted(of_it, key=lambda one: one.seconds)[len(of_it) // 2]
+            of_it = [replace(middle, ranks=tuple(everyone))]
+        result += of_it
+    return result
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
