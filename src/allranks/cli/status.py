@@ -62,6 +62,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "command": run.command,
         "state": render.state(status.state) + native,
         "progress": _progress(run),
+        "straggler": _straggler(run),
         "reason": status.reason,
         "cause": status.cause,
         **verdict,
@@ -91,6 +92,17 @@ def _progress(run: Run) -> str | None:
         return None
     hang = newest(run.attempt_folder)
     return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")
+
+
+def _straggler(run: Run) -> str | None:
+    """Return for which rank the others wait, and how many more there are."""
+    if run.record.status.state is not State.RUNNING:
+        return None
+    from allranks.runs.stragglers import current
+
+    worst, *others = current(run) or [None]
+    more = f" (and {format_count(len(others), 'more straggler')})" if others else ""
+    return worst and worst.sentence + more
 
 
 def _next(run: Run) -> str:

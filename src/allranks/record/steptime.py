@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 #: What a step's time goes into, in the order of the file: waiting for a batch; forward and backward pass; waiting for
 #: other ranks, and exchanging gradients with them; the optimizer; checkpoints; and all else.
 PHASES: Final = ("data", "compute", "exchange", "optimizer", "checkpoint", "other")
+#: A file has so many windows at most. When it is full, all but the newest are joined to fewer that are longer.
+MOST, NEWEST = 512, 64
 HEAD: Final = b"steps 1\n"
 _RECORD = struct.Struct(f"<dqIH{len(PHASES)}f")
 RECORD_BYTES: Final = _RECORD.size

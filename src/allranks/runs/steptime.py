@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from allranks import contract
-from allranks.record.steptime import PHASES, Window, read_windows
+from allranks.record.steptime import NEWEST, PHASES, Window, read_windows
 
-__all__ = ["PHASES", "RankTimes", "Window", "per_step", "read"]
+__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "of_start", "per_step", "read"]
 
 
 class RankTimes(NamedTuple):
@@ -23,7 +24,7 @@ class RankTimes(NamedTuple):
 def read(attempt: Path, newest: int | None = None) -> list[RankTimes]:
     """Return what the ranks of an attempt have recorded, in order; of each so many of its newest windows, or all.
 
-    The newest 64 are of about two seconds each, and older ones longer. A rank that does not make its steps with
+    The :data:`NEWEST` are of about two seconds each, and older ones longer. A rank that does not make its steps with
     ``ctx.optimizer``, or has just started, is missing.
     """
     found: dict[int, RankTimes] = {}
@@ -42,13 +43,21 @@ def read(attempt: Path, newest: int | None = None) -> list[RankTimes]:
     return sorted(found.values())
 
 
+def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[RankTimes]:
+    """Return what the ranks have recorded since they were started last, or between two restarts."""
+    if restart is None:
+        restart = max((each.windows[-1].restart for each in ranks), default=0)
+    kept = [each._replace(windows=[one for one in each.windows if one.restart == restart]) for each in ranks]
+    return [each for each in kept if each.windows]
+
+
 def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[list[float]]:
     """Return the seconds a step in each phase, between numbers of steps that follow each other.
 
     The windows, of one restart, cover all of these steps.
     """
     found, at = [], 0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         spent = [0.0] * len(PHASES)
         while at < len(windows):
             window = windows[at]

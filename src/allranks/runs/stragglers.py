@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from allranks.runs.steptime import PHASES, RankTimes, Window, per_step
+from allranks.runs.record import Run
+from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, per_step, read
+from allranks.runs.usage import node_usage
 
 #: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
-_MOST_PARTS, _FEWEST_PARTS = 48, 8
+_MOST_PARTS, _FEWEST_PARTS = 48, 12
 _FEWEST_STEPS = 10
 #: A rank is slow if its own time is so many times that of the others, and the difference such a part of the step.
 _FACTOR, _SHARE = 1.2, 0.1
 #: A part of the time in which a rank is not slow counts against so many in which it is.
-_AGAINST = 3
+_AGAINST = 2
 #: By how many standard errors a rank must differ. It is the largest of many ranks, over any of many spans of time.
-_SURE = 6.0
+_SURE = 5.0
 #: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
 #: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
@@ -63,7 +65,8 @@ class Straggler:
         where = f" on {self.host}" if self.host else f" of node {self.node}" if len(self.ranks) > 1 else ""
         one = len(self.ranks) == 1
         who = f"rank {self.ranks[0]}{where}" if one else f"all {len(self.ranks)} ranks{where}"
-        numbers = f"{_span(self.seconds)} of each step of {_span(self.step)}, the others {_span(self.others)}"
+        mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
+        numbers = f"{mine} of each step of {step}, the others {others}"
         if self.phase == "compute":
             does = f"compute{'s' if one else ''} {self.seconds / self.others:.1f} times slower than the others"
         elif self.phase == "data":
@@ -74,20 +77,26 @@ class Straggler:
         return f"{who} {does} for {self.steps} steps: {numbers}"
 
 
-def find(ranks: Sequence[RankTimes], hosts: Mapping[int, str] | None = None) -> list[Straggler]:
-    """Return the stragglers since the ranks were started last, the worst first; ``hosts`` are by number of node."""
-    restart = max((each.windows[-1].restart for each in ranks), default=0)
-    kept = [(each, [one for one in each.windows if one.restart == restart]) for each in ranks]
-    kept = [(each, windows) for each, windows in kept if windows]
-    edges = _edges([windows for _, windows in kept])
-    if len(kept) < 2 or not edges:
+def current(run: Run) -> list[Straggler]:
+    """Return the stragglers in the last two minutes of a run, the worst first."""
+    ranks = of_start(read(run.attempt_folder, newest=NEWEST))
+    return with_hosts([one for one in find(ranks) if one.is_current], run)
+
+
+def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
+    """Return the stragglers of ranks that were started together, the worst first."""
+    edges = _edges([each.windows for each in ranks])
+    if len(ranks) < 2 or not edges:
         return []
-    spent = [per_step(windows, edges) for _, windows in kept]
-    spans = _slow_spans(spent)
-    found = [_straggler(kept[at][0], at, span, spent, edges) for at, span in spans.items()]
-    found = _by_node(found, [each for each, _ in kept])
-    named = [replace(one, host=(hosts or {}).get(one.node)) for one in found]
-    return sorted(named, key=lambda one: one.others - one.seconds)
+    spent = [per_step(each.windows, edges) for each in ranks]
+    found = [_straggler(ranks[at], at, span, spent, edges) for at, span in _slow_spans(spent).items()]
+    return sorted(_by_node(found, ranks), key=lambda one: one.others - one.seconds)
+
+
+def with_hosts(found: Iterable[Straggler], run: Run) -> list[Straggler]:
+    """Return stragglers of the newest attempt with the names of their nodes."""
+    hosts = {node["node"]: node["host"] for node in node_usage(run)}
+    return [replace(one, host=hosts.get(one.node)) for one in found]
 
 
 def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
@@ -108,11 +117,10 @@ def _windows_within(windows: Sequence[Window], low: int, high: int) -> int:
 def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[int, int]]:
     """Return the parts of the time in which a rank is slow, first and end, by its place in the list."""
     own = [[max(1e-9, sum(phases) - phases[_EXCHANGE]) for phases in parts] for parts in spent]
-    of_others = [*zip(*(_medians_of_others(column) for column in zip(*own, strict=True)), strict=True)]
+    of_others = [*zip(*(medians_of_others(column) for column in zip(*own, strict=True)), strict=True)]
     step = [statistics.median(map(sum, column)) for column in zip(*spent, strict=True)]
     logs = [
-        [math.log(mine / other) for mine, other in zip(*both, strict=True)]
-        for both in zip(own, of_others, strict=True)
+        [math.log(mine / other) for mine, other in zip(*both, strict=True)] for both in zip(own, of_others, strict=True)
     ]
     noises = [_noise(each) for each in logs]
     usual = statistics.median(noises)
@@ -131,7 +139,7 @@ def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[i
     return found
 
 
-def _medians_of_others(values: Sequence[float]) -> list[float]:
+def medians_of_others(values: Sequence[float]) -> list[float]:
     """Return for each value the median of all others."""
     ordered, others = sorted(range(len(values)), key=values.__getitem__), len(values) - 1
     found = [0.0] * len(values)
@@ -181,7 +189,7 @@ def _straggler(
         seconds=mine[worst],
         others=others[worst],
         step=sum(mine),
-        is_current=end >= len(edges) - 2,
+        is_current=end >= (len(edges) - 1) * 5 // 6,
     )
 
 
@@ -199,5 +207,6 @@ def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[S
     return result
 
 
-def _span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
+    """Return seconds as ``12.5 ms`` or ``1.25 s``."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -14,12 +14,10 @@ from pathlib import Path
 from time import perf_counter
 
 from allranks import contract
-from allranks.record.steptime import HEAD, PHASES, RECORD_BYTES, Window, read_windows
+from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Window, read_windows
 
 DATA, COMPUTE, EXCHANGE, OPTIMIZER, CHECKPOINT, OTHER = range(len(PHASES))
-_WINDOW_SECONDS = 2.0
-#: A file has so many windows at most. When it is full, all but the newest are joined to fewer that are longer.
-MOST, NEWEST = 512, 64
+_WINDOW_SECONDS = contract.scaled_wait(2.0)
 _FEW = MOST * 3 // 4
 _LONGEST_SECONDS = 1e6
 
