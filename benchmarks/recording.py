@@ -1,7 +1,8 @@
 """What recording where the time of a step goes costs it: a small training, with the clock and with one that is off.
 
 Then the calls of the clock in a step of two ranks by themselves, and what a window costs, of which there is one every
-two seconds: its writing, and its part of the joining of old ones. Seconds are those of the CPU. The bar is 15 µs a step.
+two seconds: its writing, and its part of the joining of old ones. Seconds are those of the CPU, and the bar is 15 µs a
+step.
 """
 
 from __future__ import annotations

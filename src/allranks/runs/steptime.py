@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from allranks import contract
 from allranks.record.steptime import NEWEST, PHASES, Window, read_windows
 
-__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "of_start", "per_step", "read"]
+__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "cumulated", "of_start", "per_step", "read"]
 
 
 class RankTimes(NamedTuple):
@@ -54,19 +55,27 @@ def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[Ran
 def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[list[float]]:
     """Return the seconds a step in each phase, between numbers of steps that follow each other.
 
-    The windows, of one restart, cover all of these steps.
+    The windows, of one start, cover all of these steps.
     """
-    found, at = [], 0
-    for low, high in pairwise(edges):
-        spent = [0.0] * len(PHASES)
-        while at < len(windows):
-            window = windows[at]
-            end = window.first + window.steps
-            part = (min(high, end) - max(low, window.first)) / window.steps
-            if part > 0:
-                spent = [total + part * seconds for total, seconds in zip(spent, window.spent, strict=True)]
-            if end > high:
-                break
-            at += 1
-        found.append([seconds / (high - low) for seconds in spent])
-    return found
+    spans = [(window.first, window.first + window.steps) for window in windows]
+    totals = cumulated([*zip(*(window.spent for window in windows), strict=True)], spans, edges)
+    return [
+        [(more - less) / (high - low) for less, more in zip(before, after, strict=True)]
+        for (low, high), (before, after) in zip(pairwise(edges), pairwise(totals), strict=True)
+    ]
+
+
+def cumulated(
+    amounts: Sequence[Sequence[float]], spans: Sequence[tuple[float, float]], points: Iterable[float]
+) -> Iterator[list[float]]:
+    """Yield for each point how much there is until there of each of several amounts, which are given by window.
+
+    ``spans`` are start and end of the windows, on the axis of the points.
+    """
+    before = [[*accumulate(amount, initial=0.0)] for amount in amounts]
+    pairs, starts = [*zip(before, amounts, strict=True)], [start for start, _ in spans]
+    for point in points:
+        at = max(0, bisect_right(starts, point) - 1)
+        start, end = spans[at]
+        part = min(1.0, max(0.0, (point - start) / max(end - start, 1e-9)))
+        yield [so_far[at] + part * amount[at] for so_far, amount in pairs]

@@ -18,14 +18,14 @@ from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, 
 from allranks.runs.usage import node_usage
 
 #: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
-_MOST_PARTS, _FEWEST_PARTS = 48, 12
+_MOST_PARTS, _FEWEST_PARTS = 48, 11
 _FEWEST_STEPS = 10
 #: A rank is slow if its own time is so many times that of the others, and the difference such a part of the step.
-_FACTOR, _SHARE = 1.2, 0.1
+_FACTOR, _SHARE = 1.15, 0.05
 #: A part of the time in which a rank is not slow counts against so many in which it is.
 _AGAINST = 2
 #: By how many standard errors a rank must differ. It is the largest of many ranks, over any of many spans of time.
-_SURE = 5.0
+_SURE = 6.0
 #: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
 #: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
@@ -64,7 +64,8 @@ class Straggler:
         """What a person is told: which ranks, what they do, and the numbers that say so."""
         where = f" on {self.host}" if self.host else f" of node {self.node}" if len(self.ranks) > 1 else ""
         one = len(self.ranks) == 1
-        who = f"rank {self.ranks[0]}{where}" if one else f"all {len(self.ranks)} ranks{where}"
+        every = "both" if len(self.ranks) == 2 else f"all {len(self.ranks)}"
+        who = f"rank {self.ranks[0]}{where}" if one else f"{every} ranks{where}"
         mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
         numbers = f"{mine} of each step of {step}, the others {others}"
         if self.phase == "compute":
@@ -189,7 +190,7 @@ def _straggler(
         seconds=mine[worst],
         others=others[worst],
         step=sum(mine),
-        is_current=end >= (len(edges) - 1) * 5 // 6,
+        is_current=end >= (len(edges) - 1) * 3 // 4,
     )
 
 

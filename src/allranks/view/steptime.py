@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from allranks.runs.record import Run
-from allranks.runs.steptime import PHASES, RankTimes, Window, of_start, read
+from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, of_start, read
 from allranks.runs.stragglers import find, format_span, with_hosts
 
 #: Ranks that have a bar of their own; of more, those whose own time is longest.
@@ -76,17 +77,15 @@ def _turned(column: Iterable[Sequence[float] | None]) -> list[list[float]]:
 
 def _columns(windows: Sequence[Window], start: float, width: float, columns: int) -> list[list[float] | None]:
     """Return for each span of time own time, time and wait for data of a step; None without a step in it."""
-    spent, steps = [[0.0] * len(PHASES) for _ in range(columns)], [0.0] * columns
-    for window in windows:
-        begin, end = (window.start - start) / width, (window.start + window.seconds - start) / width
-        for column in range(int(begin), min(columns, int(end) + 1)):
-            part = max(0.0, min(end, column + 1) - max(begin, column)) / max(end - begin, 1e-9)
-            steps[column] += part * window.steps
-            spent[column] = [so_far + part * more for so_far, more in zip(spent[column], window.spent, strict=True)]
-    return [
-        _rounded([sum(phases) - phases[_EXCHANGE], sum(phases), phases[_DATA]], count) if count else None
-        for phases, count in zip(spent, steps, strict=True)
-    ]
+    whole = [sum(window.spent) for window in windows]
+    spans = [(window.start, window.start + seconds) for window, seconds in zip(windows, whole, strict=True)]
+    own = [seconds - window.spent[_EXCHANGE] for window, seconds in zip(windows, whole, strict=True)]
+    amounts = [own, whole, [window.spent[_DATA] for window in windows], [window.steps for window in windows]]
+    found = list[list[float] | None]()
+    for before, after in pairwise(cumulated(amounts, spans, (start + width * edge for edge in range(columns + 1)))):
+        *seconds_of, steps = (more - less for less, more in zip(before, after, strict=True))
+        found.append(_rounded(seconds_of, steps) if steps else None)
+    return found
 
 
 def _name(row: Sequence[RankTimes]) -> str:
