@@ -100,9 +100,9 @@ def _straggler(run: Run) -> str | None:
         return None
     from allranks.runs.stragglers import current
 
-    worst, *others = current(run) or [None]
-    more = f" (and {format_count(len(others), 'more straggler')})" if others else ""
-    return worst and worst.sentence + more
+    sentences = [one.sentence for one in current(run)]
+    more = f" (and {format_count(len(sentences) - 1, 'more straggler')})" if len(sentences) > 1 else ""
+    return sentences[0] + more if sentences else None
 
 
 def _next(run: Run) -> str:

@@ -1,8 +1,8 @@
 """Ranks for which the others wait, step by step: which ones, since when, and for what they take their time.
 
 All ranks make their steps together, so that each takes as long as the slowest. What differs is a rank's own time, which
-is that of its steps without the wait for others. A rank is named if its own time is well above the median of the
-others, over many steps, and by far more than it varies by itself.
+is that of its steps without the wait for others. A rank is named if its own time, or its wait for data, is well above
+the median of the others, over many steps, and by far more than it varies by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SURE = 6.0
 #: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
 #: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
-_EXCHANGE = PHASES.index("exchange")
+_DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,24 @@ def _windows_within(windows: Sequence[Window], low: int, high: int) -> int:
 
 def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[int, int]]:
     """Return the parts of the time in which a rank is slow, first and end, by its place in the list."""
-    own = [[max(1e-9, sum(phases) - phases[_EXCHANGE]) for phases in parts] for parts in spent]
-    of_others = [*zip(*(medians_of_others(column) for column in zip(*own, strict=True)), strict=True)]
     step = [statistics.median(map(sum, column)) for column in zip(*spent, strict=True)]
+    data = [[phases[_DATA] for phases in parts] for parts in spent]
+    usual = [statistics.median(column) for column in zip(*data, strict=True)]
+    own = [[max(1e-9, sum(phases) - phases[_EXCHANGE]) for phases in parts] for parts in spent]
+    # With GPUs the wait for others is not seen, so that own times are alike. What is longer is the wait for data.
+    late = [
+        [max(1e-9, whole + mine - others) for whole, mine, others in zip(step, each, usual, strict=True)]
+        for each in data
+    ]
+    return {**_spans_above(late, step), **_spans_above(own, step)}
+
+
+def _spans_above(times: Sequence[Sequence[float]], step: Sequence[float]) -> dict[int, tuple[int, int]]:
+    """Return where the times of a rank are above those of the others by so much that it is not by chance."""
+    of_others = [*zip(*(medians_of_others(column) for column in zip(*times, strict=True)), strict=True)]
     logs = [
-        [math.log(mine / other) for mine, other in zip(*both, strict=True)] for both in zip(own, of_others, strict=True)
+        [math.log(mine / other) for mine, other in zip(*both, strict=True)]
+        for both in zip(times, of_others, strict=True)
     ]
     noises = [_noise(each) for each in logs]
     usual = statistics.median(noises)
@@ -129,7 +142,7 @@ def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[i
     for at, noise in enumerate(noises):
         slow = [
             mine >= _FACTOR * other and mine - other >= _SHARE * whole
-            for mine, other, whole in zip(own[at], of_others[at], step, strict=True)
+            for mine, other, whole in zip(times[at], of_others[at], step, strict=True)
         ]
         first, end = _longest(slow)
         if end - first < _FEWEST_PARTS:

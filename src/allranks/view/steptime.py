@@ -80,7 +80,7 @@ def _columns(windows: Sequence[Window], start: float, width: float, columns: int
     whole = [sum(window.spent) for window in windows]
     spans = [(window.start, window.start + seconds) for window, seconds in zip(windows, whole, strict=True)]
     own = [seconds - window.spent[_EXCHANGE] for window, seconds in zip(windows, whole, strict=True)]
-    amounts = [own, whole, [window.spent[_DATA] for window in windows], [window.steps for window in windows]]
+    amounts: list[list[float]] = [own, whole, [one.spent[_DATA] for one in windows], [one.steps for one in windows]]
     found = list[list[float] | None]()
     for before, after in pairwise(cumulated(amounts, spans, (start + width * edge for edge in range(columns + 1)))):
         *seconds_of, steps = (more - less for less, more in zip(before, after, strict=True))
