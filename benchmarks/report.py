@@ -1,5 +1,7 @@
 """`allranks report` on a run of 1,024 ranks that logged each of 100,000 steps: time, memory and size of the file.
 
+Each rank has recorded where the time of its steps went, in as many windows as a file holds.
+
 The bars are absolute: 10 s, 1 GB, 2 MB. Beside the time stands that of reading the same metrics with the json module.
 """
 
@@ -11,6 +13,8 @@ from pathlib import Path
 
 from harness import ALLRANKS, PYTHON, checked, in_turn, report, timed, workplace
 from status import enlarge
+
+from allranks.record.steptime import HEAD, MOST, Window
 
 STEPS = 100_000
 READ = "import json, sys\nfor line in open(sys.argv[1]):\n    json.loads(line)\n"
@@ -24,12 +28,22 @@ def log(path: Path, start: float) -> None:
             file.write(json.dumps({"step": step, "time": start + step / 10, **values}) + "\n")
 
 
+def record_times(attempt: Path, start: float) -> None:
+    """Write what the ranks record of their steps."""
+    spent = (0.01, 15.0, 3.0, 1.0, 0.0, 0.5)
+    windows = [Window(start + 19.51 * at, 195 * at, 195, 0, spent).to_bytes() for at in range(MOST)]
+    for folder in attempt.glob("node-*"):
+        for log in folder.glob("rank-*.out"):
+            log.with_suffix(".times").write_bytes(HEAD + b"".join(windows))
+
+
 def main() -> None:
     with workplace(script="print('hello')", read=READ) as folder:
         checked([*ALLRANKS, "run", "script.py", "--no-warm"], folder)
         run = (folder / "runs" / "latest").resolve()
         enlarge(run)
         log(run / "metrics.jsonl", json.loads((run / "record.json").read_text())["created"])
+        record_times(run / "attempts" / "000", json.loads((run / "record.json").read_text())["created"])
         ours, reading = in_turn(
             3,
             lambda: timed([*ALLRANKS, "report"], folder),

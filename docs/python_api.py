@@ -52,7 +52,7 @@ CLASSES = (
         "Progress",
         ("runtime/progress.py",),
         "ctx.progress",
-        "abandon backwards start_backward blocks groups load_state_dict open plain state_dict weighed",
+        "abandon backwards start_backward blocks clock groups load_state_dict open plain state_dict weighed",
     ),
     Shown("CpuGroup", ("runtime/exchange.py",), "ctx.control", "release"),
     Shown("Tracker", ("runtime/trackers/base.py",), "tracker"),

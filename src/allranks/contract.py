@@ -171,6 +171,8 @@ USAGE: Final = "usage.json"
 LOG_INDEX: Final = "lines.idx"
 #: How the name of a file ends to which a rank writes its stack when it is asked for it.
 STACKS_SUFFIX: Final = ".stacks"
+#: How the name of a file ends in which a rank records where its time goes: see :mod:`allranks.record.steptime`.
+TIMES_SUFFIX: Final = ".times"
 #: The newest request for stacks that the node's agent has passed on, and to which processes.
 STACKS: Final = "stacks.json"
 #: How the name of a file starts that brings its environment to a task, which removes it; in the attempt's directory.

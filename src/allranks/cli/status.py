@@ -62,6 +62,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
         "command": run.command,
         "state": render.state(status.state) + native,
         "progress": _progress(run),
+        "straggler": _straggler(run),
         "reason": status.reason,
         "cause": status.cause,
         **verdict,
@@ -91,6 +92,17 @@ def _progress(run: Run) -> str | None:
         return None
     hang = newest(run.attempt_folder)
     return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")
+
+
+def _straggler(run: Run) -> str | None:
+    """Return for which rank the others wait, and how many more there are."""
+    if run.record.status.state is not State.RUNNING:
+        return None
+    from allranks.runs.stragglers import current
+
+    sentences = [one.sentence for one in current(run)]
+    more = f" (and {format_count(len(sentences) - 1, 'more straggler')})" if len(sentences) > 1 else ""
+    return sentences[0] + more if sentences else None
 
 
 def _next(run: Run) -> str:

@@ -19,6 +19,7 @@ from allranks.runtime.batch import positive
 from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
 from allranks.runtime.peers import ALL_LEFT, Peers, StepWatch
 from allranks.runtime.progress import Progress
+from allranks.runtime.steptime import EXCHANGE
 from allranks.system.processes import let_gloo_rest
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Context:
     @cached_property
     def control(self) -> CpuGroup:
         """Small messages between ranks, over the CPU. Reading it the first time is collective."""
-        return CpuGroup(self.world_size, self.timeout)
+        return CpuGroup(self.world_size, self.timeout, self.progress.clock)
 
     def print(self, *values: object) -> None:
         """Print a line on rank 0 only, and flush it. Ranks need not all call it."""
@@ -139,7 +140,8 @@ class Context:
         """Wait until all ranks have called this."""
         from torch import distributed
 
-        distributed.barrier()
+        with self.progress.clock.during(EXCHANGE):
+            distributed.barrier()
 
     def sum(self, *values: float) -> list[float]:
         """Sum each number over all ranks, in double precision, with one message for all of them.
@@ -159,7 +161,8 @@ class Context:
         # Apple's GPUs have no double precision.
         device = torch.device("cpu") if self.device.type == "mps" else self.device
         total = torch.tensor(values, dtype=torch.float64, device=device)
-        distributed.all_reduce(total)
+        with self.progress.clock.during(EXCHANGE):
+            distributed.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
     def on_main(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -674,7 +677,7 @@ class Context:
     @cached_property
     def _main(self) -> MainRank:
         values = SignedValues(self.restart, self.device)
-        return MainRank(self.rank, self.world_size, self._store, values, self._watch)
+        return MainRank(self.rank, self.world_size, self._store, values, self._watch, self.progress.clock)
 
     @cached_property
     def _watch(self) -> StepWatch:
@@ -689,5 +692,6 @@ class Context:
 
     def _mark_closed(self) -> None:
         self._closed.append(True)
+        self.progress.clock.close(self.progress.step)
         if self._membership is not None:
             self._membership.on_close()

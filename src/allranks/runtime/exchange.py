@@ -24,6 +24,7 @@ from allranks.errors import AllranksError, RankError
 from allranks.record import key as run_key
 from allranks.runtime import log
 from allranks.runtime.peers import Peers, StepWatch, poll
+from allranks.runtime.steptime import EXCHANGE, StepClock
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +54,9 @@ class CpuGroup:
         group: the gloo process group that it uses, for tensors on the CPU; None in a world of one rank.
     """
 
-    def __init__(self, world_size: int, timeout: timedelta) -> None:
+    def __init__(self, world_size: int, timeout: timedelta, clock: StepClock) -> None:
         self._world_size = world_size
+        self._clock = clock
         self.group: ProcessGroup | None = None
         if world_size > 1:
             from torch import distributed
@@ -72,7 +74,8 @@ class CpuGroup:
         from torch import distributed
 
         box = torch.tensor(values, dtype=torch.int64)
-        distributed.all_reduce(box, distributed.ReduceOp.MAX, group=self.group)
+        with self._clock.during(EXCHANGE):
+            distributed.all_reduce(box, distributed.ReduceOp.MAX, group=self.group)
         return [int(value) for value in box.tolist()]
 
     def gather(self, value: T) -> list[T]:
@@ -82,7 +85,8 @@ class CpuGroup:
         from torch import distributed
 
         box: list[T | None] = [None] * self._world_size
-        distributed.all_gather_object(box, value, group=self.group)
+        with self._clock.during(EXCHANGE):
+            distributed.all_gather_object(box, value, group=self.group)
         return box  # type: ignore[return-value]
 
     def broadcast(self, value: T) -> T:
@@ -92,7 +96,8 @@ class CpuGroup:
         from torch import distributed
 
         box = [value]
-        distributed.broadcast_object_list(box, src=0, group=self.group)
+        with self._clock.during(EXCHANGE):
+            distributed.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
     def barrier(self) -> None:
@@ -193,12 +198,15 @@ class MainRank:
     ``watch`` numbers the calls, and finds ranks that disagree on the number of steps.
     """
 
-    def __init__(self, rank: int, world_size: int, store: Store, values: SignedValues, watch: StepWatch) -> None:
+    def __init__(
+        self, rank: int, world_size: int, store: Store, values: SignedValues, watch: StepWatch, clock: StepClock
+    ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._store = store
         self._values = values
         self._watch = watch
+        self._clock = clock
         self._peers = Peers(rank, world_size, store)
         self._inside = self._has_noted = False
 
@@ -267,7 +275,8 @@ class MainRank:
             return None
 
         try:
-            answer = poll(query)
+            with self._clock.during(EXCHANGE):
+                answer = poll(query)
             assert answer
             if store.add(f"{key}/read", 1) == self._world_size - 1 and not self._values.is_error(answer):
                 store.delete_key(key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from allranks.runtime.steptime import StepClock
+
 if TYPE_CHECKING:
     from allranks.runtime.model.accumulation import Accumulation
 
@@ -33,6 +35,7 @@ class Progress:
         stepped: True if the last call of ``optimizer.step()`` made a step.
         stopping: True once the job was asked to stop and has saved: loops end.
         groups: the blocks of ``accumulate``, by model and number of micro-batches.
+        clock: what the time of the steps goes into.
     """
 
     step: int = 0
@@ -51,6 +54,7 @@ class Progress:
     stepped: bool = False
     stopping: bool = False
     groups: dict[tuple[int, int], Accumulation] = field(default_factory=dict, repr=False, compare=False)
+    clock: StepClock = field(default_factory=StepClock, repr=False, compare=False)
 
     @property
     def is_boundary(self) -> bool:

@@ -169,6 +169,7 @@ def init(
     if deterministic:
         undo.callback(make_deterministic(report=rank.rank == 0, seeded=seed is not None))
     try:
+        context.progress.clock.connect(rank.restart)
         Peers(rank.rank, rank.world_size, membership.store).announce()
         context._start_trackers()
     except BaseException:

@@ -18,6 +18,7 @@ from allranks.runs.comparison import Compared, different, names_of, rank_hours
 from allranks.runs.metrics import MetricLine, speeds
 from allranks.runs.usage import node_usage
 from allranks.view.attempts import attempts_of
+from allranks.view.steptime import step_times
 
 #: Points of a curve: more than a screen has columns, and little for a file.
 MOST_POINTS = 1000
@@ -59,6 +60,7 @@ def _run(compared: Compared) -> dict[str, Any]:
     status, attempts = record.status, attempts_of(run)
     verdict = verdict_on(run) if has_failed(run) else None
     saved = [save for save in read_saves(run.folder) if save.path]
+    times, slow = step_times(run)
     spent = defaultdict[str, float](float)
     for phase in (phase for attempt in attempts for phase in attempt.phases):
         spent[phase.kind] += phase.end - phase.start
@@ -82,9 +84,10 @@ def _run(compared: Compared) -> dict[str, Any]:
         "last_checkpoint": saved[-1].step if saved else None,
         "spent": dict(spent),
         "verdict": asdict(verdict) if verdict else None,
-        "advice": _advice(compared, spent, len(saved))[:_MOST_ADVICE],
+        "advice": [*slow, *_advice(compared, spent, len(saved))][:_MOST_ADVICE],
         "attempts": [{**asdict(attempt), "state": attempt.state.value} for attempt in attempts],
         "usage": [*node_usage(run)],
+        "step_times": times,
     }
 
 

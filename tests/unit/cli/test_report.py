@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trained import train
 
+from allranks.record.steptime import HEAD, Window
 from allranks.view.report import thinned
 
 CHROMIUM = shutil.which("chromium")
@@ -166,6 +167,56 @@ def test_mistakes(allranks: Any) -> None:
     assert allranks("report", "-o", "-").stdout.startswith("<!doctype html>\n")
 
 
+def _record(folder: Path, ranks: int, *, slow: int = -1, data: float = 0.25, per_node: int = 8) -> None:
+    """Write where the time of 40 windows of 2 steps went: 1 s of compute a step, or 2 s of the slow rank."""
+    for rank in range(ranks):
+        compute = 2.0 if rank == slow else 1.0
+        spent = (2 * data, 2 * compute, 5.0 - 2 * (data + compute), 0.0, 0.0, 0.5)
+        windows = [Window(1.7e9 + 5.5 * at, 2 * at, 2, 0, spent) for at in range(40)]
+        node = folder / "attempts" / "000" / f"node-{rank // per_node:03}"
+        node.mkdir(exist_ok=True)
+        (node / f"rank-{rank}.times").write_bytes(HEAD + b"".join(map(Window.to_bytes, windows)))
+
+
+def test_where_the_time_of_steps_went(allranks: Any) -> None:
+    allranks.script("")
+    folder = train(allranks, "a", losses={}, pace=1.0)
+    assert _json(allranks)["runs"][0]["step_times"] is None
+    _record(folder, 4, slow=2)
+    (run,) = _json(allranks)["runs"]
+    times, (slow,) = run["step_times"], run["advice"]
+    assert times["phases"] == ["data", "compute", "exchange", "optimizer", "checkpoint", "other"]
+    assert times["bars"][1:3] == [
+        {"name": "rank 1", "spent": [0.25, 1.0, 1.25, 0.0, 0.0, 0.25]},
+        {"name": "rank 2", "spent": [0.25, 2.0, 0.25, 0.0, 0.0, 0.25]},
+    ]
+    heat = times["heat"]
+    assert (heat["start"], heat["end"], heat["rows"]) == (1.7e9, 1.7e9 + 220, [f"rank {rank}" for rank in range(4)])
+    assert heat["own"] == [[2.5 if rank == 2 else 1.5] * 40 for rank in range(4)]
+    assert (heat["step"], heat["data"]) == ([[2.75] * 40] * 4, [[0.25] * 40] * 4)
+    assert "ank 2" in slow
+    assert (
+        " computes 2.0 times slower than the others for 80 steps: 2 s of each step of 2.75 s, the others 1 s. " in slow
+    )
+
+
+def test_step_times_of_many_ranks_are_summed_up(allranks: Any) -> None:
+    allranks.script("")
+    _record(train(allranks, "a", losses={}, pace=1.0), 100, slow=99, data=0.75)
+    times = _json(allranks)["runs"][0]["step_times"]
+    assert [bar["name"] for bar in times["bars"]] == ["median of 100", *(f"rank {at}" for at in range(31)), "rank 99"]
+    assert (times["heat"]["rows"][0], times["heat"]["rows"][-1]) == ("ranks 0-1", "ranks 98-99")
+    assert {row[0] for row in times["heat"]["own"][:-1]} == {2.0}
+    assert times["heat"]["own"][-1] == [3.0] * 40
+
+
+def test_all_ranks_wait_for_data(allranks: Any) -> None:
+    allranks.script("")
+    _record(train(allranks, "a", losses={}, pace=1.0), 2, data=0.75)
+    (slow,) = _json(allranks)["runs"][0]["advice"]
+    assert slow.startswith("All ranks wait for data: 750 ms of each step of 2.75 s. ")
+
+
 @given(st.lists(st.floats(-1e9, 1e9), max_size=300), st.integers(4, 60))
 def test_a_thinned_curve_keeps_its_ends_and_extremes(values: list[float], most: int) -> None:
     kept = thinned(values, most)
@@ -185,7 +236,9 @@ def test_a_browser_shows_it(allranks: Any, tmp_path: Path) -> None:
     assert allranks("run", "train.py", "--name", "bad").rc == 1
     failed = allranks.runs()[-1].name
     allranks.script("")
-    good = train(allranks, "good", losses={10: 2.0, 20: 1.0}, pace=1.0).name
+    folder = train(allranks, "good", losses={10: 2.0, 20: 1.0}, pace=1.0)
+    _record(folder, 2, slow=1)
+    good = folder.name
     assert allranks("report", good, failed).rc == 0
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
     page = (allranks.folder / "report.html").as_uri()
@@ -193,11 +246,15 @@ def test_a_browser_shows_it(allranks: Any, tmp_path: Path) -> None:
     body = done.stdout[done.stdout.index("<main>") : done.stdout.index("</main>")]
     titles = re.findall("<h2>(.*?)</h2>", body)
     assert titles == [
+        f"What to do better: {good}",
         f"Why {failed} failed",
         f"Timeline of {good}",
         f"Timeline of {failed}",
+        f"Where a step's time went: {good}",
+        f"Ranks over time: {good}",
         "Curves",
         *(f"Nodes of {name}, last sample" for name in (good, failed) if f"Nodes of {name}" in body),
     ]
     assert "ValueError: &lt;b&gt;bold&lt;/b&gt;" in body
-    assert (body.count("<figure>"), body.count('class="curve"')) == (2, 2)
+    assert (body.count("<figure>"), body.count('class="curve"')) == (3, 2)
+    assert "rank 1: forward and backward 2.0 s, 73 %" in body

@@ -20,6 +20,7 @@ from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
 from allranks.runtime.checkpoint.state import StatePart
+from allranks.runtime.steptime import CHECKPOINT
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -135,7 +136,10 @@ class Checkpointer:
             return progress.stopping
         if self._counts_steps and not progress.stepped:
             progress.step += 1
-        return progress.step >= self._schedule.next and self._agree(metric)
+        if progress.step < self._schedule.next:
+            return False
+        with progress.clock.during(CHECKPOINT):
+            return self._agree(metric)
 
     def save(self, metric: float | torch.Tensor | None = None) -> None:
         """Save now, in the background unless ``background=False``; it first waits for a save that is being written.
@@ -159,15 +163,16 @@ class Checkpointer:
                 why="the gradients added up so far are not saved, so a resume would leave their samples out",
                 fix="save after the optimizer.step() of the last micro-batch, or use checkpoints.step(), which waits",
             )
-        self._finish()
-        self._start(metric)
-        if not self._background:
+        with progress.clock.during(CHECKPOINT):
             self._finish()
-        if progress.stopping:
-            return
-        reason = stop.requested()
-        if self._ctx.control.agree(int(reason is not None))[0]:
-            self._leave(reason)
+            self._start(metric)
+            if not self._background:
+                self._finish()
+            if progress.stopping:
+                return
+            reason = stop.requested()
+            if self._ctx.control.agree(int(reason is not None))[0]:
+                self._leave(reason)
 
     def wait(self) -> bool:
         """Wait for the last save; return True if it is durable, and False if it failed."""

@@ -11,6 +11,7 @@ from allranks.runtime.advance import advance
 from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.mapped import BatchSource
 from allranks.runtime.progress import Progress
+from allranks.runtime.steptime import COMPUTE, DATA, OTHER
 
 #: What must be equal for the position of one loader to be valid in another; the difference and the fix in the error.
 _SAME = {
@@ -138,7 +139,8 @@ class Loader:
         if progress.stopping:
             return
         self._turn += 1
-        turn = self._turn
+        turn, clock = self._turn, progress.clock
+        clock.enter(DATA)
         try:
             batches = self._source.batches(self._epoch, self._position)
             first = next(batches, None)
@@ -155,7 +157,9 @@ class Loader:
                 # The batch that the script works on counts as done: a checkpoint is taken at the end of the step.
                 self._position = position
                 advance()
+                clock.enter(COMPUTE)
                 yield batch
+                clock.enter(DATA)
                 if turn != self._turn:
                     raise RankError(
                         "this loop over the loader cannot continue",
@@ -169,6 +173,7 @@ class Loader:
             else:
                 self._epoch, self._position = self._epoch + 1, 0
         finally:
+            clock.enter(OTHER)
             if turn == self._turn:
                 progress.samples = progress.total = progress.full = progress.last = progress.left = None
 

@@ -14,6 +14,7 @@ from allranks.runtime.model.accumulation import Accumulation, weight
 from allranks.runtime.model.flat import unwrap
 from allranks.runtime.model.optimizer import Managed, Scaler, make_optimizer
 from allranks.runtime.model.wrappers import DTYPES
+from allranks.runtime.steptime import COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +58,7 @@ class TrainingState:
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients of a loss that is a mean over the micro-batch."""
         progress = self._progress
+        progress.clock.enter(COMPUTE)
         progress.start_backward()
         factor = weight(progress, self._world_size)
         if factor != 1.0:

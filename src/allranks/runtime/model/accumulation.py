@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from allranks.runtime.model.wrappers import is_sharded, unsent
+from allranks.runtime.steptime import COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -92,6 +93,7 @@ class Accumulation:
             self._size = self._steps if left is None or left >= self._steps else left + 1
         elif progress.left == 0 and self.unfinished:
             self._end_with_epoch()
+        progress.clock.enter(COMPUTE)
         progress.open += 1
         progress.blocks += 1
         progress.micro = self._turn

@@ -18,6 +18,7 @@ from torch.autograd import Variable
 from allranks.errors import RankError
 from allranks.runtime.model.allreduce import Message, SharedMessage, make_shared
 from allranks.runtime.model.wrappers import copy_from_first, hook_outputs, trained, unused
+from allranks.runtime.steptime import COMPUTE, EXCHANGE
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -89,8 +90,12 @@ class Flat(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model, and watch its outputs for the backward pass."""
         synced = self.require_backward_grad_sync and torch.is_grad_enabled()
-        if synced and self._has_buffers and self.training:
-            copy_from_first(self.module.buffers())
+        if synced:
+            clock = self._progress.clock
+            if self._has_buffers and self.training:
+                clock.enter(EXCHANGE)
+                copy_from_first(self.module.buffers())
+            clock.enter(COMPUTE)
         output = self.module(*inputs, **named)
         if synced:
             self._queued = False  # Left behind by a backward pass that failed.
@@ -132,6 +137,7 @@ class Flat(nn.Module):
             if missing:
                 raise unused(missing, distributed.get_rank())
         self._count()
+        self._progress.clock.enter(EXCHANGE)
         with torch.no_grad():
             for message in [*self._unsent, *self._late]:
                 message.send()
@@ -139,6 +145,7 @@ class Flat(nn.Module):
                 message.receive()
             if self._find_unused_parameters:
                 self._forget_unused(set(missing))
+        self._progress.clock.enter(COMPUTE)
         self.averaged = True
 
     def _forget_unused(self, missing: set[str]) -> None:

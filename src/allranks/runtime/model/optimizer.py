@@ -17,6 +17,7 @@ from allranks.runtime.advance import advance
 from allranks.runtime.model.accumulation import Accumulation, weight
 from allranks.runtime.model.flat import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained, unused
+from allranks.runtime.steptime import OPTIMIZER, OTHER
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
@@ -240,6 +241,7 @@ class Managed(torch.optim.Optimizer):
         if _waits(around):
             progress.stepped = False
             return None
+        progress.clock.enter(OPTIMIZER)
         if progress.weighed == around.weighed and closure is None:
             if around.stepped:
                 _check_new(around)
@@ -252,8 +254,10 @@ class Managed(torch.optim.Optimizer):
             _check_used(around, around.model)
         result = self._step(around.scaler, closure)
         around.consumed = around.stepped = progress.stepped = True
+        progress.clock.enter(OTHER)
         if around.counts_steps:
             progress.step += 1
+            progress.clock.count(progress.step)
         advance()
         return result
 

@@ -13,6 +13,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.errors import RankError
+from allranks.runtime.steptime import COMPUTE, EXCHANGE
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -76,6 +77,8 @@ class Buckets(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model; raise if parameters got no gradient in the step before."""
+        if synced := self.require_backward_grad_sync and torch.is_grad_enabled():
+            self._progress.clock.enter(COMPUTE)
         try:
             output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -85,7 +88,7 @@ class Buckets(DistributedDataParallel):
             found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             missing = [names[int(number)] for number in found[1].split()] if found else ["(torch does not say which)"]
             raise unused(missing, distributed.get_rank()) from None
-        if self.require_backward_grad_sync and torch.is_grad_enabled():
+        if synced:
             self._queued = False  # Left behind by a backward pass that failed.
             hook_outputs(output, self._on_backward)
         return output
@@ -102,6 +105,17 @@ class Buckets(DistributedDataParallel):
         if any(parameter.grad is not None for parameter in self.module.parameters()):
             self._progress.backwards += 1
             self.must_average = False
+            self._progress.clock.enter(EXCHANGE)
+            # After the callback in which torch waits for the averages.
+            Variable._execution_engine.queue_callback(self._end_exchange)
+
+    def _end_exchange(self) -> None:
+        self._progress.clock.enter(COMPUTE)
+
+    def _sync_buffers(self) -> None:
+        """Take the buffers of rank 0: torch does so before a forward pass."""
+        with self._progress.clock.during(EXCHANGE):
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
 
 
 def _narrowed(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -143,6 +157,7 @@ def shard(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module
         """Count steps by the forward passes, which wait for the other ranks already."""
         if module.training and torch.is_grad_enabled() and (progress.is_boundary or not progress.open):
             progress.backwards += 1
+            progress.clock.enter(COMPUTE)
 
     module.register_forward_pre_hook(count)
     mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))

@@ -1,0 +1,73 @@
+"""Where the time of a rank's steps went: a file for each rank, which holds windows of some steps each.
+
+The file is 8 bytes that name its form, and behind them a record for each window, in order of time. It is written in
+place: a reader that comes in between skips what is not in order.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+#: What a step's time goes into, in the order of the file: waiting for a batch; forward and backward pass; waiting for
+#: other ranks, and exchanging gradients with them; the optimizer; checkpoints; and all else.
+PHASES: Final = ("data", "compute", "exchange", "optimizer", "checkpoint", "other")
+#: A file has so many windows at most. When it is full, all but the newest are joined to fewer that are longer.
+MOST, NEWEST = 512, 64
+HEAD: Final = b"steps 1\n"
+_RECORD = struct.Struct(f"<dqIH{len(PHASES)}f")
+RECORD_BYTES: Final = _RECORD.size
+
+
+class Window(NamedTuple):
+    """Steps of one rank that followed each other.
+
+    Attributes:
+        start: of the first step, in seconds since 1970.
+        first: how many steps the training had made before.
+        steps: how many there are.
+        restart: how often the ranks had been restarted in this attempt.
+        spent: seconds in each of :data:`PHASES`; together they are all the time of these steps.
+    """
+
+    start: float
+    first: int
+    steps: int
+    restart: int
+    spent: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps took together."""
+        return sum(self.spent)
+
+    def to_bytes(self) -> bytes:
+        """Return the record of the file."""
+        return _RECORD.pack(self.start, self.first, self.steps, self.restart, *self.spent)
+
+    def joined(self, following: Window) -> Window:
+        """Return one window for this and the one after it."""
+        spent = tuple(one + other for one, other in zip(self.spent, following.spent, strict=True))
+        return self._replace(steps=self.steps + following.steps, spent=spent)
+
+
+def read_windows(path: Path, newest: int | None = None) -> list[Window]:
+    """Return the windows of a file, the oldest first, or so many of the newest; none if it is of another version."""
+    try:
+        with path.open("rb") as stream:
+            is_ours = stream.read(len(HEAD)) == HEAD
+            if newest is not None:
+                count = (stream.seek(0, os.SEEK_END) - len(HEAD)) // RECORD_BYTES
+                stream.seek(len(HEAD) + max(0, count - newest) * RECORD_BYTES)
+            data = stream.read()
+    except OSError:
+        return []
+    found = list[Window]()
+    if is_ours:
+        end = len(data) - len(data) % RECORD_BYTES  # The last record may be on its way.
+        for start, first, steps, restart, *spent in _RECORD.iter_unpack(data[:end]):
+            if steps and (not found or start > found[-1].start):
+                found.append(Window(start, first, steps, restart, tuple(spent)))
+    return found

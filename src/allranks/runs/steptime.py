@@ -1,0 +1,81 @@
+"""Where the time of an attempt's steps went, as its ranks have recorded it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from allranks import contract
+from allranks.record.steptime import NEWEST, PHASES, Window, read_windows
+
+__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "cumulated", "of_start", "per_step", "read"]
+
+
+class RankTimes(NamedTuple):
+    """The windows of one rank, the oldest first, and the number of the node that it was on last."""
+
+    rank: int
+    node: int
+    windows: list[Window]
+
+
+def read(attempt: Path, newest: int | None = None) -> list[RankTimes]:
+    """Return what the ranks of an attempt have recorded, in order; of each so many of its newest windows, or all.
+
+    The :data:`NEWEST` are of about two seconds each, and older ones longer. A rank that does not make its steps with
+    ``ctx.optimizer``, or has just started, is missing.
+    """
+    found: dict[int, RankTimes] = {}
+    for path in sorted(attempt.glob(f"node-*/rank-*{contract.TIMES_SUFFIX}")):
+        try:
+            rank, node = int(path.stem.removeprefix("rank-")), int(path.parent.name.removeprefix("node-"))
+        except ValueError:
+            continue
+        windows = read_windows(path, newest)
+        if windows and rank in found:  # It was restarted on another node.
+            here = node if windows[-1].start > found[rank].windows[-1].start else found[rank].node
+            windows = sorted([*found[rank].windows, *windows])
+            found[rank] = RankTimes(rank, here, windows)
+        elif windows:
+            found[rank] = RankTimes(rank, node, windows)
+    return sorted(found.values())
+
+
+def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[RankTimes]:
+    """Return what the ranks have recorded since they were started last, or between two restarts."""
+    if restart is None:
+        restart = max((each.windows[-1].restart for each in ranks), default=0)
+    kept = [each._replace(windows=[one for one in each.windows if one.restart == restart]) for each in ranks]
+    return [each for each in kept if each.windows]
+
+
+def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[list[float]]:
+    """Return the seconds a step in each phase, between numbers of steps that follow each other.
+
+    The windows, of one start, cover all of these steps.
+    """
+    spans = [(window.first, window.first + window.steps) for window in windows]
+    totals = cumulated([*zip(*(window.spent for window in windows), strict=True)], spans, edges)
+    return [
+        [(more - less) / (high - low) for less, more in zip(before, after, strict=True)]
+        for (low, high), (before, after) in zip(pairwise(edges), pairwise(totals), strict=True)
+    ]
+
+
+def cumulated(
+    amounts: Sequence[Sequence[float]], spans: Sequence[tuple[float, float]], points: Iterable[float]
+) -> Iterator[list[float]]:
+    """Yield for each point how much there is until there of each of several amounts, which are given by window.
+
+    ``spans`` are start and end of the windows, on the axis of the points.
+    """
+    before = [[*accumulate(amount, initial=0.0)] for amount in amounts]
+    pairs, starts = [*zip(before, amounts, strict=True)], [start for start, _ in spans]
+    for point in points:
+        at = max(0, bisect_right(starts, point) - 1)
+        start, end = spans[at]
+        part = min(1.0, max(0.0, (point - start) / max(end - start, 1e-9)))
+        yield [so_far[at] + part * amount[at] for so_far, amount in pairs]

@@ -1,0 +1,226 @@
+"""Ranks for which the others wait, step by step: which ones, since when, and for what they take their time.
+
+All ranks make their steps together, so that each takes as long as the slowest. What differs is a rank's own time, which
+is that of its steps without the wait for others. A rank is named if its own time, or its wait for data, is well above
+the median of the others, over many steps, and by far more than it varies by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from allranks.runs.record import Run
+from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, per_step, read
+from allranks.runs.usage import node_usage
+
+#: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
+_MOST_PARTS, _FEWEST_PARTS = 48, 11
+_FEWEST_STEPS = 10
+#: A rank is slow if its own time is so many times that of the others, and the difference such a part of the step.
+_FACTOR, _SHARE = 1.15, 0.05
+#: A part of the time in which a rank is not slow counts against so many in which it is.
+_AGAINST = 2
+#: By how many standard errors a rank must differ. It is the largest of many ranks, over any of many spans of time.
+_SURE = 6.0
+#: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
+#: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
+_LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
+_DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Ranks of one node for which the others wait.
+
+    Attributes:
+        ranks: one, or all of a node.
+        node: the number of their node.
+        host: its name, if it is known.
+        phase: one of ``PHASES``, for which they take more time than the others.
+        first, steps: how many steps came before, and for how many it lasts.
+        seconds: of the phase in each step.
+        others: the median of the same of the other ranks.
+        step: seconds of a step.
+        is_current: whether it lasts until the newest step.
+    """
+
+    ranks: tuple[int, ...]
+    node: int
+    host: str | None
+    phase: str
+    first: int
+    steps: int
+    seconds: float
+    others: float
+    step: float
+    is_current: bool
+
+    @property
+    def sentence(self) -> str:
+        """What a person is told: which ranks, what they do, and the numbers that say so."""
+        where = f" on {self.host}" if self.host else f" of node {self.node}" if len(self.ranks) > 1 else ""
+        one = len(self.ranks) == 1
+        every = "both" if len(self.ranks) == 2 else f"all {len(self.ranks)}"
+        who = f"rank {self.ranks[0]}{where}" if one else f"{every} ranks{where}"
+        mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
+        numbers = f"{mine} of each step of {step}, the others {others}"
+        if self.phase == "compute":
+            does = f"compute{'s' if one else ''} {self.seconds / self.others:.1f} times slower than the others"
+        elif self.phase == "data":
+            does = f"wait{'s' if one else ''} for data"
+        else:
+            what = {"optimizer": "in the optimizer", "checkpoint": "on checkpoints"}
+            does = f"take{'s' if one else ''} longer {what.get(self.phase, 'between the steps')}"
+        return f"{who} {does} for {self.steps} steps: {numbers}"
+
+
+def current(run: Run) -> list[Straggler]:
+    """Return the stragglers in the last two minutes of a run, the worst first."""
+    ranks = of_start(read(run.attempt_folder, newest=NEWEST))
+    return with_hosts([one for one in find(ranks) if one.is_current], run)
+
+
+def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
+    """Return the stragglers of ranks that were started together, the worst first."""
+    edges = _edges([each.windows for each in ranks])
+    if len(ranks) < 2 or not edges:
+        return []
+    spent = [per_step(each.windows, edges) for each in ranks]
+    found = [_straggler(ranks[at], at, span, spent, edges) for at, span in _slow_spans(spent).items()]
+    return sorted(_by_node(found, ranks), key=lambda one: one.others - one.seconds)
+
+
+def with_hosts(found: Iterable[Straggler], run: Run) -> list[Straggler]:
+    """Return stragglers of the newest attempt with the names of their nodes."""
+    hosts = {node["node"]: node["host"] for node in node_usage(run)}
+    return [replace(one, host=hosts.get(one.node)) for one in found]
+
+
+def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
+    """Return the steps between which times are compared, in which each rank has a window; [] if it is too early."""
+    low = max((windows[0].first for windows in ranks), default=0)
+    high = min((windows[-1].first + windows[-1].steps for windows in ranks), default=0)
+    # Of equal numbers of steps, and about two windows or more: one step that took long must not count for several.
+    parts = min([_MOST_PARTS, *(_windows_within(windows, low, high) // 2 for windows in ranks)])
+    if parts < _FEWEST_PARTS or high - low < _FEWEST_STEPS:
+        return []
+    return [low + (high - low) * part // parts for part in range(parts + 1)]
+
+
+def _windows_within(windows: Sequence[Window], low: int, high: int) -> int:
+    return sum(1 for one in windows if one.first >= low and one.first + one.steps <= high)
+
+
+def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[int, int]]:
+    """Return the parts of the time in which a rank is slow, first and end, by its place in the list."""
+    step = [statistics.median(map(sum, column)) for column in zip(*spent, strict=True)]
+    data = [[phases[_DATA] for phases in parts] for parts in spent]
+    usual = [statistics.median(column) for column in zip(*data, strict=True)]
+    own = [[max(1e-9, sum(phases) - phases[_EXCHANGE]) for phases in parts] for parts in spent]
+    # With GPUs the wait for others is not seen, so that own times are alike. What is longer is the wait for data.
+    late = [
+        [max(1e-9, whole + mine - others) for whole, mine, others in zip(step, each, usual, strict=True)]
+        for each in data
+    ]
+    return {**_spans_above(late, step), **_spans_above(own, step)}
+
+
+def _spans_above(times: Sequence[Sequence[float]], step: Sequence[float]) -> dict[int, tuple[int, int]]:
+    """Return where the times of a rank are above those of the others by so much that it is not by chance."""
+    of_others = [*zip(*(medians_of_others(column) for column in zip(*times, strict=True)), strict=True)]
+    logs = [
+        [math.log(mine / other) for mine, other in zip(*both, strict=True)]
+        for both in zip(times, of_others, strict=True)
+    ]
+    noises = [_noise(each) for each in logs]
+    usual = statistics.median(noises)
+    found = {}
+    for at, noise in enumerate(noises):
+        slow = [
+            mine >= _FACTOR * other and mine - other >= _SHARE * whole
+            for mine, other, whole in zip(times[at], of_others[at], step, strict=True)
+        ]
+        first, end = _longest(slow)
+        if end - first < _FEWEST_PARTS:
+            continue
+        error = max(noise, usual, _LEAST_NOISE) / math.sqrt(end - first)
+        if statistics.median(logs[at][first:end]) >= max(math.log(_FACTOR), _SURE * error):
+            found[at] = (first, end)
+    return found
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Return for each value the median of all others."""
+    ordered, others = sorted(range(len(values)), key=values.__getitem__), len(values) - 1
+    found = [0.0] * len(values)
+    for place, at in enumerate(ordered):
+        middle = [values[ordered[one + (one >= place)]] for one in ((others - 1) // 2, others // 2)]
+        found[at] = sum(middle) / 2
+    return found
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation, by differences of neighbours: a lasting change does not count, nor an outlier."""
+    return statistics.median(abs(one - other) for one, other in pairwise(values)) / _MEDIAN_DIFFERENCE
+
+
+def _longest(slow: Sequence[bool]) -> tuple[int, int]:
+    """Return first and end of the span that holds most slow parts, where one that is not counts against some."""
+    best = start = 0
+    found, score = (0, 0), 0
+    for at, is_slow in enumerate(slow):
+        score += 1 if is_slow else -_AGAINST
+        if score <= 0:
+            score, start = 0, at + 1
+        elif score > best:
+            best, found = score, (start, at + 1)
+    return found
+
+
+def _straggler(
+    rank: RankTimes, at: int, span: tuple[int, int], spent: Sequence[Sequence[Sequence[float]]], edges: Sequence[int]
+) -> Straggler:
+    first, end = span
+    mine = [statistics.median(phases) for phases in zip(*spent[at][first:end], strict=True)]
+    others = [
+        statistics.median(phases)
+        for phases in zip(*(parts for each in spent if each is not spent[at] for parts in each[first:end]), strict=True)
+    ]
+    excess = [one - other for one, other in zip(mine, others, strict=True)]
+    excess[_EXCHANGE] = 0.0
+    worst = max(range(len(PHASES)), key=excess.__getitem__)
+    return Straggler(
+        ranks=(rank.rank,),
+        node=rank.node,
+        host=None,
+        phase=PHASES[worst],
+        first=edges[first],
+        steps=edges[end] - edges[first],
+        seconds=mine[worst],
+        others=others[worst],
+        step=sum(mine),
+        is_current=end >= (len(edges) - 1) * 3 // 4,
+    )
+
+
+def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[Straggler]:
+    """Make one of all ranks of a node, if there are several nodes and all of its ranks are slow for the same."""
+    result = list[Straggler]()
+    for node in {one.node for one in found}:
+        of_it = [one for one in found if one.node == node]
+        everyone = [each.rank for each in ranks if each.node == node]
+        phases = {one.phase for one in of_it}
+        if 1 < len(everyone) == len(of_it) and len(everyone) < len(ranks) and len(phases) == 1:
+            middle = sorted(of_it, key=lambda one: one.seconds)[len(of_it) // 2]
+            of_it = [replace(middle, ranks=tuple(everyone))]
+        result += of_it
+    return result
+
+
+def format_span(seconds: float) -> str:
+    """Return seconds as ``12.5 ms`` or ``1.25 s``."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

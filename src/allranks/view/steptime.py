@@ -1,0 +1,112 @@
+"""Where the step time of a run went: for each rank, over the time of the run as a heat map, and in sentences."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from allranks.runs.record import Run
+from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, of_start, read
+from allranks.runs.stragglers import find, format_span, with_hosts
+
+#: Ranks that have a bar of their own; of more, those whose own time is longest.
+MOST_BARS = 32
+#: Rows and columns of the heat map; of more ranks, neighbours share a row, which shows the slowest of them.
+MOST_ROWS, MOST_COLUMNS = 64, 120
+#: Of the step, so much of it for data is worth a sentence.
+_MUCH_DATA = 0.2
+_DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
+_FIXES = {
+    "compute": "allranks top shows what its node does, and allranks check --full compares the nodes.",
+    "data": "More workers for the loader, or faster storage for its node, would help.",
+    "checkpoint": "A faster directory for the checkpoints, or fewer of them, would help.",
+}
+
+
+def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return what the ranks of the newest attempt recorded, None if nothing, and what could be better by that."""
+    ranks = read(run.attempt_folder)
+    if not ranks:
+        return None, []
+    means = [_mean(each.windows) for each in ranks]
+    own = [sum(phases) - phases[_EXCHANGE] for phases in means]
+    shown = sorted(sorted(range(len(ranks)), key=lambda at: -own[at])[: MOST_BARS if len(ranks) > MOST_BARS else None])
+    bars = [{"name": f"rank {ranks[at].rank}", "spent": _rounded(means[at])} for at in shown]
+    if len(shown) < len(ranks):
+        median = [statistics.median(phases) for phases in zip(*means, strict=True)]
+        bars.insert(0, {"name": f"median of {len(ranks)}", "spent": _rounded(median)})
+    return {"phases": PHASES, "bars": bars, "heat": _heat(ranks)}, _advice(run, ranks, means)
+
+
+def _mean(windows: Iterable[Window]) -> list[float]:
+    """Return the seconds a step in each phase."""
+    steps = sum(one.steps for one in windows)
+    return [sum(seconds) / steps for seconds in zip(*(one.spent for one in windows), strict=True)]
+
+
+def _rounded(values: Iterable[float], steps: float = 1.0) -> list[float]:
+    return [float(f"{value / steps:.3g}") for value in values]
+
+
+# --- the heat map ---
+
+
+def _heat(ranks: Sequence[RankTimes]) -> dict[str, Any]:
+    """Return seconds a step by rows of ranks and columns of time: of each rank's own, of the step, and for data."""
+    start = min(each.windows[0].start for each in ranks)
+    end = max(each.windows[-1].start + each.windows[-1].seconds for each in ranks)
+    columns = min(MOST_COLUMNS, max(len(each.windows) for each in ranks))
+    per_row = -(-len(ranks) // MOST_ROWS)
+    rows = [ranks[at : at + per_row] for at in range(0, len(ranks), per_row)]
+    cells: dict[str, list[list[float | None]]] = {"own": [], "step": [], "data": []}
+    for row in rows:
+        found = [_columns(each.windows, start, (end - start) / columns, columns) for each in row]
+        slowest = [[max(kind) if kind else None for kind in _turned(column)] for column in zip(*found, strict=True)]
+        for at, kind in enumerate(cells.values()):
+            kind.append([each[at] for each in slowest])
+    return {"start": start, "end": end, "rows": [_name(row) for row in rows], **cells}
+
+
+def _turned(column: Iterable[Sequence[float] | None]) -> list[list[float]]:
+    """Return for each kind its values of all ranks that have made a step."""
+    there = [each for each in column if each]
+    return [[each[kind] for each in there] for kind in range(3)]
+
+
+def _columns(windows: Sequence[Window], start: float, width: float, columns: int) -> list[list[float] | None]:
+    """Return for each span of time own time, time and wait for data of a step; None without a step in it."""
+    whole = [sum(window.spent) for window in windows]
+    spans = [(window.start, window.start + seconds) for window, seconds in zip(windows, whole, strict=True)]
+    own = [seconds - window.spent[_EXCHANGE] for window, seconds in zip(windows, whole, strict=True)]
+    amounts: list[list[float]] = [own, whole, [one.spent[_DATA] for one in windows], [one.steps for one in windows]]
+    found = list[list[float] | None]()
+    for before, after in pairwise(cumulated(amounts, spans, (start + width * edge for edge in range(columns + 1)))):
+        *seconds_of, steps = (more - less for less, more in zip(before, after, strict=True))
+        found.append(_rounded(seconds_of, steps) if steps else None)
+    return found
+
+
+def _name(row: Sequence[RankTimes]) -> str:
+    return f"rank {row[0].rank}" if len(row) == 1 else f"ranks {row[0].rank}-{row[-1].rank}"
+
+
+# --- what could be better ---
+
+
+def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
+    """Return sentences on ranks for which the others waited, or on data for which all did."""
+    starts = sorted({window.restart for each in ranks for window in each.windows}) if len(ranks) > 1 else []
+    found = [one for restart in starts for one in find(of_start(ranks, restart))]
+    if found:
+        worst = max(with_hosts(found, run), key=lambda one: (one.seconds - one.others) * one.steps)
+        more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
+        return [f"{worst.sentence[0].upper()}{worst.sentence[1:]}. {_FIXES.get(worst.phase, '')}".rstrip() + more]
+    step, data = statistics.median(map(sum, means)), statistics.median(each[_DATA] for each in means)
+    if data < _MUCH_DATA * step:
+        return []
+    return [
+        f"All ranks wait for data: {format_span(data)} of each step of {format_span(step)}. "
+        "More workers for the loader, or faster storage, would help."
+    ]

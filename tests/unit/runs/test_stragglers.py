@@ -1,0 +1,88 @@
+"""Stragglers: the right rank for the right reason where there is one, and none where steps only vary."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_steps import missed, named_in_quiet
+
+from allranks.record.steptime import PHASES, Window
+from allranks.runs.steptime import RankTimes, of_start, per_step
+from allranks.runs.stragglers import Straggler, find, medians_of_others
+
+
+def test_no_rank_of_a_quiet_run_is_named() -> None:
+    """Of a thousand runs in ``benchmarks/stragglers.py``."""
+    assert list(named_in_quiet(range(100))) == []
+
+
+def test_a_slow_rank_is_named_with_what_it_takes_its_time_for() -> None:
+    """Of 95 % at least in ``benchmarks/stragglers.py``."""
+    assert [seed for seed, _ in missed(range(40))] == []
+
+
+def _even(ranks: int, slow: dict[int, tuple[float, float]], windows: int = 40, per_node: int = 2) -> list[RankTimes]:
+    """Return ranks that wait 1 s for data, compute 2 s and then wait for the slowest; ``slow`` has other times."""
+    found = []
+    took = max(sum(each) for each in [(1.0, 2.0), *slow.values()])
+    for rank in range(ranks):
+        data, compute = slow.get(rank, (1.0, 2.0))
+        spent = (data, compute, took - data - compute, 0.0, 0.0, 0.0)
+        made = [Window(number * took, 10 + number, 1, 0, spent) for number in range(windows)]
+        found.append(RankTimes(rank, rank // per_node, made))
+    return found
+
+
+def test_what_is_said_of_a_rank_and_of_all_ranks_of_a_node() -> None:
+    (one,) = find(_even(4, {3: (1.0, 3.0)}))
+    assert one == Straggler((3,), 1, None, "compute", 10, 40, 3.0, 2.0, 4.0, is_current=True)
+    numbers = "3 s of each step of 4 s, the others 2 s"
+    assert one.sentence == f"rank 3 computes 1.5 times slower than the others for 40 steps: {numbers}"
+    (node,) = find(_even(6, {2: (3.0, 2.0), 3: (3.5, 2.0)}))
+    assert (node.ranks, node.node, node.phase) == ((2, 3), 1, "data")
+    numbers = "3.5 s of each step of 5.5 s, the others 1 s"
+    assert node.sentence == f"both ranks of node 1 wait for data for 40 steps: {numbers}"
+
+
+def test_late_data_is_named_where_the_wait_for_others_is_not_seen() -> None:
+    (one,) = find(_even(3, {0: (0.0, 3.0), 1: (1.0, 2.0), 2: (0.1, 2.9)}))
+    assert (one.ranks, one.phase, one.seconds, one.step) == ((1,), "data", 1.0, 3.0)
+
+
+def test_too_few_steps_or_ranks_name_nobody() -> None:
+    assert find([]) == []
+    assert find(_even(1, {0: (1.0, 9.0)})) == []
+    assert find(_even(2, {1: (1.0, 9.0)}, windows=15)) == []
+    apart = _even(2, {1: (1.0, 9.0)})
+    late = [apart[0], apart[1]._replace(windows=[one._replace(first=one.first + 900) for one in apart[1].windows])]
+    assert find(late) == [], "they have no steps in common"
+
+
+def test_only_steps_since_the_last_start_are_compared() -> None:
+    before, after = _even(2, {1: (1.0, 9.0)}), _even(2, {})
+    both = [
+        one._replace(windows=[*one.windows, *(window._replace(restart=1) for window in other.windows)])
+        for one, other in zip(before, after, strict=True)
+    ]
+    assert find(of_start(both)) == []
+    assert [one.ranks for one in find(of_start(both, 0))] == [(1,)]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
+def test_median_of_the_others(values: list[float]) -> None:
+    expected = [statistics.median(values[:at] + values[at + 1 :]) for at in range(len(values))]
+    assert medians_of_others(values) == expected
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 9))
+def test_no_time_is_lost_between_the_parts(counts: list[int], parts: int) -> None:
+    windows, step = [], 0
+    for count in counts:
+        windows.append(Window(float(step), step, count, 0, (0.5 * count,) * len(PHASES)))
+        step += count
+    edges = sorted({step * part // parts for part in range(parts + 1)})
+    for phases in per_step(windows, edges):
+        assert all(math.isclose(seconds, 0.5) for seconds in phases)
