@@ -111,6 +111,7 @@ def carry_out(
         return 0
     relay.attach(started, run)
     _follow(run, started, kind, live, news)
+    from allranks.launch.notify import notify_end
     from allranks.launch.refresh import observed
 
     run = observed(run, kind)
@@ -118,6 +119,7 @@ def carry_out(
         run = run.with_status(run.record.status)
     except RunFolderError as error:
         render.error(error)  # The disk is full, say: the outcome is known anyway.
+    notify_end(run, environ)
     if as_json:
         render.as_json(report(run))
     return _conclude(run)
