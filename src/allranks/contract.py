@@ -251,8 +251,8 @@ def rank_stacks(rank: int) -> str:
     return f"rank-{rank}{STACKS_SUFFIX}"
 
 
-def rank_step(rank: int) -> str:
-    """Name of the file in a node's directory in which a rank counts its steps: see :data:`STEP_FILE`."""
+def rank_step(rank: int | Literal["*"]) -> str:
+    """Name of the file in a node's directory in which a rank, or any rank, counts its steps: see :data:`STEP_FILE`."""
     return f"rank-{rank}.step"
 
 

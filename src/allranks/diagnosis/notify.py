@@ -92,7 +92,7 @@ def deliver(event: Mapping[str, Any], command: Sequence[str], url: str | None, s
     ran = _started(lambda: _run(command, event, data, seconds)) if command else None
     posted = _started(lambda: _post(url, data, seconds)) if url else None
     if ran and (problem := ran(2 * seconds)):  # It ends by itself before.
-        yield f"notify.command '{_shown(command)}' {problem}"
+        yield f"the command {_shown(command)} {problem}"
     if posted and url and (problem := posted(seconds)) != "":
         yield f"the webhook at {urlsplit(url).hostname} {problem or f'did not answer within {seconds:g} s'}"
 

@@ -90,8 +90,8 @@ def test_a_command_gets_the_event_on_stdin_and_in_variables(tmp_path):
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (["/bin/sh", "-c", "exit 3"], "notify.command 'exit 3' exited with code 3"),
-        (["no-such-program", "x"], "notify.command 'no-such-program x' cannot be run: No such file or directory"),
+        (["/bin/sh", "-c", "exit 3"], "the command exit 3 exited with code 3"),
+        (["no-such-program", "x"], "the command no-such-program x cannot be run: No such file or directory"),
     ],
 )
 def test_a_command_that_fails_is_named(command, problem):
@@ -99,7 +99,7 @@ def test_a_command_that_fails_is_named(command, problem):
 
 
 def test_a_command_that_hangs_is_killed():
-    problem = "notify.command 'sleep 600' took longer than 0.2 s, and was killed"
+    problem = "the command sleep 600 took longer than 0.2 s, and was killed"
     assert [*deliver({**EVENT, "text": ""}, ["sleep", "600"], None, 0.2)] == [problem]
 
 
