@@ -159,6 +159,9 @@ ATTEMPT_STARTS: Final = "allranks: an attempt starts"
 TERMINATED: Final = "terminated"
 #: Asks all agents of an attempt for the stacks of their ranks, each time it is written.
 STACKS_REQUEST: Final = "stacks"
+#: The commit of the user's code that an attempt was started with, and the diff to it.
+CODE_RECORD: Final = "code.json"
+CODE_DIFF: Final = "code.diff"
 #: Marks an attempt that was cancelled before its launcher had started it.
 CANCELLED: Final = "cancelled"
 #: Marks an attempt that a person has started: attempts are counted from there.
