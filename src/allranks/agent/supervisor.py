@@ -200,7 +200,9 @@ def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob
             (run / contract.SECRETS_FILE).unlink(missing_ok=True)
         if not goes_on:
             state = _state(folder, code, job)
-            notifier.send("failure" if state in ("FAILED", "TIMEOUT") else "end", state=state, exit_code=code)
+            facts = {"reason": "it reached its time limit"} if state == "TIMEOUT" else {}
+            event = "failure" if state in ("FAILED", "TIMEOUT") else "end"
+            notifier.send(event, state=state, exit_code=code, **facts)
             notifier.report()
     except Exception:  # noqa: BLE001 - the job's exit code stays what it is
         complain()

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> NoReturn:
 def completed(event: Mapping[str, Any], attempt: Path) -> dict[str, Any]:
     """Return an event with its verdict, if it is a failure, and with a text for people."""
     verdict = None
-    if event["event"] == "failure":
+    if event["event"] == "failure" and event["state"] == "FAILED":  # The others explain themselves.
         verdict = _started(lambda: diagnose(attempt))(_VERDICT_SECONDS)
     reason = event.get("reason") or _reason(attempt, event["event"])
     facts = None

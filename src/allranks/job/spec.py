@@ -136,7 +136,7 @@ Words = Annotated[tuple[str, ...], _split_by(_words), _list_or_text("split as a 
 Command = Annotated[
     tuple[str, ...],
     _split_by(lambda line: ["/bin/sh", "-c", line] if line.strip() else []),
-    _list_or_text("a line for sh"),
+    _list_or_text("that sh runs"),
 ]
 Webhook = Annotated[str, BeforeValidator(_webhook)]
 Lines = Annotated[
@@ -151,7 +151,16 @@ Names = Annotated[
     _list_or_text("separated by commas or spaces"),
 ]
 Events = Annotated[
-    tuple[Literal["start", "failure", "requeue", "end"], ...], _split_by(lambda text: text.replace(",", " ").split())
+    tuple[Literal["start", "failure", "requeue", "end"], ...],
+    _split_by(lambda text: text.replace(",", " ").split()),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"enum": ["start", "failure", "requeue", "end"]}},
+                {**_TEXT, "description": "separated by commas or spaces"},
+            ]
+        }
+    ),
 ]
 Variables = Annotated[
     dict[str, str],
