@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conftest import FAILING_SCRIPT
+#: Rank 1 fails when rank 0 is there.
+FAILS = """\
+import os, sys, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("there"):
+        time.sleep(0.01)
+    sys.exit(3)
+open("there", "w").close()
+time.sleep(600)
+"""
 
 
 def _trace(text: str) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -25,7 +34,7 @@ def _trace(text: str) -> tuple[list[dict[str, Any]], dict[int, str]]:
 
 
 def test_attempts_ranks_restarts_and_checkpoints(allranks: Any) -> None:
-    allranks.script(FAILING_SCRIPT)
+    allranks.script(FAILS)
     assert allranks("run", "train.py", "--nproc-per-node", "2", "--max-restarts", "1", "--stop-timeout", "5").rc == 3
     run = allranks.run()
     began = json.loads((run / "attempts/000/node-000/agent.jsonl").read_text().splitlines()[0])["time"]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from allranks.diagnosis.notify import completed, deliver, text_of
-from conftest import Allranks
 from waiting import PATIENCE
 
 EVENT = {"event": "end", "run": "train-1", "state": "SUCCEEDED", "seconds": 61.4, "attempt": 1, "host": "n1"}
@@ -153,7 +152,7 @@ def test_an_end_has_the_reason_that_the_agent_has_recorded(tmp_path):
     assert (found["reason"], found["verdict"]) == ("got SIGTERM", None)
 
 
-def _job(allranks: Allranks, script: str, more: str = "") -> Path:
+def _job(allranks: Any, script: str, more: str = "") -> Path:
     allranks.script(script)
     return allranks.job(f"script: train.py\nlaunch: {{nproc_per_node: 1, max_restarts: 1}}\nnotify:\n{more}")
 
