@@ -57,6 +57,9 @@ DECIDED: Final = "ALLRANKS_DECIDED"
 #: What ends a prompt in a rank's log when a line was typed behind it: a rank itself hardly ends a line so.
 TYPED: Final = b"\r\n"
 
+#: The URL of a run's webhook, which stands in no file.
+NOTIFY_WEBHOOK: Final = "ALLRANKS_NOTIFY_WEBHOOK"
+
 #: What belongs to one run: a command that runs inside a rank must not hand it on.
 OF_A_RUN: Final = (
     RUN_ID,
@@ -118,6 +121,8 @@ PORTS: Final = 16000
 
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
+#: Of what, and how, somebody is notified; only there if somebody is.
+NOTIFY_FILE: Final = "notify.json"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
@@ -128,7 +133,7 @@ _SHARED_CODE: Final = ("__init__.py", "contract.py", "errors.py", "system")
 PROBE_CODE: Final = (*_SHARED_CODE, "checks/__init__.py", "checks/collect")
 #: Those that a run carries for its nodes: they need only Python and torch.
 NODE_CODE: Final = (*_SHARED_CODE, "record", "agent", "runtime", "selftest", "lightning.py")
-#: What those need in addition whose supervisor asks for a verdict.
+#: What those need in addition whose supervisor asks for a verdict, or that notify.
 DIAGNOSIS_CODE: Final = ("diagnosis", "logs/__init__.py", "logs/cause.py")
 #: The ends after which another attempt may follow: see ``retry.on`` in the job file.
 NODE, PREEMPTION, HARDWARE = "node", "preemption", "hardware"
@@ -158,6 +163,9 @@ ATTEMPT_STARTS: Final = "allranks: an attempt starts"
 TERMINATED: Final = "terminated"
 #: Asks all agents of an attempt for the stacks of their ranks, each time it is written.
 STACKS_REQUEST: Final = "stacks"
+#: The commit of the user's code that an attempt was started with, and the diff to it.
+CODE_RECORD: Final = "code.json"
+CODE_DIFF: Final = "code.diff"
 #: Marks an attempt that was cancelled before its launcher had started it.
 CANCELLED: Final = "cancelled"
 #: Marks an attempt that a person has started: attempts are counted from there.
@@ -206,6 +214,8 @@ MISSING: Final = "missing"
 STOP_REQUESTED: Final = "stop-requested"
 WARNED: Final = "warned"
 ERROR: Final = "error"
+#: Somebody could not be notified.
+NOTIFY_FAILED: Final = "notify-failed"
 ENDED: Final = "ended"
 
 #: A variable whose name ends so holds a secret: its value is in no plan, script, record or log of ours.
@@ -250,8 +260,8 @@ def rank_stacks(rank: int) -> str:
     return f"rank-{rank}{STACKS_SUFFIX}"
 
 
-def rank_step(rank: int) -> str:
-    """Name of the file in a node's directory in which a rank counts its steps: see :data:`STEP_FILE`."""
+def rank_step(rank: int | Literal["*"]) -> str:
+    """Name of the file in a node's directory in which a rank, or any rank, counts its steps: see :data:`STEP_FILE`."""
     return f"rank-{rank}.step"
 
 

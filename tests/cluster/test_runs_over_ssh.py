@@ -14,6 +14,7 @@ from ranks_told import PLACES, UP, ranks_saying, who
 from ssh_nodes import SshNodes
 from ssh_runs import left_on, wait_for_ranks
 
+from allranks.record.events import read_events
 from terminals import Terminal
 from waiting import PATIENCE
 
@@ -50,15 +51,27 @@ def test_a_terminal_shows_what_is_done_with_the_machines(ssh: Any, terminals: li
 
 
 def test_a_cluster_with_a_file_of_hosts(ssh: Any) -> None:
+    """Its first machine alone notifies of the end, and has the URL for it, which is in no file."""
     ssh.script("racks: {kind: ssh, resources: {hostfile: hosts.txt}, launch: {backend: gloo}}\n", "clusters.yaml")
     ssh.script("# two machines\ngpu03 slots=1\nroot@gpu01:22 slots=3\n", "hosts.txt")
-    ssh.job("script: train.py\ncluster: racks\n")
+    ssh.job("script: train.py\ncluster: racks\nnotify: {on: [end], command: hostname >>told; exit 3}\n")
     ssh.script(PLACES)
-    done = ssh("run", "job.yaml")
+    done = ssh("run", "job.yaml", ALLRANKS_NOTIFY_WEBHOOK="http://127.0.0.1:9/tell-nobody")
     assert done.rc == 0, done.stderr
     assert f"allranks: {ssh.run().name}: 4 ranks on 2 nodes of racks, backend gloo " in done.stderr
     places = [(0, 0, 1, "gpu03"), *((1 + local, local, 3, "gpu01") for local in range(3))]
     assert who(done.stdout) == [[rank, local, 4, count, name, 4] for rank, local, count, name in places]
+    events = ssh.run() / "attempts/000/node-000/agent.jsonl"
+
+    def problems() -> list[str] | None:
+        found = [event.fields["problem"] for event in read_events(events) if event.kind == "notify-failed"]
+        return found if len(found) == 2 else None
+
+    command = "the command hostname >>told; exit 3 exited with code 3"
+    refused = "the webhook at 127.0.0.1 cannot be reached: Connection refused"
+    assert wait_until("the notifications", problems) == [command, refused]
+    assert (ssh.folder / "told").read_text() == "gpu03\n"
+    assert not [path for path in ssh.run().rglob("*") if path.is_file() and b"tell-nobody" in path.read_bytes()]
 
 
 def test_a_launcher_that_is_killed_ends_nothing(ssh: Any, network: Network) -> None:

@@ -29,6 +29,8 @@ script: train.py
 cluster: grid
 resources: {nodes: 4, cpus_per_node: 8, memory: 64GB, time: 2-00:00}
 launch: {nproc_per_node: 4, max_restarts: 2, interface: ib0}
+notify:
+  mail: me@example.org
 scheduler:
   parallel_environment: mpi
   partition: gpu.q
@@ -39,7 +41,6 @@ scheduler:
   reservation: 12
   exclusive: true
   array: 1-8%2
-  mail: me@example.org
   output: "logs/out #1.log"
   error: logs/err.log
   directives: ["-p -100", "#$ -js 3"]

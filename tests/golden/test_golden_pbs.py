@@ -30,6 +30,8 @@ launch:
   launcher_args: [-v, 'a b']
   max_restarts: 2
   interface: ib0
+notify:
+  mail: me@example.org
 scheduler:
   partition: gpu
   account: my account
@@ -39,7 +41,6 @@ scheduler:
   resources: ['filesystems=home:eagle', software=matlab]
   exclusive: true
   array: 0-7%2
-  mail: me@example.org
   output: "logs/out #1.log"
   error: logs/err.log
   start_with: STARTER

@@ -51,6 +51,8 @@ launch:
   launcher_args: [--mpi=none, '--comment=a b']
   max_restarts: 2
   interface: ib0
+notify:
+  mail: me@example.org
 scheduler:
   partition: gpu
   account: my project
@@ -61,7 +63,6 @@ scheduler:
   reservation: maintenance
   exclusive: true
   array: 0-7%2
-  mail: me@example.org
   output: "logs/%A_%a #1.out"
   error: logs/%A_%a.err
   directives: ["--nice=100", "#SBATCH --licenses=a@b:1"]

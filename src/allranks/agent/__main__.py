@@ -13,6 +13,7 @@ OTHERS = {
     "--task": ("allranks.agent.tasks", "main"),
     "--rank": ("allranks.agent.direct", "main"),
     "--companion": ("allranks.agent.direct", "sidecar"),
+    "--notify": ("allranks.diagnosis.notify", "main"),
 }
 
 if sys.version_info < (3, 10):  # noqa: UP036 - on a node it may be any python3

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 
 
+def _event_writer(node: NodeSpec, path: Path) -> EventWriter:
+    """Return the writer of an agent's events; on the first node of a run that notifies, one that does so."""
+    run = Path(node.run_dir)
+    if node.node or not (run / contract.NOTIFY_FILE).exists():
+        return EventWriter(path, node.file_mode)
+    from allranks.agent.notify import NotifyingWriter  # A job that notifies nobody starts sooner without them.
+    from allranks.record.notify import Notifier
+
+    has_supervisor = (run / contract.BATCH_ORDERS).exists()
+    return NotifyingWriter(path, node.file_mode, Notifier(run, node.attempt), has_supervisor=has_supervisor)
+
+
 @dataclass(frozen=True)
 class Start:
     """How this agent started."""
@@ -50,7 +62,7 @@ class Agent:
         self._node = node
         self._folder = Path(node.run_dir, contract.node_dir(node.attempt, node.node))
         self._folder.mkdir(node.folder_mode, parents=True, exist_ok=True)
-        self._events = EventWriter(self._folder / contract.AGENT_EVENTS, node.file_mode)
+        self._events = _event_writer(node, self._folder / contract.AGENT_EVENTS)
 
     def stop_early(self, stop: StopRequest) -> NoReturn:
         """Exit at once, before there is any rank, because of a signal."""

@@ -21,6 +21,7 @@ from allranks.agent.batch_job import BatchJob
 from allranks.errors import RunFolderError
 from allranks.record.events import SaveRecord, read_events, read_saves
 from allranks.record.files import write_json
+from allranks.record.notify import Notifier
 
 #: So many attempts in a row may end without a checkpoint of a later step than before.
 _FRUITLESS = 3
@@ -68,8 +69,8 @@ def begins(run: Path, attempt: int, most: int, job: BatchJob) -> bool:
     return not why
 
 
-def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> bool:
-    """Decide whether another attempt follows one that has ended with an exit code, act, record and print it."""
+def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob, notifier: Notifier) -> bool:
+    """Decide whether another attempt follows one that has ended with an exit code, act, record, print and notify."""
     folder = run / contract.attempt_dir(attempt)
     if (folder / contract.AGAIN).exists():
         return False  # It did not start.
@@ -77,6 +78,8 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob) -> boo
         code = contract.CONTINUE_LATER
     decision = decide(run, attempt, code, most, job.orders.retry_on)
     if decision.again:
+        notifier.send("requeue", state="PENDING", exit_code=code, reason=decision.why)
+        notifier.report()  # Now: to be put back into the queue may end this process at once.
         decision = go_on(run, attempt, decision, job)
     _record(folder, decision)
     if decision.again or decision.given_up:  # Else the ranks' own last words are those that count.

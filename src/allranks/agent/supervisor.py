@@ -28,6 +28,7 @@ from allranks.agent.batch_job import BatchJob, this_job
 from allranks.agent.heartbeat import complain
 from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import AllranksError, RunFolderError
+from allranks.record.notify import Notifier
 from allranks.system import schedulers
 
 #: From a port that is taken to the next one: those next to it belong to jobs that are submitted at the same time.
@@ -56,11 +57,14 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.exit(1)
     os.environ.update({contract.RUN_DIR: str(run), contract.ATTEMPT: str(attempt)})
     os.umask(users_umask)
+    notifier = Notifier(run, attempt, job=job.id)
+    if argv[0] == "start":
+        notifier.send("start", state="RUNNING")
     code = _run_ranks(run, attempt, orders, job) if argv[0] == "start" else int(argv[0])
     for number in _ENDINGS:
         # Ignored by what this starts too: Slurm signals all processes of a job that it requeues, scontrol too.
         signal.signal(number, signal.SIG_IGN)
-    _finish(run, attempt, code, orders, job)
+    _finish(run, attempt, code, orders, job, notifier)
     sys.exit(code)
 
 
@@ -80,6 +84,8 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
         parts["supervisor"]["script"]: Path(script).read_text(encoding="utf-8", errors="surrogateescape"),
     }
     new = run / f"new-{socket.gethostname()}-{os.getpid()}"  # Each at once: others of an array may read it already.
+    if "notify" in parts:
+        files[contract.NOTIFY_FILE] = json.dumps(parts["notify"])
     for name, text in files.items():
         new.write_text(text, encoding="utf-8", errors="surrogateescape")
         new.replace(run / name)
@@ -114,7 +120,8 @@ def _task_folder(run: Path, task: str, script: str) -> Path:
     folder = run / f"{contract.TASK}{task}"
     folder.mkdir(exist_ok=True)
     shared = (contract.CODE, contract.KEY_FILE, contract.NODE_ORDERS, contract.BATCH_ORDERS, contract.NODE_SCRIPT)
-    for name in (*shared, script):
+    optional = [contract.NOTIFY_FILE] if (run / contract.NOTIFY_FILE).exists() else []
+    for name in (*shared, *optional, script):
         with suppress(FileExistsError):
             (folder / name).symlink_to(Path("..", name))
     return folder
@@ -181,15 +188,28 @@ def _in_a_line(error: AllranksError | OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
-def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob) -> None:
-    """Record the exit code, decide about another attempt, and remove secrets that no other one needs."""
+def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob, notifier: Notifier) -> None:
+    """Record the exit code, decide about another attempt, remove secrets that no other one needs, and notify."""
     folder = run / contract.attempt_dir(attempt)
     goes_on = False
     try:
         (folder / contract.EXIT).write_text(f"{code}\n")
         if orders.max_attempts is not None:
-            goes_on = requeue.follows(run, attempt, code, orders.max_attempts, job)
+            goes_on = requeue.follows(run, attempt, code, orders.max_attempts, job, notifier)
         if orders.removes_secrets and not (goes_on or (folder / contract.TERMINATED).exists()):
             (run / contract.SECRETS_FILE).unlink(missing_ok=True)
+        if not goes_on:
+            state = _state(folder, code, job)
+            facts = {"reason": "it reached its time limit"} if state == "TIMEOUT" else {}
+            event = "failure" if state in ("FAILED", "TIMEOUT") else "end"
+            notifier.send(event, state=state, exit_code=code, **facts)
+            notifier.report()
     except Exception:  # noqa: BLE001 - the job's exit code stays what it is
         complain()
+
+
+def _state(folder: Path, code: int, job: BatchJob) -> str:
+    """Return the state in which a run has ended with an attempt, as far as its supervisor knows."""
+    if code and (folder / contract.TERMINATED).exists():
+        return "TIMEOUT" if job.is_over() else "CANCELLED"
+    return {0: "SUCCEEDED", contract.CONTINUE_LATER: "PREEMPTED"}.get(code, "FAILED")

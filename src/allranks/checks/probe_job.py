@@ -21,7 +21,7 @@ from allranks.checks.waiting import end_if_requested, noted
 from allranks.clusters.base import ProbeResult
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.errors import LaunchError, StartCancelledError
-from allranks.job.spec import Environment, Launch, Retry
+from allranks.job.spec import Environment, Launch, Notify, Retry
 from allranks.launch import submit as launching
 from allranks.record.files import write_atomically
 from allranks.runs.status import State
@@ -114,7 +114,7 @@ def job_of(job: Job, folder: Path, independent: Sequence[str] = ()) -> Job:
     words = ("-c", f'[ ! -r {script} ] || . {script} "$GROUP_RANK" || true')
     own = (*(job.launch.launcher_args if job.launch.agent else ()), *independent)
     time_limit = min(_SECONDS, job.resources.time or _SECONDS)
-    left_out = {"array": None, "mail": None, "output": None, "error": None}
+    left_out = {"array": None, "output": None, "error": None}
     return job.model_copy(
         update={
             **{"name": "check", "module": None, "script": None, "binary": "bash", "args": words, "workdir": "/"},
@@ -124,6 +124,7 @@ def job_of(job: Job, folder: Path, independent: Sequence[str] = ()) -> Job:
             "environment": Environment(variables=job.environment.variables, python=python),
             "scheduler": job.scheduler.model_copy(update=left_out),
             "retry": Retry(requeue=False, warn_before=0),
+            "notify": Notify(),
         }
     )
 

@@ -120,6 +120,7 @@ def trial_of(launch: Launch, kind: ClusterKind, args: Sequence[str], module: str
             "launch": job.launch.model_copy(update={"max_restarts": 0, "attach": kind.name == "ssh"}),
             "retry": job.retry.model_copy(update=requeue),
             "scheduler": job.scheduler.model_copy(update={"array": None}),
+            "notify": type(job.notify)(),
             "resources": job.resources.model_copy(update={"time": time and min(time, _LONGEST)}),
         }
     )

@@ -11,9 +11,12 @@ from allranks.cli import render
 from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import UsageError
 from allranks.job.units import format_count, format_seconds
+from allranks.runs.code import code_of, differing_files
 from allranks.runs.comparison import Compared, common_end, different, names_of, rank_hours, read
 from allranks.runs.metrics import speeds, values_until
 from allranks.runs.record import Run
+
+_MOST_FILES = 6
 
 
 @click.command("compare")
@@ -43,9 +46,22 @@ def command(names: tuple[str, ...], folder: str | None, as_json: bool) -> int:
     for run in (each.run for each in compared if not each.metrics):
         why = "tasks of an array are not compared" if run.tasks else "its script does not call ctx.metrics.log"
         render.talk(f"allranks: note: {run.record.id} has no metrics: {why}")
+    for line in _code(compared):
+        render.talk(f"allranks: {line}")
     if not settings:
         render.talk("allranks: note: the job files and flags of these runs are the same")
     return 0
+
+
+def _code(compared: Sequence[Compared]) -> Iterator[str]:
+    """Yield how the code of the others differs from that of the first run."""
+    first, *others = (code_of(each.run) for each in compared)
+    for each, other in zip(compared[1:], others, strict=True):
+        if first and other and str(first) != str(other) and (files := differing_files(first, other)):
+            more = f" and {len(files) - _MOST_FILES} more" if len(files) > _MOST_FILES else ""
+            names = ", ".join(files[:_MOST_FILES])
+            verb = "differs" if len(files) == 1 else "differ"
+            yield f"code: {format_count(len(files), 'file')} of {each.run.record.id} {verb}: {names}{more}"
 
 
 def _results(compared: Sequence[Compared]) -> Iterator[tuple[str, ...]]:

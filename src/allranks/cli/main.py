@@ -29,6 +29,7 @@ GROUPS = {
         "stacks": "Show where the ranks stand, in a hang.",
         "why": "Explain why a run failed, or any PyTorch log.",
         "top": "Show the CPU, memory and GPU use of a run.",
+        "metrics": "Write the metrics of runs for Prometheus.",
         "compare": "Compare the speed, metrics and settings of runs.",
         "report": "Write a report on runs as one HTML file.",
     },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,9 @@ from allranks.cli import render
 from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import AllranksError, UsageError
 from allranks.runs.comparison import read
+
+if TYPE_CHECKING:
+    from allranks.runs.record import Run
 
 #: How a report starts: a file that does not is somebody's own, and stays.
 _MARK = "<!doctype html>\n<!-- allranks report"
@@ -20,32 +25,49 @@ _MARK = "<!doctype html>\n<!-- allranks report"
 @click.option(
     "-o", "--output", metavar="FILE", default="report.html", show_default=True, help="File to write; - is stdout."
 )
+@click.option("--trace", metavar="FILE", help="Write the timeline for Perfetto instead; - is stdout.")
 @folder_option
 @json_option
-def command(names: tuple[str, ...], output: str, folder: str | None, as_json: bool) -> int:
+def command(names: tuple[str, ...], output: str, trace: str | None, folder: str | None, as_json: bool) -> int:
     """Write a report on a run, or on several beside each other, as one HTML file: the newest here, or RUN.
 
     It shows how it ended and why, where the time went, speed and scaling, curves of all metrics, nodes and settings.
-    The file needs no network and no other file, so it can be mailed.
+    The file needs no network and no other file, so it can be mailed. With --trace the attempts, ranks, restarts and
+    checkpoints of each node go to a JSON file, which https://ui.perfetto.dev and chrome://tracing open.
     """
     from allranks.view.report import to_data, to_page
 
     runs = find_each(folder, names or (None,))
+    if trace is not None:
+        _write_trace(runs, trace)
+        return 0
     data = to_data([read(run) for run in runs])
     if as_json:
         render.as_json(data)
     elif output == "-":
         render.data(to_page(data))
     else:
-        _write(Path(output), to_page(data))
+        _write(Path(output), to_page(data), _MARK)
         render.talk(f"allranks: report on {', '.join(run.record.id for run in runs)}: {output}")
     return 0
 
 
-def _write(path: Path, page: str) -> None:
+def _write_trace(runs: Sequence[Run], output: str) -> None:
+    from allranks.view.trace import MARK, to_trace
+
+    text = to_trace(runs)
+    if output == "-":
+        render.data(text)
+    else:
+        _write(Path(output), f"{text}\n", MARK)
+        render.talk(f"allranks: timeline of {', '.join(run.record.id for run in runs)}: {output}")
+
+
+def _write(path: Path, text: str, mark: str) -> None:
+    """Write a file; one that is there and does not start with the mark of its kind stays."""
     try:
-        if path.is_file() and not path.read_text(encoding="utf-8", errors="replace").startswith(_MARK):
-            raise UsageError(f"{path} is left as it is", why="it is not a report of allranks", fix="give another -o")
-        path.write_text(page, encoding="utf-8")
+        if path.is_file() and not path.read_text(encoding="utf-8", errors="replace").startswith(mark):
+            raise UsageError(f"{path} is left as it is", why="it is not a report of allranks", fix="another file name")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise AllranksError(f"cannot write {path}", why=error.strerror) from error

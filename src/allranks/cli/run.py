@@ -26,6 +26,8 @@ from allranks.logs.merge import follow
 from allranks.runs.status import State
 
 if TYPE_CHECKING:
+    from threading import Thread
+
     from allranks.clusters.base import ClusterKind, Started
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
@@ -112,9 +114,13 @@ def carry_out(
         run, plan, kind, environ, detach=detach, watched=watched, interrupted=relay.interrupted
     )
     introduce(plan, run)
+    from allranks.runs.code import record_code  # Now: no start waits for that, or for git.
+
+    recording = record_code(run, plan.script, environ) if plan.script else None
     news = _News(started, run, live)
     news.report()
     if detach and not relay.interrupted():
+        _finish(recording)
         render.as_json(report(run)) if as_json else render.data(run.record.id)
         render.talk(f"next: allranks logs -f {name_to_type(run)}")
         return 0
@@ -124,6 +130,8 @@ def carry_out(
 
         live.status = StatusLine(run.folder)
     _follow(run, started, kind, live, news)
+    _finish(recording)
+    from allranks.launch.notify import notify_end
     from allranks.launch.refresh import observed
 
     run = observed(run, kind)
@@ -131,9 +139,15 @@ def carry_out(
         run = run.with_status(run.record.status)
     except RunFolderError as error:
         render.error(error)  # The disk is full, say: the outcome is known anyway.
+    notify_end(run, environ)
     if as_json:
         render.as_json(report(run))
     return _conclude(run)
+
+
+def _finish(recording: Thread | None) -> None:
+    if recording:
+        recording.join()
 
 
 def introduce(plan: Plan, run: Run) -> None:

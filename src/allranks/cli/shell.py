@@ -16,7 +16,7 @@ from allranks.errors import LaunchError, UsageError
 from allranks.job.options import OPTIONS
 
 #: Of a batch job only: a shell has no log, no tasks of an array, and a person who sees its end.
-_NOT_FOR_A_SHELL = ("scheduler.array", "scheduler.mail", "scheduler.output", "scheduler.error")
+_NOT_FOR_A_SHELL = ("scheduler.array", "scheduler.output", "scheduler.error")
 
 
 def _shell_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
 from allranks.job.units import time_of
-from allranks.plan.directives import Directive, given, lines_of, plain_name, words_for_shell
+from allranks.plan.directives import Directive, given, lines_of, mail_letters, plain_name, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -232,8 +232,8 @@ def directives(job: Job, nproc: int) -> Iterator[Directive]:
         (f"-ar {requested.reservation}", bool(requested.reservation), "scheduler.reservation"),
         ("-t", array, "scheduler.array"),
         (f"-tc {at_once}", bool(at_once), "scheduler.array"),
-        ("-M", requested.mail, "scheduler.mail"),
-        ("-m", requested.mail and "ae", "scheduler.mail"),
+        ("-M", job.notify.mail, "notify.mail"),
+        ("-m", job.notify.mail and mail_letters(job), "notify.on"),
         ("-N", plain_name(name_of(job)), "name"),
         ("-j", "y", "one log"),
         ("-o", "/dev/null", "the script writes its log itself"),

@@ -50,13 +50,14 @@ class LocalCluster(ClusterKind):
 
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt: its number is in the agent's configuration, or the script's argument."""
-        script, *configs = plan.files
+        configs = [file for file in plan.files[1:] if file.path != contract.NOTIFY_FILE]
         if not configs:  # torch's own launcher starts the ranks.
             commands = tuple(replace(node, command=(*node.command[:2], str(attempt))) for node in plan.commands)
             return replace(plan, attempt=attempt, commands=commands)
         (config,) = configs
         text = replace(NodeSpec.from_json(config.text), attempt=attempt).to_json()
-        return replace(plan, attempt=attempt, files=(script, replace(config, text=text)))
+        files = (replace(file, text=text) if file is config else file for file in plan.files)
+        return replace(plan, attempt=attempt, files=tuple(files))
 
     def probe(self, plan: Plan, probe: Probe, environ: Mapping[str, str]) -> Sequence[ProbeResult]:
         """Probe this machine."""

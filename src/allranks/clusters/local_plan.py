@@ -22,6 +22,7 @@ from allranks.plan.environment import (
     workdir_of,
 )
 from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
+from allranks.plan.notify import notify_files, notify_reasons
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, become, export, node_script
 
@@ -78,6 +79,7 @@ class LocalPlanning:
         files = [PlanFile(f"{stem}.sh", self._script(stem), spec.file_mode | 0o100)]
         if not self._is_plain:
             files.append(PlanFile(f"{stem}.json", spec.to_json(), spec.file_mode))
+        files += notify_files(job, spec.file_mode)
         return Plan(
             run_id=spec.run_id,
             name=name_of(job),
@@ -145,6 +147,7 @@ class LocalPlanning:
         yield self._python_reason
         yield from self._layout.reasons
         yield Reason("master", f"{spec.master_addr}, {port}", why)
+        yield from notify_reasons(job)
         yield from self._settings
         if not self._is_alone:
             yield from environment.decided_on_nodes(job, environ)

@@ -26,7 +26,7 @@ from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, ove
 from allranks.clusters.pbs_words import Flavour, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
 from allranks.job.units import format_count, format_duration, parse_memory, reading, time_of
-from allranks.plan.directives import Directive, fits, given, lines_of, plain_name, words_for_shell
+from allranks.plan.directives import Directive, fits, given, lines_of, mail_letters, plain_name, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
@@ -307,8 +307,8 @@ def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> It
         ("-l qos", requested.qos, "scheduler.qos"),
         *((f"-l {name}", value or True, "scheduler.resources") for name, _, value in named),
         ("-t" if is_torque else "-J", requested.array, "scheduler.array"),
-        ("-M", requested.mail, "scheduler.mail"),
-        ("-m", requested.mail and "ae", "scheduler.mail"),
+        ("-M", job.notify.mail, "notify.mail"),
+        ("-m", job.notify.mail and mail_letters(job), "notify.on"),
         ("-j", "oe", "one log"),
         ("-o", output, "in the run's directory", "what PBS itself says; it comes when the job has ended"),
         ("-r", again and "y", "retry.requeue", "back into the queue when a node fails, and when it is preempted"),

@@ -139,7 +139,7 @@ REFUSED = (
     (r"Cannot be used with select", "take -l nodes, or what asks for select, out of scheduler.directives"),
     (r"illegal -N value|name is too long", "change name: letters, digits, ., _, + and -, and not too long"),
     (r"illegal -J value|illegal -t value|array job|job array", "change scheduler.array"),
-    (r"illegal -M value", "change scheduler.mail"),
+    (r"illegal -M value", "change notify.mail"),
     (r"unknown reservation", "change scheduler.reservation; pbs_rstat lists reservations"),
     (r"walltime", "change resources.time"),
     (rf"{_OF_NODE}(?:ncpus|ppn|procs)", "change resources.cpus_per_node"),

@@ -345,6 +345,8 @@ _OWN_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node|--gres)[ =](?:gpu:)?(?:[A-Z
 _OWN_TASKS = re.compile(r"--ntasks(?!-)|-n")
 #: Options that are called as the keys of the job.
 _SAME_NAME = ("partition", "account", "qos", "constraint", "reservation", "array")
+#: What Slurm calls the events of ``notify.on``.
+_MAIL_TYPES = {"start": "BEGIN", "failure": "FAIL", "requeue": "REQUEUE", "end": "END"}
 #: What an allocation has on some of its nodes, and the GPUs among that.
 _ON_NODES = re.compile(r"^ +Nodes=\S+ .*\bGRES=(\S*)", re.MULTILINE)
 _GPU = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
@@ -398,8 +400,8 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
         ("--nodelist", ",".join(requested.include or ()), "scheduler.include"),
         ("--exclude", ",".join(requested.exclude or ()), "scheduler.exclude"),
         ("--exclusive", requested.exclusive, "scheduler.exclusive"),
-        ("--mail-user", requested.mail, "scheduler.mail"),
-        ("--mail-type", requested.mail and "END,FAIL", "scheduler.mail"),
+        ("--mail-user", job.notify.mail, "notify.mail"),
+        ("--mail-type", job.notify.mail and ",".join(map(_MAIL_TYPES.__getitem__, job.notify.on)), "notify.on"),
         ("--output", *log, "what Slurm and this script say; each rank has a log of its own"),
         ("--error", requested.error, "scheduler.error"),
         ("--open-mode", "append", "a job that is started again continues with the same log"),

@@ -12,7 +12,7 @@ from allranks.lint.model import Directive
 
 _LOG = "the log is in the run's directory: allranks logs"
 _COUNTS = "allranks starts one task on each node"
-_MAIL = "allranks sends a mail at the end, and for a failure, to scheduler.mail"
+_MAIL = "notify.on chooses the events of notify.mail"
 _ENVIRONMENT = "write what the ranks need of your shell into environment"
 #: Options whose value is a key of the job file as it is.
 _PLAIN = {
@@ -25,7 +25,7 @@ _PLAIN = {
         "exclude": "scheduler.exclude",
         "reservation": "scheduler.reservation",
         "array": "scheduler.array",
-        "mail-user": "scheduler.mail",
+        "mail-user": "notify.mail",
         "chdir": "workdir",
     },
     "pbs": {
@@ -34,7 +34,7 @@ _PLAIN = {
         "-P": "scheduler.project",
         "-J": "scheduler.array",
         "-t": "scheduler.array",
-        "-M": "scheduler.mail",
+        "-M": "notify.mail",
         "-d": "workdir",
     },
     "grid_engine": {
@@ -42,7 +42,7 @@ _PLAIN = {
         "-A": "scheduler.account",
         "-P": "scheduler.project",
         "-t": "scheduler.array",
-        "-M": "scheduler.mail",
+        "-M": "notify.mail",
         "-wd": "workdir",
     },
 }

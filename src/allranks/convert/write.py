@@ -13,7 +13,7 @@ from allranks.job.spec import Job
 from allranks.job.yaml import dump_yaml
 
 #: Sections in the order in which they are written; keys of the top level come first.
-_SECTIONS = ("resources", "launch", "environment", "scheduler", "retry")
+_SECTIONS = ("resources", "launch", "environment", "scheduler", "retry", "notify")
 _TOP = ("name", "script", "module", "binary", "args", "workdir", "cluster")
 #: Keys that hold lines of the script, with their section.
 _LINES = {"setup": "environment", "node_setup": "environment", "resources": "scheduler", "directives": "scheduler"}

@@ -71,13 +71,14 @@ def file_layer(
 
 def _known_paths(root: type[Section]) -> dict[str, str]:
     """Return the paths in a file by the names that people give them: fields, and spellings of flags."""
-    names = {name: path for name, path in _KEYS_OF_OTHERS.items() if path.split(".")[0] in root.model_fields}
+    names: dict[str, str] = {}
     for option in OPTIONS:
         if option.path.split(".")[0] in root.model_fields:
             long = [flag for flag in option.flags if flag.startswith("--")]
             names |= {flag[2:].replace("-", "_"): option.path for flag in long}
     for section, model in root.sections().items():
         names |= {field: f"{section}.{field}" for field in model.model_fields}
+    names |= {name: path for name, path in _KEYS_OF_OTHERS.items() if path.split(".")[0] in root.model_fields}
     return names | {field: field for field in root.model_fields}
 
 

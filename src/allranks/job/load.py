@@ -18,7 +18,7 @@ from allranks.job import sources
 from allranks.job.files import cluster_files, file_layer, read_cluster_file, read_job_file
 from allranks.job.options import TARGETS
 from allranks.job.problems import Problem, did_you_mean, error_of, listed, quoted, shown_path
-from allranks.job.sources import CHECKS_FOLDER, DEFAULT, GivenValue, Layer, ValueSource, texts_of, variables_of
+from allranks.job.sources import CHECKS_FOLDER, DEFAULT, WEBHOOK, GivenValue, Layer, ValueSource, texts_of, variables_of
 from allranks.job.spec import Cluster, Job
 from allranks.job.variables import fill_secrets, scrub, secret_problems, secret_values, variable_problems
 from allranks.job.yaml import Number, YamlMapping, kind_of
@@ -277,7 +277,7 @@ def _shown(path: str, value: object, secrets: tuple[str, ...]) -> str:
         return "a mapping"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if is_secret(path):
+    if is_secret(path) or path == WEBHOOK:
         return "what it is"
     text = scrub(str(value), secrets)
     return text if isinstance(value, Number) else quoted(text)

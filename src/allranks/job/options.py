@@ -171,7 +171,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("scheduler.reservation", ("--reservation",), "NAME", "Reservation to run in."),
     Option("scheduler.exclusive", ("--exclusive",), "", "Share the nodes with no other job."),
     Option("scheduler.array", ("--array",), "RANGES", "Job array, such as 0-7 or 0-99%4."),
-    Option("scheduler.mail", ("--mail-user",), "ADDRESS", "Email address to notify when the job ends or fails."),
     Option("scheduler.output", ("--output",), "PATH", "The scheduler's own log. Default: in the run's directory."),
     Option("scheduler.error", ("--error",), "PATH", "The scheduler's own error log. Default: with output."),
     Option(
@@ -196,6 +195,8 @@ OPTIONS: tuple[Option, ...] = (
         "Start another attempt after this end: node, preemption or hardware; may be given several times.",
         multiple=True,
     ),
+    # --- notifications ---
+    Option("notify.mail", ("--mail-user",), "ADDRESS", "Email address that the scheduler writes to."),
     # --- machines without a shared directory ---
     Option("sync.method", ("--sync",), "none|rsync", "Over SSH: copy the working directory to each machine first."),
     # --- the record ---

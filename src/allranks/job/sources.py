@@ -17,6 +17,8 @@ SourceKind: TypeAlias = Literal["flag", "environment", "job file", "cluster file
 
 #: Variables are merged name by name, each with a source of its own: ``environment.variables.NCCL_DEBUG``.
 VARIABLES = "environment.variables"
+#: A secret, which a flag would show to every user of the machine: a variable or a file gives it.
+WEBHOOK = "notify.webhook"
 #: The one path of a cluster file: it is relative to that file, whatever job runs on that cluster.
 CHECKS_FOLDER = "checks.folder"
 
@@ -29,7 +31,7 @@ _PATHS = ("workdir", "runs.folder", "environment.venv")
 _HOME_PATHS = (*_PATHS, "script", "binary", "environment.conda", "environment.python", CHECKS_FOLDER)
 
 #: Variables of a rank that describe its own run, not a run that it starts.
-_OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND}
+_OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", contract.BACKEND, contract.NOTIFY_WEBHOOK}
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,13 @@ def environment_layer(environ: Mapping[str, str], cwd: Path, problems: list[Prob
     """Return the settings of environment variables; one that is empty is not given."""
     inside = contract.RUN_ID in environ
     found: Layer = {}
-    for option in OPTIONS:
-        given = (name for name in option.variables if environ.get(name) and not (inside and name in _OF_THE_RUN))
+    for path, names in [
+        (WEBHOOK, (contract.NOTIFY_WEBHOOK,)),
+        *((option.path, option.variables) for option in OPTIONS),
+    ]:
+        given = (name for name in names if environ.get(name) and not (inside and name in _OF_THE_RUN))
         if name := next(given, None):
-            found |= _settings(option.path, environ[name], ValueSource("environment", name), cwd, problems)
+            found |= _settings(path, environ[name], ValueSource("environment", name), cwd, problems)
     return found
 
 

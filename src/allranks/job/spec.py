@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
@@ -70,6 +71,19 @@ def _hang_timeout(value: Any) -> float:
     return seconds
 
 
+def _webhook(value: Any) -> str:
+    """Return a URL. It is a secret, which no message quotes."""
+    url = value.strip() if isinstance(value, str) else ""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or not url.isascii() or any(char.isspace() or not char.isprintable() for char in url):
+        raise ValueError("it must be a URL that starts with https:// or http://; copy it from the page of the service")
+    return url
+
+
 _SECONDS = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _LONGEST_HANG = 30 * 86400
 _WHOLE = re.compile(r"[+-]?\d{1,9}", re.ASCII)
@@ -118,6 +132,13 @@ def _list_or_text(text: str) -> WithJsonSchema:
 
 
 Words = Annotated[tuple[str, ...], _split_by(_words), _list_or_text("split as a shell splits it")]
+#: A line is for a shell.
+Command = Annotated[
+    tuple[str, ...],
+    _split_by(lambda line: ["/bin/sh", "-c", line] if line.strip() else []),
+    _list_or_text("that sh runs"),
+]
+Webhook = Annotated[str, BeforeValidator(_webhook)]
 Lines = Annotated[
     tuple[str, ...],
     _split_by(lambda text: [line for line in text.splitlines() if line.strip()]),
@@ -128,6 +149,18 @@ Names = Annotated[
     tuple[str, ...],
     _split_by(lambda text: text.replace(",", " ").split()),
     _list_or_text("separated by commas or spaces"),
+]
+Events = Annotated[
+    tuple[Literal["start", "failure", "requeue", "end"], ...],
+    _split_by(lambda text: text.replace(",", " ").split()),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"enum": ["start", "failure", "requeue", "end"]}},
+                {**_TEXT, "description": "separated by commas or spaces"},
+            ]
+        }
+    ),
 ]
 Variables = Annotated[
     dict[str, str],
@@ -217,8 +250,6 @@ class Scheduler(Section):
     """Share the nodes with no other job."""
     array: Text | None = None
     """Job array, such as 0-7 or 0-99%4. Each task has a directory of its own in the run's."""
-    mail: Text | None = None
-    """Email address to notify when the job ends or fails."""
     output: Text | None = None
     """The scheduler's own log. Default: in the run's directory."""
     error: Text | None = None
@@ -329,6 +360,22 @@ class Retry(Section):
         return self.requeue and bool({"node", "preemption"} & {*self.on})
 
 
+class Notify(Section):
+    """Who is notified of what happens to the run, and how."""
+
+    on: Events = ("failure", "requeue", "end")
+    """Of which events. start: an attempt starts; failure: the run failed; requeue: another attempt follows, or all
+    ranks restart; end: the run ended, however."""
+    command: Command = ()
+    """Command that is run on the first node, in the working directory: a list of words, or a line for sh. It gets the
+    event as JSON on stdin, and the variables ALLRANKS_NOTIFY_EVENT, _RUN, _STATE and _TEXT."""
+    webhook: Webhook | None = None
+    """URL to which the event is sent as JSON, by POST from the first node; its field text is what Slack, Mattermost and
+    Teams show. It is a secret: it is never written to disk. ALLRANKS_NOTIFY_WEBHOOK gives it too."""
+    mail: Text | None = None
+    """Email address that the scheduler writes to; on PBS and Grid Engine not for a requeue."""
+
+
 class Sync(Section):
     """How machines reached over SSH get the job."""
 
@@ -396,6 +443,8 @@ class Job(Section):
     """What a batch scheduler is told besides the resources."""
     retry: Retry = Retry()
     """When a run is requeued."""
+    notify: Notify = Notify()
+    """Who is notified of what happens to the run, and how."""
     sync: Sync = Sync()
     """How machines reached over SSH get the job."""
     checks: Checks = Checks()
@@ -415,6 +464,7 @@ class Cluster(Section):
     environment: Environment = Environment()
     scheduler: Scheduler = Scheduler()
     retry: Retry = Retry()
+    notify: Notify = Notify()
     sync: Sync = Sync()
     checks: Checks = Checks()
     runs: Runs = Runs()

@@ -18,7 +18,7 @@ from allranks import contract
 from allranks.contract import is_secret
 from allranks.job.options import LOG_LEVEL_PATH, OPTIONS
 from allranks.job.problems import Problem, closest, quoted
-from allranks.job.sources import VARIABLES, Layer, texts_of, variables_of
+from allranks.job.sources import VARIABLES, WEBHOOK, Layer, texts_of, variables_of
 from allranks.system import schedulers
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _SHORTEST = 8
 #: Shell lines and words of commands: a variable can be given a value in them.
 _COMMANDS = (
     *("environment.setup", "environment.node_setup", "environment.container"),
-    *("launch.launcher_args", "scheduler.directives"),
+    *("launch.launcher_args", "scheduler.directives", "notify.command"),
 )
 
 # An assignment in a shell line: at its start, or after a character that ends a word or opens a list of them.
@@ -118,12 +118,14 @@ def _problem(name: str, where: str) -> Problem | None:
 
 
 def redacted(job: Job) -> dict[str, Any]:
-    """Return the job as plain data for the record, with ``<secret>`` for the variables that hold secrets.
+    """Return the job as plain data for the record, with ``<secret>`` for its webhook and variables that hold secrets.
 
     No other value holds one: such a job cannot be loaded (see :func:`secret_problems`).
     """
     data: dict[str, Any] = job.model_dump(mode="json")
     data["environment"]["variables"].update(dict.fromkeys(secret_names(job.environment.variables), PLACEHOLDER))
+    if job.notify.webhook:
+        data["notify"]["webhook"] = PLACEHOLDER
     return data
 
 
@@ -168,13 +170,18 @@ def fill_secrets(layer: Layer, environ: Mapping[str, str], problems: list[Proble
                 continue
             why = f"{PLACEHOLDER} stands for the value in the calling environment"
             problems.append(Problem(where, f"{name} is not set here", why=why, fix=f"export {name}=..."))
+        elif path == WEBHOOK and setting.value == PLACEHOLDER:
+            why = f"{PLACEHOLDER} stands for the value of {contract.NOTIFY_WEBHOOK} in the calling environment"
+            fix = f"export {contract.NOTIFY_WEBHOOK}=..., or write the URL"
+            problems.append(Problem(where, f"{contract.NOTIFY_WEBHOOK} is not set here", why=why, fix=fix))
+            del filled[path]
         elif any(PLACEHOLDER in text for text in texts_of(setting.value)):
             why = "these words stand for the whole value of an environment variable, and for nothing else"
             problems.append(Problem(where, f"{path} holds {PLACEHOLDER}", why=why, fix="write what belongs there"))
     hidden = secret_names(variables_of(filled))
     for path, setting in layer.items():
         name = path.removeprefix(f"{VARIABLES}.")
-        if filled[path] is not setting and name not in hidden:  # It would be written.
+        if path in filled and filled[path] is not setting and name not in hidden:  # It would be written.
             why = "the value that it has here holds no secret of the job, and its name is not one of a secret"
             fix = f"leave {name} out, the ranks have it from the environment; or write its value"
             problems.append(Problem(setting.source.where, f"{name} cannot be {PLACEHOLDER}", why=why, fix=fix))
@@ -189,7 +196,7 @@ def secret_problems(layer: Layer, environ: Mapping[str, str]) -> Iterator[Proble
     """
     variables = variables_of(layer)
     own, callers = _names_by_value(variables), _names_by_value(environ)
-    hidden = {f"{VARIABLES}.{name}" for name in secret_names(variables)}
+    hidden = {WEBHOOK, *(f"{VARIABLES}.{name}" for name in secret_names(variables))}
     for path, setting in layer.items():
         if path in hidden:
             continue

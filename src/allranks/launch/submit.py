@@ -24,6 +24,7 @@ from allranks.job.files import users_folder
 from allranks.launch.cancel import cancelled
 from allranks.launch.refresh import settled
 from allranks.plan.entry import name_of
+from allranks.plan.environment import secret_values
 from allranks.plan.plan import Plan
 from allranks.record import key
 from allranks.record.files import unwritable, write_atomically, write_json
@@ -70,8 +71,8 @@ class Launch:
 
     def environ_for(self, plan: Plan) -> dict[str, str]:
         """Return the calling environment with the secrets that the plan names and does not hold."""
-        variables = self.job.environment.variables
-        return {**self.environ, **{name: variables[name] for name in plan.secrets}}
+        values = secret_values(self.job)
+        return {**self.environ, **{name: values[name] for name in plan.secrets}}
 
 
 def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> Plan:
@@ -295,7 +296,8 @@ def _write(run_dir: Path, plan: Plan, job_text: str) -> None:
         orders = next((file.text for file in plan.files if file.path == contract.BATCH_ORDERS), None)
         batch = BatchSpec.from_json(orders) if orders else None
         other = schedulers.file_to_copy(batch.module) if batch else None
-        needs_verdict = batch is not None and contract.HARDWARE in batch.retry_on
+        notifies = any(file.path == contract.NOTIFY_FILE for file in plan.files)
+        needs_verdict = notifies or (batch is not None and contract.HARDWARE in batch.retry_on)
         parts = (*contract.NODE_CODE, *(contract.DIAGNOSIS_CODE if needs_verdict else ()))
         copy_node_code(run_dir / contract.CODE, [other] if other else [], parts)
         # Whatever the umask and the sources have.

@@ -56,6 +56,12 @@ def warning_seconds(job: Job) -> int:
     return requested if limit is None else min(requested, limit // 2)
 
 
+def mail_letters(job: Job) -> str:
+    """Return the events of a job's mail as the ``-m`` of PBS and Grid Engine names them, which know no requeue."""
+    letters = {"start": "b", "failure": "a", "end": "e"}
+    return "".join(letters[event] for event in letters if event in job.notify.on) or "n"
+
+
 def lines_of(job: Job, prefix: str) -> list[str]:
     """Return the user's own directives of a job, without what each may start with, such as ``#SBATCH``.
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks import contract
 from allranks.errors import JobError
 from allranks.job.units import format_count
 from allranks.job.variables import secret_names
@@ -133,10 +134,13 @@ def _missing_conda(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def unused_scheduler(job: Job, *but: str) -> tuple[str, ...]:
-    """Return the note that a job asks a scheduler for something where there is none, ``but`` for what is used there."""
+    """Return the notes that a job asks for what a scheduler does where there is none, ``but`` for what is used."""
     requested = job.scheduler.model_dump(exclude_defaults=True)
     used = ", ".join(f"scheduler.{name}" for name in requested if name not in but)
-    return (f"there is no scheduler here: {used} not used",) if used else ()
+    notes = [f"there is no scheduler here: {used} not used"] if used else []
+    if job.notify.mail:
+        notes.append("there is no scheduler here that sends mail: notify.mail not used; notify.command can send it")
+    return tuple(notes)
 
 
 def only_over_ssh(job: Job) -> tuple[str, ...]:
@@ -165,8 +169,15 @@ def kept(job: Job, layout: Layout | None, environ: Mapping[str, str]) -> tuple[R
 
 
 def secrets(job: Job) -> tuple[str, ...]:
-    """Return the names of the job's variables whose values are never written to disk."""
-    return secret_names(job.environment.variables)
+    """Return the names of the variables that come with the job and whose values are never written to disk."""
+    webhook = (contract.NOTIFY_WEBHOOK,) if job.notify.webhook else ()
+    return (*secret_names(job.environment.variables), *webhook)
+
+
+def secret_values(job: Job) -> dict[str, str]:
+    """Return the values of :func:`secrets`."""
+    known = {**job.environment.variables, contract.NOTIFY_WEBHOOK: job.notify.webhook or ""}
+    return {name: known[name] for name in secrets(job)}
 
 
 def decided_on_nodes(job: Job, environ: Mapping[str, str]) -> tuple[Reason, ...]:

@@ -172,7 +172,7 @@ def supervisor_config(
         warns: whether the supervisor warns ranks before the time limit, not the scheduler.
     """
     is_array = bool(job.scheduler.array) and not is_inside
-    has_secrets = bool(secret_names(job.environment.variables))
+    has_secrets = bool(secret_names(job.environment.variables) or job.notify.webhook)
     return BatchSpec(
         module=module,
         script=script,

@@ -196,7 +196,11 @@ def line_of(job: Job, folder: Path, place: NodePlace) -> str:
     parts += _on_one_line("environment.node_setup", chosen.node_setup)
     if given := environment.settings(job, None, {}):
         parts.append(" ".join(["export", *(f"{reason.subject}={shlex.quote(reason.value)}" for reason in given)]))
-    parts += [f'export {name}="${{{name}?set it before}}"' for name in environment.secrets(job)]
+    parts += [
+        f'export {name}="${{{name}?set it before}}"'
+        for name in environment.secrets(job)
+        if name in job.environment.variables
+    ]
     parts.append(" ".join(command(job, python, entry, place)))
     return f"({' && '.join(parts)})"
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from allranks.errors import LaunchError
@@ -103,6 +104,11 @@ class Plan:
     def file_mode(self) -> int:
         """Permission bits of the files that the run writes."""
         return 0o640 if self.group_readable else 0o600
+
+    @property
+    def script(self) -> Path | None:
+        """Absolute path of the script here; None if a module or a program runs."""
+        return next((Path(self.workdir, each.value) for each in self.reasons if each.subject == "script"), None)
 
     @property
     def before(self) -> tuple[NodeCommand, ...]:

@@ -41,8 +41,8 @@ def export(name: str, value: str) -> str:
 
 
 def exports(names: Iterable[str], environ: Mapping[str, str]) -> str:
-    """Write lines that set and export variables with the values that they have in an environment."""
-    return "".join(f"{export(name, environ[name])}\n" for name in names)
+    """Write lines that set and export variables with the values that they have in an environment, if they have any."""
+    return "".join(f"{export(name, environ[name])}\n" for name in names if name in environ)
 
 
 def enter(folder: str) -> str:
@@ -284,4 +284,4 @@ def required(secrets: Sequence[str], file: str = "", submit: str = "") -> list[s
     if file:
         why = comment("secrets: they come in a file that only you can read, and that goes when the run has ended")
         lines, fix = [why, f"[ ! -r {file} ] || . {file}"], f"submit this script with it: {submit}"
-    return [*lines, *(f': "${{{name}?{fix}}}"' for name in secrets)]
+    return [*lines, *(f': "${{{name}?{fix}}}"' for name in secrets if name != contract.NOTIFY_WEBHOOK)]

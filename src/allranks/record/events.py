@@ -66,13 +66,14 @@ def read_events(path: Path) -> Iterator[Event]:
 class SaveRecord:
     """A checkpoint, as rank 0 names its path, or the start of an attempt, without one.
 
-    ``leaving``: all ranks exited then, to be resumed from there.
+    ``leaving``: all ranks exited then, to be resumed from there. ``time``: in seconds since 1970, if it is recorded.
     """
 
     attempt: int
     step: int
     path: str | None
     leaving: bool
+    time: float | None = None
 
 
 def read_saves(run: Path) -> list[SaveRecord]:
@@ -86,7 +87,8 @@ def read_saves(run: Path) -> list[SaveRecord]:
         try:
             record = json.loads(line)
             path = record["path"]
-            save = SaveRecord(int(record["attempt"]), int(record["step"]), path and str(path), bool(record["leaving"]))
+            number, step, when = int(record["attempt"]), int(record["step"]), record.get("time")
+            save = SaveRecord(number, step, path and str(path), bool(record["leaving"]), when and float(when))
         except (ValueError, KeyError, TypeError):
             continue  # Cut off by the end of its writer.
         found.append(save)

@@ -317,6 +317,8 @@ class Happened:
                 from allranks.runs import hangs  # As below: most runs have neither, and commands start sooner.
 
                 return hangs.of_event(event).notice if event.kind == contract.HANG else hangs.OVER
+            case contract.NOTIFY_FAILED:
+                return f"note: notification of the {fields['event']} failed: {fields['problem']}"
             case contract.WARNED:
                 return f"{fields['signal']}: the job is to end; ranks that listen save and exit"
         return None

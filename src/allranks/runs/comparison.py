@@ -10,6 +10,7 @@ from typing import Any
 
 from allranks import contract
 from allranks.runs import agents
+from allranks.runs.code import code_of
 from allranks.runs.metrics import MetricLine, read_metrics
 from allranks.runs.record import Run
 
@@ -23,7 +24,8 @@ class Compared:
 
     Attributes:
         start: when its ranks started first, in seconds since 1970.
-        settings: its job as it ran, by the names of the job file; flags of the script by their own.
+        settings: its job as it ran, by the names of the job file; flags of the script by their own; and ``code``, the
+            commit that its script is from.
     """
 
     run: Run
@@ -45,7 +47,10 @@ def read(run: Run) -> Compared:
         RunFolderError: its metrics cannot be read.
     """
     start = agents.began(run) or run.record.status.started or run.record.created
-    return Compared(run, start, read_metrics(run.folder), _settings(run.folder / contract.JOB_FILE))
+    settings = _settings(run.folder / contract.JOB_FILE)
+    if code := code_of(run):
+        settings["code"] = str(code)
+    return Compared(run, start, read_metrics(run.folder), settings)
 
 
 def _settings(path: Path) -> dict[str, str]:

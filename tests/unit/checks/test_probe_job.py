@@ -15,7 +15,8 @@ def test_the_job_that_looks_asks_for_the_same_nodes_and_sets_nothing_up(tmp_path
         {
             "script": "train.py",
             "resources": {"nodes": 4, "gpus_per_node": 8, "time": "2-0:00:00"},
-            "scheduler": {"partition": "gpu", "array": "0-7", "mail": "ada@x.org", "output": "log"},
+            "scheduler": {"partition": "gpu", "array": "0-7", "output": "log"},
+            "notify": {"mail": "ada@x.org", "command": "send"},
             "environment": {"conda": "torch", "variables": {"A": "1"}, "setup": "a", "node_setup": "b"},
             "launch": {"launcher_args": ["--mpi=none"]},
         }

@@ -217,10 +217,10 @@ def test_what_is_asked_for():
     resources = {"nodes": 2, "cpus_per_node": 8, "memory": "64GB", "time": "1h"}
     scheduler = {
         **pe,
-        **{"partition": "gpu.q", "project": "lab", "array": "1-8%4", "mail": "me@example.org", "constraint": "arch=x"},
+        **{"partition": "gpu.q", "project": "lab", "array": "1-8%4", "constraint": "arch=x"},
         **{"resources": ["gpu=1"], "exclude": ["n[1-2]"], "directives": ["#$ -p -5"]},
     }
-    assert asked(resources=resources, scheduler=scheduler) == [
+    assert asked(resources=resources, scheduler=scheduler, notify={"mail": "me@example.org"}) == [
         *("-pe mpi 16", "-l h_rt 3600", "-l h_vmem 8388608K", "-l gpu=1", "-l arch=x", "-l hostname !(n1|n2)"),
         *("-q gpu.q", "-P lab", "-t 1-8", "-tc 4", "-M me@example.org", "-m ae", "-p -5"),
     ]

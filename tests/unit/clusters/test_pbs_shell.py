@@ -64,7 +64,6 @@ SCHEDULER = {
     "account": "my lab",
     "resources": ["software=a"],
     "array": "0-3",
-    "mail": "me@x",
     "output": "o",
     "error": "e",
     "directives": [
@@ -84,7 +83,12 @@ SCHEDULER = {
 def test_all_that_a_job_asks_for_and_nothing_that_only_a_batch_script_has(flavour: str, nodes: list[str]) -> None:
     resources = {"nodes": 2, "gpus_per_node": 4, "cpus_per_node": 8, "memory": "2G", "time": "1h"}
     found = command(
-        flavour=flavour, script="my train.py", resources=resources, scheduler=SCHEDULER, retry={"requeue": True}
+        flavour=flavour,
+        script="my train.py",
+        resources=resources,
+        scheduler=SCHEDULER,
+        retry={"requeue": True},
+        notify={"mail": "me@x"},
     )
     assert (split(found)[0] if flavour == "openpbs" else found) == [
         *("qsub", "-I", "-l", "walltime=00:05:00", "-N", "my-train", *nodes, "-l", "walltime=01:00:00"),

@@ -47,12 +47,12 @@ def test_all_that_a_job_asks_for_and_nothing_that_only_a_batch_script_has(launch
         },
         launch={"launcher": launcher},
         retry={"requeue": True, "warn_before": 60},
+        notify={"mail": "me@x"},
         scheduler={
             "partition": "p",
             "account": "my lab",
             "include": "n[1-2]",
             "array": "0-3",
-            "mail": "me@x",
             "output": "o",
             "error": "e",
             "directives": ["#SBATCH --comment='a b'  # why", "--nice 9", "--wait-all-nodes=1", "--output=x", "-e y"],

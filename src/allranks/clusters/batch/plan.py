@@ -18,6 +18,7 @@ from allranks.plan.directives import with_log_paths, written
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, supervisor_config, this_machine
+from allranks.plan.notify import notify_config, notify_files, notify_reasons
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, name_failures, node_script, required
 
@@ -73,13 +74,17 @@ class Draft:
         name, warns = _INSIDE_SCRIPT if inside else scheduler.script, not scheduler.warns_itself
         supervisor = supervisor_config(job, scheduler.module, name, self._added.start, is_inside=inside, warns=warns)
         node = self._node_script()
-        alone = (node, {"node": asdict(spec), "supervisor": asdict(supervisor)}) if self.request.standalone else None
+        orders = {"node": asdict(spec), "supervisor": asdict(supervisor)}
+        if config := notify_config(job):
+            orders["notify"] = config
+        alone = (node, orders) if self.request.standalone else None
         files = [PlanFile(name, self._script(alone), spec.file_mode | 0o100 * inside)]
         if not alone:
             files += [
                 PlanFile(contract.NODE_ORDERS, spec.to_json(), spec.file_mode),
                 PlanFile(contract.NODE_SCRIPT, node, spec.file_mode),
                 PlanFile(contract.BATCH_ORDERS, supervisor.to_json(), spec.file_mode),
+                *notify_files(job, spec.file_mode),
             ]
         words = ["bash"] if inside else [scheduler.submit, *self._added.options]
         if self.secrets and alone and not (scheduler.passes_environment or inside):
@@ -212,6 +217,7 @@ class Draft:
         yield from (*self._program, *self.layout.reasons)
         yield from (directive.reason for directive in self._added.directives)
         yield Reason("master", f"{launch.master_addr or 'the first node'}, {port}", why)
+        yield from notify_reasons(job)
         yield from environment.decided_on_nodes(job, self._known)
         yield from self._settings
         yield from environment.kept(job, None, self._known)
@@ -225,6 +231,7 @@ class Draft:
         resources, requested = job.resources, job.scheduler.model_dump(exclude_defaults=True)
         if self.inside:
             used = [f"scheduler.{name}" for name in requested]
+            used += ["notify.mail"] if job.notify.mail else []
             used += [f"resources.{name}" for name in ("time", "memory", "cpus_per_node") if getattr(resources, name)]
             if used:
                 yield f"inside an allocation, which has settled it: {', '.join(used)} not used"

@@ -19,6 +19,7 @@ from allranks.plan import environment, plain
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, python_of, unused_scheduler, workdir_of
 from allranks.plan.layout import Machine, agent_config, lay_out, random_port, this_machine
+from allranks.plan.notify import notify_files, notify_reasons
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, SPEC, become, fill, name_failures, node_script, umask
 
@@ -148,6 +149,7 @@ class SshPlanning:
         yield PlanFile("node.sh", self._node_script(made_by), mode)
         if not self._is_plain:
             yield PlanFile(contract.NODE_ORDERS, spec.to_json(), mode)
+        yield from notify_files(job, mode)
 
     def _node_script(self, made_by: str) -> str:
         job, python = self._job, self._python
@@ -178,6 +180,7 @@ class SshPlanning:
         if spares := self._job.resources.spares:
             why = "it waits, with all set up, to take the place of a node that is lost"
             yield Reason("spares", ", ".join(map(str, self._hosts[-spares:])), why)
+        yield from notify_reasons(self._job)
         yield from environment.decided_on_nodes(self._job, _NO_ENVIRONMENT)
         yield from self._settings
 

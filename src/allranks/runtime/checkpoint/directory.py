@@ -247,7 +247,7 @@ def note_save(target: Path | None, step: int, *, leaving: bool = False) -> None:
         return
     path = str(target.absolute()) if target else None
     attempt = int(os.environ.get(contract.ATTEMPT) or 0)
-    record = {"attempt": attempt, "step": step, "path": path, "leaving": leaving}
+    record = {"attempt": attempt, "step": step, "path": path, "leaving": leaving, "time": round(time.time(), 3)}
     try:
         with Path(run, contract.CHECKPOINTS_FILE).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")

@@ -1,0 +1,157 @@
+"""``python <run>/code --notify ATTEMPT``: sends the event on stdin, by all ways that the run's job asks for.
+
+What cannot be sent is a line on stdout, for the agent or supervisor that has started this. No line holds the URL of a
+webhook, which is a secret: only its host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from allranks import contract
+from allranks.diagnosis.__main__ import diagnose
+from allranks.record.events import read_events
+
+#: How long each way may take, and how long the verdict, which reads the logs of all ranks.
+_SECONDS, _VERDICT_SECONDS = 10.0, 30.0
+_LONGEST = 500
+_Found = TypeVar("_Found")
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Send the event on stdin about the attempt in the directory ``argv[0]``, and print what could not be sent."""
+    attempt = Path(argv[0])
+    orders = json.loads((attempt.parents[1] / contract.NOTIFY_FILE).read_text(encoding="utf-8"))
+    event = completed(json.load(sys.stdin), attempt)
+    url = os.environ.get(contract.NOTIFY_WEBHOOK) if orders["webhook"] else None
+    if orders["webhook"] and not url:
+        print(f"{contract.NOTIFY_WEBHOOK} is not set where the run was started", flush=True)
+    for problem in deliver(event, orders["command"], url, _SECONDS):
+        print(problem, flush=True)
+    os._exit(0)  # A thread may still wait for a dead server.
+
+
+def completed(event: Mapping[str, Any], attempt: Path) -> dict[str, Any]:
+    """Return an event with its verdict, if it is a failure, and with a text for people."""
+    verdict = None
+    if event["event"] == "failure" and event["state"] == "FAILED":  # The others explain themselves.
+        verdict = _started(lambda: diagnose(attempt))(_VERDICT_SECONDS)
+    reason = event.get("reason") or _reason(attempt, event["event"])
+    facts = None
+    if verdict:
+        place = f" ({verdict.place})" if verdict.place else ""
+        fix = verdict.fix.replace("RUN", event["run"])
+        facts = {"cause": f"{verdict.cause}{place}", "sure": verdict.sure, "fix": fix}
+    found = {**event, "reason": reason, "verdict": facts}
+    return {**found, "text": text_of(found)}
+
+
+def _reason(attempt: Path, event: str) -> str | None:
+    """Return why an attempt ended, as its agent has recorded it."""
+    events = [] if event == "start" else [*read_events(attempt / "node-000" / contract.AGENT_EVENTS)]
+    ends = [each.fields.get("reason") for each in events if each.kind == contract.ENDED]
+    return ends[-1] if ends else None
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """Return what an event says to people: what happened, and of a failure, in two more lines, why and what to do."""
+    run, state, reason = event["run"], event["state"], event.get("reason")
+    why = f": {reason}" if reason else ""
+    took = timedelta(seconds=round(event["seconds"]))
+    match event["event"]:
+        case "start":
+            return f"{run} started: attempt {event['attempt']}, first node {event['host']}"
+        case "requeue" if "restart" in event:
+            return f"{run}: all ranks restart (restart {event['restart']}){why}"
+        case "requeue":
+            return f"{run}: another attempt follows attempt {event['attempt']}{why}"
+        case "failure":
+            head = f"{run} failed after {took}{why}"
+            verdict = event["verdict"] or {}
+            lines = [verdict.get("cause"), verdict.get("fix") and f"fix: {verdict['fix']}"]
+            return "\n".join([head, *(" ".join(line.split())[:_LONGEST] for line in lines if line)])
+    word = {"SUCCEEDED": "succeeded", "CANCELLED": "was cancelled", "PREEMPTED": "stopped, to be resumed,"}
+    return f"{run} {word.get(state, f'ended ({state})')} after {took}{why if state != 'SUCCEEDED' else ''}"
+
+
+def deliver(event: Mapping[str, Any], command: Sequence[str], url: str | None, seconds: float) -> Iterator[str]:
+    """Send an event by all ways at the same time; yield what fails, or takes longer than so many seconds."""
+    data = json.dumps(event).encode()
+    ran = _started(lambda: _run(command, event, data, seconds)) if command else None
+    posted = _started(lambda: _post(url, data, seconds)) if url else None
+    if ran and (problem := ran(2 * seconds)):  # It ends by itself before.
+        yield f"the command {_shown(command)} {problem}"
+    if posted and url and (problem := posted(seconds)) != "":
+        yield f"the webhook at {urlsplit(url).hostname} {problem or f'did not answer within {seconds:g} s'}"
+
+
+def _shown(command: Sequence[str]) -> str:
+    is_line = len(command) == 3 and [*command[:2]] == ["/bin/sh", "-c"]
+    return " ".join((command[2] if is_line else shlex.join(command)).split())[:60]
+
+
+def _run(command: Sequence[str], event: Mapping[str, Any], data: bytes, seconds: float) -> str:
+    """Run a command with an event on stdin and in variables; return what went wrong."""
+    variables = {f"ALLRANKS_NOTIFY_{name.upper()}": str(event[name]) for name in ("event", "run", "state", "text")}
+    environ = {name: value for name, value in os.environ.items() if name != contract.NOTIFY_WEBHOOK}
+    try:
+        process = subprocess.Popen(
+            command, env={**environ, **variables}, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+        )
+    except OSError as error:
+        return f"cannot be run: {error.strerror}"
+    try:
+        process.communicate(data, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"took longer than {seconds:g} s, and was killed"
+    return f"exited with code {process.returncode}" if process.returncode else ""
+
+
+def _post(url: str, data: bytes, seconds: float) -> str:
+    """Post JSON to a URL; return what went wrong, without any part of the URL."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class NoRedirect(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            """Follow none: another server need not know what is sent."""
+
+    request = Request(url, data, {"Content-Type": "application/json", "User-Agent": "allranks"})
+    try:
+        build_opener(NoRedirect).open(request, timeout=seconds).close()
+    except HTTPError as error:
+        error.close()
+        return f"answered with status {error.code}"
+    except (OSError, HTTPException, ValueError) as error:
+        cause = getattr(error, "reason", error)  # Of a connection that could not be made.
+        return f"cannot be reached: {getattr(cause, 'strerror', None) or type(cause).__name__}"
+    return ""
+
+
+def _started(action: Callable[[], _Found]) -> Callable[[float], _Found | None]:
+    """Start an action in a thread; return what waits for it, and returns None if it raises or takes longer."""
+    found: list[_Found] = []
+    thread = threading.Thread(target=lambda: found.append(action()), daemon=True)
+    thread.start()
+
+    def wait(seconds: float) -> _Found | None:
+        thread.join(seconds)
+        return found[0] if found else None
+
+    return wait

@@ -1,0 +1,108 @@
+"""Notifications of a run: who starts to send them.
+
+On a scheduler that is the run's supervisor, on its first node; elsewhere the agent of the first node, or the command
+that started the run if that agent could not record an end. Restarts within an attempt are always the agent's to report.
+
+Each is sent by a process of its own, ``python <run>/code --notify ATTEMPT`` with the event on stdin: see
+:mod:`allranks.diagnosis.notify`. Ranks do not wait for it, and only the end of a run does, for a limited time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from allranks import contract
+
+#: How long a process may take that sends: it limits itself, to some seconds less.
+_SECONDS = {"failure": 60.0}
+_OTHERS = 20.0
+
+
+class Notifier:
+    """Notifies of the events of one attempt of the run in a directory, if anybody wants that.
+
+    Args:
+        run: the directory.
+        attempt: its number.
+        environ: with the URL of the webhook; None: the environment of this process.
+        facts: what all events hold in addition.
+    """
+
+    def __init__(self, run: Path, attempt: int, environ: Mapping[str, str] | None = None, **facts: Any) -> None:
+        self._run, self._attempt = run, run / contract.attempt_dir(attempt)
+        where = {"host": socket.gethostname(), "folder": str(run)}
+        self._facts: dict[str, Any] = {"run": run.name, "attempt": attempt + 1, **where, **facts}
+        if run.name.startswith(contract.TASK):
+            self._facts["run"] = f"{run.parent.name}/{run.name}"
+        self._environ = environ
+        self._began = time.time()
+        self._sending: list[tuple[str, float, subprocess.Popen[bytes]]] = []
+        self._problems: list[tuple[str, str]] = []
+        self._wanted: set[str] = set()
+        try:
+            self._wanted = {*json.loads((run / contract.NOTIFY_FILE).read_text(encoding="utf-8"))["on"]}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._problems.append(("run", f"{contract.NOTIFY_FILE}: {error}"))
+
+    def send(self, event: str, **facts: Any) -> None:
+        """Start to notify of an event, if that is wanted. A failed run has ended too."""
+        if event not in self._wanted and not (event == "failure" and "end" in self._wanted):
+            return
+        if event in ("failure", "end"):
+            self._wait()  # What happened before comes before.
+        now = time.time()
+        message = {"event": event, **self._facts, "time": now, "seconds": round(now - self._began, 3), **facts}
+        try:
+            process = subprocess.Popen(
+                [sys.executable, str(self._run / contract.CODE), "--notify", str(self._attempt)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=self._environ,
+                start_new_session=True,
+            )
+            assert process.stdin
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(message).encode())
+            process.stdin = None
+        except OSError as error:
+            self._problems.append((event, str(error)))
+            return
+        self._sending.append((event, time.monotonic() + _SECONDS.get(event, _OTHERS), process))
+
+    def finish(self) -> list[tuple[str, str]]:
+        """Wait until all is sent; return of what nobody could be notified, and why."""
+        self._wait()
+        problems, self._problems = self._problems, []
+        return problems
+
+    def _wait(self) -> None:
+        for event, deadline, process in self._sending:
+            try:
+                out, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+                found = out.decode(errors="replace").splitlines()
+                if process.returncode and not found:
+                    found = [f"its process exited with code {process.returncode}"]
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                found = ["its process took too long, and was killed"]
+            self._problems += [(event, problem) for problem in found]
+        self._sending = []
+
+    def report(self) -> None:
+        """Wait until all is sent, and write what was not to stderr."""
+        for event, problem in self.finish():
+            print(f"allranks: notification of the {event} failed: {problem}", file=sys.stderr, flush=True)
