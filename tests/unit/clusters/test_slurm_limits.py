@@ -14,16 +14,8 @@ from slurm_recorded import ANSWERS
 from test_slurm_plan import plan_of
 
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch.limits import NodeInfo, Requested, missing
-from allranks.clusters.slurm import (
-    SLURM,
-    against_each,
-    feasibility,
-    limits,
-    parse_nodes,
-    parse_qos,
-    read_requested,
-)
+from allranks.clusters.batch.limits import NodeInfo, Requested, least, missing
+from allranks.clusters.slurm import SLURM, against_each, feasibility, parse_nodes, parse_qos, read_requested
 
 TESTED = {
     command: (int(code), said)
@@ -88,7 +80,7 @@ def test_words_of_a_test_are_those_of_a_refusal(flag: str, why: str, fix: str) -
 
 
 def against(asked: Requested, shown: str = SHOWN, lifts: Collection[str] = (), most_time: int = 0) -> list[Issue]:
-    return limits(asked, against_each(shown, asked, lifts), most_time)
+    return least(against_each(shown, asked, lifts, most_time).values(), takes=True)
 
 
 def test_partitions() -> None:

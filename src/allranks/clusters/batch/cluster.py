@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shlex
 import signal
 import time
@@ -198,10 +197,7 @@ class BatchCluster(ClusterKind):
         """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
         self._signals[job_id] = number
         self._polls.clear()
-        command = self.scheduler.cancel(job_id)
-        done = query.run(self.scheduler, command, os.environ)
-        if done.code and not re.search(self.scheduler.gone, done.err):
-            raise self.scheduler.refusal(command, done.code, done.out + done.err)
+        query.run_command(self.scheduler, self.scheduler.cancel(job_id), os.environ, gone=self.scheduler.gone)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""
