@@ -349,7 +349,8 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     one_task, per_node = environ.get("SLURM_GPUS_PER_TASK"), environ.get("SLURM_GPUS_PER_NODE", "")
     may_differ = (one_task or environ.get("SLURM_GPUS")) and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
     reported = per_node if may_differ else environ.get("SLURM_GPUS_ON_NODE") or per_node
-    counts, problem = {count_gpus(f"gpu:{reported}")} if reported else set(), "Slurm does not report"
+    counts = {count_gpus(f"gpu:{reported}")} if reported[-1:].isdecimal() else set()  # Of 4, or a100:4.
+    problem = "Slurm does not report"
     if not counts:
         command = about(environ["SLURM_JOB_ID"], "scontrol", "--details", "show", "job")
         try:
