@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from allranks.job.spec import Job
     from allranks.plan.plan import Plan
 
-#: With these its commands write times as we read them.
-IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}
-#: For what a command may do without: accounting only adds to what the controller reports, and may be slow or away.
-_ACCOUNTING_SECONDS = 20.0
+_IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}  # With these its commands write times as we read them.
+_ACCOUNTING_SECONDS = 20.0  # Accounting only adds to what the controller reports, and may be slow or away.
 #: Slurm's own "signals": the script could not be started, and (a number that no signal has) memory ran out.
 _NOT_STARTED, _OUT_OF_MEMORY = 53, 125
 
@@ -53,7 +51,6 @@ _SHOW = ("scontrol", "show", "job")
 _ACCOUNT = ("sacct", "--parsable2", "--noheader", f"--format={','.join(ACCOUNTED)}", "--jobs")
 #: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
 _SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
-_SHOWN_JOB = re.compile(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?")
 
 
 def about(job_id: str, name: str, *words: str) -> tuple[str, ...]:
@@ -63,16 +60,13 @@ def about(job_id: str, name: str, *words: str) -> tuple[str, ...]:
 
 
 def parse_shown(text: str) -> tuple[JobInfo, ...]:
-    """Read what scontrol shows: one job, or each task of an array.
-
-    Names, comments and paths of a job may hold anything, also what looks like a field, so only lines are read that
-    start with a field of Slurm's own, and of two such lines the first.
-    """
+    """Read what scontrol shows: one job, or each task of an array."""
     found = []
     for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
-        # Of fields with one name the first counts.
+        # Names, comments and paths may hold anything, even what looks like a field: of two the first counts.
         fields = defaultdict(str, reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
-        if (job := _SHOWN_JOB.match(part)) and fields["JobState"]:
+        job = re.match(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?", part)
+        if job and fields["JobState"]:
             job_id = f"{job[2]}_{job[3]}" if job[2] else job[1]
             found.append(_info(job_id, fields["JobState"], fields, fields["StartTime"], fields["EndTime"]))
     return tuple(found)
@@ -84,12 +78,11 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
     Of a job that was requeued the last record counts. A job with a step that was out of memory was so too, although
     Slurm calls it FAILED.
     """
-    records: dict[str, list[dict[str, str]]] = {}
-    for values in (line.split("|") for line in text.splitlines()):
-        if len(values) == len(ACCOUNTED):
-            row = defaultdict(str, zip(ACCOUNTED, values, strict=True))
-            job_id, _, step = row["JobID"].partition(".")
-            records[job_id] = [*records.get(job_id, []), row] if step else [row]
+    records: dict[str, list[Mapping[str, str]]] = {}
+    for line in text.splitlines():
+        row = defaultdict(str, zip(ACCOUNTED, line.split("|"), strict=False))
+        job_id, _, step = row["JobID"].partition(".")
+        records[job_id] = [*records.get(job_id, []), row] if step else [row]
     found = []
     for job_id, (job, *steps) in records.items():
         is_oom = job["State"] == "FAILED" and any(step["State"] == "OUT_OF_MEMORY" for step in steps)
@@ -101,10 +94,9 @@ def parse_accounted(text: str) -> tuple[JobInfo, ...]:
 
 def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: str) -> JobInfo:
     """Read what both answers hold in the same words."""
-    nodes, word = fields["NodeList"], fields["Reason"]
+    nodes, word = re.sub(r"\(null\)|None assigned", "", fields["NodeList"]), fields["Reason"]
     state, why = slurm_words.state_of(native, word)
-    exited, _, signalled = fields["ExitCode"].partition(":")
-    exit_code, killed_by = reading(exited), reading(signalled)
+    exit_code, killed_by = map(reading, fields["ExitCode"].partition(":")[::2])
     if state is State.SUCCEEDED and (exit_code or killed_by):
         state = State.FAILED
     if state is State.FAILED and killed_by == _NOT_STARTED:
@@ -112,20 +104,11 @@ def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: 
         why = JobReason(f"Slurm could not start the script: {lacks}")
     if state is State.NODE_FAIL and (node := fields["FailedNode"]):
         why = JobReason(f"node {node} failed")
-    by_itself = state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED)
-    nodes = nodes if nodes not in ("(null)", "None assigned") else ""
-    return JobInfo(
-        job_id,
-        state,
-        native,
-        word,
-        exit_code=exit_code if by_itself else None,
-        signal=killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None,
-        started=time_of(start) if nodes and state is not State.PENDING else None,
-        ended=time_of(end) if state.is_final else None,
-        nodes=nodes,
-        why=why,
-    )
+    code = exit_code if state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED) else None
+    number = killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None
+    started = time_of(start) if nodes and state is not State.PENDING else None
+    ended = time_of(end) if state.is_final else None
+    return JobInfo(job_id, state, native, word, code, number, started, ended, nodes, why=why)
 
 
 def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
@@ -133,11 +116,9 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
 
     Returns None if neither knows it: without accounting that is so some minutes after the end.
     """
-    in_utc = {**(os.environ if environ is None else environ), **IN_UTC}
-    done = query.run(SLURM, about(job_id, *_SHOW), in_utc)
-    if done.code and slurm_words.NO_SUCH_JOB not in done.err:
-        raise SLURM.refusal(_SHOW, done.code, done.out + done.err)
-    tasks = {task.job_id: task for task in parse_shown(done.out)}
+    in_utc = {**(os.environ if environ is None else environ), **_IN_UTC}
+    controller = run_command(about(job_id, *_SHOW), in_utc, gone=SLURM.gone)
+    tasks = {task.job_id: task for task in parse_shown(controller)}
     if any(not task.state.is_final for task in tasks.values()):
         return overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
@@ -155,29 +136,17 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
 
 # --- Logs: which rank srun says failed first, and what of a log may tell a cause.
 
-#: What srun says when tasks have ended badly, the same from Slurm 22.05 to 26.11; of a signal it gives the words of
-#: the C library.
+#: What srun says when tasks have ended badly, from Slurm 22.05 to 26.11; of a signal it gives the C library's words.
 _ENDED = re.compile(
     r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)"
 )
 _SIGNALS = {words: number for number in signal.valid_signals() if (words := signal.strsignal(number))}
-#: Says nothing of the cause: how srun and Slurm ended the other tasks.
-_LOG_NOISE = re.compile(
-    r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
-    r"|slurmstepd\S*: error: \*\*\* "
-)
 
 
 def first_failure(lines: Iterable[str]) -> Failure | None:
-    """Return how the rank ended that failed first, in the log of an attempt; None if none has.
-
-    The exit code of srun itself is the highest of all, and 143 where it had to end others.
-    """
+    """Return how the rank ended that failed first, in an attempt's log; srun exits with the highest code, or 143."""
     has_left = False
-    for line in lines:
-        if not (match := _ENDED.fullmatch(line.rstrip())):
-            continue
-        hosts, rank, exited, words = match.groups()
+    for hosts, rank, exited, words in (found.groups() for line in lines if (found := _ENDED.fullmatch(line.rstrip()))):
         is_oom = words == "Out Of Memory"
         code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
         if code == contract.CONTINUE_LATER:
@@ -190,36 +159,31 @@ def first_failure(lines: Iterable[str]) -> Failure | None:
 
 def logs(folder: str, job_id: str, requested: Mapping[str, str]) -> Sequence[str]:
     """Return where Slurm writes what a script says: errors, if the job asks for two logs, then all else."""
-    job = glob.escape(job_id.partition(";")[0])
-    is_array = "--array" in requested  # Each task has an id of its own.
-    known = {"%%": "%"} | ({} if is_array else {"%j": job, "%A": job})
+    # Each task of an array has an id of its own.
+    job = "*" if "--array" in requested else glob.escape(job_id.partition(";")[0])
+    known = {"%%": "%", "%j": job, "%A": job}
     names = [glob.escape(requested[option]) for option in ("--error", "--output") if option in requested]
+    names.append(f"{folder.replace('%', '%%')}/slurm-%j.out")
     # What sbatch replaces in a name: %j, %4t, and %% for a %.
-    patterns = [re.sub(r"%(%|\d*[A-Za-z])", lambda found: known.get(found[0], "*"), name) for name in names]
-    return (*patterns, f"{folder}/slurm-{'*' if is_array else job}.out")
+    return [re.sub(r"%(%|\d*[A-Za-z])", lambda found: known.get(found[0], "*"), name) for name in names]
 
 
 # --- Limits: what Slurm would do with a job that is not submitted: refuse it, let it wait for ever, or start it.
-# ``sbatch --test-only`` says whether nodes as asked for are there and up, and when. It says the same of nodes that are
-# down for a day as of those that do not exist, and nothing of a job that would wait for ever: one that asks for more
-# time than its partition gives, say. So partitions and nodes are queried too.
+# ``sbatch --test-only`` says the same of nodes that are down for a day as of those that do not exist, and nothing of a
+# job that would wait for ever: one that asks for more time than its partition gives, say. So these are queried too.
 
-PARTITIONS = ("scontrol", "show", "partition")
-NODES = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E")
-QOS = ("sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,MaxWall,Flags")
+_NODES = ("sinfo", "--Node", "--noheader", "--format=%N|%T|%c|%m|%G|%E")
+_QOS = ("sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,MaxWall,Flags")
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])(?:[= ]\s*)?(.*)$", re.MULTILINE)
 _SHORT = {"-N": "nodes", "-p": "partition", "-t": "time", "-q": "qos", "-x": "exclude", "-c": "cpus-per-task"}
-#: Variables that count for sbatch above what a script asks for.
-_ABOVE = {"SBATCH_PARTITION": "partition", "SBATCH_TIMELIMIT": "time", "SBATCH_QOS": "qos"}
-#: What a QOS may have, so that its jobs may go beyond that limit of a partition.
-_LIFTS_ALL = frozenset(("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"))
+_ABOVE = {"SBATCH_PARTITION": "partition", "SBATCH_TIMELIMIT": "time", "SBATCH_QOS": "qos"}  # Above the script.
 #: How the words start for a node that takes no job now.
 _NOT_UP = ("down", "drain", "fail", "error", "unknown", "inval", "maint", "reserved", "boot", "reboot", "no_respond")
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query what Slurm would do with a plan's script that is submitted in an environment."""
-    script, in_utc = plan.files[0].text, {**environ, **IN_UTC}
+    script, in_utc = plan.files[0].text, {**environ, **_IN_UTC}
     requested, submit = read_requested(script, environ), plan.commands[0].command
     command = (submit[0], "--test-only", *submit[1:-1])  # It reads the script.
     done = query.run(SLURM, command, in_utc, cwd=plan.workdir, sent=script)
@@ -227,35 +191,29 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     refusal = plan.with_values(SLURM.refusal(command, done.code, printed))
     if SLURM.is_away(done):
         raise refusal
-    shown, lacks_nodes = run_command(PARTITIONS, in_utc), slurm_words.NO_SUCH_NODES in printed
+    shown, lacks_nodes = run_command(("scontrol", "show", "partition"), in_utc), slurm_words.NO_SUCH_NODES in printed
     partitions = against_each(shown, requested)
-    counts = requested.qos or limits(requested, partitions)  # Whether a QOS could change anything.
-    lifts, most_time = _qos_of(requested, in_utc) if counts else ((), 0)
-    against = limits(requested, against_each(shown, requested, lifts), most_time)
+    if requested.qos or all(partitions.values()):  # Its QOS could change something.
+        try:
+            of_qos = parse_qos(run_command(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
+        except LaunchError as error:
+            has_none = "not running a supported accounting_storage plugin" in (error.why or "")
+            of_qos = () if has_none else ("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"), 0
+        partitions = against_each(shown, requested, *of_qos)
+    against = least(partitions.values(), takes=True)
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
         found = []
         for name in (name for name, issues in partitions.items() if not issues):
-            place, nodes = f"partition {name}", parse_nodes(run_command((*NODES, f"--partition={name}"), in_utc))
+            place, nodes = f"partition {name}", parse_nodes(run_command((*_NODES, f"--partition={name}"), in_utc))
             lacks = missing(requested, place, nodes, "sinfo --list-reasons") if lacks_nodes else []
             found.append(crowded(plan.nproc_per_node, place, nodes) or lacks)
-        against = least(found)
-    answer = Feasibility(f"partition {','.join(partitions)}", against)
-    if not done.code:
-        start = re.search(r"to start at (\S+) using .* on nodes", printed)
-        return replace(answer, start=start and time_of(start[1]))
-    if against and (lacks_nodes or answer.is_hopeless):
+        against = least(found, takes=False)
+    start = None if done.code else re.search(r"to start at (\S+) using .* on nodes", printed)
+    answer = Feasibility(f"partition {','.join(partitions)}", against, start and time_of(start[1]))
+    if not done.code or (against and (lacks_nodes or answer.is_hopeless)):
         return answer
     refused = Issue(refusal.in_a_line, refusal.fix or "change what it asks for", is_refusal=True)
     return replace(answer, objections=[*against, refused])
-
-
-def _qos_of(requested: Requested, in_utc: Mapping[str, str]) -> tuple[Collection[str], int]:
-    """Query which limits of a partition the QOS of a job may lift, and its own limit of time."""
-    try:
-        return parse_qos(run_command(QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
-    except LaunchError as error:
-        has_none = "not running a supported accounting_storage plugin" in (error.why or "")
-        return () if has_none else _LIFTS_ALL, 0
 
 
 def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
@@ -263,7 +221,6 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
     found: dict[str, str] = defaultdict(str)
     found |= {_SHORT.get(name, name[2:]): value.strip().strip("'\"") for name, value in _DIRECTIVE.findall(script)}
     found |= {name: environ[variable] for variable, name in _ABOVE.items() if variable in environ}
-    gpus = re.findall(r"\d+", found["gpus-per-node"] or found["gres"])
     exclude: list[str] = []
     with suppress(ValueError):
         exclude = [*expand(found["exclude"])]
@@ -274,90 +231,66 @@ def read_requested(script: str, environ: Mapping[str, str]) -> Requested:
         qos=found["qos"],
         cpus=(reading(found["ntasks-per-node"]) or 1) * (reading(found["cpus-per-task"]) or 1),
         memory=reading(found["mem"], parse_memory),
-        gpus=int(gpus[-1]) if gpus else 0,
+        gpus=count_gpus(f"gpu:{found['gpus-per-node']}") or count_gpus(found["gres"]),
         exclude=tuple(filter(None, exclude)),
     )
 
 
-def against_each(text: str, requested: Requested, lifts: Collection[str] = ()) -> dict[str, list[Issue]]:
-    """Read in the answer to :data:`PARTITIONS` what each that a job may run in has against it, by its name.
+def against_each(shown: str, job: Requested, lifts: Collection[str] = (), longest: int = 0) -> dict[str, list[Issue]]:
+    """Read in what scontrol shows what each partition that a job may run in has against it, by its name.
 
-    A job that names none runs in the default one. A limit that a QOS of the job ``lifts`` is not final.
+    A job that names none runs in the default one. Its QOS ``lifts`` limits, which are not final then, and has its own.
     """
-    found = {}
-    for block in re.split(r"^(?=PartitionName=)", text, flags=re.MULTILINE)[1:]:
+    found: dict[str, list[Issue]] = {}
+    other, qos = "choose another scheduler.partition", (f"QOS {job.qos}", "choose another scheduler.qos")
+    for block in re.split(r"^(?=PartitionName=)", shown, flags=re.MULTILINE)[1:]:
         part = defaultdict(str, re.findall(r"(\w+)=(\S*)", block))
-        name = part["PartitionName"]
-        if name in requested.partitions if requested.partitions else part["Default"] == "YES":
-            found[name] = [*_against(requested, part, lifts)]
+        name, place = part["PartitionName"], f"partition {part['PartitionName']}"
+        if name not in job.partitions if job.partitions else part["Default"] != "YES":
+            continue
+        is_down = Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
+        against = [is_down] if part["State"] == "DOWN" else []
+        for flag, of, most, fewest in (
+            ("PartitionTimeLimit", "time", reading(part["MaxTime"], parse_duration), 0),
+            ("PartitionMaxNodes", "nodes", reading(part["MaxNodes"]), 0),
+            ("PartitionMinNodes", "nodes", 0, reading(part["MinNodes"])),
+        ):
+            amount, is_final = getattr(job, of), flag not in lifts
+            against += beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
+        found[name] = [*against, *beyond("time", job.time, *qos, most=longest)]
     return found
 
 
-def _against(requested: Requested, part: Mapping[str, str], lifts: Collection[str]) -> Iterator[Issue]:
-    place, other = f"partition {part['PartitionName']}", "choose another scheduler.partition"
-    if part["State"] == "DOWN":
-        yield Issue(f"{place} is down: jobs wait until it is up", f"{other}, or wait", is_final=False)
-    for flag, of, most, fewest in (
-        ("PartitionTimeLimit", "time", reading(part["MaxTime"], parse_duration), 0),
-        ("PartitionMaxNodes", "nodes", reading(part["MaxNodes"]), 0),
-        ("PartitionMinNodes", "nodes", 0, reading(part["MinNodes"])),
-    ):
-        amount, is_final = getattr(requested, of), flag not in lifts
-        yield from beyond(of, amount, place, other, most=most, least=fewest, is_final=is_final)
-
-
-def limits(requested: Requested, partitions: Mapping[str, list[Issue]], most_time: int = 0) -> list[Issue]:
-    """Return what all of a job's partitions have against it, that of the best; else what its QOS has."""
-    if partitions and all(partitions.values()):
-        return least(partitions.values())
-    place, other = f"QOS {requested.qos}", "choose another scheduler.qos"
-    return [*beyond("time", requested.time, place, other, most=most_time)]
-
-
 def parse_nodes(text: str) -> tuple[NodeInfo, ...]:
-    """Read the answer to :data:`NODES`."""
-    found = []
-    for row in (line.split("|", 5) for line in text.splitlines()):
-        if len(row) == 6:
-            name, state, cpus, memory, gres, reason = row
-            is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
-            amounts = reading(cpus.rstrip("+")), reading(memory.rstrip("+")) << 20, count_gpus(gres)
-            found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
+    """Read what sinfo says of nodes, one in a line."""
+    found, rows = [], (line.split("|", 5) for line in text.splitlines() if line.count("|") >= 5)
+    for name, state, cpus, memory, gres, reason in rows:
+        is_away = state.endswith("*") or state.startswith(_NOT_UP)  # With a * it does not answer.
+        amounts = reading(cpus.rstrip("+")), reading(memory.rstrip("+")) << 20, count_gpus(gres)
+        found.append(NodeInfo(name, state, is_away, *amounts, "" if reason == "none" else reason))
     return tuple(found)
 
 
-def parse_qos(text: str, named: str) -> tuple[set[str], int]:
-    """Read the answer to :data:`QOS` for a job that names these: the limits that one of them lifts, and that of time.
-
-    A job that names none may have any of them by default.
-    """
-    rows = [row for row in (line.split("|") for line in text.splitlines()) if len(row) == 3]
-    flags = [row[2].split(",") for row in rows if not named or row[0] in named.split(",")]
-    most = next((reading(row[1], parse_duration) for row in rows if row[0] == named), 0)
-    return {flag for each in flags for flag in each}, most
+def parse_qos(text: str, named: str) -> tuple[Collection[str], int]:
+    """Read what sacctmgr says of each QOS: which limits a QOS of the job, or any if it names none, lifts; its time."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    lifts = {flag for name, _, flags in rows if not named or name in named.split(",") for flag in flags.split(",")}
+    return lifts, next((reading(most, parse_duration) for name, most, _ in rows if name == named), 0)
 
 
 # --- The plan: what sbatch is asked for, what an allocation has, and what of the scripts is Slurm's own.
 
-#: Directives of a user's own by which GPUs, or tasks, are requested.
+#: Directives of a user's own by which GPUs are requested.
 _OWN_GPUS = re.compile(r"--gpus|-G|--gres[ =]\S*gpu|--tres-per\S*gpu")
 _OWN_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node|--gres)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(\d+)")
-_OWN_TASKS = re.compile(r"--ntasks(?!-)|-n")
-#: Options that are called as the keys of the job.
-_SAME_NAME = ("partition", "account", "qos", "constraint", "reservation", "array")
-#: What Slurm calls the events of ``notify.on``.
-_MAIL_TYPES = {"start": "BEGIN", "failure": "FAIL", "requeue": "REQUEUE", "end": "END"}
-#: What an allocation has on some of its nodes, and the GPUs among that.
-_ON_NODES = re.compile(r"^ +Nodes=\S+ .*\bGRES=(\S*)", re.MULTILINE)
-_GPU = re.compile(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)")
+_MAIL_TYPES = {"start": "BEGIN", "failure": "FAIL", "requeue": "REQUEUE", "end": "END"}  # Of the events of notify.on.
 #: Options for a batch script alone: salloc does not know most of them, and a shell sends no mail.
 _FOR_A_SCRIPT = re.compile(
     r"--(array|error|export|export-file|input|mail-\w+|open-mode|output|(no-)?requeue|signal|wait)(?![\w-])|-[aeioW]"
 )
-#: What Slurm itself starts for a bare salloc where LaunchParameters has use_interactive_step; elsewhere a bare salloc
-#: gives a shell where it is typed. Named here, it is the same on every site from Slurm 20.11 on: it runs on the first
-#: node, sees the GPUs there, and takes nothing from the steps that are started in it: in a plain step, a further srun
-#: without --overlap would wait for ever. Without the preserved variables that would use the first node alone.
+#: What a bare salloc starts where LaunchParameters has use_interactive_step; elsewhere it gives a shell where it is
+#: typed. From Slurm 20.11 on it runs on the first node, sees the GPUs there, and takes nothing from steps within it: in
+#: a plain step, a further srun would wait for ever. Without the preserved variables that would use one node alone.
 _STEP = ("srun", "--interactive", "--preserve-env")
 
 
@@ -379,9 +312,11 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
     named = f"{resources.gpu_type}:{gpus}" if resources.gpu_type else gpus
     is_gres, is_elastic = requested.gpu_request == "gres", least < most and not is_direct
     # With a number of tasks Slurm would never give more than the least nodes.
-    has_agents, has_tasks = not is_direct and least == most, is_direct and not any(map(_OWN_TASKS.match, own))
+    has_agents = not is_direct and least == most
+    has_tasks = is_direct and not any(re.match(r"--ntasks(?!-)|-n", line) for line in own)
     one_agent = "one task on each node: the agent, which starts the node's ranks"
     log = (requested.output, "scheduler.output") if requested.output else (output, "in the run's directory")
+    same_name = ("partition", "account", "qos", "constraint", "reservation", "array", "exclusive", "error")
     again, seconds, wanted = job.retry.by_scheduler, warning_seconds(job), job.retry.warn_before
     when = "retry.warn_before" if seconds >= wanted else f"half of resources.time; retry.warn_before is {wanted:g}"
     warning = f"{seconds} s before the limit this script gets USR1 and hands it on to the ranks, which save and leave"
@@ -396,14 +331,12 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
         ("--cpus-per-task", cpus and (max(1, cpus // nproc) if is_direct else cpus), "resources.cpus_per_node"),
         ("--mem", resources.memory and format_memory(resources.memory), "resources.memory"),
         ("--time", resources.time and format_duration(resources.time), "resources.time"),
-        *((f"--{key}", getattr(requested, key), f"scheduler.{key}") for key in _SAME_NAME),
+        *((f"--{key}", getattr(requested, key), f"scheduler.{key}") for key in same_name),
         ("--nodelist", ",".join(requested.include or ()), "scheduler.include"),
         ("--exclude", ",".join(requested.exclude or ()), "scheduler.exclude"),
-        ("--exclusive", requested.exclusive, "scheduler.exclusive"),
         ("--mail-user", job.notify.mail, "notify.mail"),
         ("--mail-type", job.notify.mail and ",".join(map(_MAIL_TYPES.__getitem__, job.notify.on)), "notify.on"),
         ("--output", *log, "what Slurm and this script say; each rank has a log of its own"),
-        ("--error", requested.error, "scheduler.error"),
         ("--open-mode", "append", "a job that is started again continues with the same log"),
         ("--requeue", again, "retry.requeue", "back into the queue when a node fails, and when the job is preempted"),
         ("--no-requeue", not again, "retry.requeue is false", "when a node fails, the job ends"),
@@ -414,17 +347,16 @@ def directives(job: Job, nproc: int, output: str | None) -> Iterator[Directive]:
 
 def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     """Find the GPUs of each node of an allocation: from the variables of salloc and sbatch, else from Slurm."""
-    # A step of an allocation of --gpus-per-task has one task on each node, and would get the GPUs of one.
-    by_task, problem = bool(environ.get("SLURM_GPUS_PER_TASK")), "Slurm does not report"
-    may_differ = (by_task or environ.get("SLURM_GPUS")) and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
-    reported = environ.get("SLURM_GPUS_PER_NODE", "")
-    reported = reported if may_differ else environ.get("SLURM_GPUS_ON_NODE") or reported
-    counts = {int(found[0])} if (found := re.search(r"\b\d+$", reported)) else set()  # Of 4, or a100:4.
+    one_task, per_node = environ.get("SLURM_GPUS_PER_TASK"), environ.get("SLURM_GPUS_PER_NODE", "")
+    may_differ = (one_task or environ.get("SLURM_GPUS")) and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
+    reported = per_node if may_differ else environ.get("SLURM_GPUS_ON_NODE") or per_node
+    counts = {count_gpus(f"gpu:{reported}")} if reported[-1:].isdecimal() else set()  # Of 4, or a100:4.
+    problem = "Slurm does not report"
     if not counts:
         command = about(environ["SLURM_JOB_ID"], "scontrol", "--details", "show", "job")
         try:
             shown = run_command(command, environ, seconds=_ACCOUNTING_SECONDS)
-            counts = {count_gpus(gres) for gres in _ON_NODES.findall(shown)}
+            counts = {count_gpus(gres) for gres in re.findall(r"^ +Nodes=\S+ .*\bGRES=(\S*)", shown, re.MULTILINE)}
         except LaunchError as error:
             problem = error.in_a_line
     if not counts:
@@ -432,7 +364,7 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
         return UsableGpus(0, "those of this allocation are not known", note=note)
     least, most = min(counts), max(counts)
     if least == most:
-        return UsableGpus(least, f"this allocation has {least or 'none'}{' on each node' if least else ''}", by_task)
+        return UsableGpus(least, f"this allocation has {least or 'none'}{' on each node' if least else ''}")
     differ, fix = f"the nodes of this allocation have {least} to {most}", "gives all nodes the same number"
     note = f"{differ} GPUs, of which {least} on each are used: salloc --gpus-per-node {fix}"
     return UsableGpus(least, differ, must_be_requested=True, note=note)
@@ -440,7 +372,7 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
 
 def count_gpus(gres: str) -> int:
     """Count the GPUs in what Slurm says that a node has: ``gpu:2(IDX:0-1)``, ``nic:1,gpu:a100:4(S:0-1)``."""
-    return sum(map(int, _GPU.findall(gres)))
+    return sum(map(int, re.findall(r"(?:^|,)gpu:(?:[^:,()]+:)?(\d+)", gres)))
 
 
 def _additions(draft: Draft) -> Additions:
@@ -453,6 +385,7 @@ def _additions(draft: Draft) -> Additions:
     if draft.inside:
         step = f'"$SLURM_JOB_ID.$SLURM_STEP_ID" >"${contract.RUN_DIR}/{contract.STEP}"'
         node.append(f'[ "$SLURM_NODEID" -gt 0 ] || echo {step}')
+        # A step of an allocation of --gpus-per-task has one task on each node, and would get the GPUs of one.
         if gpus and gpus.count and (gpus.must_be_requested or draft.request.environ.get("SLURM_GPUS_PER_TASK")):
             start.append(f"--gpus-per-node={gpus.count}")
     if not job.launch.is_direct:
@@ -464,8 +397,8 @@ def _additions(draft: Draft) -> Additions:
 def _notes(draft: Draft) -> Iterator[str]:
     job, resources, is_direct = draft.job, draft.job.resources, draft.job.launch.is_direct
     if not (draft.inside or resources.cpus_per_node):
-        what = f"a {'rank' if is_direct else 'node'} has one CPU"
-        yield f"resources.cpus_per_node is not given: where the site gives none with each GPU, {what}"
+        who = "rank" if is_direct else "node"
+        yield f"resources.cpus_per_node is not given: where the site gives none with each GPU, a {who} has one CPU"
     overriding = sorted(name for name in draft.request.environ if name.startswith("SBATCH_"))
     if overriding and not draft.inside:
         yield f"set in your environment, and for sbatch above what the script asks for: {', '.join(overriding)}"
@@ -480,8 +413,8 @@ def _notes(draft: Draft) -> Iterator[str]:
 def _shell(job: Job, nproc: int, words: Sequence[str], environ: Mapping[str, str], terminal: bool) -> tuple[str, ...]:
     """Run ``words``, or the caller's shell. No login shell: its profile may set another PATH than the caller's."""
     options = words_for_shell(job, directives(job, nproc, None), _FOR_A_SCRIPT)
-    pty = ("--pty",) if terminal else ()
-    return ("salloc", *options, *_STEP, *pty, *(words or (environ.get("SHELL") or "bash",)))
+    shell = words or (environ.get("SHELL") or "bash",)
+    return ("salloc", *options, *_STEP, *(["--pty"] if terminal else []), *shell)
 
 
 SLURM = Scheduler(
@@ -510,7 +443,7 @@ SLURM = Scheduler(
     list_jobs="squeue --me",
     retry="see scontrol ping, and try again; squeue --me shows whether the job was submitted anyway",
     cancel=lambda job_id: about(job_id, "scancel"),
-    gone=slurm_words.NO_SUCH_JOB,
+    gone="Invalid job id specified",  # The controller never knew it, or has forgotten it some minutes after its end.
     show=lambda job_id: about(job_id, *_SHOW),
     query_job=query_job,
     feasibility=feasibility,
@@ -518,7 +451,10 @@ SLURM = Scheduler(
     unreachable=slurm_words.UNREACHABLE,
     refused=slurm_words.REFUSED,
     logs=logs,
-    log_noise=_LOG_NOISE,
+    log_noise=re.compile(  # How srun and Slurm ended the other tasks.
+        r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
+        r"|slurmstepd\S*: error: \*\*\* "
+    ),
     failure=first_failure,
 )
 run_command = partial(query.run_command, SLURM)

@@ -25,7 +25,6 @@ _AWAY = JobReason("nodes that it needs are down, drained or reserved", _NODES)
 
 #: Slurm's word for a state: ours, and what it means if the word does not say it.
 _STATES: dict[str, tuple[State, JobReason | None]] = {
-    "PENDING": (State.PENDING, None),
     "CONFIGURING": (State.PENDING, JobReason("its nodes are being made ready")),
     "REQUEUED": (State.PENDING, JobReason("it was requeued")),
     "REQUEUE_FED": (State.PENDING, JobReason("it was requeued to another cluster of the federation")),
@@ -81,8 +80,6 @@ _PENDING: dict[str, JobReason] = {
     "QOSNotAllowed": _never("its account or partition may not use its QOS", f"{_CHANGE_QOS} or scheduler.partition"),
     "QOSUsageThreshold": JobReason("its account has used more than its QOS allows for now"),
     "AccountingPolicy": JobReason("a limit of its account or QOS is reached"),
-    "ReqNodeNotAvail": _AWAY,
-    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": _AWAY,
     "NodeDown": JobReason("a node that it needs is down", _NODES),
     "FrontEndDown": JobReason("no front end node is up", _SITE),
     "Reservation": JobReason("its reservation has not started"),
@@ -119,7 +116,6 @@ _LIMIT = re.compile(
     r"(?P<who>QOS|Association|Assoc|)(?P<kind>Grp|Max|Min|)(?P<thing>[A-Za-z]+?)(?P<run>Run)?(?P<minutes>Minutes|Mins)?"
     r"(?:Per(?P<each>Job|Node|User|Account))?(?:Limit|NotSatisfied)?"
 )
-_NOT_AVAILABLE = re.compile(r"ReqNodeNotAvail.*UnavailableNodes:([^\s,)(](?:[^\s)(]*[^\s,)(])?)")
 
 #: What commands print if Slurm cannot be reached, and what to do; the first that is found counts.
 UNREACHABLE = (
@@ -150,8 +146,6 @@ REFUSED = (
     (r"Invalid --|unrecognized option|Invalid (numeric )?specification", "change scheduler.directives"),
     (r"Unable to open file|not look like a batch script", "name a script that exists and starts with #!"),
 )
-#: Printed of a job that the controller never knew, or has forgotten: some minutes after its end.
-NO_SUCH_JOB = "Invalid job id specified"
 
 
 def state_of(native: str, word: str) -> tuple[State, JobReason | None]:
@@ -164,23 +158,21 @@ def state_of(native: str, word: str) -> tuple[State, JobReason | None]:
 
 
 def why_pending(word: str) -> JobReason:
-    """Explain why a job waits; of several words, squeue has blanks between them and scontrol underscores."""
+    """Explain why a job waits; of several words, squeue has blanks between them and scontrol underscores.
+
+    A limit is one of a QOS, of an account, or (with no name before it) of each account within a QOS.
+    """
     words = word.replace("_", " ")
-    if known := _PENDING.get(word or "None") or _PENDING.get(words):
+    if known := _PENDING.get(word or "None"):
         return known
     if re.search(r"requeued (?:in )?held", words):
         return JobReason(f"it could not be started or was requeued, and is held ({words})", _RELEASE)
-    if word.startswith("ReqNodeNotAvail"):
-        nodes = _NOT_AVAILABLE.search(word)
+    if words.startswith(("ReqNodeNotAvail", "Nodes required for job are DOWN")):
+        nodes = re.search(r"UnavailableNodes:,*([^\s)(]*[^\s,)(])", word)
         return replace(_AWAY, text=f"{_AWAY.text} ({nodes[1]})") if nodes else _AWAY
     limit = _LIMIT.fullmatch(word)
-    if limit and (limit["kind"] or (limit["who"] and word.endswith("Limit"))):
-        return _at_limit(limit)
-    return JobReason(f"Slurm says {word}")
-
-
-def _at_limit(limit: re.Match[str]) -> JobReason:
-    """Explain a limit of a QOS, of an account, or (with no name before it) of each account within a QOS."""
+    if not limit or not (limit["kind"] or (limit["who"] and word.endswith("Limit"))):
+        return JobReason(f"Slurm says {word}")
     thing, key = next(each for start, each in _THINGS.items() if limit["thing"].lower().startswith(start))
     thing = f"minutes of {thing}" if limit["minutes"] else thing
     who = "its account" if limit["who"].startswith("Assoc") else "its QOS"
@@ -191,7 +183,7 @@ def _at_limit(limit: re.Match[str]) -> JobReason:
         lower = f"lower {key}, or " if key else ""
         return _never(f"it asks for more {thing} than {who} gives {where}", f"{lower}choose another scheduler.qos")
     if limit["minutes"] and not limit["run"]:
-        return JobReason(f"{who} has used up its {thing}", "use another scheduler.account, or ask the site's support")
+        return JobReason(f"{who} has used up its {thing}", f"use another scheduler.account, or {_SITE}")
     whose = "your jobs" if limit["kind"] == "Max" else f"the jobs of {who}"
     whose = "the jobs of your account" if limit["each"] == "Account" else whose
     return JobReason(f"{whose} have reached the limit of {who} on {thing}")

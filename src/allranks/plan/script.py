@@ -20,11 +20,6 @@ HERE = Path(__file__).parent
 #: Words of shell for the node-side code in the run's directory, and for the configuration of its agents.
 CODE = f'"${contract.RUN_DIR}/{contract.CODE}"'
 SPEC = f'"${contract.RUN_DIR}/{contract.NODE_ORDERS}"'
-#: Names a line that fails, its file and its number: the ranks' own logs do not exist yet.
-_NAME_FAILURES = (
-    """trap 'echo "allranks: $BASH_COMMAND failed with exit code $? """
-    """(${BASH_SOURCE[0]@copied@}, line $LINENO@on@)" >&2' ERR"""
-)
 #: Ends node.sh and the configurations in a script that is all there is of its run.
 _END = "END_OF_NODE_SCRIPT"
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
@@ -183,7 +178,8 @@ def set_up(workdir: str, environment: Environment, settings: Sequence[Reason]) -
     lines += _block("environment.setup", environment.setup)
     if environment.modules:
         load = [*_or_exit(_MODULE_IS_THERE, _NO_MODULE), "module load " + shlex.join(environment.modules)]
-        lines += _block("environment.modules", [*_DEFINE_MODULE, *load])
+        # `module` is a function that only login shells are sure to have; what defines it is not written for `set -e`.
+        lines += _block("environment.modules", [*fill(HERE / "modules.sh", {}).splitlines(), *load])
     if environment.conda:
         check = _or_exit(_CONDA_IS_THERE, _NO_CONDA)
         lines += _block("environment.conda", [*check, *conda_lines(environment.conda)])
@@ -208,35 +204,17 @@ def name_failures(environment: Environment | None, *, host: str = "", copy: str 
         host: a word of shell for the node's name, where many nodes write into one log.
         copy: the script's name in the run's directory, where it runs under another.
     """
-    on = f", on {host}" if host else ""
     copied = f'/#"$0"/{copy}' if copy else ""
-    lines = [_NAME_FAILURES]
+    words = {"file": f"${{BASH_SOURCE[0]{copied}}}", "caller": f"${{BASH_SOURCE[1]{copied}}}"}
+    words["on"] = f", on {host}" if host else ""
+    lines = fill(HERE / "failures.sh", words)  # The ranks' own logs do not exist yet.
     if environment and any(map(_MAY_EXIT.search, (*environment.setup, *environment.node_setup))):
-        lines += _NAME_EXITS
-    return [line.replace("@copied@", copied).replace("@on@", on) for line in lines]
+        lines += fill(HERE / "exits.sh", words)
+    return lines.splitlines()
 
 
 #: Lines of the user's that may exit, by themselves or in a file that they read.
 _MAY_EXIT = re.compile(r"\b(?:exit|source)\b|(?:^|[\s;&|({])\. ", re.MULTILINE)
-_NAME_EXITS = (
-    "exit() {  # of a line of the set-up: it is named",
-    "  local code=${1-$?}",
-    '  ((BASH_SUBSHELL)) && builtin exit "$code"',
-    "  ((code)) || code=1",
-    '  echo "allranks: exit $* failed with exit code $code '
-    '(${BASH_SOURCE[1]@copied@}, line ${BASH_LINENO[0]}@on@)" >&2',
-    '  builtin exit "$code"',
-    "}",
-)
-
-
-# `module` is a shell function that only login shells are sure to have. Files that define it are not written for
-# `set -e`, hence the `|| true`.
-_DEFINE_MODULE = (
-    'for file in "$LMOD_PKG/init/bash" "$MODULESHOME/init/bash" /etc/profile.d/modules.sh /etc/profile.d/lmod.sh; do',
-    '  type module >/dev/null 2>&1 || [ ! -r "$file" ] || . "$file" || true',
-    "done",
-)
 _MODULE_IS_THERE = "type module >/dev/null 2>&1"
 _NO_MODULE = (
     'environment.modules: there is no command "module" here, and no file that defines it in $LMOD_PKG/init, '

@@ -291,7 +291,7 @@ def test_it_is_said_why_node_0_cannot_be_reached(tmp_path, monkeypatch, host, wh
             client.join(time.sleep)
     assert caught.value.what == f"node 1 ({socket.gethostname()}) cannot reach node 0 at {host}:{port} for 0.2 s"
     assert str(caught.value.why).startswith(why)
-    where = "in its run's directory (slurm-*.out, or attempts/002/node-000/agent.log)"
+    where = "in its run's directory (the log of its job, or attempts/002/node-000/agent.log)"
     assert str(caught.value.fix).startswith(f"see what the agent of node 0 says, {where};")
 
 

@@ -14,16 +14,8 @@ from slurm_recorded import ANSWERS
 from test_slurm_plan import plan_of
 
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch.limits import NodeInfo, Requested, missing
-from allranks.clusters.slurm import (
-    SLURM,
-    against_each,
-    feasibility,
-    limits,
-    parse_nodes,
-    parse_qos,
-    read_requested,
-)
+from allranks.clusters.batch.limits import NodeInfo, Requested, least, missing
+from allranks.clusters.slurm import SLURM, against_each, feasibility, parse_nodes, parse_qos, read_requested
 
 TESTED = {
     command: (int(code), said)
@@ -62,6 +54,8 @@ def test_the_users_own_directives_count() -> None:
     script = "#SBATCH --nodes=2\n#SBATCH -N 3\n#SBATCH -pshort\n#SBATCH --time '1:00:00'\n#SBATCH --gres=gpu:a100:2\n"
     asked = read_requested(script, {})
     assert (asked.nodes, asked.partitions, asked.time, asked.gpus) == (3, ("short",), 3600, 2)
+    assert read_requested("#SBATCH --gpus-per-node=a100:4\n#SBATCH --gres=craynetwork:8\n", {}).gpus == 4
+    assert read_requested("#SBATCH --gres=craynetwork:8\n", {}).gpus == 0
 
 
 def test_the_script_comes_by_stdin_and_slurm_tells_when_it_would_start(tmp_path: Path) -> None:
@@ -88,7 +82,7 @@ def test_words_of_a_test_are_those_of_a_refusal(flag: str, why: str, fix: str) -
 
 
 def against(asked: Requested, shown: str = SHOWN, lifts: Collection[str] = (), most_time: int = 0) -> list[Issue]:
-    return limits(asked, against_each(shown, asked, lifts), most_time)
+    return least(against_each(shown, asked, lifts, most_time).values(), takes=True)
 
 
 def test_partitions() -> None:
@@ -143,6 +137,8 @@ def test_the_limit_of_a_qos() -> None:
     (found,) = against(Requested(time=1800, qos="brief"), SHOWN, *parse_qos(known, "brief"))
     assert found.what == "00:30:00 are requested, and QOS brief gives a job at most 00:01:00"
     assert against(Requested(time=1800, qos="normal"), SHOWN, *parse_qos(known, "normal")) == []
+    both = against(Requested(time=7200, qos="brief"), SHOWN, *parse_qos(known, "brief"))
+    assert ["QOS brief" in each.what for each in both] == [False, True]
 
 
 def test_nodes_and_why_they_are_away() -> None:

@@ -228,7 +228,7 @@ class CoordinatorClient:
             fix="another run may have that port; nodes that are started by hand need the same job name, --master-addr, "
             "--master-port and key: ~/.config/allranks/key, or the file that ALLRANKS_KEY_FILE names"
             if problem == _OTHER_KEY
-            else "see what the agent of node 0 says, in its run's directory (slurm-*.out, or "
+            else "see what the agent of node 0 says, in its run's directory (the log of its job, or "
             f"{contract.node_dir(self._node.attempt, 0)}/{contract.AGENT_LOG}); that name must mean its host on this "
             "node, and no firewall may close the port between the nodes",
         )

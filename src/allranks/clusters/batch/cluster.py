@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,16 +37,6 @@ _FIRST_SECONDS, _MOST_SECONDS = 0.5, contract.scaled_wait(15.0)
 _ENDS_SECONDS, _DECIDES_SECONDS = 15.0, 180.0
 
 
-@dataclass
-class _Poll:
-    """When the scheduler is queried next about a run, what it was at the last query, and which files were there."""
-
-    status: Status = Status(State.UNKNOWN)  # noqa: RUF009 - it is frozen
-    seen: tuple[Path, bool, bool] | None = None
-    next: float = 0.0
-    pause: float = _FIRST_SECONDS
-
-
 class BatchCluster(ClusterKind):
     """A kind of cluster with a scheduler; ``clock`` gives monotonic seconds."""
 
@@ -55,7 +44,8 @@ class BatchCluster(ClusterKind):
         self.scheduler, self.name, self.without = scheduler, scheduler.name, scheduler.without
         self._clock = clock
         self._signals: dict[str, int] = {}
-        self._polls: dict[tuple[Path, str], _Poll] = {}
+        #: Of a run's job: its status at the last query, which files were there, when the next is due, the pause after.
+        self._polls: dict[tuple[Path, str], tuple[Status, tuple[Path, bool, bool], float, float]] = {}
 
     def plan(self, request: Request) -> Plan:
         """Decide what will be executed: the batch script, and how it is submitted."""
@@ -129,17 +119,15 @@ class BatchCluster(ClusterKind):
             if not (status.state.is_final or is_alive(handle)):
                 status = attempts.forgotten(attempt, status, "the process that started it is gone", has_started=True)
             return blame(self.scheduler, status, folder, attempt, "")
-        poll = self._polls.setdefault((folder, handle.job_id), _Poll())
-        attempt = attempts.newest(folder)
+        key, attempt, pause = (folder, handle.job_id), attempts.newest(folder), _FIRST_SECONDS
         seen = (attempt, (attempt / contract.JOB).exists(), (attempt / contract.EXIT).exists())
-        if seen != poll.seen:
-            poll.seen, poll.pause = seen, _FIRST_SECONDS
-        elif self._clock() < poll.next:
-            return poll.status
-        poll.status = self._query(folder, handle.job_id)
-        poll.next = self._clock() + poll.pause
-        poll.pause = min(_MOST_SECONDS, poll.pause * 1.5)
-        return poll.status
+        if (last := self._polls.get(key)) and last[1] == seen:
+            status, _, due, pause = last
+            if self._clock() < due:
+                return status
+        status = self._query(*key)
+        self._polls[key] = (status, seen, self._clock() + pause, min(_MOST_SECONDS, pause * 1.5))
+        return status
 
     def _query(self, folder: Path, first_job: str) -> Status:
         """Query the scheduler; the run may be in another job by now than in its first one."""
@@ -198,10 +186,7 @@ class BatchCluster(ClusterKind):
         """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
         self._signals[job_id] = number
         self._polls.clear()
-        command = self.scheduler.cancel(job_id)
-        done = query.run(self.scheduler, command, os.environ)
-        if done.code and not re.search(self.scheduler.gone, done.err):
-            raise self.scheduler.refusal(command, done.code, done.out + done.err)
+        query.run_command(self.scheduler, self.scheduler.cancel(job_id), os.environ, gone=self.scheduler.gone)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""

@@ -70,12 +70,13 @@ def beyond(
         yield Issue(f"{has} least {written(least)}", f"raise {key}, or {other}", is_final)
 
 
-def least(places: Iterable[list[Issue]]) -> list[Issue]:
-    """Return what stands against a job in that of several places where it is least.
+def least(places: Iterable[list[Issue]], *, takes: bool) -> list[Issue]:
+    """Return what stands against a job in that of several places where it is least: where nothing is final.
 
-    That is where nothing is final; else where no cause is visible; else the first.
+    A place with nothing against it ``takes`` it; else no cause is visible there, which is worse than one that passes.
     """
-    return min(places, key=lambda against: 2 * any(each.is_final for each in against) if against else 1, default=[])
+    of_none = -1 if takes else 1
+    return min(places, key=lambda each: 2 * any(issue.is_final for issue in each) if each else of_none, default=[])
 
 
 def missing(requested: Requested, where: str, nodes: Iterable[NodeInfo], more: str) -> list[Issue]:

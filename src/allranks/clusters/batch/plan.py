@@ -25,8 +25,6 @@ from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, nam
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
 
-#: The script's name where it is started, not submitted.
-_INSIDE_SCRIPT = "script.sh"
 #: In node.sh.
 _UNHEARD = "trap '' USR1  # The warning is for ranks that listen to it."
 
@@ -48,9 +46,14 @@ class Draft:
         nodes = self._allocated_nodes() if self.inside else self._requested_nodes()
         #: GPUs of each node that ranks can use; None if only the nodes know.
         self.gpus = self._usable_gpus()
+        by_gpu = job.launch.nproc_per_node in ("auto", "gpu")
+        #: Whether a node has a rank for each of its GPUs, and whether only the nodes know how many those are.
+        self.has_rank_per_gpu = by_gpu and (self.gpus is None or self.gpus.count > 0)
+        self._ranks_unknown = by_gpu and self.gpus is None
         #: The job with what the allocation, or the user's own directives, have settled.
         self.job = job = job.model_copy(update={"resources": job.resources.model_copy(update={"nodes": nodes})})
         self._refuse()
+        self._name = "script.sh" if self.inside else scheduler.script
         self.workdir, (self.python, python_reason) = workdir_of(job, request.folder), python_of(job, environ)
         entry = find_entry(job, self.workdir, same_python=self.python[0] == sys.executable)
         on_nodes = self.gpus or UsableGpus(1, "scheduler.directives asks for them")
@@ -63,15 +66,10 @@ class Draft:
         self._program = (Reason(entry.kind, entry.target, entry.why), python_reason)
         self._added = scheduler.additions(self)
 
-    @property
-    def has_rank_per_gpu(self) -> bool:
-        """Whether a node has a rank for each of its GPUs."""
-        return self.job.launch.nproc_per_node in ("auto", "gpu") and (self.gpus is None or self.gpus.count > 0)
-
     def plan(self) -> Plan:
         """Make the plan."""
         scheduler, job, spec, inside = self.scheduler, self.job, self.spec, self.inside
-        name, warns = _INSIDE_SCRIPT if inside else scheduler.script, not scheduler.warns_itself
+        name, warns = self._name, not scheduler.warns_itself
         supervisor = supervisor_config(job, scheduler.module, name, self._added.start, is_inside=inside, warns=warns)
         node = self._node_script()
         orders = {"node": asdict(spec), "supervisor": asdict(supervisor)}
@@ -110,11 +108,6 @@ class Draft:
             min_nodes=spec.min_nodes,
             ranks_unknown=self._ranks_unknown,
         )
-
-    @property
-    def _ranks_unknown(self) -> bool:
-        """Whether only the nodes know how many ranks they have."""
-        return self.has_rank_per_gpu and self.gpus is None
 
     def _requested_nodes(self) -> tuple[int, int]:
         """Return how many nodes a job asks for, at least and at most."""
@@ -165,15 +158,14 @@ class Draft:
         if job.launch.nproc_per_node == "cpu" and not job.resources.cpus_per_node:
             why = f"how many CPUs {scheduler} gives is not known yet"
             raise JobError("one rank per CPU was requested", why=why, fix="--cpus-per-node 8")
-        if job.launch.is_direct and job.launch.nproc_per_node in ("auto", "gpu") and self.gpus is None:
+        if job.launch.is_direct and self._ranks_unknown:
             why = "scheduler.directives asks for GPUs, but does not report how many there are on each node"
             what = "launcher direct must know the number of ranks on each node"
             raise JobError(what, why=why, fix="--nproc-per-node 4")
 
     def _script(self, alone: tuple[str, Mapping[str, object]] | None) -> str:
         scheduler, spec, requested, submit = self.scheduler, self.spec, self.job.scheduler, self.scheduler.submit
-        name = _INSIDE_SCRIPT if self.inside else scheduler.script
-        by_hand = f"{'bash' if self.inside else submit} {name}"
+        by_hand = f"{'bash' if self.inside else submit} {self._name}"
         each = "a rank for each GPU" if self._ranks_unknown else format_count(spec.nproc_per_node, "rank")
         size = f"{format_count(spec.nnodes, 'node')} x {each}"
         out = shlex.quote(requested.output) if self._added.log and requested.output else self._added.log
@@ -181,7 +173,7 @@ class Draft:
         file = "" if scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
         return batch_script(
             title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; to start it by hand: {by_hand}",
-            name=name,
+            name=self._name,
             directives=written(self._added.directives, scheduler.prefix),
             run_dir=spec.run_dir,
             pythons=[sys.executable, *(word for word in self.python[:1] if word.startswith("/"))],

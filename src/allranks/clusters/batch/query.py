@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -59,11 +60,11 @@ def run_patiently(scheduler: Scheduler, command: Sequence[str], environ: Mapping
 
 
 def run_command(
-    scheduler: Scheduler, command: Sequence[str], environ: Mapping[str, str], seconds: float = _SECONDS
+    scheduler: Scheduler, command: Sequence[str], environ: Mapping[str, str], seconds: float = _SECONDS, gone: str = ""
 ) -> str:
-    """Run a command and return what it printed; if it fails, raise a LaunchError in the scheduler's words."""
+    """Run a command and return what it printed; raise a LaunchError if it fails, unless with words of ``gone``."""
     answer = run(scheduler, command, environ, seconds=seconds)
-    if answer.code:
+    if answer.code and not (gone and re.search(gone, answer.err)):
         raise scheduler.refusal(command, answer.code, answer.out + answer.err)
     return answer.out
 
