@@ -72,9 +72,8 @@ class Draft:
         name, warns = self._name, not scheduler.warns_itself
         supervisor = supervisor_config(job, scheduler.module, name, self._added.start, is_inside=inside, warns=warns)
         node = self._node_script()
-        orders = {"node": asdict(spec), "supervisor": asdict(supervisor)}
-        if config := notify_config(job):
-            orders["notify"] = config
+        notify = {"notify": config} if (config := notify_config(job)) else {}
+        orders = {"node": asdict(spec), "supervisor": asdict(supervisor), **notify}
         alone = (node, orders) if self.request.standalone else None
         files = [PlanFile(name, self._script(alone), spec.file_mode | 0o100 * inside)]
         if not alone:
@@ -222,8 +221,7 @@ class Draft:
         scheduler, title, job = self.scheduler, self.scheduler.title, self.job
         resources, requested = job.resources, job.scheduler.model_dump(exclude_defaults=True)
         if self.inside:
-            used = [f"scheduler.{name}" for name in requested]
-            used += ["notify.mail"] if job.notify.mail else []
+            used = [*(f"scheduler.{name}" for name in requested), *(["notify.mail"] if job.notify.mail else [])]
             used += [f"resources.{name}" for name in ("time", "memory", "cpus_per_node") if getattr(resources, name)]
             if used:
                 yield f"inside an allocation, which has settled it: {', '.join(used)} not used"
