@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from allranks.lint.rules import environment, habits, network, outcome, processes, remote, rendezvous, scheduling, words
-from allranks.lint.rules.base import Rule
+from allranks.lint.rules import (  # noqa: F401 - each registers its rules
+    environment,
+    habits,
+    network,
+    outcome,
+    processes,
+    remote,
+    rendezvous,
+    scheduling,
+    words,
+)
+from allranks.lint.rules.base import registered
 
 #: What the first digit of a code stands for.
 FAMILIES = {
@@ -18,16 +28,5 @@ FAMILIES = {
     "9": "Secrets, and what hurts others",
 }
 
-RULES: tuple[Rule, ...] = (
-    *processes.RULES,
-    *words.RULES,
-    *rendezvous.RULES,
-    *scheduling.RULES,
-    *network.RULES,
-    *remote.RULES,
-    *outcome.RULES,
-    *environment.RULES,
-    *habits.RULES,
-)
-
+RULES = tuple(sorted(registered, key=lambda rule: rule.code))
 BY_CODE = {rule.code: rule for rule in RULES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from allranks.lint.launches import Launch
@@ -42,6 +43,9 @@ class Found:
     edits: tuple[Edit, ...] = ()
 
 
+Check = Callable[[View], Iterator[Found]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One kind of fault.
@@ -64,8 +68,28 @@ class Rule:
     what: str
     fix: str
     source: str
-    check: Callable[[View], Iterator[Found]]
+    check: Check
     versions: str = ""
+
+
+#: The rules of all modules that have been imported.
+registered: list[Rule] = []
+
+
+def _rule(
+    severity: Severity, heading: str, what: str, *, fix: str, source: str, versions: str = ""
+) -> Callable[[Check], Check]:
+    """Make a rule of the function below, which yields the places; ``heading`` is its code and name."""
+    code, name = heading.split()
+
+    def register(check: Check) -> Check:
+        registered.append(Rule(code, name, severity, what, fix, source, check, versions))
+        return check
+
+    return register
+
+
+fatal, likely, hint = partial(_rule, "fatal"), partial(_rule, "likely"), partial(_rule, "hint")
 
 
 def torch_launches(view: View) -> Iterator[Launch]:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from allranks.lint.launches import MPI
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import TORCHRUN, Found, Rule, is_literal, torch_launches
+from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, is_literal, likely, torch_launches
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 
@@ -20,6 +20,13 @@ _SET_UP = re.compile(
 )
 
 
+@likely(
+    "AR801 conda-not-set-up",
+    "{program} activate fails in a script whose shell has not been set up: the training runs in another environment, "
+    "or not at all",
+    fix='source "$(conda info --base)/etc/profile.d/conda.sh" before it',
+    source=_CONDA,
+)
 def _not_set_up(view: View) -> Iterator[Found]:
     script = view.script
     if re.search(r"\s-\w*[li]", script.shebang) or "zsh" in script.shebang:
@@ -49,6 +56,12 @@ def _sets_up(command: Command) -> bool:
     return bool(_SET_UP.search(text))
 
 
+@hint(
+    "AR802 source-activate",
+    "source activate is deprecated since conda 4.4",
+    fix="conda activate, after conda's own set-up",
+    source=_CONDA,
+)
 def _old_activation(view: View) -> Iterator[Found]:
     for command in view.script.named("source", "."):
         if command.values[:1] == ["activate"]:
@@ -56,6 +69,12 @@ def _old_activation(view: View) -> Iterator[Found]:
             return
 
 
+@fatal(
+    "AR803 activated-in-another-shell",
+    "{file} runs in a shell of its own, and changes nothing in this one",
+    fix="source {file}",
+    source="bash(1), source; docs.python.org/3/library/venv.html",
+)
 def _activated_elsewhere(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         words = command.args if command.name in SHELLS else command.words
@@ -64,6 +83,12 @@ def _activated_elsewhere(view: View) -> Iterator[Found]:
             yield Found(command.at, {"file": first})
 
 
+@hint(
+    "AR804 bashrc-in-a-job",
+    "the .bashrc of many systems returns at once in a shell that is not interactive",
+    fix="source what is needed itself, such as etc/profile.d/conda.sh",
+    source="bash(1), INVOCATION",
+)
 def _bashrc(view: View) -> Iterator[Found]:
     for command in view.script.named("source", "."):
         if command.args and command.args[0].shown.endswith("/.bashrc") and view.script.kind != "plain":
@@ -71,6 +96,12 @@ def _bashrc(view: View) -> Iterator[Found]:
             return
 
 
+@hint(
+    "AR805 output-held-back",
+    "conda run shows the output when the training has ended",
+    fix="conda run --no-capture-output",
+    source="docs.conda.io, conda run",
+)
 def _captured(view: View) -> Iterator[Found]:
     for command in view.script.named("conda", "mamba"):
         is_held = not {"--no-capture-output", "--live-stream", "-s"} & set(command.values)
@@ -79,12 +110,24 @@ def _captured(view: View) -> Iterator[Found]:
             yield Found(command.at)
 
 
+@hint(
+    "AR806 deprecated-launcher",
+    "torch.distributed.launch is deprecated in favour of torchrun",
+    fix="torchrun, and LOCAL_RANK from the environment in place of --local_rank",
+    source="torch/distributed/launch.py of torch 2.13",
+)
 def _old_launcher(view: View) -> Iterator[Found]:
     for launch in view.launches:
         if launch.name == "torch.distributed.launch":
             yield Found(launch.command.at)
 
 
+@fatal(
+    "AR807 use-env",
+    "torchrun has no --use_env, and exits with a usage error",
+    fix="leave it out: torchrun always sets the environment",
+    source=TORCHRUN,
+)
 def _use_env(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         given = launch.call.get("--use-env") if launch.call else None
@@ -92,6 +135,12 @@ def _use_env(view: View) -> Iterator[Found]:
             yield Found(given.word.at)
 
 
+@fatal(
+    "AR808 unknown-option",
+    "torchrun has no option {option}, and exits with a usage error",
+    fix="{meant}torchrun --help lists the options",
+    source=TORCHRUN,
+)
 def _unknown_option(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         call = launch.call
@@ -114,6 +163,12 @@ def _unknown_option(view: View) -> Iterator[Found]:
             break  # What follows an unknown option may be its value.
 
 
+@fatal(
+    "AR809 option-after-the-script",
+    "{option} stands after {script}: it goes to the script, and torchrun does not see it",
+    fix="put it before {script}",
+    source=f"{TORCHRUN}: what follows the script is its own",
+)
 def _after_script(view: View) -> Iterator[Found]:
     names = (
         "--nproc-per-node",
@@ -137,6 +192,12 @@ def _after_script(view: View) -> Iterator[Found]:
                 yield Found(word.at, {"option": typed, "script": call.rest[0].shown})
 
 
+@fatal(
+    "AR810 python-under-torchrun",
+    "torchrun starts python {word}: {word} is taken for a script",
+    fix="leave {word} out, or add --no-python",
+    source=f"{TORCHRUN} --no-python",
+)
 def _runs_python(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         call = launch.call
@@ -150,6 +211,12 @@ def _runs_python(view: View) -> Iterator[Found]:
             yield Found(call.rest[0].at, {"word": call.rest[0].value})
 
 
+@fatal(
+    "AR811 no-script",
+    "{launcher} gets no script to run",
+    fix="name the script; a line that was cut loses it",
+    source=TORCHRUN,
+)
 def _no_script(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         call, command = launch.call, launch.command
@@ -159,6 +226,12 @@ def _no_script(view: View) -> Iterator[Found]:
             yield Found(command.at, {"launcher": launch.name})
 
 
+@hint(
+    "AR812 mpi-environment",
+    "mpirun with a host list may not take {name} to the other hosts",
+    fix="mpirun -x {name} (Open MPI), or -genv",
+    source="mpirun(1) of Open MPI 5, -x",
+)
 def _mpi_environment(view: View) -> Iterator[Found]:
     exported = view.script.exported
     for launch in view.launches:
@@ -172,6 +245,7 @@ def _mpi_environment(view: View) -> Iterator[Found]:
             yield Found(starter.at if starter else 0, {"name": names[0]})
 
 
+@likely("AR813 sudo-in-a-job", "sudo asks for a password in a job, and fails", fix="leave it out", source="sudo(8)")
 def _sudo(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
@@ -180,12 +254,24 @@ def _sudo(view: View) -> Iterator[Found]:
         return
 
 
+@hint(
+    "AR814 lightning-run-model",
+    "lightning run model is now fabric run",
+    fix="fabric run",
+    source="lightning.ai/docs/fabric, CLI",
+)
 def _lightning_launcher(view: View) -> Iterator[Found]:
     for command in view.script.named("lightning"):
         if command.values[:2] == ["run", "model"]:
             yield Found(command.at)
 
 
+@fatal(
+    "AR815 invalid-count",
+    "{option}={value} is no number of nodes or ranks",
+    fix="a number of 1 or more; for ranks gpu, cpu or auto too",
+    source=f"{TORCHRUN}, determine_local_world_size",
+)
 def _zero_ranks(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         for name in ("--nproc-per-node", "--nnodes"):
@@ -201,6 +287,12 @@ def _zero_ranks(view: View) -> Iterator[Found]:
                 yield Found(given.word.at, {"option": given.typed, "value": text})
 
 
+@fatal(
+    "AR816 module-that-is-a-file",
+    "-m takes the name of a module, and {script} is a file",
+    fix="leave -m out, or -m {module}",
+    source="runpy of Python",
+)
 def _module_path(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         call = launch.call
@@ -209,152 +301,3 @@ def _module_path(view: View) -> Iterator[Found]:
             yield Found(
                 program.at, {"script": program.value, "module": program.value[:-3].strip("./").replace("/", ".")}
             )
-
-
-RULES = (
-    Rule(
-        code="AR801",
-        name="conda-not-set-up",
-        severity="likely",
-        what="{program} activate fails in a script whose shell has not been set up: the training runs in another "
-        "environment, or not at all",
-        fix='source "$(conda info --base)/etc/profile.d/conda.sh" before it',
-        source=_CONDA,
-        check=_not_set_up,
-    ),
-    Rule(
-        code="AR802",
-        name="source-activate",
-        severity="hint",
-        what="source activate is deprecated since conda 4.4",
-        fix="conda activate, after conda's own set-up",
-        source=_CONDA,
-        check=_old_activation,
-    ),
-    Rule(
-        code="AR803",
-        name="activated-in-another-shell",
-        severity="fatal",
-        what="{file} runs in a shell of its own, and changes nothing in this one",
-        fix="source {file}",
-        source="bash(1), source; docs.python.org/3/library/venv.html",
-        check=_activated_elsewhere,
-    ),
-    Rule(
-        code="AR804",
-        name="bashrc-in-a-job",
-        severity="hint",
-        what="the .bashrc of many systems returns at once in a shell that is not interactive",
-        fix="source what is needed itself, such as etc/profile.d/conda.sh",
-        source="bash(1), INVOCATION",
-        check=_bashrc,
-    ),
-    Rule(
-        code="AR805",
-        name="output-held-back",
-        severity="hint",
-        what="conda run shows the output when the training has ended",
-        fix="conda run --no-capture-output",
-        source="docs.conda.io, conda run",
-        check=_captured,
-    ),
-    Rule(
-        code="AR806",
-        name="deprecated-launcher",
-        severity="hint",
-        what="torch.distributed.launch is deprecated in favour of torchrun",
-        fix="torchrun, and LOCAL_RANK from the environment in place of --local_rank",
-        source="torch/distributed/launch.py of torch 2.13",
-        check=_old_launcher,
-    ),
-    Rule(
-        code="AR807",
-        name="use-env",
-        severity="fatal",
-        what="torchrun has no --use_env, and exits with a usage error",
-        fix="leave it out: torchrun always sets the environment",
-        source=TORCHRUN,
-        check=_use_env,
-    ),
-    Rule(
-        code="AR808",
-        name="unknown-option",
-        severity="fatal",
-        what="torchrun has no option {option}, and exits with a usage error",
-        fix="{meant}torchrun --help lists the options",
-        source=TORCHRUN,
-        check=_unknown_option,
-    ),
-    Rule(
-        code="AR809",
-        name="option-after-the-script",
-        severity="fatal",
-        what="{option} stands after {script}: it goes to the script, and torchrun does not see it",
-        fix="put it before {script}",
-        source=f"{TORCHRUN}: what follows the script is its own",
-        check=_after_script,
-    ),
-    Rule(
-        code="AR810",
-        name="python-under-torchrun",
-        severity="fatal",
-        what="torchrun starts python {word}: {word} is taken for a script",
-        fix="leave {word} out, or add --no-python",
-        source=f"{TORCHRUN} --no-python",
-        check=_runs_python,
-    ),
-    Rule(
-        code="AR811",
-        name="no-script",
-        severity="fatal",
-        what="{launcher} gets no script to run",
-        fix="name the script; a line that was cut loses it",
-        source=TORCHRUN,
-        check=_no_script,
-    ),
-    Rule(
-        code="AR812",
-        name="mpi-environment",
-        severity="hint",
-        what="mpirun with a host list may not take {name} to the other hosts",
-        fix="mpirun -x {name} (Open MPI), or -genv",
-        source="mpirun(1) of Open MPI 5, -x",
-        check=_mpi_environment,
-    ),
-    Rule(
-        code="AR813",
-        name="sudo-in-a-job",
-        severity="likely",
-        what="sudo asks for a password in a job, and fails",
-        fix="leave it out",
-        source="sudo(8)",
-        check=_sudo,
-    ),
-    Rule(
-        code="AR814",
-        name="lightning-run-model",
-        severity="hint",
-        what="lightning run model is now fabric run",
-        fix="fabric run",
-        source="lightning.ai/docs/fabric, CLI",
-        check=_lightning_launcher,
-    ),
-    Rule(
-        code="AR815",
-        name="invalid-count",
-        severity="fatal",
-        what="{option}={value} is no number of nodes or ranks",
-        fix="a number of 1 or more; for ranks gpu, cpu or auto too",
-        source=f"{TORCHRUN}, determine_local_world_size",
-        check=_zero_ranks,
-    ),
-    Rule(
-        code="AR816",
-        name="module-that-is-a-file",
-        severity="fatal",
-        what="-m takes the name of a module, and {script} is a file",
-        fix="leave -m out, or -m {module}",
-        source="runpy of Python",
-        check=_module_path,
-    ),
-)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import Found, Rule
+from allranks.lint.rules.base import Found, hint, likely
 
 _SECRET = re.compile(r"(?:^|_)(?:API_?KEY|TOKEN|SECRET(?:_ACCESS)?(?:_KEY)?|PASSWORD|PASSWD|PAT)$")
 #: Values that are not secrets: examples, switches, paths.
@@ -21,6 +21,12 @@ _KNOWN = re.compile(
 _COMMON = re.compile(r"python|torchrun|train|accelerate|deepspeed|\.py\b|ray\b")
 
 
+@likely(
+    "AR901 secret-in-script",
+    "{name} is in the script as text: everyone who can read the script has it",
+    fix="read it from a file of mode 600, or from the environment",
+    source="cwe.mitre.org/data/definitions/798.html",
+)
 def _secret(view: View) -> Iterator[Found]:
     for assignment in view.script.assignments:
         value = assignment.value or ""
@@ -29,6 +35,12 @@ def _secret(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name})
 
 
+@likely(
+    "AR902 secret-in-arguments",
+    "a secret is an argument of {program}: all users of the machine see it in ps",
+    fix="read it from a file of mode 600, or from the environment",
+    source="cwe.mitre.org/data/definitions/214.html; proc(5)",
+)
 def _secret_argument(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         words = command.args
@@ -58,6 +70,12 @@ def _follows(command: Command, at: int, option: str) -> bool:
     return any(word.value == option and after.at == at for word, after in itertools.pairwise(words))
 
 
+@likely(
+    "AR903 kills-by-name",
+    "{what} ends other jobs of this user on the node too",
+    fix="keep the process id, and kill that: pid=$!",
+    source="pkill(1)",
+)
 def _kills_by_name(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         text = " ".join(command.values)
@@ -78,6 +96,12 @@ def _pipeline_greps(view: View, command: Command) -> bool:
     return any(_COMMON.search(" ".join(grep.values)) for grep in greps) and "xargs" in line
 
 
+@likely(
+    "AR904 kills-all-on-the-gpu",
+    "this kills every process that uses the GPUs, those of other users too",
+    fix="keep the process id, and kill that: pid=$!",
+    source="fuser(1)",
+)
 def _kills_all_on_gpu(view: View) -> Iterator[Found]:
     for command in view.script.named("fuser"):
         text = " ".join(command.values)
@@ -88,6 +112,12 @@ def _kills_all_on_gpu(view: View) -> Iterator[Found]:
             yield Found(command.at)
 
 
+@hint(
+    "AR905 installs-in-a-job",
+    "{program} install in each job costs GPU time, and changes the environment of jobs that run",
+    fix="install once, before the job",
+    source="pip.pypa.io, conda.io",
+)
 def _installs(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
@@ -97,6 +127,12 @@ def _installs(view: View) -> Iterator[Found]:
             return
 
 
+@likely(
+    "AR906 installs-on-each-task",
+    "each task runs {program} install into the same environment at once",
+    fix="install once, before the job",
+    source="pip.pypa.io, conda.io",
+)
 def _installs_on_each(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         if _is_install(command) and command.started_by("srun", "mpirun", "mpiexec") is not None:
@@ -111,6 +147,12 @@ def _is_install(command: Command) -> bool:
     return values[:3] == ["-m", "pip", "install"] and "-e" not in values
 
 
+@likely(
+    "AR907 clears-shared-directory",
+    "rm of {what} removes files of other jobs and users",
+    fix="a directory of the job's own: mktemp -d",
+    source="file-hierarchy(7)",
+)
 def _clears_shared(view: View) -> Iterator[Found]:
     for command in view.script.named("rm"):
         for word in command.args:
@@ -118,6 +160,12 @@ def _clears_shared(view: View) -> Iterator[Found]:
                 yield Found(command.at, {"what": word.shown})
 
 
+@likely(
+    "AR908 removes-from-the-root",
+    "where ${variable} is empty this removes everything from /",
+    fix="${{{variable}:?}}",
+    source="bash(1), Parameter Expansion",
+)
 def _removes_from_root(view: View) -> Iterator[Found]:
     if "nounset" in view.script.shell_options:
         return
@@ -141,12 +189,24 @@ def _removes_from_root(view: View) -> Iterator[Found]:
                 yield Found(word.at, {"variable": first.text})
 
 
+@hint(
+    "AR909 writable-for-all",
+    "mode 777 lets every user of the machine change the files",
+    fix="chmod g+rwX for the group",
+    source="chmod(1)",
+)
 def _open_to_all(view: View) -> Iterator[Found]:
     for command in view.script.named("chmod"):
         if {"777", "0777", "a+rwx", "ugo+rwx"} & set(command.values):
             yield Found(command.at)
 
 
+@hint(
+    "AR910 asks-too-often",
+    "{program} in a loop of a few seconds slows the scheduler down for all",
+    fix="sleep 60, or a dependency: sbatch --dependency",
+    source="slurm.schedmd.com/squeue.html, PERFORMANCE",
+)
 def _polls(view: View) -> Iterator[Found]:
     for command in view.script.named("squeue", "sacct", "qstat", "scontrol"):
         loops = command.context.loops
@@ -158,6 +218,12 @@ def _polls(view: View) -> Iterator[Found]:
             yield Found(command.at, {"program": command.name})
 
 
+@hint(
+    "AR911 code-changes-in-a-job",
+    "{what} runs when the job starts: what it trains is not what was there when it was submitted",
+    fix="submit from a directory of a fixed commit",
+    source="git(1)",
+)
 def _changes_code(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
@@ -167,6 +233,12 @@ def _changes_code(view: View) -> Iterator[Found]:
             return
 
 
+@likely(
+    "AR912 submits-without-end",
+    "{program} in a loop without a pause fills the queue",
+    fix="an array: #SBATCH --array",
+    source="slurm.schedmd.com/job_array.html",
+)
 def _many_jobs(view: View) -> Iterator[Found]:
     for command in view.script.named("sbatch", "qsub"):
         loops = command.context.loops
@@ -177,115 +249,3 @@ def _many_jobs(view: View) -> Iterator[Found]:
             and not any(view.script.named("sleep", "read"))
         ):
             yield Found(command.at, {"program": command.name})
-
-
-RULES = (
-    Rule(
-        code="AR901",
-        name="secret-in-script",
-        severity="likely",
-        what="{name} is in the script as text: everyone who can read the script has it",
-        fix="read it from a file of mode 600, or from the environment",
-        source="cwe.mitre.org/data/definitions/798.html",
-        check=_secret,
-    ),
-    Rule(
-        code="AR902",
-        name="secret-in-arguments",
-        severity="likely",
-        what="a secret is an argument of {program}: all users of the machine see it in ps",
-        fix="read it from a file of mode 600, or from the environment",
-        source="cwe.mitre.org/data/definitions/214.html; proc(5)",
-        check=_secret_argument,
-    ),
-    Rule(
-        code="AR903",
-        name="kills-by-name",
-        severity="likely",
-        what="{what} ends other jobs of this user on the node too",
-        fix="keep the process id, and kill that: pid=$!",
-        source="pkill(1)",
-        check=_kills_by_name,
-    ),
-    Rule(
-        code="AR904",
-        name="kills-all-on-the-gpu",
-        severity="likely",
-        what="this kills every process that uses the GPUs, those of other users too",
-        fix="keep the process id, and kill that: pid=$!",
-        source="fuser(1)",
-        check=_kills_all_on_gpu,
-    ),
-    Rule(
-        code="AR905",
-        name="installs-in-a-job",
-        severity="hint",
-        what="{program} install in each job costs GPU time, and changes the environment of jobs that run",
-        fix="install once, before the job",
-        source="pip.pypa.io, conda.io",
-        check=_installs,
-    ),
-    Rule(
-        code="AR906",
-        name="installs-on-each-task",
-        severity="likely",
-        what="each task runs {program} install into the same environment at once",
-        fix="install once, before the job",
-        source="pip.pypa.io, conda.io",
-        check=_installs_on_each,
-    ),
-    Rule(
-        code="AR907",
-        name="clears-shared-directory",
-        severity="likely",
-        what="rm of {what} removes files of other jobs and users",
-        fix="a directory of the job's own: mktemp -d",
-        source="file-hierarchy(7)",
-        check=_clears_shared,
-    ),
-    Rule(
-        code="AR908",
-        name="removes-from-the-root",
-        severity="likely",
-        what="where ${variable} is empty this removes everything from /",
-        fix="${{{variable}:?}}",
-        source="bash(1), Parameter Expansion",
-        check=_removes_from_root,
-    ),
-    Rule(
-        code="AR909",
-        name="writable-for-all",
-        severity="hint",
-        what="mode 777 lets every user of the machine change the files",
-        fix="chmod g+rwX for the group",
-        source="chmod(1)",
-        check=_open_to_all,
-    ),
-    Rule(
-        code="AR910",
-        name="asks-too-often",
-        severity="hint",
-        what="{program} in a loop of a few seconds slows the scheduler down for all",
-        fix="sleep 60, or a dependency: sbatch --dependency",
-        source="slurm.schedmd.com/squeue.html, PERFORMANCE",
-        check=_polls,
-    ),
-    Rule(
-        code="AR911",
-        name="code-changes-in-a-job",
-        severity="hint",
-        what="{what} runs when the job starts: what it trains is not what was there when it was submitted",
-        fix="submit from a directory of a fixed commit",
-        source="git(1)",
-        check=_changes_code,
-    ),
-    Rule(
-        code="AR912",
-        name="submits-without-end",
-        severity="likely",
-        what="{program} in a loop without a pause fills the queue",
-        fix="an array: #SBATCH --array",
-        source="slurm.schedmd.com/job_array.html",
-        check=_many_jobs,
-    ),
-)

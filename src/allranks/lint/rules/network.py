@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from allranks.checks.known_variables import FAMILIES, KNOWN, OBSOLETE, OLDEST
 from allranks.lint.model import Assignment
 from allranks.lint.reading import View
-from allranks.lint.rules.base import Found, Rule, torch_launches
+from allranks.lint.rules.base import Found, fatal, hint, likely, torch_launches
 
 _NCCL = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TORCH = "docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
@@ -61,6 +61,7 @@ def _is_gone(since: tuple[int, ...], library: str) -> bool:
     return since <= OLDEST[library]
 
 
+@hint("AR501 variable-is-gone", "{what}", fix="{instead}", source=f"{_NCCL}; {_TAGS}")
 def _gone(view: View) -> Iterator[Found]:
     table = {entry.name: entry for entry in OBSOLETE}
     for assignment, _ in _settings(view):
@@ -71,6 +72,7 @@ def _gone(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
 
 
+@hint("AR502 variable-is-deprecated", "{what}", fix="{instead}", source=f"{_NCCL}; {_TORCH}")
 def _old(view: View) -> Iterator[Found]:
     table = {entry.name: entry for entry in OBSOLETE}
     for assignment, _ in _settings(view):
@@ -81,6 +83,7 @@ def _old(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
 
 
+@likely("AR503 misspelled-setting", "no library reads {name}", fix="{near}", source=_TAGS)
 def _unknown(view: View) -> Iterator[Found]:
     for assignment, _ in _settings(view):
         name = assignment.name
@@ -91,6 +94,12 @@ def _unknown(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": name, "near": near[0]})
 
 
+@likely(
+    "AR504 setting-out-of-range",
+    "{name}={value} is out of its range, {least} to {most}",
+    fix="a value from {least} to {most}",
+    source=_NCCL,
+)
 def _out_of_range(view: View) -> Iterator[Found]:
     for assignment, value in _settings(view):
         limits = _RANGES.get(assignment.name)
@@ -98,6 +107,9 @@ def _out_of_range(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name, "value": value, "least": limits[0], "most": limits[1]})
 
 
+@likely(
+    "AR505 invalid-setting", "{name} does not take {value}", fix="one of {words}", source=f"{_NCCL}; {_DISTRIBUTED}"
+)
 def _unknown_word(view: View) -> Iterator[Found]:
     for assignment, value in _settings(view):
         words = _WORDS.get(assignment.name)
@@ -105,36 +117,67 @@ def _unknown_word(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name, "value": value, "words": ", ".join(words)})
 
 
+@hint(
+    "AR506 debug-left-on",
+    "{name}={value} writes much to each log, and costs time",
+    fix="leave it out once the training runs",
+    source=f"{_NCCL}; {_DISTRIBUTED}",
+)
 def _debug(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL"):
         if value.upper() in ("INFO", "TRACE", "DETAIL") and view.launches:
             yield Found(assignment.at, {"name": assignment.name, "value": value})
 
 
+@likely(
+    "AR507 launches-block",
+    "CUDA_LAUNCH_BLOCKING=1 has the CPU wait for each kernel: training becomes much slower",
+    fix="leave it out once the error is found",
+    source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
+)
 def _blocking(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "CUDA_LAUNCH_BLOCKING"):
         if value == "1" and view.launches:
             yield Found(assignment.at)
 
 
+@hint(
+    "AR508 transport-switched-off",
+    "{name}=1 switches off {what}",
+    fix="leave it out, unless this machine needs it",
+    source=_NCCL,
+)
 def _off(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, *_OFF):
         if value == "1":
             yield Found(assignment.at, {"name": assignment.name, "what": _OFF[assignment.name]})
 
 
+@hint(
+    "AR509 infiniband-switched-off",
+    "NCCL_IB_DISABLE=1 has NCCL use sockets where there is InfiniBand or RoCE",
+    fix="leave it out: NCCL uses sockets by itself where there is none",
+    source=_NCCL,
+)
 def _no_infiniband(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "NCCL_IB_DISABLE"):
         if value == "1":
             yield Found(assignment.at)
 
 
+@hint("AR510 setting-is-the-default", "{name}=0 is the default, and changes nothing", fix="leave it out", source=_NCCL)
 def _default(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
         if value == "0":
             yield Found(assignment.at, {"name": assignment.name})
 
 
+@fatal(
+    "AR511 loopback-for-many-nodes",
+    "{name}=lo binds to the loopback interface, which reaches no other node",
+    fix="the interface that leads to the other nodes",
+    source=_NCCL,
+)
 def _loopback(view: View) -> Iterator[Found]:
     many = (view.resources.nodes or 0) > 1 or any((launch.nnodes or 0) > 1 for launch in view.launches)
     for assignment, value in _named(view, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
@@ -142,24 +185,48 @@ def _loopback(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name})
 
 
+@likely(
+    "AR512 virtual-interface",
+    "{name}={value} is an interface of containers, virtual machines or Wi-Fi",
+    fix="the interface that leads to the other nodes",
+    source=_NCCL,
+)
 def _virtual(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if re.match(r"=?(?:docker|virbr|veth|br-|wlan|wlp)", value):
             yield Found(assignment.at, {"name": assignment.name, "value": value})
 
 
+@fatal(
+    "AR513 gloo-takes-names",
+    "{name} takes names only: {value} is no interface",
+    fix="the name of one interface",
+    source=f"{_DISTRIBUTED}, network interface",
+)
 def _gloo_excludes(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         if value.startswith(("^", "=")):
             yield Found(assignment.at, {"name": assignment.name, "value": value})
 
 
+@fatal(
+    "AR514 blanks-between-devices",
+    "CUDA_VISIBLE_DEVICES={value}: devices after a blank are lost",
+    fix="no blanks: 0,1,2,3",
+    source="bash(1); CUDA environment variables",
+)
 def _split_devices(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, "CUDA_VISIBLE_DEVICES"):
         if value.endswith(",") or re.search(r"\d\s*,\s+\d", value):
             yield Found(assignment.at, {"value": value})
 
 
+@likely(
+    "AR515 variable-of-an-option",
+    "Slurm sets {name} only if --{option} is given, which it is not: it is empty",
+    fix="#SBATCH --{option}=N, or ${{{name}:-N}}",
+    source="slurm.schedmd.com/sbatch.html, output environment variables",
+)
 def _not_requested(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm":
         return
@@ -179,6 +246,12 @@ def _is_tested(view: View, name: str) -> bool:
     )
 
 
+@hint(
+    "AR516 devices-of-the-scheduler",
+    "CUDA_VISIBLE_DEVICES={value} replaces what the scheduler gave this job",
+    fix="leave it out",
+    source="slurm.schedmd.com/gres.html",
+)
 def _own_devices(view: View) -> Iterator[Found]:
     asks = view.script.options("gres", "gpus", "gpus-per-node", "gpus-per-task")
     for assignment, value in _named(view, "CUDA_VISIBLE_DEVICES"):
@@ -192,6 +265,12 @@ def _own_devices(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"value": value})
 
 
+@hint(
+    "AR517 too-many-threads",
+    "{ranks} ranks with {threads} threads each share {cpus} CPUs",
+    fix="OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS))",
+    source="torchrun: OMP_NUM_THREADS",
+)
 def _threads(view: View) -> Iterator[Found]:
     cpus = view.resources.cpus_per_task
     for assignment, value in _named(view, "OMP_NUM_THREADS"):
@@ -207,160 +286,3 @@ def _threads(view: View) -> Iterator[Found]:
             ):
                 yield Found(assignment.at, {"threads": value, "ranks": nproc, "cpus": cpus})
                 return
-
-
-RULES = (
-    Rule(
-        code="AR501",
-        name="variable-is-gone",
-        severity="hint",
-        what="{what}",
-        fix="{instead}",
-        source=f"{_NCCL}; {_TAGS}",
-        check=_gone,
-    ),
-    Rule(
-        code="AR502",
-        name="variable-is-deprecated",
-        severity="hint",
-        what="{what}",
-        fix="{instead}",
-        source=f"{_NCCL}; {_TORCH}",
-        check=_old,
-    ),
-    Rule(
-        code="AR503",
-        name="misspelled-setting",
-        severity="likely",
-        what="no library reads {name}",
-        fix="{near}",
-        source=_TAGS,
-        check=_unknown,
-    ),
-    Rule(
-        code="AR504",
-        name="setting-out-of-range",
-        severity="likely",
-        what="{name}={value} is out of its range, {least} to {most}",
-        fix="a value from {least} to {most}",
-        source=_NCCL,
-        check=_out_of_range,
-    ),
-    Rule(
-        code="AR505",
-        name="invalid-setting",
-        severity="likely",
-        what="{name} does not take {value}",
-        fix="one of {words}",
-        source=f"{_NCCL}; {_DISTRIBUTED}",
-        check=_unknown_word,
-    ),
-    Rule(
-        code="AR506",
-        name="debug-left-on",
-        severity="hint",
-        what="{name}={value} writes much to each log, and costs time",
-        fix="leave it out once the training runs",
-        source=f"{_NCCL}; {_DISTRIBUTED}",
-        check=_debug,
-    ),
-    Rule(
-        code="AR507",
-        name="launches-block",
-        severity="likely",
-        what="CUDA_LAUNCH_BLOCKING=1 has the CPU wait for each kernel: training becomes much slower",
-        fix="leave it out once the error is found",
-        source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
-        check=_blocking,
-    ),
-    Rule(
-        code="AR508",
-        name="transport-switched-off",
-        severity="hint",
-        what="{name}=1 switches off {what}",
-        fix="leave it out, unless this machine needs it",
-        source=_NCCL,
-        check=_off,
-    ),
-    Rule(
-        code="AR509",
-        name="infiniband-switched-off",
-        severity="hint",
-        what="NCCL_IB_DISABLE=1 has NCCL use sockets where there is InfiniBand or RoCE",
-        fix="leave it out: NCCL uses sockets by itself where there is none",
-        source=_NCCL,
-        check=_no_infiniband,
-    ),
-    Rule(
-        code="AR510",
-        name="setting-is-the-default",
-        severity="hint",
-        what="{name}=0 is the default, and changes nothing",
-        fix="leave it out",
-        source=_NCCL,
-        check=_default,
-    ),
-    Rule(
-        code="AR511",
-        name="loopback-for-many-nodes",
-        severity="fatal",
-        what="{name}=lo binds to the loopback interface, which reaches no other node",
-        fix="the interface that leads to the other nodes",
-        source=_NCCL,
-        check=_loopback,
-    ),
-    Rule(
-        code="AR512",
-        name="virtual-interface",
-        severity="likely",
-        what="{name}={value} is an interface of containers, virtual machines or Wi-Fi",
-        fix="the interface that leads to the other nodes",
-        source=_NCCL,
-        check=_virtual,
-    ),
-    Rule(
-        code="AR513",
-        name="gloo-takes-names",
-        severity="fatal",
-        what="{name} takes names only: {value} is no interface",
-        fix="the name of one interface",
-        source=f"{_DISTRIBUTED}, network interface",
-        check=_gloo_excludes,
-    ),
-    Rule(
-        code="AR514",
-        name="blanks-between-devices",
-        severity="fatal",
-        what="CUDA_VISIBLE_DEVICES={value}: devices after a blank are lost",
-        fix="no blanks: 0,1,2,3",
-        source="bash(1); CUDA environment variables",
-        check=_split_devices,
-    ),
-    Rule(
-        code="AR515",
-        name="variable-of-an-option",
-        severity="likely",
-        what="Slurm sets {name} only if --{option} is given, which it is not: it is empty",
-        fix="#SBATCH --{option}=N, or ${{{name}:-N}}",
-        source="slurm.schedmd.com/sbatch.html, output environment variables",
-        check=_not_requested,
-    ),
-    Rule(
-        code="AR516",
-        name="devices-of-the-scheduler",
-        severity="hint",
-        what="CUDA_VISIBLE_DEVICES={value} replaces what the scheduler gave this job",
-        fix="leave it out",
-        source="slurm.schedmd.com/gres.html",
-        check=_own_devices,
-    ),
-    Rule(
-        code="AR517",
-        name="too-many-threads",
-        severity="hint",
-        what="{ranks} ranks with {threads} threads each share {cpus} CPUs",
-        fix="OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS))",
-        source="torchrun: OMP_NUM_THREADS",
-        check=_threads,
-    ),
-)

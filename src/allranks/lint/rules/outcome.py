@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from allranks.lint.launches import Launch
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, Rule, top_commands
+from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely, top_commands
 from allranks.lint.syntax import read_call
 
 _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
 
 
+@likely(
+    "AR701 exit-code-of-the-pipe",
+    "the exit code is that of {reader}: a training that failed counts as done",
+    fix="set -o pipefail at the top",
+    source=f"{BASH}, Pipelines",
+)
 def _tee(view: View) -> Iterator[Found]:
     script = view.script
     if "pipefail" in script.shell_options or any(use.name == "PIPESTATUS" for use in script.uses):
@@ -39,6 +45,12 @@ def _waits(view: View) -> list[Command]:
     return [command for command in view.script.commands if command.name in ("wait", "fg") and not command.context.via]
 
 
+@fatal(
+    "AR702 background-not-awaited",
+    "the script ends while the training runs in the background: the scheduler then ends the job, and kills it",
+    fix="wait at the end, or leave & out",
+    source=f"{SBATCH}, description",
+)
 def _not_awaited(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
@@ -55,6 +67,12 @@ def _not_awaited(view: View) -> Iterator[Found]:
             yield Found(root.at)
 
 
+@hint(
+    "AR703 wait-hides-failures",
+    "wait without a process id exits with 0, however the processes ended",
+    fix="wait for each: for pid in $pids; do wait $pid || failed=1; done; exit $failed",
+    source=f"{BASH}, wait",
+)
 def _wait_hides(view: View) -> Iterator[Found]:
     background = [root for root in _roots(view) if root.context.is_background]
     for wait in _waits(view):
@@ -63,6 +81,12 @@ def _wait_hides(view: View) -> Iterator[Found]:
             yield Found(wait.at)
 
 
+@hint(
+    "AR704 exit-code-hidden",
+    "the job's exit code is that of {last}, the last command: a training that failed counts as done",
+    fix="set -e at the top, or exit with the training's code",
+    source=f"{BASH}, EXIT STATUS",
+)
 def _hidden_code(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind == "plain" or "errexit" in script.shell_options or any(script.named("exit")):
@@ -82,6 +106,12 @@ def _hidden_code(view: View) -> Iterator[Found]:
         yield Found(last.at, {"last": final.name})
 
 
+@hint(
+    "AR705 failure-ignored",
+    "|| true has a training that failed count as done",
+    fix="leave it out",
+    source=f"{BASH}, Lists",
+)
 def _ignored(view: View) -> Iterator[Found]:
     for launch in view.launches:
         root = launch.command.root
@@ -124,6 +154,12 @@ def _handles(view: View) -> bool:
     return any(command.name == "exec" for command in view.script.commands if command.context.level == 0)
 
 
+@fatal(
+    "AR706 trap-runs-too-late",
+    "bash runs the trap of {signal} after the command in the foreground: after the training, or never",
+    fix="start it with &, then wait",
+    source=f"{BASH}, SIGNALS; {SBATCH} --signal",
+)
 def _trap_waits(view: View) -> Iterator[Found]:
     traps = _traps(view)
     for signal, to_batch, _at in _signals(view):
@@ -134,6 +170,12 @@ def _trap_waits(view: View) -> Iterator[Found]:
             yield Found(roots[-1].at, {"signal": signal})
 
 
+@fatal(
+    "AR707 signal-kills-the-script",
+    "{signal} goes to the batch shell, which has no trap for it, and dies",
+    fix="trap 'handler' {signal}, and the training in the background with wait; or --signal without B:",
+    source=f"{SBATCH} --signal",
+)
 def _no_trap(view: View) -> Iterator[Found]:
     traps = _traps(view)
     for signal, to_batch, at in _signals(view):
@@ -141,6 +183,12 @@ def _no_trap(view: View) -> Iterator[Found]:
             yield Found(at, {"signal": signal})
 
 
+@fatal(
+    "AR708 trap-is-never-reached",
+    "--signal without B: sends {signal} to the steps only: this trap never runs",
+    fix="--signal=B:{signal}@SECONDS",
+    source=f"{SBATCH} --signal",
+)
 def _trap_unheard(view: View) -> Iterator[Found]:
     traps = _traps(view)
     for signal, to_batch, _ in _signals(view):
@@ -148,6 +196,12 @@ def _trap_unheard(view: View) -> Iterator[Found]:
             yield Found(traps[signal].at, {"signal": signal})
 
 
+@likely(
+    "AR709 torchrun-dies-of-the-signal",
+    "torchrun does not forward {signal} to its ranks: it dies of it",
+    fix="torchrun --signals-to-handle {signal},SIGTERM,SIGINT, or --signal=B:{signal}@… and a trap",
+    source=f"{TORCHRUN} --signals-to-handle",
+)
 def _agent_dies(view: View) -> Iterator[Found]:
     for signal, to_batch, at in _signals(view):
         launches = [launch for launch in view.launches if launch.starter is not None and launch.starter.name == "srun"]
@@ -158,6 +212,12 @@ def _agent_dies(view: View) -> Iterator[Found]:
             yield Found(at, {"signal": signal})
 
 
+@fatal(
+    "AR710 exec-drops-the-trap",
+    "exec replaces the shell: its trap never runs",
+    fix="leave exec out",
+    source=f"{BASH}, exec",
+)
 def _exec_after_trap(view: View) -> Iterator[Found]:
     traps = _traps(view)
     # A trap of ERR, DEBUG or RETURN is for what the shell does before; others may be resets, or set to be ignored.
@@ -175,6 +235,12 @@ def _requeues(view: View) -> list[Command]:
     return [command for command in view.script.named("scontrol") if command.values[:1] == ["requeue"]]
 
 
+@hint(
+    "AR711 log-lost-by-requeue",
+    "a requeued job starts its log again, where the site does not append: the cause is lost",
+    fix="#SBATCH --open-mode=append",
+    source=f"{SBATCH} --open-mode",
+)
 def _log_overwritten(view: View) -> Iterator[Found]:
     script = view.script
     requeues = script.options("requeue")
@@ -184,6 +250,12 @@ def _log_overwritten(view: View) -> Iterator[Found]:
     yield Found(at)
 
 
+@likely(
+    "AR712 requeue-of-an-array",
+    "of one task of an array this may requeue all of them",
+    fix="scontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}",
+    source=_SCONTROL,
+)
 def _requeue_of_array(view: View) -> Iterator[Found]:
     if not view.script.options("array"):
         return
@@ -193,12 +265,24 @@ def _requeue_of_array(view: View) -> Iterator[Found]:
             yield Found(command.at)
 
 
+@fatal(
+    "AR713 requeue-forbidden",
+    "--no-requeue forbids what scontrol requeue asks for below",
+    fix="--requeue",
+    source=f"{SBATCH} --no-requeue",
+)
 def _requeue_forbidden(view: View) -> Iterator[Found]:
     for directive in view.script.options("no-requeue"):
         if _requeues(view):
             yield Found(directive.at)
 
 
+@hint(
+    "AR714 ranks-outlive-a-failure",
+    "when a task fails, those of other nodes go on waiting for it",
+    fix="srun --kill-on-bad-exit=1",
+    source="slurm.schedmd.com/srun.html --kill-on-bad-exit",
+)
 def _others_hang(view: View) -> Iterator[Found]:
     nodes = view.resources.nodes or 1
     for launch in view.launches:
@@ -210,6 +294,12 @@ def _others_hang(view: View) -> Iterator[Found]:
             return
 
 
+@likely(
+    "AR715 job-that-sleeps",
+    "sleep {value} keeps the nodes after the work is done, or failed",
+    fix="leave it out; salloc or qsub -I for interactive work",
+    source=SBATCH,
+)
 def _endless(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
@@ -220,6 +310,12 @@ def _endless(view: View) -> Iterator[Found]:
             yield Found(command.at, {"value": value})
 
 
+@hint(
+    "AR716 restarts-without-c10d",
+    "with static rendezvous a node does not learn that another one restarts its ranks",
+    fix="--rdzv-backend c10d",
+    source="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py of torch 2.13",
+)
 def _restarts_alone(view: View) -> Iterator[Found]:
     for launch in _with_restarts(view):
         given = launch.call.get("--max-restarts") if launch.call else None
@@ -235,6 +331,12 @@ def _with_restarts(view: View) -> list[Launch]:
     ]
 
 
+@likely(
+    "AR717 killed-without-warning",
+    "SIGKILL ends the launcher alone: its ranks go on, and hold the GPUs",
+    fix="timeout -s TERM -k 60 …",
+    source="timeout(1), signal(7)",
+)
 def _kill_nine(view: View) -> Iterator[Found]:
     for command in view.script.named("timeout"):
         call = read_call(command)
@@ -245,160 +347,3 @@ def _kill_nine(view: View) -> Iterator[Found]:
             and any(launch.command.started_by("timeout") for launch in view.launches)
         ):
             yield Found(command.at)
-
-
-RULES = (
-    Rule(
-        code="AR701",
-        name="exit-code-of-the-pipe",
-        severity="likely",
-        what="the exit code is that of {reader}: a training that failed counts as done",
-        fix="set -o pipefail at the top",
-        source=f"{BASH}, Pipelines",
-        check=_tee,
-    ),
-    Rule(
-        code="AR702",
-        name="background-not-awaited",
-        severity="fatal",
-        what="the script ends while the training runs in the background: the scheduler then ends the job, and kills it",
-        fix="wait at the end, or leave & out",
-        source=f"{SBATCH}, description",
-        check=_not_awaited,
-    ),
-    Rule(
-        code="AR703",
-        name="wait-hides-failures",
-        severity="hint",
-        what="wait without a process id exits with 0, however the processes ended",
-        fix="wait for each: for pid in $pids; do wait $pid || failed=1; done; exit $failed",
-        source=f"{BASH}, wait",
-        check=_wait_hides,
-    ),
-    Rule(
-        code="AR704",
-        name="exit-code-hidden",
-        severity="hint",
-        what="the job's exit code is that of {last}, the last command: a training that failed counts as done",
-        fix="set -e at the top, or exit with the training's code",
-        source=f"{BASH}, EXIT STATUS",
-        check=_hidden_code,
-    ),
-    Rule(
-        code="AR705",
-        name="failure-ignored",
-        severity="hint",
-        what="|| true has a training that failed count as done",
-        fix="leave it out",
-        source=f"{BASH}, Lists",
-        check=_ignored,
-    ),
-    Rule(
-        code="AR706",
-        name="trap-runs-too-late",
-        severity="fatal",
-        what="bash runs the trap of {signal} after the command in the foreground: after the training, or never",
-        fix="start it with &, then wait",
-        source=f"{BASH}, SIGNALS; {SBATCH} --signal",
-        check=_trap_waits,
-    ),
-    Rule(
-        code="AR707",
-        name="signal-kills-the-script",
-        severity="fatal",
-        what="{signal} goes to the batch shell, which has no trap for it, and dies",
-        fix="trap 'handler' {signal}, and the training in the background with wait; or --signal without B:",
-        source=f"{SBATCH} --signal",
-        check=_no_trap,
-    ),
-    Rule(
-        code="AR708",
-        name="trap-is-never-reached",
-        severity="fatal",
-        what="--signal without B: sends {signal} to the steps only: this trap never runs",
-        fix="--signal=B:{signal}@SECONDS",
-        source=f"{SBATCH} --signal",
-        check=_trap_unheard,
-    ),
-    Rule(
-        code="AR709",
-        name="torchrun-dies-of-the-signal",
-        severity="likely",
-        what="torchrun does not forward {signal} to its ranks: it dies of it",
-        fix="torchrun --signals-to-handle {signal},SIGTERM,SIGINT, or --signal=B:{signal}@… and a trap",
-        source=f"{TORCHRUN} --signals-to-handle",
-        check=_agent_dies,
-    ),
-    Rule(
-        code="AR710",
-        name="exec-drops-the-trap",
-        severity="fatal",
-        what="exec replaces the shell: its trap never runs",
-        fix="leave exec out",
-        source=f"{BASH}, exec",
-        check=_exec_after_trap,
-    ),
-    Rule(
-        code="AR711",
-        name="log-lost-by-requeue",
-        severity="hint",
-        what="a requeued job starts its log again, where the site does not append: the cause is lost",
-        fix="#SBATCH --open-mode=append",
-        source=f"{SBATCH} --open-mode",
-        check=_log_overwritten,
-    ),
-    Rule(
-        code="AR712",
-        name="requeue-of-an-array",
-        severity="likely",
-        what="of one task of an array this may requeue all of them",
-        fix="scontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}",
-        source=_SCONTROL,
-        check=_requeue_of_array,
-    ),
-    Rule(
-        code="AR713",
-        name="requeue-forbidden",
-        severity="fatal",
-        what="--no-requeue forbids what scontrol requeue asks for below",
-        fix="--requeue",
-        source=f"{SBATCH} --no-requeue",
-        check=_requeue_forbidden,
-    ),
-    Rule(
-        code="AR714",
-        name="ranks-outlive-a-failure",
-        severity="hint",
-        what="when a task fails, those of other nodes go on waiting for it",
-        fix="srun --kill-on-bad-exit=1",
-        source="slurm.schedmd.com/srun.html --kill-on-bad-exit",
-        check=_others_hang,
-    ),
-    Rule(
-        code="AR715",
-        name="job-that-sleeps",
-        severity="likely",
-        what="sleep {value} keeps the nodes after the work is done, or failed",
-        fix="leave it out; salloc or qsub -I for interactive work",
-        source=SBATCH,
-        check=_endless,
-    ),
-    Rule(
-        code="AR716",
-        name="restarts-without-c10d",
-        severity="hint",
-        what="with static rendezvous a node does not learn that another one restarts its ranks",
-        fix="--rdzv-backend c10d",
-        source="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py of torch 2.13",
-        check=_restarts_alone,
-    ),
-    Rule(
-        code="AR717",
-        name="killed-without-warning",
-        severity="likely",
-        what="SIGKILL ends the launcher alone: its ranks go on, and hold the GPUs",
-        fix="timeout -s TERM -k 60 …",
-        source="timeout(1), signal(7)",
-        check=_kill_nine,
-    ),
-)

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from allranks.lint.launches import MPI, Launch
 from allranks.lint.parse import REMOTE
 from allranks.lint.reading import View
-from allranks.lint.rules.base import SBATCH, SRUN, TORCHRUN, Found, Rule, is_expanded_too_early, torch_launches
+from allranks.lint.rules.base import (
+    SBATCH,
+    SRUN,
+    TORCHRUN,
+    Found,
+    fatal,
+    hint,
+    is_expanded_too_early,
+    likely,
+    torch_launches,
+)
 from allranks.lint.syntax import read_call
 
 _NODE = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
@@ -15,6 +25,12 @@ _FIELD = "allranks' notes of what public scripts get wrong"
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
 
 
+@fatal(
+    "AR101 node-rank-expanded-in-batch",
+    "the batch shell expands ${variable} before srun starts: it is 0 for every node, so all nodes are node 0",
+    fix="expand it on the node: srun bash -c '… $SLURM_NODEID …' in single quotes, or use --rdzv-backend c10d",
+    source=f"{SRUN}, environment variables; {_FIELD}",
+)
 def _rank_in_batch(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         for word in command.words:
@@ -23,6 +39,12 @@ def _rank_in_batch(view: View) -> Iterator[Found]:
                     yield Found(part.at, {"variable": part.text})
 
 
+@fatal(
+    "AR119 rank-exported-in-batch",
+    "the batch shell sets {name} from ${variable}, which is 0 there: every task gets {name}=0",
+    fix="set it on the node: srun bash -c 'export {name}=${variable}; exec python …' in single quotes",
+    source=f"{SRUN}, environment variables",
+)
 def _rank_exported(view: View) -> Iterator[Found]:
     if not any(True for _ in view.script.named("srun")):
         return
@@ -34,6 +56,12 @@ def _rank_exported(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"variable": names[0], "name": assignment.name})
 
 
+@fatal(
+    "AR102 agents-for-each-task",
+    "{starter} starts {tasks} times {launcher} on each node, and each of them starts {ranks}",
+    fix="start one launcher on each node: --ntasks-per-node=1, and the ranks by the launcher's own option",
+    source=f"{SBATCH} --ntasks-per-node; {TORCHRUN}",
+)
 def _multiplied(view: View) -> Iterator[Found]:
     for launch in view.launches:
         if launch.name not in _AGENTS or launch.starter is None or launch.starter.name not in ("srun", *MPI):
@@ -48,6 +76,12 @@ def _multiplied(view: View) -> Iterator[Found]:
         yield Found(launch.starter.at, fields)
 
 
+@fatal(
+    "AR103 first-node-only",
+    "{launcher} starts on the first node only; the other nodes of {nodes} start nothing, and are waited for or idle",
+    fix="start it on each node: srun --ntasks-per-node=1 torchrun …, mpirun -npernode 1, or pbsdsh",
+    source=f"{SBATCH}, description: a single copy of the batch script runs on the first node",
+)
 def _first_node_only(view: View) -> Iterator[Found]:
     nodes = view.resources.nodes
     if view.script.kind == "plain" or nodes is None or nodes < 2 or _goes_elsewhere(view):
@@ -57,6 +91,12 @@ def _first_node_only(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"nodes": nodes, "launcher": launch.name})
 
 
+@likely(
+    "AR105 python-on-first-node-only",
+    "python starts on the first node only, {nodes} nodes are requested",
+    fix="start it by srun, mpirun or torchrun on each node, or request one node",
+    source=f"{SBATCH}, description",
+)
 def _python_first_node_only(view: View) -> Iterator[Found]:
     nodes = view.resources.nodes
     if view.script.kind == "plain" or nodes is None or nodes < 2 or _goes_elsewhere(view):
@@ -72,6 +112,12 @@ def _goes_elsewhere(view: View) -> bool:
     return any(command.name in names for command in view.script.commands)
 
 
+@fatal(
+    "AR104 one-task-for-many-nodes",
+    "srun starts one task, on one of {nodes} nodes; the ranks of the others never come",
+    fix="give srun --ntasks=$SLURM_NNODES --ntasks-per-node=1, or leave --ntasks out",
+    source=f"{SRUN} --ntasks",
+)
 def _one_task(view: View) -> Iterator[Found]:
     nodes = view.resources.nodes
     if nodes is None or nodes < 2:
@@ -102,6 +148,12 @@ def _visible(view: View, launch: Launch) -> tuple[int, str] | None:
     return (len(devices), text or "") if devices and all(device.isdecimal() for device in devices) else None
 
 
+@fatal(
+    "AR107 more-ranks-than-visible-gpus",
+    "{ranks} ranks start, and CUDA_VISIBLE_DEVICES={devices} shows them {gpus} GPUs: invalid device ordinal",
+    fix="list as many devices as there are ranks, or leave CUDA_VISIBLE_DEVICES out",
+    source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
+)
 def _fewer_visible(view: View) -> Iterator[Found]:
     for launch in view.launches:
         visible = _visible(view, launch)
@@ -109,6 +161,12 @@ def _fewer_visible(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": visible[0], "devices": visible[1]})
 
 
+@hint(
+    "AR109 idle-visible-gpus",
+    "CUDA_VISIBLE_DEVICES={devices} shows {gpus} GPUs, and {ranks} ranks start",
+    fix="list as many devices as there are ranks",
+    source=f"{TORCHRUN} --nproc-per-node",
+)
 def _more_visible(view: View) -> Iterator[Found]:
     for launch in view.launches:
         visible = _visible(view, launch)
@@ -125,6 +183,12 @@ def _gpus(view: View, launch: Launch) -> int | None:
     return view.resources.gpus
 
 
+@fatal(
+    "AR106 more-ranks-than-gpus",
+    "{ranks} ranks start on each node, which has {gpus} GPUs: invalid device ordinal, or two ranks on one GPU",
+    fix="make --nproc-per-node equal to the GPUs that are requested for a node",
+    source=f"{SBATCH} --gres, --gpus-per-node; NCCL: Duplicate GPU detected",
+)
 def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
     for launch in view.launches:
         gpus = _gpus(view, launch)
@@ -132,6 +196,12 @@ def _more_ranks_than_gpus(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
 
 
+@likely(
+    "AR108 idle-gpus",
+    "{gpus} GPUs are requested for each node, and {ranks} of them used",
+    fix="make --nproc-per-node equal to the GPUs that are requested for a node",
+    source=f"{TORCHRUN} --nproc-per-node, default 1",
+)
 def _idle_gpus(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         gpus = _gpus(view, launch)
@@ -140,6 +210,12 @@ def _idle_gpus(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"ranks": launch.nproc, "gpus": gpus})
 
 
+@hint(
+    "AR110 no-gpus-requested",
+    "{ranks} ranks start on each node, and the directives request no GPU",
+    fix="request them: #SBATCH --gpus-per-node=N, or --gres=gpu:N",
+    source=f"{SBATCH} --gres",
+)
 def _no_gpus(view: View) -> Iterator[Found]:
     names = (
         "gres",
@@ -161,6 +237,12 @@ def _no_gpus(view: View) -> Iterator[Found]:
                 return
 
 
+@likely(
+    "AR111 gpus-hidden-by-binding",
+    "{option} shows each task one GPU: cuda:LOCAL_RANK is then an invalid device ordinal, and NCCL loses peer-to-peer",
+    fix="leave --gpu-bind out, so that each rank sees all GPUs of the node and takes that of its local rank",
+    source=f"{SBATCH} --gpu-bind",
+)
 def _hidden_gpus(view: View) -> Iterator[Found]:
     has_steps = any(launch.starter is not None and launch.starter.name == "srun" for launch in view.launches)
     for directive in view.script.options("gpu-bind"):
@@ -173,6 +255,13 @@ def _hidden_gpus(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"option": f"--gpu-bind={given.value.shown}"})
 
 
+@hint(
+    "AR112 gpus-per-task",
+    "--gpus-per-task also binds each task to its GPU, which hides the others from it",
+    fix="request --gpus-per-node, or set --gpu-bind=none",
+    source=f"{SBATCH} --gpus-per-task: implicitly sets --gpu-bind",
+    versions="Slurm 21.08 and newer",
+)
 def _gpus_per_task(view: View) -> Iterator[Found]:
     for directive in view.script.options("gpus-per-task"):
         per_node = view.resources.tasks_per_node
@@ -180,6 +269,13 @@ def _gpus_per_task(view: View) -> Iterator[Found]:
             yield Found(directive.at)
 
 
+@hint(
+    "AR113 cpus-not-inherited",
+    "srun does not take --cpus-per-task={cpus} over from sbatch: each task gets one CPU",
+    fix="srun --cpus-per-task=$SLURM_CPUS_PER_TASK …",
+    source="NEWS and RELEASE_NOTES of Slurm 22.05 and 23.11",
+    versions="Slurm 22.05 to 23.02",
+)
 def _cpus_not_inherited(view: View) -> Iterator[Found]:
     script = view.script
     cpus = script.options("cpus-per-task")
@@ -192,6 +288,12 @@ def _cpus_not_inherited(view: View) -> Iterator[Found]:
             return
 
 
+@likely(
+    "AR114 ranks-from-wrong-count",
+    "--nproc-per-node gets {value}, not the number of GPUs of a node",
+    fix="give it the GPUs of a node: --nproc-per-node=$SLURM_GPUS_ON_NODE, or gpu",
+    source=f"{TORCHRUN} --nproc-per-node",
+)
 def _nodes_as_ranks(view: View) -> Iterator[Found]:
     nodes = view.resources.nodes
     for launch in torch_launches(view):
@@ -215,6 +317,13 @@ def _nodes_as_ranks(view: View) -> Iterator[Found]:
             )
 
 
+@fatal(
+    "AR115 deepspeed-on-each-node",
+    "{starter} starts {tasks} times deepspeed, which itself reaches all nodes over SSH: each starts a training of its "
+    "own",
+    fix="start deepspeed once, with a hostfile; or torchrun by srun, or deepspeed --no_ssh --node_rank on each node",
+    source="deepspeed/launcher/runner.py of DeepSpeed 0.18",
+)
 def _deepspeed_everywhere(view: View) -> Iterator[Found]:
     for launch in view.launches:
         if launch.name != "deepspeed" or launch.starter is None or launch.call is None:
@@ -223,6 +332,12 @@ def _deepspeed_everywhere(view: View) -> Iterator[Found]:
             yield Found(launch.starter.at, {"starter": launch.starter.name, "tasks": launch.tasks})
 
 
+@fatal(
+    "AR116 machine-rank-missing",
+    "accelerate is told of {nodes} machines and not which one this is: each takes rank 0",
+    fix="give --machine_rank on each node, expanded there: bash -c '… --machine_rank $SLURM_NODEID …'",
+    source="accelerate/commands/launch.py of Accelerate 1.15",
+)
 def _accelerate_rank(view: View) -> Iterator[Found]:
     for launch in view.launches:
         call = launch.call
@@ -232,6 +347,12 @@ def _accelerate_rank(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"nodes": launch.nnodes})
 
 
+@fatal(
+    "AR117 num-processes-is-the-total",
+    "--num_processes={ranks} is the number of ranks of all {nodes} machines together, not of each",
+    fix="multiply: --num_processes $((NODES * GPUS))",
+    source="accelerate/commands/launch.py of Accelerate 1.15: the total number of processes",
+)
 def _accelerate_total(view: View) -> Iterator[Found]:
     for launch in view.launches:
         call = launch.call
@@ -243,6 +364,12 @@ def _accelerate_total(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"ranks": ranks, "nodes": machines, "gpus": gpus or "its"})
 
 
+@fatal(
+    "AR118 pbsdsh-for-each-line",
+    "pbsdsh starts the launcher once for each of the {lines} lines that a node has in the node file",
+    fix="pbsdsh -u starts it once on each node; or request mpiprocs=1 (ppn=1)",
+    source="pbsdsh(1) of OpenPBS and Torque",
+)
 def _per_line(view: View) -> Iterator[Found]:
     for launch in view.launches:
         if launch.starter is not None and launch.starter.name == "pbsdsh" and launch.name in _AGENTS:
@@ -250,184 +377,3 @@ def _per_line(view: View) -> Iterator[Found]:
             call = read_call(launch.starter)
             if processes and processes > 1 and call and not call.get("-u", "-n", "-h"):
                 yield Found(launch.starter.at, {"lines": processes})
-
-
-RULES = (
-    Rule(
-        code="AR101",
-        name="node-rank-expanded-in-batch",
-        severity="fatal",
-        what="the batch shell expands ${variable} before srun starts: it is 0 for every node, so all nodes are node 0",
-        fix="expand it on the node: srun bash -c '… $SLURM_NODEID …' in single quotes, or use --rdzv-backend c10d",
-        source=f"{SRUN}, environment variables; {_FIELD}",
-        check=_rank_in_batch,
-    ),
-    Rule(
-        code="AR102",
-        name="agents-for-each-task",
-        severity="fatal",
-        what="{starter} starts {tasks} times {launcher} on each node, and each of them starts {ranks}",
-        fix="start one launcher on each node: --ntasks-per-node=1, and the ranks by the launcher's own option",
-        source=f"{SBATCH} --ntasks-per-node; {TORCHRUN}",
-        check=_multiplied,
-    ),
-    Rule(
-        code="AR103",
-        name="first-node-only",
-        severity="fatal",
-        what="{launcher} starts on the first node only; the other nodes of {nodes} start nothing, and are waited "
-        "for or idle",
-        fix="start it on each node: srun --ntasks-per-node=1 torchrun …, mpirun -npernode 1, or pbsdsh",
-        source=f"{SBATCH}, description: a single copy of the batch script runs on the first node",
-        check=_first_node_only,
-    ),
-    Rule(
-        code="AR104",
-        name="one-task-for-many-nodes",
-        severity="fatal",
-        what="srun starts one task, on one of {nodes} nodes; the ranks of the others never come",
-        fix="give srun --ntasks=$SLURM_NNODES --ntasks-per-node=1, or leave --ntasks out",
-        source=f"{SRUN} --ntasks",
-        check=_one_task,
-    ),
-    Rule(
-        code="AR105",
-        name="python-on-first-node-only",
-        severity="likely",
-        what="python starts on the first node only, {nodes} nodes are requested",
-        fix="start it by srun, mpirun or torchrun on each node, or request one node",
-        source=f"{SBATCH}, description",
-        check=_python_first_node_only,
-    ),
-    Rule(
-        code="AR106",
-        name="more-ranks-than-gpus",
-        severity="fatal",
-        what="{ranks} ranks start on each node, which has {gpus} GPUs: invalid device ordinal, or two ranks on one GPU",
-        fix="make --nproc-per-node equal to the GPUs that are requested for a node",
-        source=f"{SBATCH} --gres, --gpus-per-node; NCCL: Duplicate GPU detected",
-        check=_more_ranks_than_gpus,
-    ),
-    Rule(
-        code="AR107",
-        name="more-ranks-than-visible-gpus",
-        severity="fatal",
-        what="{ranks} ranks start, and CUDA_VISIBLE_DEVICES={devices} shows them {gpus} GPUs: invalid device ordinal",
-        fix="list as many devices as there are ranks, or leave CUDA_VISIBLE_DEVICES out",
-        source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
-        check=_fewer_visible,
-    ),
-    Rule(
-        code="AR108",
-        name="idle-gpus",
-        severity="likely",
-        what="{gpus} GPUs are requested for each node, and {ranks} of them used",
-        fix="make --nproc-per-node equal to the GPUs that are requested for a node",
-        source=f"{TORCHRUN} --nproc-per-node, default 1",
-        check=_idle_gpus,
-    ),
-    Rule(
-        code="AR109",
-        name="idle-visible-gpus",
-        severity="hint",
-        what="CUDA_VISIBLE_DEVICES={devices} shows {gpus} GPUs, and {ranks} ranks start",
-        fix="list as many devices as there are ranks",
-        source=f"{TORCHRUN} --nproc-per-node",
-        check=_more_visible,
-    ),
-    Rule(
-        code="AR110",
-        name="no-gpus-requested",
-        severity="hint",
-        what="{ranks} ranks start on each node, and the directives request no GPU",
-        fix="request them: #SBATCH --gpus-per-node=N, or --gres=gpu:N",
-        source=f"{SBATCH} --gres",
-        check=_no_gpus,
-    ),
-    Rule(
-        code="AR111",
-        name="gpus-hidden-by-binding",
-        severity="likely",
-        what="{option} shows each task one GPU: cuda:LOCAL_RANK is then an invalid device ordinal, and NCCL loses "
-        "peer-to-peer",
-        fix="leave --gpu-bind out, so that each rank sees all GPUs of the node and takes that of its local rank",
-        source=f"{SBATCH} --gpu-bind",
-        check=_hidden_gpus,
-    ),
-    Rule(
-        code="AR112",
-        name="gpus-per-task",
-        severity="hint",
-        what="--gpus-per-task also binds each task to its GPU, which hides the others from it",
-        fix="request --gpus-per-node, or set --gpu-bind=none",
-        source=f"{SBATCH} --gpus-per-task: implicitly sets --gpu-bind",
-        check=_gpus_per_task,
-        versions="Slurm 21.08 and newer",
-    ),
-    Rule(
-        code="AR113",
-        name="cpus-not-inherited",
-        severity="hint",
-        what="srun does not take --cpus-per-task={cpus} over from sbatch: each task gets one CPU",
-        fix="srun --cpus-per-task=$SLURM_CPUS_PER_TASK …",
-        source="NEWS and RELEASE_NOTES of Slurm 22.05 and 23.11",
-        check=_cpus_not_inherited,
-        versions="Slurm 22.05 to 23.02",
-    ),
-    Rule(
-        code="AR114",
-        name="ranks-from-wrong-count",
-        severity="likely",
-        what="--nproc-per-node gets {value}, not the number of GPUs of a node",
-        fix="give it the GPUs of a node: --nproc-per-node=$SLURM_GPUS_ON_NODE, or gpu",
-        source=f"{TORCHRUN} --nproc-per-node",
-        check=_nodes_as_ranks,
-    ),
-    Rule(
-        code="AR115",
-        name="deepspeed-on-each-node",
-        severity="fatal",
-        what="{starter} starts {tasks} times deepspeed, which itself reaches all nodes over SSH: each starts a "
-        "training of its own",
-        fix="start deepspeed once, with a hostfile; or torchrun by srun, or deepspeed --no_ssh --node_rank on "
-        "each node",
-        source="deepspeed/launcher/runner.py of DeepSpeed 0.18",
-        check=_deepspeed_everywhere,
-    ),
-    Rule(
-        code="AR116",
-        name="machine-rank-missing",
-        severity="fatal",
-        what="accelerate is told of {nodes} machines and not which one this is: each takes rank 0",
-        fix="give --machine_rank on each node, expanded there: bash -c '… --machine_rank $SLURM_NODEID …'",
-        source="accelerate/commands/launch.py of Accelerate 1.15",
-        check=_accelerate_rank,
-    ),
-    Rule(
-        code="AR117",
-        name="num-processes-is-the-total",
-        severity="fatal",
-        what="--num_processes={ranks} is the number of ranks of all {nodes} machines together, not of each",
-        fix="multiply: --num_processes $((NODES * GPUS))",
-        source="accelerate/commands/launch.py of Accelerate 1.15: the total number of processes",
-        check=_accelerate_total,
-    ),
-    Rule(
-        code="AR118",
-        name="pbsdsh-for-each-line",
-        severity="fatal",
-        what="pbsdsh starts the launcher once for each of the {lines} lines that a node has in the node file",
-        fix="pbsdsh -u starts it once on each node; or request mpiprocs=1 (ppn=1)",
-        source="pbsdsh(1) of OpenPBS and Torque",
-        check=_per_line,
-    ),
-    Rule(
-        code="AR119",
-        name="rank-exported-in-batch",
-        severity="fatal",
-        what="the batch shell sets {name} from ${variable}, which is 0 there: every task gets {name}=0",
-        fix="set it on the node: srun bash -c 'export {name}=${variable}; exec python …' in single quotes",
-        source=f"{SRUN}, environment variables",
-        check=_rank_exported,
-    ),
-)

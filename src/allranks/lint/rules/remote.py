@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.lint.launches import Launch
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import BASH, Edit, Found, Rule, is_expanded_too_early
+from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, is_expanded_too_early, likely
 from allranks.lint.syntax import read_call
 
 _SSH, _PDSH = "ssh(1) of OpenSSH 9", "pdsh(1)"
@@ -20,6 +20,12 @@ def _remote(view: View, *names: str) -> Iterator[Launch]:
     return (launch for launch in view.launches if launch.starter is not None and launch.starter.name in names)
 
 
+@fatal(
+    "AR601 second-half-runs-here",
+    "ssh takes {there} along; {here} runs on this machine",
+    fix="quote the whole remote command: ssh host 'cd /path && torchrun …'",
+    source=f"{BASH}, Lists",
+)
 def _split_here(view: View) -> Iterator[Found]:
     commands = [command for command in view.script.commands if not command.context.is_substitution]
     for command in commands:
@@ -36,6 +42,12 @@ def _split_here(view: View) -> Iterator[Found]:
             yield Found(after.at, {"here": after.words[0].shown if after.words else "", "there": first})
 
 
+@likely(
+    "AR602 name-of-this-machine",
+    "{part} is expanded here: each host gets this machine's",
+    fix="single quotes around the remote command",
+    source=f"{BASH}, Quoting",
+)
 def _local_name(view: View) -> Iterator[Found]:
     for launch in _remote(view, "ssh", "pdsh", "clush"):
         for word in launch.command.args:
@@ -61,6 +73,13 @@ def _before(command: Command, at: int) -> str:
     return earlier[-1] if earlier else ""
 
 
+@likely(
+    "AR603 environment-stays-here",
+    "what is activated here does not hold there: a remote command gets no login shell, no conda, no modules, another "
+    "PATH",
+    fix="activate in the remote command: {starter} … 'source /path/venv/bin/activate && torchrun …'",
+    source=f"{_SSH}: a command gets no login shell",
+)
 def _no_environment(view: View) -> Iterator[Found]:
     script = view.script
     here = any(
@@ -88,6 +107,12 @@ def _activates(command: Command) -> bool:
     return bool(_ACTIVATES.search(" ".join(word.shown for word in command.words[:4])))
 
 
+@likely(
+    "AR604 exports-stay-here",
+    "{name} is exported here, and does not travel to the ranks over SSH",
+    fix='set it in the remote command: ssh host "{name}=… torchrun …"',
+    source=f"{_SSH} SendEnv",
+)
 def _exports_stay(view: View) -> Iterator[Found]:
     script = view.script
     launches = list(_remote(view, "ssh", "pdsh", "clush"))
@@ -113,6 +138,12 @@ def _sends_environment(data: bytes, name: str) -> bool:
     return b"SendEnv" in data or data.count(name.encode()) > 1
 
 
+@fatal(
+    "AR605 loop-input-is-eaten",
+    "{program} reads the rest of the list from the loop's input: only the first host is reached",
+    fix="{program} {option}",
+    source=f"{_SSH} -n",
+)
 def _eats_input(view: View) -> Iterator[Found]:
     for command in view.script.named("ssh", "srun"):
         loops = [loop for loop in command.context.loops if loop.kind == "while" and loop.reads_input]
@@ -127,6 +158,12 @@ def _eats_input(view: View) -> Iterator[Found]:
         )
 
 
+@fatal(
+    "AR606 one-after-the-other",
+    "the loop waits for the first host's launcher, which waits for the other hosts",
+    fix="& after the command, and wait after the loop",
+    source=BASH,
+)
 def _one_after_the_other(view: View) -> Iterator[Found]:
     for launch in _remote(view, "ssh"):
         starter = launch.starter
@@ -141,6 +178,12 @@ def _one_after_the_other(view: View) -> Iterator[Found]:
             yield Found(starter.at)
 
 
+@likely(
+    "AR607 terminal-in-background",
+    "ssh -t in the background stops as soon as it touches the terminal",
+    fix="leave -t out",
+    source=f"{_SSH} -t",
+)
 def _terminal(view: View) -> Iterator[Found]:
     for command in view.script.named("ssh"):
         call = read_call(command)
@@ -149,6 +192,12 @@ def _terminal(view: View) -> Iterator[Found]:
             yield Found(given.word.at)
 
 
+@hint(
+    "AR608 ssh-may-ask",
+    "where a key is missing ssh asks for a password, and the loop waits",
+    fix="ssh -o BatchMode=yes -o ConnectTimeout=10",
+    source="ssh_config(5) BatchMode",
+)
 def _no_batch_mode(view: View) -> Iterator[Found]:
     for launch in _remote(view, "ssh"):
         starter = launch.starter
@@ -158,6 +207,12 @@ def _no_batch_mode(view: View) -> Iterator[Found]:
             return
 
 
+@likely(
+    "AR609 remote-exit-code-is-lost",
+    "{program} exits with 0 when the remote command fails",
+    fix="{program} -S",
+    source=f"{_PDSH} -S",
+)
 def _exit_code(view: View) -> Iterator[Found]:
     for launch in _remote(view, "pdsh", "clush"):
         call = read_call(launch.starter) if launch.starter else None
@@ -165,6 +220,12 @@ def _exit_code(view: View) -> Iterator[Found]:
             yield Found(launch.starter.at, {"program": launch.starter.name})
 
 
+@hint(
+    "AR610 host-keys-not-checked",
+    "StrictHostKeyChecking=no trusts whatever answers",
+    fix="StrictHostKeyChecking=accept-new",
+    source="ssh_config(5) StrictHostKeyChecking",
+)
 def _host_keys(view: View) -> Iterator[Found]:
     for command in view.script.named("ssh", "scp", "pdsh"):
         for word in command.args:
@@ -173,6 +234,12 @@ def _host_keys(view: View) -> Iterator[Found]:
                 return
 
 
+@hint(
+    "AR611 forwarding",
+    "{option} forwards the display or the agent to each node, which a training has no use for",
+    fix="leave {option} out",
+    source=f"{_SSH} -X, -A",
+)
 def _forwarding(view: View) -> Iterator[Found]:
     for launch in _remote(view, "ssh"):
         call = read_call(launch.starter) if launch.starter else None
@@ -181,6 +248,12 @@ def _forwarding(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"option": given.name})
 
 
+@likely(
+    "AR612 ssh-holds-on",
+    "ssh does not return: the command in the background keeps the connection's output open",
+    fix="nohup … > log 2>&1 < /dev/null &",
+    source=f"{_SSH} -n, -f",
+)
 def _holds_on(view: View) -> Iterator[Found]:
     for launch in _remote(view, "ssh"):
         command, starter = launch.command, launch.starter
@@ -192,6 +265,12 @@ def _holds_on(view: View) -> Iterator[Found]:
             yield Found(command.at)
 
 
+@likely(
+    "AR613 ends-with-the-connection",
+    "the remote command may get SIGHUP when the connection closes",
+    fix="setsid nohup … > log 2>&1 < /dev/null &",
+    source="nohup(1)",
+)
 def _dies_with_terminal(view: View) -> Iterator[Found]:
     if view.script.kind != "plain":
         return
@@ -201,125 +280,3 @@ def _dies_with_terminal(view: View) -> Iterator[Found]:
             continue
         if command.started_by("nohup", "setsid") is None:
             yield Found(command.at)
-
-
-RULES = (
-    Rule(
-        code="AR601",
-        name="second-half-runs-here",
-        severity="fatal",
-        what="ssh takes {there} along; {here} runs on this machine",
-        fix="quote the whole remote command: ssh host 'cd /path && torchrun …'",
-        source=f"{BASH}, Lists",
-        check=_split_here,
-    ),
-    Rule(
-        code="AR602",
-        name="name-of-this-machine",
-        severity="likely",
-        what="{part} is expanded here: each host gets this machine's",
-        fix="single quotes around the remote command",
-        source=f"{BASH}, Quoting",
-        check=_local_name,
-    ),
-    Rule(
-        code="AR603",
-        name="environment-stays-here",
-        severity="likely",
-        what="what is activated here does not hold there: a remote command gets no login shell, no conda, no "
-        "modules, another PATH",
-        fix="activate in the remote command: {starter} … 'source /path/venv/bin/activate && torchrun …'",
-        source=f"{_SSH}: a command gets no login shell",
-        check=_no_environment,
-    ),
-    Rule(
-        code="AR604",
-        name="exports-stay-here",
-        severity="likely",
-        what="{name} is exported here, and does not travel to the ranks over SSH",
-        fix='set it in the remote command: ssh host "{name}=… torchrun …"',
-        source=f"{_SSH} SendEnv",
-        check=_exports_stay,
-    ),
-    Rule(
-        code="AR605",
-        name="loop-input-is-eaten",
-        severity="fatal",
-        what="{program} reads the rest of the list from the loop's input: only the first host is reached",
-        fix="{program} {option}",
-        source=f"{_SSH} -n",
-        check=_eats_input,
-    ),
-    Rule(
-        code="AR606",
-        name="one-after-the-other",
-        severity="fatal",
-        what="the loop waits for the first host's launcher, which waits for the other hosts",
-        fix="& after the command, and wait after the loop",
-        source=BASH,
-        check=_one_after_the_other,
-    ),
-    Rule(
-        code="AR607",
-        name="terminal-in-background",
-        severity="likely",
-        what="ssh -t in the background stops as soon as it touches the terminal",
-        fix="leave -t out",
-        source=f"{_SSH} -t",
-        check=_terminal,
-    ),
-    Rule(
-        code="AR608",
-        name="ssh-may-ask",
-        severity="hint",
-        what="where a key is missing ssh asks for a password, and the loop waits",
-        fix="ssh -o BatchMode=yes -o ConnectTimeout=10",
-        source="ssh_config(5) BatchMode",
-        check=_no_batch_mode,
-    ),
-    Rule(
-        code="AR609",
-        name="remote-exit-code-is-lost",
-        severity="likely",
-        what="{program} exits with 0 when the remote command fails",
-        fix="{program} -S",
-        source=f"{_PDSH} -S",
-        check=_exit_code,
-    ),
-    Rule(
-        code="AR610",
-        name="host-keys-not-checked",
-        severity="hint",
-        what="StrictHostKeyChecking=no trusts whatever answers",
-        fix="StrictHostKeyChecking=accept-new",
-        source="ssh_config(5) StrictHostKeyChecking",
-        check=_host_keys,
-    ),
-    Rule(
-        code="AR611",
-        name="forwarding",
-        severity="hint",
-        what="{option} forwards the display or the agent to each node, which a training has no use for",
-        fix="leave {option} out",
-        source=f"{_SSH} -X, -A",
-        check=_forwarding,
-    ),
-    Rule(
-        code="AR612",
-        name="ssh-holds-on",
-        severity="likely",
-        what="ssh does not return: the command in the background keeps the connection's output open",
-        fix="nohup … > log 2>&1 < /dev/null &",
-        source=f"{_SSH} -n, -f",
-        check=_holds_on,
-    ),
-    Rule(
-        code="AR613",
-        name="ends-with-the-connection",
-        severity="likely",
-        what="the remote command may get SIGHUP when the connection closes",
-        fix="setsid nohup … > log 2>&1 < /dev/null &",
-        source="nohup(1)",
-        check=_dies_with_terminal,
-    ),
-)

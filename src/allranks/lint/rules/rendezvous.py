@@ -11,9 +11,11 @@ from allranks.lint.reading import View
 from allranks.lint.rules.base import (
     TORCHRUN,
     Found,
-    Rule,
+    fatal,
+    hint,
     is_expanded_there,
     is_literal,
+    likely,
     several_nodes,
     torch_launches,
 )
@@ -37,6 +39,12 @@ def _address(launch: Launch) -> Given | None:
     return _given(launch, "--rdzv-endpoint") or _given(launch, "--master-addr", "--main-process-ip")
 
 
+@fatal(
+    "AR301 local-address-for-many-nodes",
+    "{address} is each node itself: {nodes} nodes never meet",
+    fix='give the first node\'s name: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    source=_STORE,
+)
 def _local_address(view: View) -> Iterator[Found]:
     for launch in view.launches:
         given = _address(launch)
@@ -49,6 +57,12 @@ def _local_address(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"address": given.value.shown, "nodes": launch.nnodes})
 
 
+@fatal(
+    "AR302 address-missing",
+    "{launcher} of {nodes} nodes gets no address: it takes 127.0.0.1, and does not read MASTER_ADDR",
+    fix='--rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
+    source=f"{TORCHRUN} --master-addr, default 127.0.0.1",
+)
 def _no_address(view: View) -> Iterator[Found]:
     for launch in several_nodes(view):
         if (
@@ -59,6 +73,12 @@ def _no_address(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"nodes": launch.nnodes, "launcher": launch.name})
 
 
+@fatal(
+    "AR303 endpoint-missing",
+    "without --rdzv-endpoint each of {nodes} nodes waits for the others on its own localhost",
+    fix='--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
+    source=f"{_STORE}: an empty endpoint is localhost",
+)
 def _no_endpoint(view: View) -> Iterator[Found]:
     for launch in several_nodes(view):
         backend = _given(launch, "--rdzv-backend")
@@ -69,6 +89,12 @@ def _no_endpoint(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"nodes": launch.nnodes})
 
 
+@fatal(
+    "AR304 node-rank-missing",
+    "without --node-rank each of {nodes} nodes takes node rank 0",
+    fix="--rdzv-backend c10d, which needs none; or --node-rank, expanded on the node",
+    source=f"{TORCHRUN} --node-rank, default 0",
+)
 def _no_node_rank(view: View) -> Iterator[Found]:
     for launch in several_nodes(view):
         if (
@@ -79,6 +105,12 @@ def _no_node_rank(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"nodes": launch.nnodes})
 
 
+@fatal(
+    "AR305 same-node-rank",
+    "{starter} starts every node with node rank {rank}",
+    fix="--rdzv-backend c10d, which needs none; or --node-rank, expanded on the node",
+    source=f"{TORCHRUN} --node-rank",
+)
 def _same_node_rank(view: View) -> Iterator[Found]:
     for launch in several_nodes(view):
         given = _given(launch, "--node-rank")
@@ -95,6 +127,12 @@ def _same_node_rank(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"rank": value, "starter": starter.name})
 
 
+@fatal(
+    "AR306 standalone-on-many-nodes",
+    "--standalone sets the endpoint to localhost: {nodes} nodes never meet",
+    fix="--rdzv-backend c10d --rdzv-id … --rdzv-endpoint …",
+    source=f"{TORCHRUN} --standalone",
+)
 def _standalone(view: View) -> Iterator[Found]:
     for launch in several_nodes(view):
         given = _given(launch, "--standalone")
@@ -107,6 +145,12 @@ def _is_elastic(launch: Launch) -> bool:
     return bool(given and given.value and ":" in given.value.shown)
 
 
+@fatal(
+    "AR307 nnodes-is-not-the-nodes",
+    "torchrun waits for {nnodes} nodes, and {tasks} of them are started",
+    fix="--nnodes=$SLURM_NNODES",
+    source=f"{TORCHRUN} --nnodes",
+)
 def _wrong_nodes(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         given = _given(launch, "--nnodes")
@@ -120,6 +164,12 @@ def _wrong_nodes(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"nnodes": launch.nnodes, "tasks": 1})
 
 
+@fatal(
+    "AR308 each-node-alone",
+    "--nnodes is 1: {tasks} nodes train {tasks} models of their own, each on all data",
+    fix="--nnodes=$SLURM_NNODES --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint …",
+    source=f"{TORCHRUN} --nnodes, default 1",
+)
 def _each_alone(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         starter = launch.starter
@@ -135,6 +185,12 @@ def _each_alone(view: View) -> Iterator[Found]:
             yield Found(launch.command.at, {"tasks": launch.tasks})
 
 
+@fatal(
+    "AR309 own-name-as-address",
+    "{part} is expanded on each node, so that each waits at its own name",
+    fix="expand it once, in the batch script, and pass the result",
+    source=_STORE,
+)
 def _own_address(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         given = _address(launch)
@@ -157,6 +213,12 @@ def _port_words(view: View) -> Iterator[tuple[Word, Launch]]:
             yield port, launch
 
 
+@fatal(
+    "AR310 impossible-port",
+    "there is no port {port}: the highest is 65535",
+    fix="a port from 10000 to 32767",
+    source="RFC 9293",
+)
 def _impossible_port(view: View) -> Iterator[Found]:
     for word, _ in _port_words(view):
         number = word.number
@@ -164,6 +226,12 @@ def _impossible_port(view: View) -> Iterator[Found]:
             yield Found(word.at, {"port": number})
 
 
+@fatal(
+    "AR311 privileged-port",
+    "port {port} is for root only",
+    fix="a port from 10000 to 32767",
+    source="ip(7), ip_unprivileged_port_start",
+)
 def _privileged_port(view: View) -> Iterator[Found]:
     for word, _ in _port_words(view):
         number = word.number
@@ -171,6 +239,12 @@ def _privileged_port(view: View) -> Iterator[Found]:
             yield Found(word.at, {"port": number})
 
 
+@likely(
+    "AR312 port-grows-with-job-id",
+    "{port} grows with the job's number, and passes 65535 one day, or is too small",
+    fix="$((10000 + SLURM_JOB_ID % 20000))",
+    source="RFC 9293: ports have 16 bits",
+)
 def _port_from_id(view: View) -> Iterator[Found]:
     for word, _ in _port_words(view):
         for part in word.parts:
@@ -182,6 +256,12 @@ def _port_from_id(view: View) -> Iterator[Found]:
                 yield Found(word.at, {"port": word.shown})
 
 
+@fatal(
+    "AR313 random-on-each-node",
+    "$RANDOM in {option} is expanded on each node: each has a different value, and they never meet",
+    fix="expand it once, in the batch script; or use the job's id",
+    source=_STORE,
+)
 def _random_on_each(view: View) -> Iterator[Found]:
     launches = [launch for launch in torch_launches(view) if launch.tasks != 1 and launch.nnodes != 1]
     for launch in launches:
@@ -193,12 +273,24 @@ def _random_on_each(view: View) -> Iterator[Found]:
                     yield Found(part.at, {"option": name})
 
 
+@hint(
+    "AR314 random-port",
+    "$RANDOM is from 0 to 32767: the port can be one of root's, or in use",
+    fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
+    source="bash(1), RANDOM",
+)
 def _bare_random(view: View) -> Iterator[Found]:
     for word, _ in _port_words(view):
         if len(word.parts) == 1 and word.parts[0].kind == "variable" and word.parts[0].text == "RANDOM":
             yield Found(word.at)
 
 
+@fatal(
+    "AR315 same-port-twice",
+    "two launchers run side by side with port {port}: the second one fails with EADDRINUSE, or joins the first",
+    fix="--standalone, which takes a free port",
+    source=f"{TORCHRUN} --standalone",
+)
 def _same_port(view: View) -> Iterator[Found]:
     seen: dict[str, Launch] = {}
     for launch in torch_launches(view):
@@ -214,6 +306,12 @@ def _same_port(view: View) -> Iterator[Found]:
         seen[port] = launch
 
 
+@fatal(
+    "AR316 list-as-address",
+    "${variable} names all nodes (gpu[01-04]) and is no host",
+    fix='$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    source="sbatch(1), SLURM_JOB_NODELIST",
+)
 def _list_as_address(view: View) -> Iterator[Found]:
     lists = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "PBS_NODEFILE")
     if view.resources.nodes == 1:
@@ -243,6 +341,12 @@ def _list_as_address(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"variable": first.text})
 
 
+@fatal(
+    "AR317 scheme-in-address",
+    "{value} has a scheme: torchrun expects HOST:PORT, and refuses it",
+    fix="leave tcp:// out",
+    source=f"{_STORE}, parse_rendezvous_endpoint",
+)
 def _scheme(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         given = _address(launch)
@@ -250,6 +354,12 @@ def _scheme(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"value": given.value.shown})
 
 
+@fatal(
+    "AR318 port-in-master-addr",
+    "--master-addr {value} has a port, and --master-port is added to it",
+    fix="--master-addr HOST --master-port PORT",
+    source=TORCHRUN,
+)
 def _port_in_address(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         given = _given(launch, "--master-addr")
@@ -262,6 +372,12 @@ def _port_in_address(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"value": given.value.shown})
 
 
+@likely(
+    "AR319 stale-rendezvous-file",
+    "{file} is left over if a run is killed; the next one reads it, and hangs or fails",
+    fix="a name of its own for each run, with the job's id; or env://",
+    source="docs.pytorch.org/docs/stable/distributed.html, shared file-system initialization",
+)
 def _stale_file(view: View) -> Iterator[Found]:
     for launch in view.launches:
         for word in launch.command.args:
@@ -269,6 +385,12 @@ def _stale_file(view: View) -> Iterator[Found]:
                 yield Found(word.at, {"file": "file:///" + word.shown.partition("file:///")[2]})
 
 
+@hint(
+    "AR320 rdzv-id-missing",
+    "without --rdzv-id two jobs with one endpoint join each other",
+    fix="--rdzv-id=$SLURM_JOB_ID",
+    source=f"{TORCHRUN} --rdzv-id, default none",
+)
 def _no_id(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         backend = _given(launch, "--rdzv-backend")
@@ -278,6 +400,12 @@ def _no_id(view: View) -> Iterator[Found]:
             yield Found(launch.command.at)
 
 
+@hint(
+    "AR321 ignored-by-rendezvous",
+    "{option} counts for nothing with --rdzv-backend={backend}",
+    fix="leave it out",
+    source=f"{TORCHRUN}: only used for static rendezvous",
+)
 def _ignored(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         backend = _given(launch, "--rdzv-backend")
@@ -291,6 +419,12 @@ def _ignored(view: View) -> Iterator[Found]:
                 yield Found(given.word.at, {"option": name, "backend": backend.value.value})
 
 
+@hint(
+    "AR322 fixed-port",
+    "port {port} is in use as soon as a second job starts on the node",
+    fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
+    source=_STORE,
+)
 def _fixed_port(view: View) -> Iterator[Found]:
     if view.script.kind == "plain" or view.script.options("exclusive"):
         return
@@ -300,6 +434,12 @@ def _fixed_port(view: View) -> Iterator[Found]:
             return
 
 
+@hint(
+    "AR323 old-rendezvous-backend",
+    "the rendezvous backend {backend} needs a server of its own, and torch advises against it",
+    fix="--rdzv-backend c10d",
+    source="docs.pytorch.org/docs/stable/elastic/rendezvous.html",
+)
 def _deprecated_backend(view: View) -> Iterator[Found]:
     for launch in torch_launches(view):
         backend = _given(launch, "--rdzv-backend")
@@ -307,6 +447,12 @@ def _deprecated_backend(view: View) -> Iterator[Found]:
             yield Found(backend.word.at, {"backend": backend.value.value})
 
 
+@hint(
+    "AR324 torchrun-overwrites",
+    "torchrun sets {name} for each rank, whatever it was",
+    fix="leave it out",
+    source=f"{TORCHRUN}, environment variables",
+)
 def _overwritten(view: View) -> Iterator[Found]:
     only = list(view.launches)
     if not only or not all(launch.is_torch and launch.call for launch in only):
@@ -321,6 +467,12 @@ def _overwritten(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name})
 
 
+@hint(
+    "AR325 torchrun-does-not-read",
+    "torchrun does not read {name}: it sets it for its ranks",
+    fix="give its value as --rdzv-endpoint, or --master-addr and --master-port",
+    source=TORCHRUN,
+)
 def _ignored_variables(view: View) -> Iterator[Found]:
     """MASTER_ADDR that is exported, and never given to a torchrun of several nodes, is seen by `_no_address`."""
     used = {use.name for use in view.script.uses}
@@ -333,233 +485,3 @@ def _ignored_variables(view: View) -> Iterator[Found]:
             if all(launch.is_static and launch.nnodes is not None and not _address(launch) for launch in launches):
                 return
             yield Found(assignment.at, {"name": assignment.name})
-
-
-RULES = (
-    Rule(
-        code="AR301",
-        name="local-address-for-many-nodes",
-        severity="fatal",
-        what="{address} is each node itself: {nodes} nodes never meet",
-        fix='give the first node\'s name: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        source=_STORE,
-        check=_local_address,
-    ),
-    Rule(
-        code="AR302",
-        name="address-missing",
-        severity="fatal",
-        what="{launcher} of {nodes} nodes gets no address: it takes 127.0.0.1, and does not read MASTER_ADDR",
-        fix='--rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
-        source=f"{TORCHRUN} --master-addr, default 127.0.0.1",
-        check=_no_address,
-    ),
-    Rule(
-        code="AR303",
-        name="endpoint-missing",
-        severity="fatal",
-        what="without --rdzv-endpoint each of {nodes} nodes waits for the others on its own localhost",
-        fix='--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
-        source=f"{_STORE}: an empty endpoint is localhost",
-        check=_no_endpoint,
-    ),
-    Rule(
-        code="AR304",
-        name="node-rank-missing",
-        severity="fatal",
-        what="without --node-rank each of {nodes} nodes takes node rank 0",
-        fix="--rdzv-backend c10d, which needs none; or --node-rank, expanded on the node",
-        source=f"{TORCHRUN} --node-rank, default 0",
-        check=_no_node_rank,
-    ),
-    Rule(
-        code="AR305",
-        name="same-node-rank",
-        severity="fatal",
-        what="{starter} starts every node with node rank {rank}",
-        fix="--rdzv-backend c10d, which needs none; or --node-rank, expanded on the node",
-        source=f"{TORCHRUN} --node-rank",
-        check=_same_node_rank,
-    ),
-    Rule(
-        code="AR306",
-        name="standalone-on-many-nodes",
-        severity="fatal",
-        what="--standalone sets the endpoint to localhost: {nodes} nodes never meet",
-        fix="--rdzv-backend c10d --rdzv-id … --rdzv-endpoint …",
-        source=f"{TORCHRUN} --standalone",
-        check=_standalone,
-    ),
-    Rule(
-        code="AR307",
-        name="nnodes-is-not-the-nodes",
-        severity="fatal",
-        what="torchrun waits for {nnodes} nodes, and {tasks} of them are started",
-        fix="--nnodes=$SLURM_NNODES",
-        source=f"{TORCHRUN} --nnodes",
-        check=_wrong_nodes,
-    ),
-    Rule(
-        code="AR308",
-        name="each-node-alone",
-        severity="fatal",
-        what="--nnodes is 1: {tasks} nodes train {tasks} models of their own, each on all data",
-        fix="--nnodes=$SLURM_NNODES --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint …",
-        source=f"{TORCHRUN} --nnodes, default 1",
-        check=_each_alone,
-    ),
-    Rule(
-        code="AR309",
-        name="own-name-as-address",
-        severity="fatal",
-        what="{part} is expanded on each node, so that each waits at its own name",
-        fix="expand it once, in the batch script, and pass the result",
-        source=_STORE,
-        check=_own_address,
-    ),
-    Rule(
-        code="AR310",
-        name="impossible-port",
-        severity="fatal",
-        what="there is no port {port}: the highest is 65535",
-        fix="a port from 10000 to 32767",
-        source="RFC 9293",
-        check=_impossible_port,
-    ),
-    Rule(
-        code="AR311",
-        name="privileged-port",
-        severity="fatal",
-        what="port {port} is for root only",
-        fix="a port from 10000 to 32767",
-        source="ip(7), ip_unprivileged_port_start",
-        check=_privileged_port,
-    ),
-    Rule(
-        code="AR312",
-        name="port-grows-with-job-id",
-        severity="likely",
-        what="{port} grows with the job's number, and passes 65535 one day, or is too small",
-        fix="$((10000 + SLURM_JOB_ID % 20000))",
-        source="RFC 9293: ports have 16 bits",
-        check=_port_from_id,
-    ),
-    Rule(
-        code="AR313",
-        name="random-on-each-node",
-        severity="fatal",
-        what="$RANDOM in {option} is expanded on each node: each has a different value, and they never meet",
-        fix="expand it once, in the batch script; or use the job's id",
-        source=_STORE,
-        check=_random_on_each,
-    ),
-    Rule(
-        code="AR314",
-        name="random-port",
-        severity="hint",
-        what="$RANDOM is from 0 to 32767: the port can be one of root's, or in use",
-        fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
-        source="bash(1), RANDOM",
-        check=_bare_random,
-    ),
-    Rule(
-        code="AR315",
-        name="same-port-twice",
-        severity="fatal",
-        what="two launchers run side by side with port {port}: the second one fails with EADDRINUSE, or joins the "
-        "first",
-        fix="--standalone, which takes a free port",
-        source=f"{TORCHRUN} --standalone",
-        check=_same_port,
-    ),
-    Rule(
-        code="AR316",
-        name="list-as-address",
-        severity="fatal",
-        what="${variable} names all nodes (gpu[01-04]) and is no host",
-        fix='$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        source="sbatch(1), SLURM_JOB_NODELIST",
-        check=_list_as_address,
-    ),
-    Rule(
-        code="AR317",
-        name="scheme-in-address",
-        severity="fatal",
-        what="{value} has a scheme: torchrun expects HOST:PORT, and refuses it",
-        fix="leave tcp:// out",
-        source=f"{_STORE}, parse_rendezvous_endpoint",
-        check=_scheme,
-    ),
-    Rule(
-        code="AR318",
-        name="port-in-master-addr",
-        severity="fatal",
-        what="--master-addr {value} has a port, and --master-port is added to it",
-        fix="--master-addr HOST --master-port PORT",
-        source=TORCHRUN,
-        check=_port_in_address,
-    ),
-    Rule(
-        code="AR319",
-        name="stale-rendezvous-file",
-        severity="likely",
-        what="{file} is left over if a run is killed; the next one reads it, and hangs or fails",
-        fix="a name of its own for each run, with the job's id; or env://",
-        source="docs.pytorch.org/docs/stable/distributed.html, shared file-system initialization",
-        check=_stale_file,
-    ),
-    Rule(
-        code="AR320",
-        name="rdzv-id-missing",
-        severity="hint",
-        what="without --rdzv-id two jobs with one endpoint join each other",
-        fix="--rdzv-id=$SLURM_JOB_ID",
-        source=f"{TORCHRUN} --rdzv-id, default none",
-        check=_no_id,
-    ),
-    Rule(
-        code="AR321",
-        name="ignored-by-rendezvous",
-        severity="hint",
-        what="{option} counts for nothing with --rdzv-backend={backend}",
-        fix="leave it out",
-        source=f"{TORCHRUN}: only used for static rendezvous",
-        check=_ignored,
-    ),
-    Rule(
-        code="AR322",
-        name="fixed-port",
-        severity="hint",
-        what="port {port} is in use as soon as a second job starts on the node",
-        fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
-        source=_STORE,
-        check=_fixed_port,
-    ),
-    Rule(
-        code="AR323",
-        name="old-rendezvous-backend",
-        severity="hint",
-        what="the rendezvous backend {backend} needs a server of its own, and torch advises against it",
-        fix="--rdzv-backend c10d",
-        source="docs.pytorch.org/docs/stable/elastic/rendezvous.html",
-        check=_deprecated_backend,
-    ),
-    Rule(
-        code="AR324",
-        name="torchrun-overwrites",
-        severity="hint",
-        what="torchrun sets {name} for each rank, whatever it was",
-        fix="leave it out",
-        source=f"{TORCHRUN}, environment variables",
-        check=_overwritten,
-    ),
-    Rule(
-        code="AR325",
-        name="torchrun-does-not-read",
-        severity="hint",
-        what="torchrun does not read {name}: it sets it for its ranks",
-        fix="give its value as --rdzv-endpoint, or --master-addr and --master-port",
-        source=TORCHRUN,
-        check=_ignored_variables,
-    ),
-)

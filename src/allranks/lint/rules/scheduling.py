@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.lint.model import Directive
 from allranks.lint.parse import REMOTE
 from allranks.lint.reading import View
-from allranks.lint.rules.base import SBATCH, SRUN, Found, Rule, is_expanded_there
+from allranks.lint.rules.base import SBATCH, SRUN, Found, fatal, hint, is_expanded_there, likely
 from allranks.lint.syntax import read_call, syntax_of
 
 _QSUB = "qsub(1B) of OpenPBS 23.06"
@@ -18,6 +18,12 @@ _ALMOST = re.compile(r"#\s?(?:SBACTH|SBTACH|SBATH|SABTCH|SBATCh|Sbatch|sbatch|SB
 _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID"}
 
 
+@likely(
+    "AR401 directive-after-command",
+    "{option}{others} after the first command: ignored",
+    fix="move it above the first command",
+    source=f"{SBATCH}: stops at the first line that is neither comment nor blank; {_QSUB}",
+)
 def _late(view: View) -> Iterator[Found]:
     late = [one for one in view.script.directives if not one.is_read and one.family == view.script.kind]
     if late:
@@ -31,6 +37,12 @@ def _shown(directive: Directive) -> str:
     return f"--{directive.name}={directive.value}" if directive.value else f"--{directive.name}"
 
 
+@likely(
+    "AR402 variable-in-directive",
+    "{value} is not expanded in a directive: the text is taken as it is",
+    fix="write it out, use a pattern such as %j, or give it on the command line",
+    source=f"{SBATCH}, filename pattern; {_QSUB}",
+)
 def _with_variable(view: View) -> Iterator[Found]:
     for directive in view.script.directives:
         names = re.findall(r"\$\{?(\w+)", directive.value)
@@ -43,18 +55,36 @@ def _with_variable(view: View) -> Iterator[Found]:
         yield Found(directive.value_at, {"value": directive.value})
 
 
+@fatal(
+    "AR403 first-line-missing",
+    "sbatch refuses a script that does not start with #!",
+    fix="#!/bin/bash as the first line",
+    source=f"{SBATCH}: This does not look like a batch script",
+)
 def _no_first_line(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind == "slurm" and not script.shebang and any(directive.is_read for directive in script.directives):
         yield Found(script.directives[0].at)
 
 
+@likely(
+    "AR404 misspelled-directive",
+    "{word} is a comment: the scheduler does not read the line",
+    fix="#SBATCH, #PBS, in capitals and without a blank",
+    source=SBATCH,
+)
 def _misspelled_word(view: View) -> Iterator[Found]:
     for at, text in view.script.comments:
         if _ALMOST.match(text) and view.script.kind != "plain":
             yield Found(at, {"word": text.split("-")[0].strip()})
 
 
+@fatal(
+    "AR405 blank-in-directive",
+    "{option} gets the value =: sbatch refuses it, or ignores what follows",
+    fix="{option}=VALUE, without blanks",
+    source=SBATCH,
+)
 def _blank(view: View) -> Iterator[Found]:
     for directive in view.script.directives:
         if (
@@ -65,6 +95,12 @@ def _blank(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"option": f"--{directive.name}"})
 
 
+@fatal(
+    "AR406 unknown-directive",
+    "sbatch has no option {option}, and refuses the script",
+    fix="sbatch --help lists the options",
+    source=SBATCH,
+)
 def _unknown_option(view: View) -> Iterator[Found]:
     syntax = syntax_of("sbatch")
     assert syntax is not None
@@ -78,6 +114,12 @@ def _unknown_option(view: View) -> Iterator[Found]:
                 yield Found(directive.at, {"option": f"--{name}"})
 
 
+@hint(
+    "AR407 no-time-limit",
+    "without {option} the job gets the limit of the queue: it waits longer, or blocks the node for days",
+    fix="{option}, some more than the training takes",
+    source=SBATCH,
+)
 def _no_limit(view: View) -> Iterator[Found]:
     script = view.script
     if not view.launches or not script.directives:
@@ -94,6 +136,13 @@ def _no_limit(view: View) -> Iterator[Found]:
         yield Found(script.directives[0].at, {"option": option})
 
 
+@likely(
+    "AR408 log-directory-made-too-late",
+    "the scheduler opens its log in {directory} before this script creates the directory: the job fails without a word",
+    fix="create it before sbatch",
+    source=f"{SBATCH} --output",
+    versions="Slurm before 23.02",
+)
 def _late_directory(view: View) -> Iterator[Found]:
     made = {
         word.shown.rstrip("/").removeprefix("./") for command in view.script.named("mkdir") for word in command.args
@@ -104,6 +153,13 @@ def _late_directory(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"directory": folder})
 
 
+@hint(
+    "AR409 log-directory",
+    "where {directory} does not exist the job fails without a word",
+    fix="create it before sbatch",
+    source=f"{SBATCH} --output",
+    versions="Slurm before 23.02",
+)
 def _directory(view: View) -> Iterator[Found]:
     made = {
         word.shown.rstrip("/").removeprefix("./") for command in view.script.named("mkdir") for word in command.args
@@ -114,6 +170,12 @@ def _directory(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"directory": folder})
 
 
+@likely(
+    "AR410 pbs-starts-at-home",
+    "PBS starts the script in the home directory, where {script} is not",
+    fix='cd "$PBS_O_WORKDIR"',
+    source=_QSUB,
+)
 def _starts_at_home(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind != "pbs" or script.options("-d", "-w"):
@@ -129,6 +191,12 @@ def _starts_at_home(view: View) -> Iterator[Found]:
             return
 
 
+@likely(
+    "AR411 grid-engine-starts-at-home",
+    "Grid Engine starts the script in the home directory, where {script} is not",
+    fix="#$ -cwd",
+    source=_GE,
+)
 def _starts_at_home_ge(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind != "grid_engine" or script.options("-cwd", "-wd") or any(script.named("cd")):
@@ -145,6 +213,12 @@ def _resource_lists(view: View, word: str) -> list[Directive]:
     return [directive for directive in view.script.options("-l") if pattern.search(directive.value)]
 
 
+@likely(
+    "AR412 chunks-on-one-node",
+    "without place=scatter PBS may put all {chunks} chunks on one node",
+    fix="#PBS -l place=scatter",
+    source="pbs_resources(7B) of OpenPBS 23.06",
+)
 def _no_placement(view: View) -> Iterator[Found]:
     goes_out = any(command.name in REMOTE for command in view.script.commands)
     if view.script.kind != "pbs" or not (view.launches or goes_out):
@@ -156,18 +230,36 @@ def _no_placement(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"chunks": match[1]})
 
 
+@fatal(
+    "AR413 second-select",
+    "PBS takes the first -l select only",
+    fix="one -l select, with + between chunks",
+    source="seen with OpenPBS 23.06",
+)
 def _second_select(view: View) -> Iterator[Found]:
     if view.script.kind == "pbs":
         for directive in _resource_lists(view, "select")[1:]:
             yield Found(directive.value_at)
 
 
+@fatal(
+    "AR414 nodes-and-select",
+    "qsub refuses a job with both -l nodes and -l select",
+    fix="-l select alone (OpenPBS, PBS Pro), or -l nodes alone (Torque)",
+    source=_QSUB,
+)
 def _mixed(view: View) -> Iterator[Found]:
     nodes, selects = _resource_lists(view, "nodes"), _resource_lists(view, "select")
     if view.script.kind == "pbs" and nodes and selects:
         yield Found(nodes[0].value_at)
 
 
+@fatal(
+    "AR415 node-file-elsewhere",
+    "PBS_NODEFILE is set on the first node only: here it is expanded on others, and empty",
+    fix="expand it in the job script, or copy the file",
+    source="pbsdsh(1B), pbs_environment of OpenPBS 23.06",
+)
 def _node_file_elsewhere(view: View) -> Iterator[Found]:
     for use in view.script.uses:
         if use.name != "PBS_NODEFILE" or use.level == 0:
@@ -181,6 +273,12 @@ def _node_file_elsewhere(view: View) -> Iterator[Found]:
                 break
 
 
+@fatal(
+    "AR416 lines-are-not-nodes",
+    "the node file has {lines} lines for each node: this counts processes",
+    fix='sort -u "$PBS_NODEFILE" | wc -l',
+    source="qsub(1B), PBS_NODEFILE",
+)
 def _lines_as_nodes(view: View) -> Iterator[Found]:
     processes = view.resources.processes
     if not processes or processes < 2:
@@ -199,6 +297,12 @@ def _lines_as_nodes(view: View) -> Iterator[Found]:
                 yield Found(assignment.at, {"lines": processes})
 
 
+@likely(
+    "AR417 pbsdsh-has-no-path",
+    "pbsdsh starts {program} with the daemon's environment: no PATH of yours, no modules, no exported variables",
+    fix="pbsdsh -- bash -lc 'source env.sh; …', with absolute paths",
+    source="pbsdsh(1B) of OpenPBS and Torque",
+)
 def _bare_pbsdsh(view: View) -> Iterator[Found]:
     for command in view.script.named("pbsdsh"):
         call = read_call(command)
@@ -212,6 +316,12 @@ def _bare_pbsdsh(view: View) -> Iterator[Found]:
             yield Found(command.at, {"program": first.value})
 
 
+@likely(
+    "AR418 directive-twice",
+    "{option} is {first} above and {last} here: the last one counts",
+    fix="keep one",
+    source=SBATCH,
+)
 def _twice(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm":
         return
@@ -227,6 +337,12 @@ def _twice(view: View) -> Iterator[Found]:
         seen[directive.name] = directive
 
 
+@likely(
+    "AR419 tasks-do-not-fit",
+    "{tasks} tasks do not fit: nodes times --ntasks-per-node is {most}",
+    fix="leave --ntasks out",
+    source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given",
+)
 def _too_many_tasks(view: View) -> Iterator[Found]:
     script = view.script
     resources = view.resources
@@ -244,6 +360,7 @@ def _too_many_tasks(view: View) -> Iterator[Found]:
         yield Found(per_node.at, {"tasks": resources.tasks, "most": most})
 
 
+@hint("AR420 time-in-minutes", "--time={value} is {value} minutes", fix="--time=HH:MM:SS", source=f"{SBATCH} --time")
 def _bare_time(view: View) -> Iterator[Found]:
     script = view.script
     for directive in script.options("time") if script.kind == "slurm" else ():
@@ -251,6 +368,12 @@ def _bare_time(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"value": directive.value})
 
 
+@fatal(
+    "AR421 walltime-in-seconds",
+    "{value} is {value} seconds: the job ends before it begins to train",
+    fix="HH:MM:SS",
+    source=f"{_QSUB} -l walltime; {_GE} -l h_rt",
+)
 def _walltime_in_seconds(view: View) -> Iterator[Found]:
     for directive in view.script.options("-l"):
         match = re.search(r"(?:walltime|h_rt)=(\d{1,3})(?:,|$)", directive.value)
@@ -258,6 +381,12 @@ def _walltime_in_seconds(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"value": match[1]})
 
 
+@fatal(
+    "AR422 invalid-gres",
+    "invalid generic resource: {value}",
+    fix="--gres=gpu:N, or gpu:TYPE:N",
+    source=f"{SBATCH} --gres",
+)
 def _bad_gres(view: View) -> Iterator[Found]:
     for directive in view.script.options("gres"):
         value = directive.value
@@ -265,6 +394,12 @@ def _bad_gres(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"value": value})
 
 
+@likely(
+    "AR423 one-log-for-an-array",
+    "all tasks of the array write to {log}, one over the other",
+    fix="%A_%a in its name",
+    source=f"{SBATCH}, filename pattern",
+)
 def _array_logs(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind != "slurm" or not script.options("array"):
@@ -274,6 +409,12 @@ def _array_logs(view: View) -> Iterator[Found]:
             yield Found(directive.value_at, {"log": directive.value})
 
 
+@likely(
+    "AR424 nothing-reaches-steps",
+    "--export=NONE holds for srun too: what this script exports does not reach the ranks",
+    fix="export SLURM_EXPORT_ENV=ALL, or srun --export=ALL",
+    source=f"{SBATCH} --export; {SRUN} SLURM_EXPORT_ENV",
+)
 def _exports_nothing(view: View) -> Iterator[Found]:
     script = view.script
     for directive in script.options("export"):
@@ -288,6 +429,12 @@ def _exports_nothing(view: View) -> Iterator[Found]:
                 return
 
 
+@likely(
+    "AR425 export-without-all",
+    "--export={value} leaves all other variables out, PATH and those that this script exports among them",
+    fix="--export=ALL,{value}",
+    source=f"{SRUN} --export",
+)
 def _exports_only(view: View) -> Iterator[Found]:
     for command in view.script.named("srun", "sbatch"):
         call = read_call(command)
@@ -297,6 +444,12 @@ def _exports_only(view: View) -> Iterator[Found]:
             yield Found(given.word.at, {"value": value})
 
 
+@fatal(
+    "AR426 step-larger-than-job",
+    "srun asks for {asked} nodes of a job of {nodes}: more processors requested than permitted",
+    fix="--nodes=$SLURM_NNODES, or leave it out",
+    source=f"{SRUN} --nodes",
+)
 def _step_larger(view: View) -> Iterator[Found]:
     nodes = view.resources.nodes
     if view.script.kind != "slurm" or nodes is None or "-" in (view.script.option("nodes") or ""):
@@ -308,260 +461,15 @@ def _step_larger(view: View) -> Iterator[Found]:
             yield Found(command.at, {"asked": asked, "nodes": nodes})
 
 
+@fatal(
+    "AR427 srun-inside-srun",
+    "each task of the outer srun starts a step of its own, which waits for the resources of the outer one",
+    fix="one srun",
+    source=SRUN,
+)
 def _jobs_in_jobs(view: View) -> Iterator[Found]:
     if view.script.kind != "slurm":
         return
     for command in view.script.commands:
         if command.name in REMOTE and command.started_by("srun") is not None and command.name == "srun":
             yield Found(command.at)
-
-
-RULES = (
-    Rule(
-        code="AR401",
-        name="directive-after-command",
-        severity="likely",
-        what="{option}{others} after the first command: ignored",
-        fix="move it above the first command",
-        source=f"{SBATCH}: stops at the first line that is neither comment nor blank; {_QSUB}",
-        check=_late,
-    ),
-    Rule(
-        code="AR402",
-        name="variable-in-directive",
-        severity="likely",
-        what="{value} is not expanded in a directive: the text is taken as it is",
-        fix="write it out, use a pattern such as %j, or give it on the command line",
-        source=f"{SBATCH}, filename pattern; {_QSUB}",
-        check=_with_variable,
-    ),
-    Rule(
-        code="AR403",
-        name="first-line-missing",
-        severity="fatal",
-        what="sbatch refuses a script that does not start with #!",
-        fix="#!/bin/bash as the first line",
-        source=f"{SBATCH}: This does not look like a batch script",
-        check=_no_first_line,
-    ),
-    Rule(
-        code="AR404",
-        name="misspelled-directive",
-        severity="likely",
-        what="{word} is a comment: the scheduler does not read the line",
-        fix="#SBATCH, #PBS, in capitals and without a blank",
-        source=SBATCH,
-        check=_misspelled_word,
-    ),
-    Rule(
-        code="AR405",
-        name="blank-in-directive",
-        severity="fatal",
-        what="{option} gets the value =: sbatch refuses it, or ignores what follows",
-        fix="{option}=VALUE, without blanks",
-        source=SBATCH,
-        check=_blank,
-    ),
-    Rule(
-        code="AR406",
-        name="unknown-directive",
-        severity="fatal",
-        what="sbatch has no option {option}, and refuses the script",
-        fix="sbatch --help lists the options",
-        source=SBATCH,
-        check=_unknown_option,
-    ),
-    Rule(
-        code="AR407",
-        name="no-time-limit",
-        severity="hint",
-        what="without {option} the job gets the limit of the queue: it waits longer, or blocks the node for days",
-        fix="{option}, some more than the training takes",
-        source=SBATCH,
-        check=_no_limit,
-    ),
-    Rule(
-        code="AR408",
-        name="log-directory-made-too-late",
-        severity="likely",
-        what="the scheduler opens its log in {directory} before this script creates the directory: the job fails "
-        "without a word",
-        fix="create it before sbatch",
-        source=f"{SBATCH} --output",
-        check=_late_directory,
-        versions="Slurm before 23.02",
-    ),
-    Rule(
-        code="AR409",
-        name="log-directory",
-        severity="hint",
-        what="where {directory} does not exist the job fails without a word",
-        fix="create it before sbatch",
-        source=f"{SBATCH} --output",
-        check=_directory,
-        versions="Slurm before 23.02",
-    ),
-    Rule(
-        code="AR410",
-        name="pbs-starts-at-home",
-        severity="likely",
-        what="PBS starts the script in the home directory, where {script} is not",
-        fix='cd "$PBS_O_WORKDIR"',
-        source=_QSUB,
-        check=_starts_at_home,
-    ),
-    Rule(
-        code="AR411",
-        name="grid-engine-starts-at-home",
-        severity="likely",
-        what="Grid Engine starts the script in the home directory, where {script} is not",
-        fix="#$ -cwd",
-        source=_GE,
-        check=_starts_at_home_ge,
-    ),
-    Rule(
-        code="AR412",
-        name="chunks-on-one-node",
-        severity="likely",
-        what="without place=scatter PBS may put all {chunks} chunks on one node",
-        fix="#PBS -l place=scatter",
-        source="pbs_resources(7B) of OpenPBS 23.06",
-        check=_no_placement,
-    ),
-    Rule(
-        code="AR413",
-        name="second-select",
-        severity="fatal",
-        what="PBS takes the first -l select only",
-        fix="one -l select, with + between chunks",
-        source="seen with OpenPBS 23.06",
-        check=_second_select,
-    ),
-    Rule(
-        code="AR414",
-        name="nodes-and-select",
-        severity="fatal",
-        what="qsub refuses a job with both -l nodes and -l select",
-        fix="-l select alone (OpenPBS, PBS Pro), or -l nodes alone (Torque)",
-        source=_QSUB,
-        check=_mixed,
-    ),
-    Rule(
-        code="AR415",
-        name="node-file-elsewhere",
-        severity="fatal",
-        what="PBS_NODEFILE is set on the first node only: here it is expanded on others, and empty",
-        fix="expand it in the job script, or copy the file",
-        source="pbsdsh(1B), pbs_environment of OpenPBS 23.06",
-        check=_node_file_elsewhere,
-    ),
-    Rule(
-        code="AR416",
-        name="lines-are-not-nodes",
-        severity="fatal",
-        what="the node file has {lines} lines for each node: this counts processes",
-        fix='sort -u "$PBS_NODEFILE" | wc -l',
-        source="qsub(1B), PBS_NODEFILE",
-        check=_lines_as_nodes,
-    ),
-    Rule(
-        code="AR417",
-        name="pbsdsh-has-no-path",
-        severity="likely",
-        what="pbsdsh starts {program} with the daemon's environment: no PATH of yours, no modules, no exported "
-        "variables",
-        fix="pbsdsh -- bash -lc 'source env.sh; …', with absolute paths",
-        source="pbsdsh(1B) of OpenPBS and Torque",
-        check=_bare_pbsdsh,
-    ),
-    Rule(
-        code="AR418",
-        name="directive-twice",
-        severity="likely",
-        what="{option} is {first} above and {last} here: the last one counts",
-        fix="keep one",
-        source=SBATCH,
-        check=_twice,
-    ),
-    Rule(
-        code="AR419",
-        name="tasks-do-not-fit",
-        severity="likely",
-        what="{tasks} tasks do not fit: nodes times --ntasks-per-node is {most}",
-        fix="leave --ntasks out",
-        source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given",
-        check=_too_many_tasks,
-    ),
-    Rule(
-        code="AR420",
-        name="time-in-minutes",
-        severity="hint",
-        what="--time={value} is {value} minutes",
-        fix="--time=HH:MM:SS",
-        source=f"{SBATCH} --time",
-        check=_bare_time,
-    ),
-    Rule(
-        code="AR421",
-        name="walltime-in-seconds",
-        severity="fatal",
-        what="{value} is {value} seconds: the job ends before it begins to train",
-        fix="HH:MM:SS",
-        source=f"{_QSUB} -l walltime; {_GE} -l h_rt",
-        check=_walltime_in_seconds,
-    ),
-    Rule(
-        code="AR422",
-        name="invalid-gres",
-        severity="fatal",
-        what="invalid generic resource: {value}",
-        fix="--gres=gpu:N, or gpu:TYPE:N",
-        source=f"{SBATCH} --gres",
-        check=_bad_gres,
-    ),
-    Rule(
-        code="AR423",
-        name="one-log-for-an-array",
-        severity="likely",
-        what="all tasks of the array write to {log}, one over the other",
-        fix="%A_%a in its name",
-        source=f"{SBATCH}, filename pattern",
-        check=_array_logs,
-    ),
-    Rule(
-        code="AR424",
-        name="nothing-reaches-steps",
-        severity="likely",
-        what="--export=NONE holds for srun too: what this script exports does not reach the ranks",
-        fix="export SLURM_EXPORT_ENV=ALL, or srun --export=ALL",
-        source=f"{SBATCH} --export; {SRUN} SLURM_EXPORT_ENV",
-        check=_exports_nothing,
-    ),
-    Rule(
-        code="AR425",
-        name="export-without-all",
-        severity="likely",
-        what="--export={value} leaves all other variables out, PATH and those that this script exports among them",
-        fix="--export=ALL,{value}",
-        source=f"{SRUN} --export",
-        check=_exports_only,
-    ),
-    Rule(
-        code="AR426",
-        name="step-larger-than-job",
-        severity="fatal",
-        what="srun asks for {asked} nodes of a job of {nodes}: more processors requested than permitted",
-        fix="--nodes=$SLURM_NNODES, or leave it out",
-        source=f"{SRUN} --nodes",
-        check=_step_larger,
-    ),
-    Rule(
-        code="AR427",
-        name="srun-inside-srun",
-        severity="fatal",
-        what="each task of the outer srun starts a step of its own, which waits for the resources of the outer one",
-        fix="one srun",
-        source=SRUN,
-        check=_jobs_in_jobs,
-    ),
-)
