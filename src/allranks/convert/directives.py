@@ -89,16 +89,16 @@ def take_directives(draft: Draft) -> None:
         name, value = directive.name, directive.value
         if "\ue000" in value:  # A here-document, of which another shell expands this.
             line = script.text.line(draft.line(directive.at))
-            draft.note("not taken over", directive.at, f"{line}: its value is not in the script")
+            draft.not_taken(directive.at, f"{line}: its value is not in the script")
         elif "$" in value and not re.search(r"PBS_O_|JOB_ID|TASK_ID", value) and name not in ("output", "error"):
-            draft.note("not taken over", directive.at, f"{_words(directive)}: a directive expands no variables (AR402)")
+            draft.not_taken(directive.at, f"{_words(directive)}: a directive expands no variables (AR402)")
         elif name in _PLAIN[script.kind]:
             draft.put(_PLAIN[script.kind][name], home(value), directive.at, _words(directive))
         elif name in ("job-name", "-N"):
             if clean := re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")[:64]:
                 draft.put("name", clean, directive.at, _words(directive))
         elif name in _LEFT_OUT[script.kind]:
-            draft.note("left out", directive.at, f"{_words(directive)}: {_LEFT_OUT[script.kind][name]}")
+            draft.left_out(directive.at, f"{_words(directive)}: {_LEFT_OUT[script.kind][name]}")
         elif not _TAKERS[script.kind](draft, directive):
             _verbatim(draft, directive)
     resources = draft.view.resources
@@ -193,9 +193,7 @@ def _slurm(draft: Draft, directive: Directive) -> bool:
     if name == "signal":
         if before := re.search(r"@(\d+)$", value):
             draft.put("retry.warn_before", int(before[1]), directive.at, _words(directive))
-        draft.note(
-            "left out", directive.at, f"{_words(directive)}: the ranks get SIGUSR1 to save, and the job is requeued"
-        )
+        draft.left_out(directive.at, f"{_words(directive)}: the ranks get SIGUSR1 to save, and the job is requeued")
         return True
     if name == "export":
         kind: Kind = "left out" if value.upper() == "ALL" else "not taken over"
@@ -222,7 +220,7 @@ def _pbs(draft: Draft, directive: Directive) -> bool:
         elif name == "place":
             if "excl" in value:
                 draft.put("scheduler.exclusive", True, directive.at, f"-l {item}")
-            draft.note("left out", directive.at, f"-l {item}: allranks places one chunk on each node")
+            draft.left_out(directive.at, f"-l {item}: allranks places one chunk on each node")
         elif name == "mem" and draft.view.resources.nodes in (None, 1) and _memory(draft, directive, value):
             continue
         elif name == "ngpus" and number(value):
@@ -237,9 +235,7 @@ def _pbs(draft: Draft, directive: Directive) -> bool:
 def _chunks(draft: Draft, directive: Directive, item: str, text: str) -> None:
     chunks = [chunk.partition(":") for chunk in text.split("+")]
     if len({rest for _, _, rest in chunks}) > 1 or not chunks[0][0].isdecimal():
-        draft.note(
-            "not taken over", directive.at, f"-l {item}: nodes that differ; all nodes of a job are requested alike"
-        )
+        draft.not_taken(directive.at, f"-l {item}: nodes that differ; all nodes of a job are requested alike")
         return
     further: list[str] = []
     for part in filter(None, chunks[0][2].split(":")):

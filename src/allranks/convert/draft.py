@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from allranks.lint.model import Part, Word
+from allranks.lint.model import Word
 from allranks.lint.reading import View
 
 Kind = Literal["left out", "changed", "not taken over"]
@@ -79,6 +79,18 @@ class Draft:
         if note not in self.notes:
             self.notes.append(note)
 
+    def left_out(self, at: int, what: str) -> None:
+        """Record what a job does not need."""
+        self.note("left out", at, what)
+
+    def changed(self, at: int, what: str) -> None:
+        """Record what was a fault, or has another form in a job."""
+        self.note("changed", at, what)
+
+    def not_taken(self, at: int, what: str) -> None:
+        """Record what needs the user's hand."""
+        self.note("not taken over", at, what)
+
     def get(self, path: str) -> Any:
         """Return a value; None if it is not set."""
         return self.values[path].value if path in self.values else None
@@ -122,8 +134,3 @@ def path_of(word: Word) -> str | None:
     text = home(word.shown)
     known = all(part.value is not None or (part.text == "HOME" and text.startswith("~")) for part in word.parts)
     return text if known and text else None
-
-
-def unknown_parts(word: Word) -> list[Part]:
-    """Return the parts of a word whose values are not known."""
-    return [part for part in word.parts if part.value is None]

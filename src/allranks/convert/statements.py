@@ -85,7 +85,7 @@ class Statements:
             source = self.draft.source(start, end)
             name = re.match(r"(\w+)\+?=", source)
             if name and name[1] not in self.script.exported and source not in kept and not training[at]:
-                self.draft.note("left out", start, f"{short(source, 60)}: its value stands where it is used")
+                self.draft.left_out(start, f"{short(source, 60)}: its value stands where it is used")
 
     def _inside(self, start: int, end: int) -> list[Command]:
         """Return the commands of a statement, without those whose output or exit code is asked for."""
@@ -96,9 +96,7 @@ class Statements:
         return bool(command.name) and command.name not in self.quiet
 
     def _stands(self, where: str, start: int, end: int) -> None:
-        self.draft.note(
-            "not taken over", start, f"{short(self.draft.source(start, end), 80)}: it stands {where} the training"
-        )
+        self.draft.not_taken(start, f"{short(self.draft.source(start, end), 80)}: it stands {where} the training")
 
     def _around(self, start: int, end: int) -> None:
         """Take over what stands in one statement with the training: in its loop, function, or remote shell."""
@@ -119,10 +117,10 @@ class Statements:
         for context in (each.context for each in commands[:1]):
             if context.is_conditional and not self._follows_a_setup(commands[0]):
                 what = "the training is started under a condition; here it always is"
-                self.draft.note("not taken over", commands[0].at, what)
+                self.draft.not_taken(commands[0].at, what)
             for loop in context.loops if self.draft.kind not in REMOTE_KINDS else ():
                 what = f"the loop over {loop.variable or 'its input'}: a job is one training; start one for each value"
-                self.draft.note("not taken over", loop.at, what)
+                self.draft.not_taken(loop.at, what)
 
     def _follows_a_setup(self, command: Command) -> bool:
         """Return whether what a command depends on are set-up lines alone: ``cd /work && torchrun``."""
@@ -143,7 +141,7 @@ class Statements:
         if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", source) and not is_inner:
             return  # A function: it is kept with the line that calls it.
         if "eval" in source and re.search(r"conda|mamba", source):
-            draft.note("left out", start, f"{source}: allranks sets conda up")
+            draft.left_out(start, f"{source}: allranks sets conda up")
         elif simple and simple.name in ("module", "ml"):
             self._module(simple, source)
         elif simple and simple.name in _ACTIVATES and self._activate(simple, source):
@@ -153,7 +151,7 @@ class Statements:
         elif not names:
             self._variables(start, end, commands, is_inner)
         elif simple and simple.name == "mkdir" and self._is_log_directory(simple):
-            draft.note("left out", start, f"{source}: the log is in the run's directory")
+            draft.left_out(start, f"{source}: the log is in the run's directory")
         elif names <= _OF_SHELL:
             self._keep(start, end, is_inner)
         elif draft.kind in REMOTE_KINDS:
@@ -170,7 +168,7 @@ class Statements:
         if command.name == "ml" and words[:1] and words[0] not in ("load", "purge", "use", "unload", "list"):
             words.insert(0, "load")
         if words[:1] in ([], ["list"], ["avail"]):
-            draft.note("left out", command.at, f"{source}: it prints only")
+            draft.left_out(command.at, f"{source}: it prints only")
             return
         self.activating.append((source, command.at))
         if words[0] in ("load", "add") and all(word.value for word in command.args) and not self.is_activated:
@@ -188,7 +186,7 @@ class Statements:
         sources = command.name in ("source", ".")
         if first == "deactivate" or (sources and first.endswith((".bashrc", ".bash_profile", ".profile"))):
             why = "in a job it often returns at once; environment.setup can have it"
-            draft.note("left out", command.at, f"{source}: {why}" if sources else source)
+            draft.left_out(command.at, f"{source}: {why}" if sources else source)
         elif sources and first.endswith(("conda.sh", "mamba.sh")):
             draft.add_line("node_setup" if draft.kind in REMOTE_KINDS else "setup", source, command.at)
         elif first == "activate" or (first.endswith("conda3/bin/activate") and sources):
@@ -221,11 +219,11 @@ class Statements:
         elif draft.kind == "local" and re.match(r"\$\(\s*dirname|\$(0|BASH_SOURCE)", word.shown):
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
         if path == ".":
-            draft.note("left out", command.at, f"{text}: the ranks start where the job file is, or in workdir")
+            draft.left_out(command.at, f"{text}: the ranks start where the job file is, or in workdir")
         elif path:
             draft.put("workdir", self._below_workdir(path), command.at, text)
         else:
-            draft.note("not taken over", command.at, f"{text}: workdir expands no variables")
+            draft.not_taken(command.at, f"{text}: workdir expands no variables")
 
     # --- variables and lines ------------------------------------------------------------------------------------
 
@@ -237,12 +235,12 @@ class Statements:
         if is_compound and any(each.name not in RANK_VARIABLES for each in exported):
             self._keep(start, end, is_inner)
         elif not exported and any(each.name != "export" for each in commands):
-            draft.note("left out", start, f"{short(source, 60)}: a job needs none of it")
+            draft.left_out(start, f"{short(source, 60)}: a job needs none of it")
         for each in exported if not is_compound else ():
             if faults := self.codes.get(draft.line(each.at), set()) & _DROPPED:
-                draft.note("changed", each.at, f"{short(source, 60)} is left out: {', '.join(sorted(faults))}")
+                draft.changed(each.at, f"{short(source, 60)} is left out: {', '.join(sorted(faults))}")
             elif each.name in self.of_launchers and each.value is None:
-                draft.note("left out", each.at, f"{short(source, 60)}: it was for the launcher")
+                draft.left_out(each.at, f"{short(source, 60)}: it was for the launcher")
             elif take_variable(draft, each, "setup"):
                 self._keep(start, end, is_inner)
 

@@ -8,6 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+#: Commands whose command runs on another machine, or on all nodes of a job.
+REMOTE = frozenset(
+    {
+        *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
+        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
+    }
+)
+
 
 class Place(NamedTuple):
     """A position in a file: line and column, counted from 1."""
@@ -100,6 +108,11 @@ class Word:
         return known
 
     @property
+    def first(self) -> Part | None:
+        """Its first part; None of an empty word."""
+        return self.parts[0] if self.parts else None
+
+    @property
     def number(self) -> int | None:
         """The word as a whole number; None if it is none, or not known."""
         return int(self.value) if self.value and self.value.isdecimal() and len(self.value) < 10 else None
@@ -108,6 +121,11 @@ class Word:
     def variables(self) -> Iterator[Part]:
         """The expansions of variables in it."""
         return (part for part in self.parts if part.kind == "variable")
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether its value is given, known, and contains nothing that the scheduler sets."""
+        return bool(self.parts) and self.value is not None and not any(self.variables)
 
     def names(self, *names: str) -> bool:
         """Return whether it expands one of these variables."""
@@ -119,9 +137,7 @@ class Word:
             if part.kind == "text" and separator in part.text:
                 cut = part.text.index(separator) + len(separator)
                 rest = Part(part.kind, part.text[cut:], part.text[cut:], part.quote, part.level, part.at + cut)
-                return Word(
-                    (rest, *self.parts[index + 1 :]) if rest.text else self.parts[index + 1 :], rest.at, self.end
-                )
+                return Word(((rest,) if rest.text else ()) + self.parts[index + 1 :], rest.at, self.end)
         return None
 
 
@@ -216,6 +232,21 @@ class Command:
         return [word.shown for word in self.args]
 
     @property
+    def variables(self) -> Iterator[Part]:
+        """The expansions of variables in its words."""
+        return (part for word in self.words for part in word.variables)
+
+    @property
+    def text(self) -> str:
+        """The arguments in one line."""
+        return " ".join(self.values)
+
+    @property
+    def first(self) -> str:
+        """The first argument; empty if there is none."""
+        return self.args[0].shown if self.args else ""
+
+    @property
     def root(self) -> Command:
         """The command of the script itself that starts this one."""
         return self.context.via[0] if self.context.via else self
@@ -223,6 +254,15 @@ class Command:
     def started_by(self, *names: str) -> Command | None:
         """Return the nearest of the commands that start it with one of these names."""
         return next((command for command in reversed(self.context.via) if command.name in names), None)
+
+    def is_early(self, part: Part, *starters: str) -> bool:
+        """Return whether a part is expanded by a shell that itself only starts this command on other machines."""
+        names = starters or REMOTE
+        return any(outer.name in names and part.level <= outer.context.level for outer in self.context.via)
+
+    def is_there(self, part: Part) -> bool:
+        """Return whether a part is expanded by a shell on the machine of this command."""
+        return self.started_by(*REMOTE) is not None and not self.is_early(part)
 
     @property
     def has_input(self) -> bool:
@@ -292,9 +332,18 @@ class Script:
         found = self.options(*names)
         return found[-1].value if found else None
 
-    def sets(self, name: str) -> bool:
-        """Return whether the script gives a variable a value anywhere."""
-        return any(assignment.name == name for assignment in self.assignments)
+    def assigned(self, *names: str) -> Iterator[Assignment]:
+        """Yield the assignments to one of these variables."""
+        return (assignment for assignment in self.assignments if assignment.name in names)
+
+    def sets(self, *names: str) -> bool:
+        """Return whether the script gives one of these variables a value anywhere."""
+        return any(self.assigned(*names))
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """The variables that it expands."""
+        return frozenset(use.name for use in self.uses)
 
     @cached_property
     def shell_options(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, text_of
-from allranks.lint.model import Assignment, Command, Context, Loop, Part, Script, Word
+from allranks.lint.model import REMOTE, Assignment, Command, Context, Loop, Part, Script, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -354,14 +354,6 @@ class Walker(Expander):
                 self._expansions(child, context)
                 self._depth -= 1
 
-
-#: Commands whose command runs on another machine, or on all nodes of a job.
-REMOTE = frozenset(
-    {
-        *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
-        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
-    }
-)
 
 _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
     "command": Walker._command,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 from allranks.lint.model import Command, Word
 
@@ -46,12 +45,12 @@ class Syntax:
 
 @dataclass(frozen=True)
 class Given:
-    """An option that a command was given."""
+    """An option that a command was given, with its value: a word without parts if it has none."""
 
     name: str
     typed: str
-    value: Word | None
-    word: Word
+    value: Word
+    at: int
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,12 @@ class Call:
     def value(self, *names: str) -> str | None:
         """Return the value of an option, or None if it is not given or not known."""
         given = self.get(*names)
-        return given.value.value if given and given.value else None
+        return given.value.value if given else None
 
     def number(self, *names: str) -> int | None:
         """Return the value of an option as a whole number, or None."""
         given = self.get(*names)
-        return given.value.number if given and given.value else None
+        return given.value.number if given else None
 
 
 def _syntax(valued: str, flags: str, same: str = "", *, attaches: bool = False, abbreviates: bool = False) -> Syntax:
@@ -209,7 +208,7 @@ WRAPPERS = {
     "catchsegv": ("", ""),
     "nsys": ("", ""),
 }
-_SYNTAX = {
+SYNTAX = {
     "srun": _SBATCH,
     "sbatch": _SBATCH,
     "salloc": _SBATCH,
@@ -233,12 +232,6 @@ _SYNTAX = {
 }
 
 
-@cache
-def syntax_of(name: str) -> Syntax | None:
-    """Return the options of a program; None if they are not known here."""
-    return _SYNTAX.get(name)
-
-
 def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
     """Split the words after a program into its options and what follows them."""
     given: list[Given] = []
@@ -259,7 +252,7 @@ def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
             value, position = words[position], position + 1
         if syntax is _MPIRUN and name in _MCA and position + 1 < len(words):
             position += 2
-        given.append(Given(name, typed, value, word))
+        given.append(Given(name, typed, value or Word((), word.end, word.end), word.at))
     return Call(tuple(given), tuple(words[position:]), syntax)
 
 
@@ -280,7 +273,12 @@ def _split(word: Word, typed: str, syntax: Syntax) -> tuple[str, Word | None]:
     return syntax.canonical(typed), None
 
 
-def read_call(command: Command) -> Call | None:
-    """Return the options of a command; None if its program is not known here."""
-    syntax = syntax_of(command.name)
-    return read_options(command.args, syntax) if syntax else None
+#: The call of a program that is not known here, or that is none.
+NO_CALL = Call((), (), _syntax("", ""))
+
+
+def read_call(command: Command | None) -> Call:
+    """Return the options of a command; none if its program is not known here."""
+    if command is None or command.name not in SYNTAX:
+        return NO_CALL
+    return read_options(command.args, SYNTAX[command.name])

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from allranks.lint.rules import (  # noqa: F401 - each registers its rules
-    environment,
-    habits,
-    network,
-    outcome,
-    processes,
-    remote,
-    rendezvous,
-    scheduling,
-    words,
-)
+from importlib import import_module
+
 from allranks.lint.rules.base import registered
 
 #: What the first digit of a code stands for.
@@ -27,6 +18,10 @@ FAMILIES = {
     "8": "Environments and launchers",
     "9": "Secrets, and what hurts others",
 }
+
+_MODULES = "processes words rendezvous scheduling network remote outcome environment habits"
+for _name in _MODULES.split():
+    import_module(f"{__name__}.{_name}")
 
 RULES = tuple(sorted(registered, key=lambda rule: rule.code))
 BY_CODE = {rule.code: rule for rule in RULES}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from allranks.lint.launches import Launch
-from allranks.lint.model import Command, Part, Word
-from allranks.lint.parse import REMOTE
+from allranks.lint.model import Part
 from allranks.lint.reading import View
 
 Severity = Literal["fatal", "likely", "hint"]
@@ -92,36 +91,8 @@ def _rule(
 fatal, likely, hint = partial(_rule, "fatal"), partial(_rule, "likely"), partial(_rule, "hint")
 
 
-def torch_launches(view: View) -> Iterator[Launch]:
-    """Yield the calls of torchrun under one of its names."""
-    return (launch for launch in view.launches if launch.is_torch and launch.call is not None)
-
-
-def several_nodes(view: View) -> Iterator[Launch]:
-    """Yield the calls of torchrun that are told of several nodes."""
-    return (launch for launch in torch_launches(view) if launch.nnodes is not None and launch.nnodes > 1)
-
-
-def is_expanded_too_early(part: Part, command: Command, *starters: str) -> bool:
-    """Return whether a part is expanded by a shell that itself only starts the command on other machines."""
-    names = starters or tuple(REMOTE)
-    return any(outer.name in names and part.level <= outer.context.level for outer in command.context.via)
-
-
-def is_expanded_there(part: Part, command: Command) -> bool:
-    """Return whether a part is expanded by a shell on the machine of the command."""
-    return any(outer.name in REMOTE for outer in command.context.via) and not is_expanded_too_early(part, command)
-
-
-def is_literal(word: Word | None) -> bool:
-    """Return whether a word's value is known and contains nothing that the scheduler sets."""
-    return word is not None and word.value is not None and not any(word.variables)
-
-
-def top_commands(view: View) -> list[Command]:
-    """Return the commands of the script's own shell, outside functions and substitutions."""
-    return [
-        command
-        for command in view.script.commands
-        if not command.context.via and not command.context.function and not command.context.is_substitution
-    ]
+def is_host_name(part: Part, programs: str = "hostname") -> bool:
+    """Return whether a part becomes the name of the machine that expands it, or what one of the programs prints."""
+    if part.kind == "command":
+        return bool(re.match(rf"[$`]\(?(?:{programs})\b", part.text))
+    return part.kind == "variable" and part.text == "HOSTNAME"

@@ -9,11 +9,15 @@ from difflib import get_close_matches
 from allranks.lint.launches import MPI
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, is_literal, likely, torch_launches
+from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 
 _CONDA = "docs.conda.io, conda init and conda activate"
+#: Options of torchrun that no script has for itself.
+_OF_TORCHRUN = (
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--standalone"),
+)
 _SET_UP = re.compile(
     r"conda\.sh|mamba\.sh|shell\.\w+ hook|shell hook|conda shell|conda init"
     r"|\.bashrc|\.bash_profile|\.profile|/etc/profile|bin/activate"
@@ -31,29 +35,20 @@ def _not_set_up(view: View) -> Iterator[Found]:
     script = view.script
     if re.search(r"\s-\w*[li]", script.shebang) or "zsh" in script.shebang:
         return
-    for command in script.commands:
-        if (
-            command.name not in ("conda", "mamba", "micromamba")
-            or command.values[:1] != ["activate"]
-            or command.context.function
-        ):
-            continue
+    for command in script.named("conda", "mamba", "micromamba"):
         outer = command.started_by(*SHELLS)
-        if outer and re.search(r"-\w*[li]", " ".join(outer.values[:1])):
+        is_login = outer is not None and re.search(r"-\w*[li]", outer.first)
+        if command.first != "activate" or command.context.function or is_login:
             continue
-        before = [other for other in script.commands if other.order <= command.order]
-        # A script that sources a file of its own may get conda from there.
-        is_ready = any(_sets_up(other) for other in before)
-        if not is_ready:
+        if not any(_sets_up(other) for other in script.commands if other.order <= command.order):
             yield Found(command.at, {"program": command.name})
             return
 
 
 def _sets_up(command: Command) -> bool:
-    text = " ".join(word.shown for word in command.words)
-    if command.name in ("module", "ml", "spack", "source", ".", "eval", "setup_env"):
-        return True
-    return bool(_SET_UP.search(text))
+    # A script that sources a file of its own may get conda from there.
+    is_source = command.name in ("module", "ml", "spack", "source", ".", "eval", "setup_env")
+    return is_source or bool(_SET_UP.search(" ".join(word.shown for word in command.words)))
 
 
 @hint(
@@ -64,7 +59,7 @@ def _sets_up(command: Command) -> bool:
 )
 def _old_activation(view: View) -> Iterator[Found]:
     for command in view.script.named("source", "."):
-        if command.values[:1] == ["activate"]:
+        if command.first == "activate":
             yield Found(command.at)
             return
 
@@ -78,9 +73,9 @@ def _old_activation(view: View) -> Iterator[Found]:
 def _activated_elsewhere(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         words = command.args if command.name in SHELLS else command.words
-        first = words[0].shown if words else ""
-        if re.search(r"(?:^|/)bin/activate$", first) and not command.context.is_substitution:
-            yield Found(command.at, {"file": first})
+        file = words[0].shown if words else ""
+        if re.search(r"(?:^|/)bin/activate$", file) and not command.context.is_substitution:
+            yield Found(command.at, {"file": file})
 
 
 @hint(
@@ -90,8 +85,8 @@ def _activated_elsewhere(view: View) -> Iterator[Found]:
     source="bash(1), INVOCATION",
 )
 def _bashrc(view: View) -> Iterator[Found]:
-    for command in view.script.named("source", "."):
-        if command.args and command.args[0].shown.endswith("/.bashrc") and view.script.kind != "plain":
+    for command in view.script.named("source", ".") if view.script.kind != "plain" else ():
+        if command.first.endswith("/.bashrc"):
             yield Found(command.at)
             return
 
@@ -106,7 +101,7 @@ def _captured(view: View) -> Iterator[Found]:
     for command in view.script.named("conda", "mamba"):
         is_held = not {"--no-capture-output", "--live-stream", "-s"} & set(command.values)
         starts = any(launch.command.started_by(command.name) for launch in view.launches)
-        if command.values[:1] == ["run"] and is_held and starts:
+        if command.first == "run" and is_held and starts:
             yield Found(command.at)
 
 
@@ -129,10 +124,9 @@ def _old_launcher(view: View) -> Iterator[Found]:
     source=TORCHRUN,
 )
 def _use_env(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        given = launch.call.get("--use-env") if launch.call else None
-        if given and launch.name != "torch.distributed.launch":
-            yield Found(given.word.at)
+    for launch, given in view.torchrun_given("--use-env"):
+        if launch.name != "torch.distributed.launch":
+            yield Found(given.at)
 
 
 @fatal(
@@ -142,24 +136,15 @@ def _use_env(view: View) -> Iterator[Found]:
     source=TORCHRUN,
 )
 def _unknown_option(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        call = launch.call
-        assert call is not None
-        for given in call.given:
-            known = call.syntax.valued | call.syntax.flags
-            if (
-                given.name in known
-                or given.name == "--use-env"
-                or not given.name.startswith("--")
-                or " " in given.typed
-            ):
+    for launch in view.torchrun:
+        known = launch.call.syntax.valued | launch.call.syntax.flags | {"--use-env"}
+        for given in launch.call.given:
+            if given.name in known or not given.name.startswith("--") or " " in given.typed:
                 continue
-            starts = [name for name in known if name.startswith(given.name)]
-            if len(starts) == 1:
+            if sum(name.startswith(given.name) for name in known - {"--use-env"}) == 1:
                 continue
-            near = get_close_matches(given.name, sorted(known), n=1, cutoff=0.75)
-            meant = f"did you mean {near[0]}? " if near else ""
-            yield Found(given.word.at, {"option": given.typed, "meant": meant})
+            near = get_close_matches(given.name, sorted(known - {"--use-env"}), n=1, cutoff=0.75)
+            yield Found(given.at, {"option": given.typed, "meant": f"did you mean {near[0]}? " if near else ""})
             break  # What follows an unknown option may be its value.
 
 
@@ -170,26 +155,13 @@ def _unknown_option(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN}: what follows the script is its own",
 )
 def _after_script(view: View) -> Iterator[Found]:
-    names = (
-        "--nproc-per-node",
-        "--nnodes",
-        "--node-rank",
-        "--rdzv-endpoint",
-        "--rdzv-backend",
-        "--rdzv-id",
-        "--standalone",
-    )
-    for launch in torch_launches(view):
-        call = launch.call
-        assert call is not None
-        for word in call.rest[1:] if call.rest[:1] and call.rest[0].prefix.isascii() else ():
+    for launch in view.torchrun:
+        call, program = launch.call, launch.program
+        for word in call.rest[1:] if program and program.prefix.isascii() else ():
             typed = word.prefix.partition("=")[0]
-            if (
-                call.syntax.canonical(typed) in names
-                and typed.startswith("--")
-                and call.get(call.syntax.canonical(typed)) is None
-            ):
-                yield Found(word.at, {"option": typed, "script": call.rest[0].shown})
+            option = call.syntax.canonical(typed)
+            if program and typed.startswith("--") and option in _OF_TORCHRUN and call.get(option) is None:
+                yield Found(word.at, {"option": typed, "script": program.shown})
 
 
 @fatal(
@@ -199,16 +171,10 @@ def _after_script(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN} --no-python",
 )
 def _runs_python(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        call = launch.call
-        if (
-            call
-            and call.rest
-            and call.rest[0].value
-            and is_python(call.rest[0].value.rpartition("/")[2])
-            and not call.get("--no-python")
-        ):
-            yield Found(call.rest[0].at, {"word": call.rest[0].value})
+    for launch in view.torchrun:
+        word = launch.program
+        if word and is_python((word.value or "").rpartition("/")[2]) and not launch.call.get("--no-python"):
+            yield Found(word.at, {"word": word.value})
 
 
 @fatal(
@@ -218,11 +184,11 @@ def _runs_python(view: View) -> Iterator[Found]:
     source=TORCHRUN,
 )
 def _no_script(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
+    for launch in view.torchrun:
         call, command = launch.call, launch.command
         is_called = not command.context.is_substitution and not command.context.is_condition
         is_known = all(word.value is not None for word in command.words)
-        if call is not None and not call.rest and not call.get("--help") and is_called and is_known:
+        if not call.rest and not call.get("--help") and is_called and is_known:
             yield Found(command.at, {"launcher": launch.name})
 
 
@@ -233,23 +199,17 @@ def _no_script(view: View) -> Iterator[Found]:
     source="mpirun(1) of Open MPI 5, -x",
 )
 def _mpi_environment(view: View) -> Iterator[Found]:
-    exported = view.script.exported
-    for launch in view.launches:
+    names = sorted(name for name in view.script.exported if re.match(r"(?:NCCL|MASTER|GLOO|OMP)_", name))
+    for launch in view.started_by(*MPI) if names else ():
         starter = launch.starter
-        call = read_call(starter) if starter and starter.name in MPI else None
-        if not call or not call.get("--hostfile", "-H") or launch.command.context.via[-1].name in SHELLS:
-            continue
-        names = sorted(name for name in exported if re.match(r"(?:NCCL|MASTER|GLOO|OMP)_", name))
-        given = " ".join(starter.values) if starter else ""
-        if names and not re.search(r"(?:^|\s)-x\s|-genv", given):
-            yield Found(starter.at if starter else 0, {"name": names[0]})
+        has_hosts = read_call(starter).get("--hostfile", "-H") and launch.command.context.via[-1].name not in SHELLS
+        if starter and has_hosts and not re.search(r"(?:^|\s)-x\s|-genv", starter.text):
+            yield Found(starter.at, {"name": names[0]})
 
 
 @likely("AR813 sudo-in-a-job", "sudo asks for a password in a job, and fails", fix="leave it out", source="sudo(8)")
 def _sudo(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain":
-        return
-    for command in view.script.named("sudo"):
+    for command in view.script.named("sudo") if view.script.kind != "plain" else ():
         yield Found(command.at)
         return
 
@@ -273,18 +233,11 @@ def _lightning_launcher(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN}, determine_local_world_size",
 )
 def _zero_ranks(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        for name in ("--nproc-per-node", "--nnodes"):
-            given = launch.call.get(name) if launch.call else None
-            word = given.value if given else None
-            text = word.value if word else None
-            if (
-                given
-                and text
-                and is_literal(word)
-                and not re.fullmatch(r"[1-9]\d*(?::[1-9]\d*)?|gpu|cpu|auto|xpu|hpu|mtia", text)
-            ) and (name == "--nnodes" or not text.isalpha()):
-                yield Found(given.word.at, {"option": given.typed, "value": text})
+    for name, words in (("--nproc-per-node", "|[A-Za-z]+"), ("--nnodes", "")):
+        for _, given in view.torchrun_given(name):
+            text = given.value.value
+            if text and given.value.is_literal and not re.fullmatch(rf"[1-9]\d*(?::[1-9]\d*)?{words}", text):
+                yield Found(given.at, {"option": given.typed, "value": text})
 
 
 @fatal(
@@ -294,10 +247,8 @@ def _zero_ranks(view: View) -> Iterator[Found]:
     source="runpy of Python",
 )
 def _module_path(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        call = launch.call
+    for launch, _ in view.torchrun_given("--module"):
         program = launch.program
-        if call and call.get("--module") and program and program.value and program.value.endswith(".py"):
-            yield Found(
-                program.at, {"script": program.value, "module": program.value[:-3].strip("./").replace("/", ".")}
-            )
+        if program and program.value and program.value.endswith(".py"):
+            module = program.value[:-3].strip("./").replace("/", ".")
+            yield Found(program.at, {"script": program.value, "module": module})

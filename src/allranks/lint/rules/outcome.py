@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.launches import Launch
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely, top_commands
+from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
 
 _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
+#: Programs with which a script goes on beside what it has started in the background; the name may be unknown.
+_GOES_ON = ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap", "")
 
 
 @likely(
@@ -22,23 +23,19 @@ _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
 )
 def _tee(view: View) -> Iterator[Found]:
     script = view.script
-    if "pipefail" in script.shell_options or any(use.name == "PIPESTATUS" for use in script.uses):
+    if "pipefail" in script.shell_options or "PIPESTATUS" in script.used:
         return
     levels = {command.context.level for command in script.named("set") if "pipefail" in command.values}
     for launch in view.launches:
-        root = launch.command.root
-        inner = launch.command.context.level in levels
-        pipe = launch.command.context.pipe or root.context.pipe
-        if pipe and not inner and pipe[-1] in ("tee", "ts", "sed", "grep", "cat", "awk"):
-            yield Found(root.at, {"reader": pipe[-1]})
+        context, root = launch.command.context, launch.command.root
+        reader = (context.pipe or root.context.pipe or ("",))[-1]
+        if context.level not in levels and reader in ("tee", "ts", "sed", "grep", "cat", "awk"):
+            yield Found(root.at, {"reader": reader})
 
 
 def _roots(view: View) -> list[Command]:
     """Return the commands of the script's shell that start ranks, each once."""
-    found: dict[int, Command] = {}
-    for launch in view.launches:
-        found.setdefault(launch.command.root.at, launch.command.root)
-    return list(found.values())
+    return list({launch.command.root.at: launch.command.root for launch in view.launches}.values())
 
 
 def _waits(view: View) -> list[Command]:
@@ -54,16 +51,12 @@ def _waits(view: View) -> list[Command]:
 def _not_awaited(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
-    waits = _waits(view)
     for root in _roots(view):
-        if not root.context.is_background or root.context.function or any(wait.order > root.order for wait in waits):
+        if not root.context.is_background or root.context.function:
             continue
-        after = [command for command in top_commands(view) if command.order > root.order]
-        if not any(
-            command.name in ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap")
-            or not command.name
-            for command in after
-        ):
+        later = [command for command in view.top_commands if command.order > root.order]
+        is_awaited = any(wait.order > root.order for wait in _waits(view))
+        if not is_awaited and not any(command.name in _GOES_ON for command in later):
             yield Found(root.at)
 
 
@@ -74,10 +67,10 @@ def _not_awaited(view: View) -> Iterator[Found]:
     source=f"{BASH}, wait",
 )
 def _wait_hides(view: View) -> Iterator[Found]:
-    background = [root for root in _roots(view) if root.context.is_background]
+    last = view.top_commands[-1:]
     for wait in _waits(view):
-        last = top_commands(view)[-1:] == [wait]
-        if background and not wait.args and last and any(root.order < wait.order for root in background):
+        is_after = any(root.context.is_background and root.order < wait.order for root in _roots(view))
+        if is_after and not wait.args and last == [wait]:
             yield Found(wait.at)
 
 
@@ -91,19 +84,13 @@ def _hidden_code(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind == "plain" or "errexit" in script.shell_options or any(script.named("exit")):
         return
-    top = top_commands(view)
     roots = [root for root in _roots(view) if not root.context.is_background and not root.context.function]
-    if not roots or not top:
+    if not roots or roots[-1].context.chain:
         return
-    last, final = roots[-1], top[-1]
-    tail = [command for command in top if command.order > last.order and not command.context.is_condition]
-    if (
-        tail
-        and final.order > last.order
-        and all(command.name in ("echo", "date", "printf", "deactivate") for command in tail)
-        and not last.context.chain
-    ):
-        yield Found(last.at, {"last": final.name})
+    later = [command for command in view.top_commands if command.order > roots[-1].order]
+    counted = [command.name for command in later if not command.context.is_condition]
+    if counted and all(name in ("echo", "date", "printf", "deactivate") for name in counted):
+        yield Found(roots[-1].at, {"last": later[-1].name})
 
 
 @hint(
@@ -113,24 +100,17 @@ def _hidden_code(view: View) -> Iterator[Found]:
     source=f"{BASH}, Lists",
 )
 def _ignored(view: View) -> Iterator[Found]:
-    for launch in view.launches:
-        root = launch.command.root
-        if root.context.chain != "||":
-            continue
-        after = next(
-            (command for command in view.script.commands if command.order > root.order and command.at > root.end), None
-        )
-        if after is not None and after.name in ("true", ":"):
+    for root in _roots(view):
+        later = (command for command in view.script.commands if command.order > root.order and command.at > root.end)
+        after = next(later, None)
+        if root.context.chain == "||" and after is not None and after.name in ("true", ":"):
             yield Found(root.at)
 
 
 def _signals(view: View) -> Iterator[tuple[str, bool, int]]:
     """Yield the signals that Slurm is asked to send: name, whether to the batch shell alone, and where."""
-    if view.script.kind != "slurm":
-        return
-    for directive in view.script.options("signal"):
-        match = re.fullmatch(r"(?:([BR]+):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value)
-        if match:
+    for directive in view.script.options("signal") if view.script.kind == "slurm" else ():
+        if match := re.fullmatch(r"(?:([BR]+):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value):
             yield _name(match[2]), "B" in (match[1] or ""), directive.at
 
 
@@ -149,11 +129,6 @@ def _traps(view: View) -> dict[str, Command]:
     return found
 
 
-def _handles(view: View) -> bool:
-    """Return whether the script hands over to a program that may handle signals itself."""
-    return any(command.name == "exec" for command in view.script.commands if command.context.level == 0)
-
-
 @fatal(
     "AR706 trap-runs-too-late",
     "bash runs the trap of {signal} after the command in the foreground: after the training, or never",
@@ -161,12 +136,11 @@ def _handles(view: View) -> bool:
     source=f"{BASH}, SIGNALS; {SBATCH} --signal",
 )
 def _trap_waits(view: View) -> Iterator[Found]:
-    traps = _traps(view)
-    for signal, to_batch, _at in _signals(view):
-        if not to_batch or signal not in traps:
-            continue
-        roots = [root for root in _roots(view) if not root.context.function]
-        if roots and not any(root.context.is_background for root in roots):
+    roots = [root for root in _roots(view) if not root.context.function]
+    if not roots or any(root.context.is_background for root in roots):
+        return
+    for signal, to_batch, _ in _signals(view):
+        if to_batch and signal in _traps(view):
             yield Found(roots[-1].at, {"signal": signal})
 
 
@@ -177,9 +151,12 @@ def _trap_waits(view: View) -> Iterator[Found]:
     source=f"{SBATCH} --signal",
 )
 def _no_trap(view: View) -> Iterator[Found]:
-    traps = _traps(view)
+    # A program that the shell becomes, or another script, may handle signals itself.
+    becomes = any(command.context.level == 0 for command in view.script.named("exec"))
+    if becomes or any(view.script.named("source", ".")):
+        return
     for signal, to_batch, at in _signals(view):
-        if to_batch and signal not in traps and not _handles(view) and not any(view.script.named("source", ".")):
+        if to_batch and signal not in _traps(view):
             yield Found(at, {"signal": signal})
 
 
@@ -203,12 +180,11 @@ def _trap_unheard(view: View) -> Iterator[Found]:
     source=f"{TORCHRUN} --signals-to-handle",
 )
 def _agent_dies(view: View) -> Iterator[Found]:
+    agents = [launch for launch in view.started_by("srun") if launch.is_torch]
+    if not agents or any(launch.call.get("--signals-to-handle") for launch in agents):
+        return
     for signal, to_batch, at in _signals(view):
-        launches = [launch for launch in view.launches if launch.starter is not None and launch.starter.name == "srun"]
-        torch = [launch for launch in launches if launch.is_torch and launch.call]
-        if to_batch or not signal.startswith("USR") or not torch:
-            continue
-        if not any(launch.call and launch.call.get("--signals-to-handle") for launch in torch):
+        if not to_batch and signal.startswith("USR"):
             yield Found(at, {"signal": signal})
 
 
@@ -219,20 +195,18 @@ def _agent_dies(view: View) -> Iterator[Found]:
     source=f"{BASH}, exec",
 )
 def _exec_after_trap(view: View) -> Iterator[Found]:
-    traps = _traps(view)
     # A trap of ERR, DEBUG or RETURN is for what the shell does before; others may be resets, or set to be ignored.
-    late = [command for name, command in traps.items() if name not in ("ERR", "DEBUG", "RETURN")]
-    own = [command for command in late if command.args and command.args[0].value not in ("", "-", ":", None)]
+    late = [command for name, command in _traps(view).items() if name not in ("ERR", "DEBUG", "RETURN")]
+    own = [command for command in late if command.args[0].value not in ("", "-", ":", None)]
     for command in view.script.named("exec"):
         context = command.context
-        is_own = context.level == 0 and not context.via and not context.is_background and not context.chain
-        starts = bool(command.args) and command.args[0].prefix[:1].isalpha() and not context.is_conditional
-        if is_own and starts and own and own[0].order < command.order:
+        is_own = not (context.level or context.via or context.is_background or context.chain or context.is_conditional)
+        if is_own and command.first[:1].isalpha() and own and own[0].order < command.order:
             yield Found(command.at)
 
 
 def _requeues(view: View) -> list[Command]:
-    return [command for command in view.script.named("scontrol") if command.values[:1] == ["requeue"]]
+    return [command for command in view.script.named("scontrol") if command.first == "requeue"]
 
 
 @hint(
@@ -243,11 +217,9 @@ def _requeues(view: View) -> list[Command]:
 )
 def _log_overwritten(view: View) -> Iterator[Found]:
     script = view.script
-    requeues = script.options("requeue")
-    if script.kind != "slurm" or not (requeues or _requeues(view)) or script.option("open-mode") == "append":
-        return
-    at = requeues[0].at if requeues else _requeues(view)[0].at
-    yield Found(at)
+    requeues = [*(directive.at for directive in script.options("requeue")), *(each.at for each in _requeues(view))]
+    if script.kind == "slurm" and requeues and script.option("open-mode") != "append":
+        yield Found(requeues[0])
 
 
 @likely(
@@ -257,12 +229,10 @@ def _log_overwritten(view: View) -> Iterator[Found]:
     source=_SCONTROL,
 )
 def _requeue_of_array(view: View) -> Iterator[Found]:
-    if not view.script.options("array"):
-        return
-    for command in _requeues(view):
-        target = command.args[1] if len(command.args) > 1 else None
-        if target and target.names("SLURM_JOB_ID", "SLURM_JOBID") and not target.names("SLURM_ARRAY_TASK_ID"):
-            yield Found(command.at)
+    for command in _requeues(view) if view.script.options("array") else ():
+        for target in command.args[1:2]:
+            if target.names("SLURM_JOB_ID", "SLURM_JOBID") and not target.names("SLURM_ARRAY_TASK_ID"):
+                yield Found(command.at)
 
 
 @fatal(
@@ -272,9 +242,8 @@ def _requeue_of_array(view: View) -> Iterator[Found]:
     source=f"{SBATCH} --no-requeue",
 )
 def _requeue_forbidden(view: View) -> Iterator[Found]:
-    for directive in view.script.options("no-requeue"):
-        if _requeues(view):
-            yield Found(directive.at)
+    for directive in view.script.options("no-requeue") if _requeues(view) else ():
+        yield Found(directive.at)
 
 
 @hint(
@@ -284,12 +253,10 @@ def _requeue_forbidden(view: View) -> Iterator[Found]:
     source="slurm.schedmd.com/srun.html --kill-on-bad-exit",
 )
 def _others_hang(view: View) -> Iterator[Found]:
-    nodes = view.resources.nodes or 1
-    for launch in view.launches:
-        if launch.call is not None or launch.starter is None or launch.starter.name != "srun" or nodes < 2:
-            continue
-        call = read_call(launch.starter)
-        if call and not call.get("--kill-on-bad-exit", "--wait") and not view.script.sets("SLURM_KILL_BAD_EXIT"):
+    if not view.has_many_nodes or view.script.sets("SLURM_KILL_BAD_EXIT"):
+        return
+    for launch in view.started_by("srun"):
+        if launch.starter and launch.is_python and not read_call(launch.starter).get("--kill-on-bad-exit", "--wait"):
             yield Found(launch.starter.at)
             return
 
@@ -301,12 +268,10 @@ def _others_hang(view: View) -> Iterator[Found]:
     source=SBATCH,
 )
 def _endless(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain":
-        return
-    for command in view.script.named("sleep"):
-        value = command.args[0].value if command.args else ""
-        is_long = value in ("infinity", "inf") or bool(re.fullmatch(r"\d{6,}|\d+d", value or ""))
-        if is_long and not command.context.is_background and not command.context.via:
+    for command in view.script.named("sleep") if view.script.kind != "plain" else ():
+        value = command.args[0].value if command.args else None
+        is_waiting = not command.context.is_background and not command.context.via
+        if is_waiting and re.fullmatch(r"inf(?:inity)?|\d{6,}|\d+d", value or ""):
             yield Found(command.at, {"value": value})
 
 
@@ -317,18 +282,9 @@ def _endless(view: View) -> Iterator[Found]:
     source="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py of torch 2.13",
 )
 def _restarts_alone(view: View) -> Iterator[Found]:
-    for launch in _with_restarts(view):
-        given = launch.call.get("--max-restarts") if launch.call else None
-        if given and launch.is_static and launch.nnodes is not None and launch.nnodes > 1:
-            yield Found(given.word.at)
-
-
-def _with_restarts(view: View) -> list[Launch]:
-    return [
-        launch
-        for launch in view.launches
-        if launch.is_torch and (launch.call.number("--max-restarts") if launch.call else 0)
-    ]
+    for launch, given in view.torchrun_given("--max-restarts"):
+        if given.value.number and launch.is_static and launch.has_many_nodes:
+            yield Found(given.at)
 
 
 @likely(
@@ -338,12 +294,8 @@ def _with_restarts(view: View) -> list[Launch]:
     source="timeout(1), signal(7)",
 )
 def _kill_nine(view: View) -> Iterator[Found]:
-    for command in view.script.named("timeout"):
-        call = read_call(command)
-        signal = call.value("-s", "--signal") if call else None
-        if (
-            signal
-            and _name(signal) in ("KILL", "9")
-            and any(launch.command.started_by("timeout") for launch in view.launches)
-        ):
+    if not any(launch.command.started_by("timeout") for launch in view.launches):
+        return
+    for command, call in view.calls("timeout"):
+        if _name(call.value("-s", "--signal") or "") in ("KILL", "9"):
             yield Found(command.at)

@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from allranks.lint.launches import Launch
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, is_expanded_too_early, likely
+from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, is_host_name, likely
 from allranks.lint.syntax import read_call
 
 _SSH, _PDSH = "ssh(1) of OpenSSH 9", "pdsh(1)"
 _SET_UP = ("cd", "source", ".", "export", "conda", "module")
+#: Programs whose command a shell on the other machine reads.
+_SHELLS_THERE = ("ssh", "pdsh", "clush")
+_FOR_RANKS = re.compile(r"(?:NCCL|GLOO|TORCH|MASTER|OMP|CUDA|HF|WANDB)_")
 _ACTIVATES = re.compile(r"activate|conda\.sh|conda shell|module load|ml load|/etc/profile|\.bashrc|\.bash_profile")
 
 
-def _remote(view: View, *names: str) -> Iterator[Launch]:
-    return (launch for launch in view.launches if launch.starter is not None and launch.starter.name in names)
+def _over_ssh(view: View) -> Iterator[tuple[Command, Launch]]:
+    """Yield the launches over SSH, with their ssh."""
+    return ((launch.starter, launch) for launch in view.started_by("ssh") if launch.starter)
 
 
 @fatal(
@@ -28,18 +32,15 @@ def _remote(view: View, *names: str) -> Iterator[Launch]:
 )
 def _split_here(view: View) -> Iterator[Found]:
     commands = [command for command in view.script.commands if not command.context.is_substitution]
-    for command in commands:
-        call = read_call(command) if command.name == "ssh" else None
-        first = call.rest[1].value if call and len(call.rest) > 1 else None
-        if first not in _SET_UP or call is None or call.rest[1].parts[0].quote or len(call.rest) > 4:
+    for command, call in view.calls("ssh"):
+        there = call.rest[1] if 1 < len(call.rest) <= 4 else None
+        if there is None or command.context.is_substitution or there.value not in _SET_UP or there.parts[0].quote:
             continue
-        after = next(
-            (other for other in commands if other.order > command.order and other.context.via == command.context.via),
-            None,
-        )
-        line = view.script.text.place(command.end).line
-        if after is not None and view.script.text.place(after.at).line == line and after.name != "wait":
-            yield Found(after.at, {"here": after.words[0].shown if after.words else "", "there": first})
+        siblings = [other for other in commands if other.context.via == command.context.via]
+        after = next((other for other in siblings if other.order > command.order), None)
+        is_on_line = after is not None and view.place(after.at).line == view.place(command.end).line
+        if after is not None and is_on_line and after.name != "wait":
+            yield Found(after.at, {"here": after.words[0].shown if after.words else "", "there": there.value})
 
 
 @likely(
@@ -49,28 +50,15 @@ def _split_here(view: View) -> Iterator[Found]:
     source=f"{BASH}, Quoting",
 )
 def _local_name(view: View) -> Iterator[Found]:
-    for launch in _remote(view, "ssh", "pdsh", "clush"):
-        for word in launch.command.args:
-            for part in word.parts:
-                is_name = (part.kind == "command" and re.match(r"[$`]\(?(?:hostname|nvidia-smi)\b", part.text)) or (
-                    part.kind == "variable" and part.text == "HOSTNAME"
-                )
-                option = word.prefix.partition("=")[0]
-                if (
-                    is_name
-                    and is_expanded_too_early(part, launch.command)
-                    and "addr" not in option
-                    and "endpoint" not in option
-                ):
-                    before = _before(launch.command, word.at)
-                    if "addr" not in before and "endpoint" not in before and "ip" not in before:
-                        yield Found(part.at, {"part": part.shown})
-
-
-def _before(command: Command, at: int) -> str:
-    """Return the word before a word."""
-    earlier = [word.shown for word in command.words if word.at < at]
-    return earlier[-1] if earlier else ""
+    for launch in view.started_by(*_SHELLS_THERE):
+        before = ""
+        for word in launch.command.words:
+            option = f"{before} {word.prefix.partition('=')[0]}"
+            is_address = re.search("addr|endpoint", option) or "ip" in before
+            for part in word.parts if not is_address else ():
+                if is_host_name(part, "hostname|nvidia-smi") and launch.command.is_early(part):
+                    yield Found(part.at, {"part": part.shown})
+            before = word.shown
 
 
 @likely(
@@ -81,25 +69,17 @@ def _before(command: Command, at: int) -> str:
     source=f"{_SSH}: a command gets no login shell",
 )
 def _no_environment(view: View) -> Iterator[Found]:
-    script = view.script
-    here = any(
-        command.context.level == 0 and not command.context.via and _activates(command) for command in script.commands
-    )
-    if not here:
+    commands = view.script.commands
+    here = (command for command in commands if command.context.level == 0 and not command.context.via)
+    if not any(map(_activates, here)):
         return
-    for launch in _remote(view, "ssh", "pdsh", "clush"):
-        starter = launch.starter
-        assert starter is not None
-        there = [command for command in script.commands if starter in command.context.via]
-        if not any(
-            _activates(command) or (command.name == "bash" and "-l" in " ".join(command.values[:1]))
-            for command in there
-        ) and all(
-            "/" not in command.words[0].shown and command.words[0].value is not None
-            for command in (launch.command,)
-            if command.words
-        ):
-            yield Found(launch.command.at, {"starter": starter.name})
+    for launch in view.started_by(*_SHELLS_THERE):
+        there = [command for command in commands if launch.starter in command.context.via]
+        is_login = any(command.name == "bash" and "-l" in command.first for command in there)
+        program = launch.command.words[0]
+        is_path = program.value is None or "/" in program.shown
+        if not is_login and not is_path and not any(map(_activates, there)):
+            yield Found(launch.command.at, {"starter": launch.starter_name})
             return
 
 
@@ -114,28 +94,15 @@ def _activates(command: Command) -> bool:
     source=f"{_SSH} SendEnv",
 )
 def _exports_stay(view: View) -> Iterator[Found]:
-    script = view.script
-    launches = list(_remote(view, "ssh", "pdsh", "clush"))
-    if not launches or len(launches) != len(view.launches):
+    script, data = view.script, view.script.text.data
+    launches = view.started_by(*_SHELLS_THERE)
+    if not launches or len(launches) != len(view.launches) or b"SendEnv" in data:
         return
     for assignment in script.assignments:
         name = assignment.name
-        if (
-            assignment.level
-            or assignment.is_prefix
-            or name not in script.exported
-            or not re.match(r"(?:NCCL|GLOO|TORCH|MASTER|OMP|CUDA|HF|WANDB)_", name)
-        ):
-            continue
-        sent = any(use.name == name for use in script.uses) or any(
-            other.name == name and other.level for other in script.assignments
-        )
-        if not sent and not _sends_environment(script.text.data, name):
+        is_here = not assignment.level and not assignment.is_prefix and name in script.exported
+        if is_here and _FOR_RANKS.match(name) and data.count(name.encode()) <= 1:
             yield Found(assignment.at, {"name": name})
-
-
-def _sends_environment(data: bytes, name: str) -> bool:
-    return b"SendEnv" in data or data.count(name.encode()) > 1
 
 
 @fatal(
@@ -145,17 +112,14 @@ def _sends_environment(data: bytes, name: str) -> bool:
     source=f"{_SSH} -n",
 )
 def _eats_input(view: View) -> Iterator[Found]:
-    for command in view.script.named("ssh", "srun"):
-        loops = [loop for loop in command.context.loops if loop.kind == "while" and loop.reads_input]
-        if not loops or command.context.via or command.context.is_substitution or command.has_input:
+    for command, call in view.calls("ssh", "srun"):
+        in_loop = any(loop.kind == "while" and loop.reads_input for loop in command.context.loops)
+        if not in_loop or command.context.via or command.context.is_substitution or command.has_input:
             continue
-        call = read_call(command)
-        if call is None or call.get("-n", "--input"):
-            continue
-        edits = (Edit(command.words[0].end, command.words[0].end, b" -n"),) if command.name == "ssh" else ()
-        yield Found(
-            command.at, {"program": command.name, "option": "-n" if command.name == "ssh" else "--input=none"}, edits
-        )
+        if not call.get("-n", "--input"):
+            end = command.words[0].end
+            option, edits = ("-n", (Edit(end, end, b" -n"),)) if command.name == "ssh" else ("--input=none", ())
+            yield Found(command.at, {"program": command.name, "option": option}, edits)
 
 
 @fatal(
@@ -165,17 +129,12 @@ def _eats_input(view: View) -> Iterator[Found]:
     source=BASH,
 )
 def _one_after_the_other(view: View) -> Iterator[Found]:
-    for launch in _remote(view, "ssh"):
-        starter = launch.starter
-        assert starter is not None
-        loops = starter.context.loops
-        many = (launch.nnodes or 0) > 1 or (
-            launch.call is not None and launch.is_torch and launch.nnodes is None and launch.call.get("--node-rank")
-        )
-        is_apart = starter.context.is_background or launch.command.context.is_background
-        call = read_call(starter)
-        if loops and many and not is_apart and call and not call.get("-f") and not starter.context.function:
-            yield Found(starter.at)
+    for command, launch in _over_ssh(view):
+        context = command.context
+        many = launch.has_many_nodes or (launch.is_torch and launch.nnodes is None and launch.call.get("--node-rank"))
+        is_apart = context.is_background or launch.command.context.is_background or read_call(command).get("-f")
+        if context.loops and many and not is_apart and not context.function:
+            yield Found(command.at)
 
 
 @likely(
@@ -185,11 +144,10 @@ def _one_after_the_other(view: View) -> Iterator[Found]:
     source=f"{_SSH} -t",
 )
 def _terminal(view: View) -> Iterator[Found]:
-    for command in view.script.named("ssh"):
-        call = read_call(command)
-        given = call.get("-t") if call else None
+    for command, call in view.calls("ssh"):
+        given = call.get("-t")
         if given and command.context.is_background:
-            yield Found(given.word.at)
+            yield Found(given.at)
 
 
 @hint(
@@ -199,11 +157,9 @@ def _terminal(view: View) -> Iterator[Found]:
     source="ssh_config(5) BatchMode",
 )
 def _no_batch_mode(view: View) -> Iterator[Found]:
-    for launch in _remote(view, "ssh"):
-        starter = launch.starter
-        assert starter is not None
-        if starter.context.loops and "BatchMode" not in " ".join(starter.values):
-            yield Found(starter.at)
+    for command, _ in _over_ssh(view):
+        if command.context.loops and "BatchMode" not in command.text:
+            yield Found(command.at)
             return
 
 
@@ -214,9 +170,8 @@ def _no_batch_mode(view: View) -> Iterator[Found]:
     source=f"{_PDSH} -S",
 )
 def _exit_code(view: View) -> Iterator[Found]:
-    for launch in _remote(view, "pdsh", "clush"):
-        call = read_call(launch.starter) if launch.starter else None
-        if call and launch.starter and not call.get("-S"):
+    for launch in view.started_by("pdsh", "clush"):
+        if launch.starter and not read_call(launch.starter).get("-S"):
             yield Found(launch.starter.at, {"program": launch.starter.name})
 
 
@@ -241,11 +196,9 @@ def _host_keys(view: View) -> Iterator[Found]:
     source=f"{_SSH} -X, -A",
 )
 def _forwarding(view: View) -> Iterator[Found]:
-    for launch in _remote(view, "ssh"):
-        call = read_call(launch.starter) if launch.starter else None
-        given = call.get("-X", "-Y", "-A") if call else None
-        if given:
-            yield Found(given.word.at, {"option": given.name})
+    for command, _ in _over_ssh(view):
+        if given := read_call(command).get("-X", "-Y", "-A"):
+            yield Found(given.at, {"option": given.name})
 
 
 @likely(
@@ -255,13 +208,12 @@ def _forwarding(view: View) -> Iterator[Found]:
     source=f"{_SSH} -n, -f",
 )
 def _holds_on(view: View) -> Iterator[Found]:
-    for launch in _remote(view, "ssh"):
-        command, starter = launch.command, launch.starter
-        is_inside = starter is not None and command.context.is_background and not starter.context.is_background
-        root = next((outer for outer in (*command.context.via, command) if outer.context.is_background), command)
-        if is_inside and not any(
-            operator.startswith((">", "&>")) for operator, _ in (*command.redirects, *root.redirects)
-        ):
+    for starter, launch in _over_ssh(view):
+        command = launch.command
+        if not command.context.is_background or starter.context.is_background:
+            continue
+        root = next(outer for outer in (*command.context.via, command) if outer.context.is_background)
+        if not any(operator.startswith((">", "&>")) for operator, _ in (*command.redirects, *root.redirects)):
             yield Found(command.at)
 
 
@@ -272,11 +224,8 @@ def _holds_on(view: View) -> Iterator[Found]:
     source="nohup(1)",
 )
 def _dies_with_terminal(view: View) -> Iterator[Found]:
-    if view.script.kind != "plain":
-        return
-    for launch in _remote(view, "ssh"):
-        command, starter = launch.command, launch.starter
-        if starter is None or not command.context.is_background or starter.context.is_background:
-            continue
-        if command.started_by("nohup", "setsid") is None:
+    for starter, launch in _over_ssh(view) if view.script.kind == "plain" else ():
+        command = launch.command
+        is_inside = command.context.is_background and not starter.context.is_background
+        if is_inside and command.started_by("nohup", "setsid") is None:
             yield Found(command.at)

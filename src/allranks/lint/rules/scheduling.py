@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.model import Directive
-from allranks.lint.parse import REMOTE
+from allranks.lint.model import REMOTE, Directive
 from allranks.lint.reading import View
-from allranks.lint.rules.base import SBATCH, SRUN, Found, fatal, hint, is_expanded_there, likely
-from allranks.lint.syntax import read_call, syntax_of
+from allranks.lint.rules.base import SBATCH, SRUN, Found, fatal, hint, likely
+from allranks.lint.syntax import SYNTAX
 
 _QSUB = "qsub(1B) of OpenPBS 23.06"
 _GE = "qsub(1) of Grid Engine 8.1.9"
@@ -48,11 +47,10 @@ def _with_variable(view: View) -> Iterator[Found]:
         names = re.findall(r"\$\{?(\w+)", directive.value)
         if not directive.is_read or not names or directive.family != view.script.kind:
             continue
-        if directive.family == "grid_engine" and set(names) <= _PATTERNS_GE:
-            continue
-        if directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l"):
-            continue
-        yield Found(directive.value_at, {"value": directive.value})
+        is_pattern = directive.family == "grid_engine" and set(names) <= _PATTERNS_GE
+        is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
+        if not is_pattern and not is_free_text:
+            yield Found(directive.value_at, {"value": directive.value})
 
 
 @fatal(
@@ -87,11 +85,7 @@ def _misspelled_word(view: View) -> Iterator[Found]:
 )
 def _blank(view: View) -> Iterator[Found]:
     for directive in view.script.directives:
-        if (
-            directive.family == "slurm"
-            and directive.is_read
-            and (directive.value == "=" or directive.value.startswith("="))
-        ):
+        if directive.family == "slurm" and directive.is_read and directive.value.startswith("="):
             yield Found(directive.value_at, {"option": f"--{directive.name}"})
 
 
@@ -102,16 +96,14 @@ def _blank(view: View) -> Iterator[Found]:
     source=SBATCH,
 )
 def _unknown_option(view: View) -> Iterator[Found]:
-    syntax = syntax_of("sbatch")
-    assert syntax is not None
+    syntax = SYNTAX["sbatch"]
     for directive in view.script.directives:
-        if directive.family != "slurm" or not directive.is_read:
+        option = f"--{directive.name}"
+        if directive.family != "slurm" or not directive.is_read or not re.fullmatch(r"--[a-z][a-z-]+", option):
             continue
-        name = directive.name
-        if re.fullmatch(r"[a-z][a-z-]+", name) and len(name) > 1 and not syntax.knows(f"--{name}"):
-            starts = [known for known in syntax.valued | syntax.flags if known.startswith(f"--{name}")]
-            if not starts:
-                yield Found(directive.at, {"option": f"--{name}"})
+        is_beginning = any(known.startswith(option) for known in syntax.valued | syntax.flags)
+        if not syntax.knows(option) and not is_beginning:
+            yield Found(directive.at, {"option": option})
 
 
 @hint(
@@ -122,18 +114,22 @@ def _unknown_option(view: View) -> Iterator[Found]:
 )
 def _no_limit(view: View) -> Iterator[Found]:
     script = view.script
-    if not view.launches or not script.directives:
+    if not view.launches or not script.directives or script.kind == "plain":
         return
-    text = " ".join(directive.value for directive in script.options("-l"))
-    has = {
-        "slurm": bool(script.options("time")),
-        "pbs": "walltime" in text,
-        "grid_engine": bool(re.search(r"h_rt|s_rt", text)),
-        "plain": True,
-    }
-    if not has[script.kind]:
-        option = {"slurm": "--time", "pbs": "-l walltime", "grid_engine": "-l h_rt"}[script.kind]
+    lists = " ".join(directive.value for directive in script.options("-l"))
+    has_limit, option = {
+        "slurm": (bool(script.options("time")), "--time"),
+        "pbs": ("walltime" in lists, "-l walltime"),
+        "grid_engine": ("h_rt" in lists or "s_rt" in lists, "-l h_rt"),
+    }[script.kind]
+    if not has_limit:
         yield Found(script.directives[0].at, {"option": option})
+
+
+def _made(view: View) -> set[str]:
+    """Return the directories that the script makes."""
+    words = (word.shown for command in view.script.named("mkdir") for word in command.args)
+    return {word.rstrip("/").removeprefix("./") for word in words}
 
 
 @likely(
@@ -144,12 +140,9 @@ def _no_limit(view: View) -> Iterator[Found]:
     versions="Slurm before 23.02",
 )
 def _late_directory(view: View) -> Iterator[Found]:
-    made = {
-        word.shown.rstrip("/").removeprefix("./") for command in view.script.named("mkdir") for word in command.args
-    }
     for directive in view.script.options("output", "error"):
         folder, slash, _ = directive.value.rpartition("/")
-        if slash and folder.removeprefix("./") in made:
+        if slash and folder.removeprefix("./") in _made(view):
             yield Found(directive.value_at, {"directory": folder})
 
 
@@ -161,12 +154,10 @@ def _late_directory(view: View) -> Iterator[Found]:
     versions="Slurm before 23.02",
 )
 def _directory(view: View) -> Iterator[Found]:
-    made = {
-        word.shown.rstrip("/").removeprefix("./") for command in view.script.named("mkdir") for word in command.args
-    }
     for directive in view.script.options("output")[-1:]:
         folder, slash, _ = directive.value.rpartition("/")
-        if slash and not folder.startswith("/") and folder not in (".", "..") and folder.removeprefix("./") not in made:
+        is_there = folder.startswith("/") or folder in (".", "..") or folder.removeprefix("./") in _made(view)
+        if slash and not is_there:
             yield Found(directive.value_at, {"directory": folder})
 
 
@@ -178,15 +169,13 @@ def _directory(view: View) -> Iterator[Found]:
 )
 def _starts_at_home(view: View) -> Iterator[Found]:
     script = view.script
-    if script.kind != "pbs" or script.options("-d", "-w"):
+    if script.kind != "pbs" or script.options("-d", "-w") or any(script.named("cd", "pushd")):
         return
-    if any(script.named("cd", "pushd")) or re.search(
-        r"--?(?:pwd|chdir)|-wdir", " ".join(" ".join(command.values) for command in script.commands)
-    ):
+    if any(re.search(r"--?(?:pwd|chdir)|-wdir", command.text) for command in script.commands):
         return
     for launch in view.launches:
         program = launch.program
-        if program and program.parts[0].kind == "text" and not program.prefix.startswith(("/", "~")) and program.value:
+        if program and program.value and program.parts[0].kind == "text" and not program.prefix.startswith(("/", "~")):
             yield Found(launch.command.at, {"script": program.value})
             return
 
@@ -209,8 +198,9 @@ def _starts_at_home_ge(view: View) -> Iterator[Found]:
 
 
 def _resource_lists(view: View, word: str) -> list[Directive]:
-    pattern = re.compile(rf"(?:^|,){word}=")
-    return [directive for directive in view.script.options("-l") if pattern.search(directive.value)]
+    """Return the directives of PBS that request resources by this word."""
+    lists = view.script.options("-l") if view.script.kind == "pbs" else ()
+    return [directive for directive in lists if re.search(rf"(?:^|,){word}=", directive.value)]
 
 
 @likely(
@@ -220,13 +210,13 @@ def _resource_lists(view: View, word: str) -> list[Directive]:
     source="pbs_resources(7B) of OpenPBS 23.06",
 )
 def _no_placement(view: View) -> Iterator[Found]:
-    goes_out = any(command.name in REMOTE for command in view.script.commands)
-    if view.script.kind != "pbs" or not (view.launches or goes_out):
-        return
+    starts = bool(view.launches) or any(command.name in REMOTE for command in view.script.commands)
     text = " ".join(directive.value for directive in view.script.options("-l"))
+    if not starts or re.search(r"place=[^,\s]*(?:scatter|excl)", text):
+        return
     for directive in _resource_lists(view, "select")[:1]:
         match = re.search(r"select=(\d+)(?::(?!.*\+)|$)", directive.value)
-        if match and int(match[1]) > 1 and not re.search(r"place=[^,\s]*(?:scatter|excl)", text):
+        if match and int(match[1]) > 1:
             yield Found(directive.value_at, {"chunks": match[1]})
 
 
@@ -237,9 +227,8 @@ def _no_placement(view: View) -> Iterator[Found]:
     source="seen with OpenPBS 23.06",
 )
 def _second_select(view: View) -> Iterator[Found]:
-    if view.script.kind == "pbs":
-        for directive in _resource_lists(view, "select")[1:]:
-            yield Found(directive.value_at)
+    for directive in _resource_lists(view, "select")[1:]:
+        yield Found(directive.value_at)
 
 
 @fatal(
@@ -249,8 +238,8 @@ def _second_select(view: View) -> Iterator[Found]:
     source=_QSUB,
 )
 def _mixed(view: View) -> Iterator[Found]:
-    nodes, selects = _resource_lists(view, "nodes"), _resource_lists(view, "select")
-    if view.script.kind == "pbs" and nodes and selects:
+    nodes = _resource_lists(view, "nodes")
+    if nodes and _resource_lists(view, "select"):
         yield Found(nodes[0].value_at)
 
 
@@ -261,16 +250,13 @@ def _mixed(view: View) -> Iterator[Found]:
     source="pbsdsh(1B), pbs_environment of OpenPBS 23.06",
 )
 def _node_file_elsewhere(view: View) -> Iterator[Found]:
+    starters = ("ssh", "pdsh", "pbsdsh", "pbs_tmrsh", "clush")
+    remote = [command for command in view.script.commands if command.started_by(*starters)]
+    parts = ((command, part) for command in remote for word in command.words for part in word.parts)
+    expanded = {part.at for command, part in parts if command.is_there(part)}
     for use in view.script.uses:
-        if use.name != "PBS_NODEFILE" or use.level == 0:
-            continue
-        for command in view.script.commands:
-            is_there = command.started_by("ssh", "pdsh", "pbsdsh", "pbs_tmrsh", "clush") is not None
-            if is_there and any(
-                part.at == use.at and is_expanded_there(part, command) for word in command.words for part in word.parts
-            ):
-                yield Found(use.at)
-                break
+        if use.name == "PBS_NODEFILE" and use.level and use.at in expanded:
+            yield Found(use.at)
 
 
 @fatal(
@@ -280,21 +266,16 @@ def _node_file_elsewhere(view: View) -> Iterator[Found]:
     source="qsub(1B), PBS_NODEFILE",
 )
 def _lines_as_nodes(view: View) -> Iterator[Found]:
-    processes = view.resources.processes
-    if not processes or processes < 2:
-        return
-    for command in view.script.named("wc"):
-        reads = [word for word in command.args if word.names("PBS_NODEFILE")]
-        reads += [word for operator, word in command.redirects if operator == "<" and word.names("PBS_NODEFILE")]
-        if not reads:
+    lines = view.resources.processes or 0
+    for command in view.script.named("wc") if lines > 1 else ():
+        read = [*command.args, *(word for operator, word in command.redirects if operator == "<")]
+        if not any(word.names("PBS_NODEFILE") for word in read):
             continue
         for assignment in view.script.assignments:
-            is_it = any(
-                part.kind == "command" and part.at <= command.at < part.at + len(part.text)
-                for part in assignment.parts or ()
-            )
+            counts = [part for part in assignment.parts or () if part.kind == "command"]
+            is_it = any(part.at <= command.at < part.at + len(part.text) for part in counts)
             if is_it and re.search(r"N_?NODES|NUM_NODES|NODES$", assignment.name.upper()):
-                yield Found(assignment.at, {"lines": processes})
+                yield Found(assignment.at, {"lines": lines})
 
 
 @likely(
@@ -304,16 +285,10 @@ def _lines_as_nodes(view: View) -> Iterator[Found]:
     source="pbsdsh(1B) of OpenPBS and Torque",
 )
 def _bare_pbsdsh(view: View) -> Iterator[Found]:
-    for command in view.script.named("pbsdsh"):
-        call = read_call(command)
-        first = call.rest[0] if call and call.rest else None
-        if (
-            first is not None
-            and first.value is not None
-            and "/" not in first.value
-            and first.value not in ("bash", "sh", "env", "hostname")
-        ):
-            yield Found(command.at, {"program": first.value})
+    for command, call in view.calls("pbsdsh"):
+        program = call.rest[0].value if call.rest else None
+        if program is not None and "/" not in program and program not in ("bash", "sh", "env", "hostname"):
+            yield Found(command.at, {"program": program})
 
 
 @likely(
@@ -323,18 +298,14 @@ def _bare_pbsdsh(view: View) -> Iterator[Found]:
     source=SBATCH,
 )
 def _twice(view: View) -> Iterator[Found]:
-    if view.script.kind != "slurm":
-        return
-    seen: dict[str, Directive] = {}
-    for directive in view.script.directives:
+    seen: dict[str, str] = {}
+    for directive in view.script.directives if view.script.kind == "slurm" else ():
         if not directive.is_read:
             continue
-        earlier = seen.get(directive.name)
-        if earlier and earlier.value != directive.value and directive.name not in ("gres", "mail-type", "dependency"):
-            yield Found(
-                directive.at, {"option": f"--{directive.name}", "first": earlier.value, "last": directive.value}
-            )
-        seen[directive.name] = directive
+        first = seen.get(directive.name, directive.value)
+        if first != directive.value and directive.name not in ("gres", "mail-type", "dependency"):
+            yield Found(directive.at, {"option": f"--{directive.name}", "first": first, "last": directive.value})
+        seen[directive.name] = directive.value
 
 
 @likely(
@@ -344,20 +315,12 @@ def _twice(view: View) -> Iterator[Found]:
     source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given",
 )
 def _too_many_tasks(view: View) -> Iterator[Found]:
-    script = view.script
-    resources = view.resources
-    per_node = next((directive for directive in script.options("ntasks-per-node")), None)
-    if (
-        not per_node
-        or not per_node.value.isdecimal()
-        or not script.option("nodes")
-        or resources.tasks is None
-        or resources.nodes is None
-    ):
+    tasks, nodes = view.resources.tasks, view.resources.nodes
+    if tasks is None or nodes is None or "-" in (view.script.option("nodes") or "-"):
         return
-    most = resources.nodes * int(per_node.value)
-    if resources.tasks > most and "-" not in (script.option("nodes") or ""):
-        yield Found(per_node.at, {"tasks": resources.tasks, "most": most})
+    for directive in view.script.options("ntasks-per-node")[:1]:
+        if directive.value.isdecimal() and tasks > nodes * int(directive.value):
+            yield Found(directive.at, {"tasks": tasks, "most": nodes * int(directive.value)})
 
 
 @hint("AR420 time-in-minutes", "--time={value} is {value} minutes", fix="--time=HH:MM:SS", source=f"{SBATCH} --time")
@@ -375,9 +338,8 @@ def _bare_time(view: View) -> Iterator[Found]:
     source=f"{_QSUB} -l walltime; {_GE} -l h_rt",
 )
 def _walltime_in_seconds(view: View) -> Iterator[Found]:
-    for directive in view.script.options("-l"):
-        match = re.search(r"(?:walltime|h_rt)=(\d{1,3})(?:,|$)", directive.value)
-        if match and view.script.kind in ("pbs", "grid_engine"):
+    for directive in view.script.options("-l") if view.script.kind in ("pbs", "grid_engine") else ():
+        if match := re.search(r"(?:walltime|h_rt)=(\d{1,3})(?:,|$)", directive.value):
             yield Found(directive.value_at, {"value": match[1]})
 
 
@@ -389,9 +351,8 @@ def _walltime_in_seconds(view: View) -> Iterator[Found]:
 )
 def _bad_gres(view: View) -> Iterator[Found]:
     for directive in view.script.options("gres"):
-        value = directive.value
-        if re.match(r"(?:gpus|GPU|gpu=|gpu\d|gpu:\w+=)", value):
-            yield Found(directive.value_at, {"value": value})
+        if re.match(r"(?:gpus|GPU|gpu=|gpu\d|gpu:\w+=)", directive.value):
+            yield Found(directive.value_at, {"value": directive.value})
 
 
 @likely(
@@ -402,9 +363,7 @@ def _bad_gres(view: View) -> Iterator[Found]:
 )
 def _array_logs(view: View) -> Iterator[Found]:
     script = view.script
-    if script.kind != "slurm" or not script.options("array"):
-        return
-    for directive in script.options("output")[-1:]:
+    for directive in script.options("output")[-1:] if script.kind == "slurm" and script.options("array") else ():
         if not re.search(r"%\d*[aj]", directive.value) and directive.value != "/dev/null":
             yield Found(directive.value_at, {"log": directive.value})
 
@@ -416,15 +375,13 @@ def _array_logs(view: View) -> Iterator[Found]:
     source=f"{SBATCH} --export; {SRUN} SLURM_EXPORT_ENV",
 )
 def _exports_nothing(view: View) -> Iterator[Found]:
-    script = view.script
-    for directive in script.options("export"):
-        if directive.value != "NONE" or "SLURM_EXPORT_ENV" in {assignment.name for assignment in script.assignments}:
-            continue
-        if any(word.value == "SLURM_EXPORT_ENV" for command in script.named("unset") for word in command.args):
-            continue
-        for command in script.named("srun"):
-            call = read_call(command)
-            if call and not call.get("--export") and not command.context.is_substitution:
+    script, variable = view.script, "SLURM_EXPORT_ENV"
+    if script.sets(variable) or any(variable in command.values for command in script.named("unset")):
+        return
+    steps = [command for command, call in view.calls("srun") if not call.get("--export")]
+    if any(not command.context.is_substitution for command in steps):
+        for directive in script.options("export"):
+            if directive.value == "NONE":
                 yield Found(directive.at)
                 return
 
@@ -436,12 +393,11 @@ def _exports_nothing(view: View) -> Iterator[Found]:
     source=f"{SRUN} --export",
 )
 def _exports_only(view: View) -> Iterator[Found]:
-    for command in view.script.named("srun", "sbatch"):
-        call = read_call(command)
-        given = call.get("--export") if call else None
-        value = given.value.shown if given and given.value else "ALL"
-        if given and command.name == "srun" and "=" in value and not re.search(r"(?:^|,)(?:ALL|NONE)(?:,|$)", value):
-            yield Found(given.word.at, {"value": value})
+    for _, call in view.calls("srun"):
+        given = call.get("--export")
+        value = given.value.shown if given else ""
+        if given and "=" in value and not re.search(r"(?:^|,)(?:ALL|NONE)(?:,|$)", value):
+            yield Found(given.at, {"value": value})
 
 
 @fatal(
@@ -451,13 +407,12 @@ def _exports_only(view: View) -> Iterator[Found]:
     source=f"{SRUN} --nodes",
 )
 def _step_larger(view: View) -> Iterator[Found]:
-    nodes = view.resources.nodes
-    if view.script.kind != "slurm" or nodes is None or "-" in (view.script.option("nodes") or ""):
+    nodes, option = view.resources.nodes, view.script.option("nodes")
+    if nodes is None or option is None or "-" in option:
         return
-    for command in view.script.named("srun"):
-        call = read_call(command)
-        asked = call.number("--nodes") if call else None
-        if asked and asked > nodes and view.script.options("nodes") and command.context.level == 0:
+    for command, call in view.calls("srun"):
+        asked = call.number("--nodes")
+        if asked and asked > nodes and command.context.level == 0:
             yield Found(command.at, {"asked": asked, "nodes": nodes})
 
 
@@ -468,8 +423,6 @@ def _step_larger(view: View) -> Iterator[Found]:
     source=SRUN,
 )
 def _jobs_in_jobs(view: View) -> Iterator[Found]:
-    if view.script.kind != "slurm":
-        return
-    for command in view.script.commands:
-        if command.name in REMOTE and command.started_by("srun") is not None and command.name == "srun":
+    for command in view.script.named("srun") if view.script.kind == "slurm" else ():
+        if command.started_by("srun"):
             yield Found(command.at)
