@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 
@@ -61,6 +61,27 @@ class Rule:
     def exception(self) -> re.Pattern[str] | None:
         """The pattern of lines that are none of this class."""
         return re.compile(self.despite) if self.despite else None
+
+
+def _rule(
+    retry: str,
+    id: str,
+    cause: str,
+    *patterns: str,
+    fix: str,
+    level: Level = Level.CAUSE,
+    source: str = "",
+    certain: bool = True,
+    despite: str = "",
+    near: str = "",
+    explains: tuple[str, ...] = (),
+) -> Rule:
+    return Rule(id, cause, patterns, fix, retry, level, source, certain, despite, near, explains)
+
+
+#: Each makes a rule, of a failure after which a retry helps never, as it is, after a change, or on other nodes.
+never, as_it_is = partial(_rule, "never"), partial(_rule, "as it is")
+after_a_change, on_other_nodes = partial(_rule, "after a change"), partial(_rule, "on other nodes")
 
 
 @dataclass(frozen=True)
