@@ -24,16 +24,11 @@ _POSITIONAL = re.compile(r"[0-9@*#]+")
 
 @dataclass(frozen=True)
 class Given:
-    """A value of the job.
-
-    Attributes:
-        line: its line in the script; 0 where it does not stand in one.
-        why: the words of the script that it was made from.
-    """
+    """A value of the job."""
 
     value: Any
-    line: int
-    why: str
+    line: int  # Its line in the script; 0 where it does not stand in one.
+    why: str  # The words of the script that it was made from.
 
 
 @dataclass(frozen=True)
@@ -47,23 +42,16 @@ class Note:
 
 @dataclass
 class Draft:
-    """A job file in the making.
+    """A job file in the making."""
 
-    Attributes:
-        view: the script as lint reads it.
-        path: the script's path as it is shown.
-        kind: the kind of cluster that it is for.
-        values: by path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
-        incomplete: an argument of the training has a value that is not known.
-    """
-
-    view: View
-    path: str
-    kind: str
+    view: View  # The script as lint reads it.
+    path: str  # The script's path as it is shown.
+    kind: str  # The kind of cluster that it is for.
+    #: By path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
     values: dict[str, Given] = field(default_factory=dict)
     setup: dict[str, list[Given]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    incomplete: bool = False
+    incomplete: bool = False  # An argument of the training has a value that is not known.
 
     def line(self, at: int) -> int:
         """Return the line of an offset."""

@@ -23,22 +23,14 @@ _FLAGS = {"pbs": {"-V", "-h", "-I", "-X", "-z", "-f"}, "grid_engine": {"-V", "-c
 
 @dataclass(frozen=True)
 class Resources:
-    """What the directives request; None where it is not requested or not known.
+    """What the directives request; None where it is not requested or not known."""
 
-    Attributes:
-        nodes: number of nodes. At least this many where a range is requested.
-        gpus: GPUs of each node.
-        tasks: tasks in all.
-        tasks_per_node: tasks of each node.
-        processes: MPI processes of each chunk, of PBS.
-    """
-
-    nodes: int | None = None
-    gpus: int | None = None
-    tasks: int | None = None
-    tasks_per_node: int | None = None
+    nodes: int | None = None  # Number of nodes. At least this many where a range is requested.
+    gpus: int | None = None  # GPUs of each node.
+    tasks: int | None = None  # Tasks in all.
+    tasks_per_node: int | None = None  # Tasks of each node.
     cpus_per_task: int | None = None
-    processes: int | None = None
+    processes: int | None = None  # MPI processes of each chunk, of PBS.
 
 
 def read_directives(piece: Piece) -> list[Directive]:

@@ -28,17 +28,11 @@ _LITERAL = {"word", "number", "extglob_pattern", "regex", "special_variable_name
 
 @dataclass(frozen=True)
 class Piece:
-    """A text that a shell parses: the script itself, or what it hands to another shell.
+    """A text that a shell parses: the script itself, or what it hands to another shell."""
 
-    Attributes:
-        data: the text; what an outer shell has put in is a number between marks.
-        offsets: of each byte, where it stands in the file; None: at the same offset.
-        marked: the parts that the numbers stand for.
-    """
-
-    data: bytes
-    offsets: tuple[int, ...] | None = None
-    marked: tuple[Part, ...] = ()
+    data: bytes  # The text; what an outer shell has put in is a number between marks.
+    offsets: tuple[int, ...] | None = None  # Of each byte, where it stands in the file; None: at the same offset.
+    marked: tuple[Part, ...] = ()  # The parts that the numbers stand for.
 
     def at(self, offset: int) -> int:
         """Return where a byte stands in the file."""

@@ -17,25 +17,16 @@ MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orteru
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that starts ranks.
+    """A command that starts ranks."""
 
-    Attributes:
-        command: the launcher, or Python itself.
-        call: the options of the launcher.
-        nnodes: the number of nodes that it is given; None if not known.
-        nproc: the ranks of each node that it is given; None if not known.
-        starter: the nearest command that takes it to other machines: srun, mpirun, ssh, …; None if there is none.
-        tasks: how often the starter starts it; None if not known.
-        tasks_per_node: how often on each node; None if not known.
-    """
-
-    command: Command
-    call: Call
-    nnodes: int | None
-    nproc: int | None
+    command: Command  # The launcher, or Python itself.
+    call: Call  # The options of the launcher.
+    nnodes: int | None  # The number of nodes that it is given; None if not known.
+    nproc: int | None  # The ranks of each node that it is given; None if not known.
+    #: The nearest command that takes it to other machines: srun, mpirun, ssh, …; None if there is none.
     starter: Command | None
-    tasks: int | None
-    tasks_per_node: int | None
+    tasks: int | None  # How often the starter starts it; None if not known.
+    tasks_per_node: int | None  # How often on each node; None if not known.
 
     @property
     def name(self) -> str:

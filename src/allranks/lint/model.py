@@ -50,27 +50,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word.
+    """A piece of a word."""
 
-    Attributes:
-        kind: plain text, or what the shell puts something in the place of.
-        text: the text, the name of the variable, or the source of the substitution.
-        value: what it becomes; None if that is not known.
-        quote: the quote around it: none, ``'`` or ``"``.
-        level: the shell that expands it: 0 is the script's, 1 that of a ``bash -c`` in it, and so on.
-        at: its offset in the file.
-        is_verbatim: whether each byte of the text stands in the file, one after the other from ``at`` on.
-        has_default: whether the script gives a default: ``${NAME:-2}``.
-    """
-
+    #: Plain text, or what the shell puts something in the place of.
     kind: Literal["text", "variable", "command", "arithmetic"]
-    text: str
-    value: str | None
-    quote: str
-    level: int
-    at: int
-    is_verbatim: bool = False
-    has_default: bool = False
+    text: str  # The text, the name of the variable, or the source of the substitution.
+    value: str | None  # What it becomes; None if that is not known.
+    quote: str  # The quote around it: none, ``'`` or ``"``.
+    level: int  # The shell that expands it: 0 is the script's, 1 that of a ``bash -c`` in it, and so on.
+    at: int  # Its offset in the file.
+    is_verbatim: bool = False  # Whether each byte of the text stands in the file, one after the other from ``at`` on.
+    has_default: bool = False  # Whether the script gives a default: ``${NAME:-2}``.
 
     @property
     def shown(self) -> str:
@@ -143,22 +133,15 @@ class Word:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A variable that gets a value.
-
-    Attributes:
-        parts: the value; None if it is an array, or appended to.
-        is_exported: whether this statement exports it, or stands before a command.
-        order: the position among all statements.
-        items: the words of an array.
-    """
+    """A variable that gets a value."""
 
     name: str
-    parts: tuple[Part, ...] | None
+    parts: tuple[Part, ...] | None  # The value; None if it is an array, or appended to.
     at: int
-    is_exported: bool
-    order: int
+    is_exported: bool  # Whether this statement exports it, or stands before a command.
+    order: int  # The position among all statements.
     level: int = 0
-    items: tuple[Word, ...] | None = None
+    items: tuple[Word, ...] | None = None  # The words of an array.
     is_prefix: bool = False
     is_remote: bool = False
 
@@ -181,27 +164,19 @@ class Loop:
 
 @dataclass(frozen=True)
 class Context:
-    """What stands around a command.
+    """What stands around a command."""
 
-    Attributes:
-        via: the commands that start it, the outermost first: ``srun``, ``bash -c``.
-        level: the shell that expands its words.
-        pipe: the names of the commands that read its output.
-        chain: the operator after it, in a list: ``&&``, ``||`` or none.
-        redirects: redirections of the list or pipeline that it ends.
-    """
-
-    via: tuple[Command, ...] = ()
-    level: int = 0
+    via: tuple[Command, ...] = ()  # The commands that start it, the outermost first: ``srun``, ``bash -c``.
+    level: int = 0  # The shell that expands its words.
     loops: tuple[Loop, ...] = ()
     function: str = ""
     is_background: bool = False
     is_conditional: bool = False
     is_condition: bool = False
     is_substitution: bool = False
-    pipe: tuple[str, ...] = ()
-    chain: str = ""
-    redirects: tuple[tuple[str, Word], ...] = ()
+    pipe: tuple[str, ...] = ()  # The names of the commands that read its output.
+    chain: str = ""  # The operator after it, in a list: ``&&``, ``||`` or none.
+    redirects: tuple[tuple[str, Word], ...] = ()  # Redirections of the list or pipeline that it ends.
 
 
 @dataclass(frozen=True)
@@ -272,20 +247,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of a ``#SBATCH``, ``#PBS`` or ``#$`` line.
-
-    Attributes:
-        name: the long name of the option without hyphens; of PBS and Grid Engine the letter or word.
-        value: its value; empty if it has none.
-        is_read: whether the scheduler reads it, because it stands before the first command.
-    """
+    """One option of a ``#SBATCH``, ``#PBS`` or ``#$`` line."""
 
     family: Literal["slurm", "pbs", "grid_engine"]
-    name: str
-    value: str
+    name: str  # The long name of the option without hyphens; of PBS and Grid Engine the letter or word.
+    value: str  # Its value; empty if it has none.
     at: int
     value_at: int
-    is_read: bool
+    is_read: bool  # Whether the scheduler reads it, because it stands before the first command.
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,13 @@ from allranks.lint.model import Command, Word
 
 @dataclass(frozen=True)
 class Syntax:
-    """The options of a program.
+    """The options of a program."""
 
-    Attributes:
-        valued: options that take a value, in the next word or after ``=``.
-        flags: options that take none, or only after ``=``.
-        same: other names of options, and the one that is used here.
-        attaches: whether a short option's value may stand in the same word: ``-N2``.
-        abbreviates: whether the beginning of a long option is enough where it is unique.
-    """
-
-    valued: frozenset[str]
-    flags: frozenset[str]
-    same: dict[str, str] = field(default_factory=dict)
-    attaches: bool = False
-    abbreviates: bool = False
+    valued: frozenset[str]  # Options that take a value, in the next word or after ``=``.
+    flags: frozenset[str]  # Options that take none, or only after ``=``.
+    same: dict[str, str] = field(default_factory=dict)  # Other names of options, and the one that is used here.
+    attaches: bool = False  # Whether a short option's value may stand in the same word: ``-N2``.
+    abbreviates: bool = False  # Whether the beginning of a long option is enough where it is unique.
 
     def canonical(self, name: str) -> str:
         """Return the name of an option that is used here."""
@@ -55,15 +47,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Call:
-    """A command whose options have been read.
+    """A command whose options have been read."""
 
-    Attributes:
-        given: its options in their order.
-        rest: the words from the first one on that is no option.
-    """
-
-    given: tuple[Given, ...]
-    rest: tuple[Word, ...]
+    given: tuple[Given, ...]  # Its options in their order.
+    rest: tuple[Word, ...]  # The words from the first one on that is no option.
     syntax: Syntax
 
     def get(self, *names: str) -> Given | None:

@@ -29,17 +29,12 @@ class Edit:
 
 @dataclass(frozen=True)
 class Found:
-    """A place that a rule objects to.
+    """A place that a rule objects to."""
 
-    Attributes:
-        at: the offset in the file.
-        fields: what stands in the rule's sentences in place of ``{name}``.
-        edits: what repairs this fault and changes nothing else.
-    """
-
-    at: int
+    at: int  # The offset in the file.
+    #: What stands in the rule's sentences in place of ``{name}``.
     fields: dict[str, object] = field(default_factory=dict)
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[Edit, ...] = ()  # What repairs this fault and changes nothing else.
 
 
 Check = Callable[[View], Iterator[Found]]
@@ -47,28 +42,18 @@ Check = Callable[[View], Iterator[Found]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-        code: its stable code: AR and three digits, of which the first is the family.
-        name: its name in words.
-        severity: ``fatal``: it cannot work, or trains wrongly; ``likely``: it often fails; ``hint``: it works, and a
-            better way exists.
-        what: what will happen; ``{name}`` stands for a field of what was found.
-        fix: what to write instead.
-        source: where the knowledge is from.
-        check: yields the places.
-        versions: the versions of the program that behave so, if not all.
-    """
-
-    code: str
-    name: str
+    code: str  # Its stable code: AR and three digits, of which the first is the family.
+    name: str  # Its name in words.
+    #: ``fatal``: it cannot work, or trains wrongly; ``likely``: it often fails; ``hint``: it works, and a better way
+    #: exists.
     severity: Severity
-    what: str
-    fix: str
-    source: str
-    check: Check
-    versions: str = ""
+    what: str  # What will happen; ``{name}`` stands for a field of what was found.
+    fix: str  # What to write instead.
+    source: str  # Where the knowledge is from.
+    check: Check  # Yields the places.
+    versions: str = ""  # The versions of the program that behave so, if not all.
 
 
 #: The rules of all modules that have been imported.
