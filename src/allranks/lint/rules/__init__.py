@@ -24,4 +24,3 @@ for _name in _MODULES.split():
     import_module(f"{__name__}.{_name}")
 
 RULES = tuple(sorted(registered, key=lambda rule: rule.code))
-BY_CODE = {rule.code: rule for rule in RULES}
