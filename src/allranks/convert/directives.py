@@ -83,7 +83,7 @@ def take_directives(draft: Draft) -> None:
     script = draft.view.script
     if script.kind == "plain":
         return
-    read = [each for each in script.directives if each.is_read and each.family == script.kind]
+    read = script.read
     if read:
         draft.put("cluster", script.kind, read[0].at, script.text.line(draft.line(read[0].at)).split()[0])
     for directive in read:

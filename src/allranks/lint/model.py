@@ -292,6 +292,11 @@ class Script:
         """Yield the commands with one of these names."""
         return (command for command in self.commands if command.name in names)
 
+    @property
+    def read(self) -> list[Directive]:
+        """The directives that its scheduler reads."""
+        return [directive for directive in self.directives if directive.is_read and directive.family == self.kind]
+
     def options(self, *names: str) -> list[Directive]:
         """Return the directives with one of these names that the scheduler reads."""
         return [directive for directive in self.directives if directive.name in names and directive.is_read]

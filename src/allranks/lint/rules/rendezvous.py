@@ -22,6 +22,11 @@ def _address(launch: Launch) -> Given | None:
     return launch.call.get("--rdzv-endpoint") or launch.call.get("--master-addr", "--main-process-ip")
 
 
+def _addresses(view: View) -> Iterator[tuple[Launch, Given]]:
+    """Yield the launches that are given an address, with that."""
+    return ((launch, given) for launch in view.launches if (given := _address(launch)))
+
+
 @fatal(
     "AR301 local-address-for-many-nodes",
     "{address} is each node itself: {nodes} nodes never meet",
@@ -29,9 +34,8 @@ def _address(launch: Launch) -> Given | None:
     source=_STORE,
 )
 def _local_address(view: View) -> Iterator[Found]:
-    for launch in view.launches:
-        given = _address(launch)
-        if given and launch.has_many_nodes and _LOCAL.fullmatch(given.value.prefix):
+    for launch, given in _addresses(view):
+        if launch.has_many_nodes and _LOCAL.fullmatch(given.value.prefix):
             yield Found(given.at, {"address": given.value.shown, "nodes": launch.nnodes})
 
 
@@ -89,12 +93,9 @@ def _same_node_rank(view: View) -> Iterator[Found]:
         starter, rank = launch.starter, given.value.value or ""
         if starter is None or not (launch.has_many_nodes and launch.is_static and given.value.is_literal):
             continue
-        is_same = {
-            "srun": (launch.tasks or 0) > 1,
-            "ssh": bool(starter.context.loops),
-            "pdsh": "%n" not in rank,
-        }
-        if is_same.get(starter.name):
+        by_srun = starter.name == "srun" and (launch.tasks or 0) > 1
+        in_loop = starter.name == "ssh" and starter.context.loops
+        if by_srun or in_loop or (starter.name == "pdsh" and "%n" not in rank):
             yield Found(given.at, {"rank": rank, "starter": starter.name})
 
 
@@ -150,11 +151,9 @@ def _each_alone(view: View) -> Iterator[Found]:
     source=_STORE,
 )
 def _own_address(view: View) -> Iterator[Found]:
-    for launch in view.torchrun:
-        given = _address(launch)
-        if launch.nnodes == 1 or launch.starter is None or given is None or launch.tasks == 1:
-            continue
-        for part in given.value.parts:
+    for launch, given in _addresses(view):
+        is_one = launch.nnodes == 1 or launch.starter is None or launch.tasks == 1
+        for part in given.value.parts if launch.is_torch and not is_one else ():
             if is_host_name(part) and launch.command.is_there(part):
                 yield Found(part.at, {"part": part.shown})
 
@@ -269,11 +268,9 @@ def _list_as_address(view: View) -> Iterator[Found]:
         parts = assignment.parts or ()
         if len(parts) == 1 and _is_list(parts[0]) and not parts[0].has_default:
             yield Found(assignment.at, {"variable": parts[0].text})
-    if any(assignment.name.startswith("MASTER_ADDR") for assignment in view.script.assignments):
-        return
-    for launch in view.launches:
-        given = _address(launch)
-        if given and given.value.first and _is_list(given.value.first):
+    is_set = any(assignment.name.startswith("MASTER_ADDR") for assignment in view.script.assignments)
+    for _, given in _addresses(view) if not is_set else ():
+        if given.value.first and _is_list(given.value.first):
             yield Found(given.at, {"variable": given.value.first.text})
 
 
@@ -284,9 +281,8 @@ def _list_as_address(view: View) -> Iterator[Found]:
     source=f"{_STORE}, parse_rendezvous_endpoint",
 )
 def _scheme(view: View) -> Iterator[Found]:
-    for launch in view.torchrun:
-        given = _address(launch)
-        if given and re.match(r"[a-z]+://", given.value.prefix):
+    for launch, given in _addresses(view):
+        if launch.is_torch and re.match(r"[a-z]+://", given.value.prefix):
             yield Found(given.at, {"value": given.value.shown})
 
 

@@ -43,13 +43,11 @@ def _shown(directive: Directive) -> str:
     source=f"{SBATCH}, filename pattern; {_QSUB}",
 )
 def _with_variable(view: View) -> Iterator[Found]:
-    for directive in view.script.directives:
+    for directive in view.script.read:
         names = re.findall(r"\$\{?(\w+)", directive.value)
-        if not directive.is_read or not names or directive.family != view.script.kind:
-            continue
         is_pattern = directive.family == "grid_engine" and set(names) <= _PATTERNS_GE
         is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
-        if not is_pattern and not is_free_text:
+        if names and not is_pattern and not is_free_text:
             yield Found(directive.value_at, {"value": directive.value})
 
 
@@ -61,7 +59,7 @@ def _with_variable(view: View) -> Iterator[Found]:
 )
 def _no_first_line(view: View) -> Iterator[Found]:
     script = view.script
-    if script.kind == "slurm" and not script.shebang and any(directive.is_read for directive in script.directives):
+    if script.kind == "slurm" and not script.shebang and script.read:
         yield Found(script.directives[0].at)
 
 
@@ -84,8 +82,8 @@ def _misspelled_word(view: View) -> Iterator[Found]:
     source=SBATCH,
 )
 def _blank(view: View) -> Iterator[Found]:
-    for directive in view.script.directives:
-        if directive.family == "slurm" and directive.is_read and directive.value.startswith("="):
+    for directive in view.script.read:
+        if directive.family == "slurm" and directive.value.startswith("="):
             yield Found(directive.value_at, {"option": f"--{directive.name}"})
 
 
@@ -97,12 +95,10 @@ def _blank(view: View) -> Iterator[Found]:
 )
 def _unknown_option(view: View) -> Iterator[Found]:
     syntax = SYNTAX["sbatch"]
-    for directive in view.script.directives:
+    for directive in view.script.read if view.script.kind == "slurm" else ():
         option = f"--{directive.name}"
-        if directive.family != "slurm" or not directive.is_read or not re.fullmatch(r"--[a-z][a-z-]+", option):
-            continue
-        is_beginning = any(known.startswith(option) for known in syntax.valued | syntax.flags)
-        if not syntax.knows(option) and not is_beginning:
+        is_known = syntax.knows(option) or any(known.startswith(option) for known in syntax.valued | syntax.flags)
+        if not is_known and re.fullmatch(r"--[a-z][a-z-]+", option):
             yield Found(directive.at, {"option": option})
 
 
@@ -132,6 +128,11 @@ def _made(view: View) -> set[str]:
     return {word.rstrip("/").removeprefix("./") for word in words}
 
 
+def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
+    """Return the directives that name a log in a directory, with that."""
+    return [(each, each.value.rpartition("/")[0]) for each in view.script.options(*names) if "/" in each.value]
+
+
 @likely(
     "AR408 log-directory-made-too-late",
     "the scheduler opens its log in {directory} before this script creates the directory: the job fails without a word",
@@ -140,9 +141,8 @@ def _made(view: View) -> set[str]:
     versions="Slurm before 23.02",
 )
 def _late_directory(view: View) -> Iterator[Found]:
-    for directive in view.script.options("output", "error"):
-        folder, slash, _ = directive.value.rpartition("/")
-        if slash and folder.removeprefix("./") in _made(view):
+    for directive, folder in _log_folders(view, "output", "error"):
+        if folder.removeprefix("./") in _made(view):
             yield Found(directive.value_at, {"directory": folder})
 
 
@@ -154,11 +154,19 @@ def _late_directory(view: View) -> Iterator[Found]:
     versions="Slurm before 23.02",
 )
 def _directory(view: View) -> Iterator[Found]:
-    for directive in view.script.options("output")[-1:]:
-        folder, slash, _ = directive.value.rpartition("/")
+    for directive, folder in _log_folders(view, "output")[-1:]:
         is_there = folder.startswith("/") or folder in (".", "..") or folder.removeprefix("./") in _made(view)
-        if slash and not is_there:
+        if not is_there:
             yield Found(directive.value_at, {"directory": folder})
+
+
+def _relative_script(view: View) -> Iterator[Found]:
+    """Find the first launch of a script by a relative path, in a script that stays in its first directory."""
+    for launch in view.launches if not any(view.script.named("cd")) else ():
+        program = launch.program
+        if program and program.value and program.parts[0].kind == "text" and not program.value.startswith(("/", "~")):
+            yield Found(launch.command.at, {"script": program.value})
+            return
 
 
 @likely(
@@ -169,15 +177,9 @@ def _directory(view: View) -> Iterator[Found]:
 )
 def _starts_at_home(view: View) -> Iterator[Found]:
     script = view.script
-    if script.kind != "pbs" or script.options("-d", "-w") or any(script.named("cd", "pushd")):
-        return
-    if any(re.search(r"--?(?:pwd|chdir)|-wdir", command.text) for command in script.commands):
-        return
-    for launch in view.launches:
-        program = launch.program
-        if program and program.value and program.parts[0].kind == "text" and not program.prefix.startswith(("/", "~")):
-            yield Found(launch.command.at, {"script": program.value})
-            return
+    moves = any(re.search(r"--?(?:pwd|chdir)|-wdir", command.text) for command in script.commands)
+    if script.kind == "pbs" and not script.options("-d", "-w") and not moves and not any(script.named("pushd")):
+        yield from _relative_script(view)
 
 
 @likely(
@@ -187,14 +189,8 @@ def _starts_at_home(view: View) -> Iterator[Found]:
     source=_GE,
 )
 def _starts_at_home_ge(view: View) -> Iterator[Found]:
-    script = view.script
-    if script.kind != "grid_engine" or script.options("-cwd", "-wd") or any(script.named("cd")):
-        return
-    for launch in view.launches:
-        program = launch.program
-        if program and program.value and not program.value.startswith(("/", "~")):
-            yield Found(launch.command.at, {"script": program.value})
-            return
+    if view.script.kind == "grid_engine" and not view.script.options("-cwd", "-wd"):
+        yield from _relative_script(view)
 
 
 def _resource_lists(view: View, word: str) -> list[Directive]:
@@ -299,9 +295,7 @@ def _bare_pbsdsh(view: View) -> Iterator[Found]:
 )
 def _twice(view: View) -> Iterator[Found]:
     seen: dict[str, str] = {}
-    for directive in view.script.directives if view.script.kind == "slurm" else ():
-        if not directive.is_read:
-            continue
+    for directive in view.script.read if view.script.kind == "slurm" else ():
         first = seen.get(directive.name, directive.value)
         if first != directive.value and directive.name not in ("gres", "mail-type", "dependency"):
             yield Found(directive.at, {"option": f"--{directive.name}", "first": first, "last": directive.value})
@@ -378,12 +372,10 @@ def _exports_nothing(view: View) -> Iterator[Found]:
     script, variable = view.script, "SLURM_EXPORT_ENV"
     if script.sets(variable) or any(variable in command.values for command in script.named("unset")):
         return
-    steps = [command for command, call in view.calls("srun") if not call.get("--export")]
-    if any(not command.context.is_substitution for command in steps):
-        for directive in script.options("export"):
-            if directive.value == "NONE":
-                yield Found(directive.at)
-                return
+    is_step = any(not call.get("--export") and not step.context.is_substitution for step, call in view.calls("srun"))
+    none = [directive for directive in script.options("export") if directive.value == "NONE"]
+    for directive in none[:1] if is_step else ():
+        yield Found(directive.at)
 
 
 @likely(
