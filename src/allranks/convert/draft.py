@@ -17,8 +17,6 @@ KINDS: dict[Kind, str] = {
     "changed": "it was a fault, or has another form here",
     "not taken over": "this needs your hand",
 }
-#: Clusters whose machines share no environment: what is set on the first one does not reach the others.
-REMOTE_KINDS = ("ssh", "pdsh")
 _POSITIONAL = re.compile(r"[0-9@*#]+")
 
 
@@ -52,6 +50,11 @@ class Draft:
     setup: dict[str, list[Given]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     incomplete: bool = False  # An argument of the training has a value that is not known.
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its machines share no environment: what is set on the first one does not reach the others."""
+        return self.kind in ("ssh", "pdsh")
 
     def line(self, at: int) -> int:
         """Return the line of an offset."""
@@ -95,10 +98,8 @@ class Draft:
 
     def is_set_here(self, name: str) -> bool:
         """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""
-        script = self.view.script
-        return bool(_POSITIONAL.fullmatch(name)) or (
-            script.sets(name.partition("[")[0]) and name not in script.exported
-        )
+        is_own = self.view.script.sets(name.partition("[")[0]) and name not in self.view.script.exported
+        return is_own or bool(_POSITIONAL.fullmatch(name))
 
 
 def short(text: str, most: int = 110) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from allranks.contract import is_secret
-from allranks.convert.draft import REMOTE_KINDS, Draft, home, path_of, short, shown
+from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
 from allranks.lint.launches import MPI, Launch
 from allranks.lint.model import Assignment, Command, Part, Word
@@ -247,7 +247,7 @@ class _Argument:
             if part.value is not None and rank is None:
                 self.quoted += shlex.quote(part.value) if part.value else ""
                 continue
-            is_local = draft.kind in REMOTE_KINDS and part.level == 0  # The shell here expanded it.
+            is_local = draft.is_remote and part.level == 0  # The shell here expanded it.
             if part.kind != "variable" or (rank is None and (is_local or draft.is_set_here(part.text))):
                 what = f"{part.shown}: its value is not in the script; write it into args"
                 draft.not_taken(word.at, what)
@@ -288,9 +288,7 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)
         return False
     if given.is_prefix:
-        draft.add_line(
-            "node_setup" if draft.kind in REMOTE_KINDS else where, f"export {_shell(draft, given)}", given.at
-        )
+        draft.add_line("node_setup" if draft.is_remote else where, f"export {_shell(draft, given)}", given.at)
         return False
     return True
 
