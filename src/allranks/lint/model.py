@@ -230,14 +230,14 @@ class Command:
         """Return the nearest of the commands that start it with one of these names."""
         return next((command for command in reversed(self.context.via) if command.name in names), None)
 
-    def is_early(self, part: Part, *starters: str) -> bool:
+    def is_expanded_early(self, part: Part, *starters: str) -> bool:
         """Return whether a part is expanded by a shell that itself only starts this command on other machines."""
         names = starters or REMOTE
         return any(outer.name in names and part.level <= outer.context.level for outer in self.context.via)
 
-    def is_there(self, part: Part) -> bool:
+    def is_expanded_there(self, part: Part) -> bool:
         """Return whether a part is expanded by a shell on the machine of this command."""
-        return self.started_by(*REMOTE) is not None and not self.is_early(part)
+        return self.started_by(*REMOTE) is not None and not self.is_expanded_early(part)
 
     @property
     def has_input(self) -> bool:

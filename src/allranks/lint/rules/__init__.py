@@ -1,4 +1,4 @@
-"""The rules, as a table: a family is a file."""
+"""The rules: a family is a file, and a rule stands above the function that finds its fault."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FAMILIES = {
     "9": "Secrets, and what hurts others",
 }
 
+#: Each registers its rules.
 _MODULES = "processes words rendezvous scheduling network remote outcome environment habits"
 for _name in _MODULES.split():
     import_module(f"{__name__}.{_name}")

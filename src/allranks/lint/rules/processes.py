@@ -30,7 +30,7 @@ _HIDING = ("single", "per_task", "map_gpu", "closest")
 def _rank_in_batch(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         for part in command.variables:
-            if part.text in _NODE and part.value is None and command.is_early(part, "srun", *MPI):
+            if part.text in _NODE and part.value is None and command.is_expanded_early(part, "srun", *MPI):
                 yield Found(part.at, {"variable": part.text})
 
 

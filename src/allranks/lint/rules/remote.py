@@ -56,7 +56,7 @@ def _local_name(view: View) -> Iterator[Found]:
             option = f"{before} {word.prefix.partition('=')[0]}"
             is_address = re.search("addr|endpoint", option) or "ip" in before
             for part in word.parts if not is_address else ():
-                if is_host_name(part, "hostname|nvidia-smi") and launch.command.is_early(part):
+                if is_host_name(part, "hostname|nvidia-smi") and launch.command.is_expanded_early(part):
                     yield Found(part.at, {"part": part.shown})
             before = word.shown
 

@@ -154,7 +154,7 @@ def _own_address(view: View) -> Iterator[Found]:
     for launch, given in _addresses(view):
         is_one = launch.nnodes == 1 or launch.starter is None or launch.tasks == 1
         for part in given.value.parts if launch.is_torch and not is_one else ():
-            if is_host_name(part) and launch.command.is_there(part):
+            if is_host_name(part) and launch.command.is_expanded_there(part):
                 yield Found(part.at, {"part": part.shown})
 
 
@@ -217,7 +217,7 @@ def _random_on_each(view: View) -> Iterator[Found]:
         for launch, given in view.torchrun_given(name):
             for part in given.value.parts if launch.tasks != 1 and launch.nnodes != 1 else ():
                 is_random = part.kind in ("variable", "arithmetic") and "RANDOM" in part.text
-                if is_random and launch.command.is_there(part):
+                if is_random and launch.command.is_expanded_there(part):
                     yield Found(part.at, {"option": name})
 
 

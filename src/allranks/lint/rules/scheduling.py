@@ -249,7 +249,7 @@ def _node_file_elsewhere(view: View) -> Iterator[Found]:
     starters = ("ssh", "pdsh", "pbsdsh", "pbs_tmrsh", "clush")
     remote = [command for command in view.script.commands if command.started_by(*starters)]
     parts = ((command, part) for command in remote for word in command.words for part in word.parts)
-    expanded = {part.at for command, part in parts if command.is_there(part)}
+    expanded = {part.at for command, part in parts if command.is_expanded_there(part)}
     for use in view.script.uses:
         if use.name == "PBS_NODEFILE" and use.level and use.at in expanded:
             yield Found(use.at)

@@ -253,7 +253,7 @@ def _host_of_batch(view: View) -> Iterator[Found]:
         if launch.starter is None or launch.tasks == 1 or launch.command.context.loops:
             continue
         for part in given.value.parts:
-            if part.kind == "command" and "hostname" in part.text and not launch.command.is_there(part):
+            if part.kind == "command" and "hostname" in part.text and not launch.command.is_expanded_there(part):
                 yield Found(part.at)
 
 
