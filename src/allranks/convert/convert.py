@@ -63,7 +63,7 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
     take_launch(draft, group, {code for line in lines for code in codes.get(line, ())})
     for launch in others:
         shown = " ".join(word.shown for word in launch.command.words)
-        draft.note("not taken over", launch.command.at, f"another training: {shown}")
+        draft.not_taken(launch.command.at, f"another training: {shown}")
     Statements(draft, group, codes).take()
     _finish(draft, findings)
     return draft
@@ -73,14 +73,15 @@ def _as_job(view: View) -> View:
     """Return a script that calls ``srun`` outside of a job as one whose directives are the options of that."""
     script = view.script
     starter = next(script.named("srun"), None)
-    call = read_call(starter) if starter and script.kind == "plain" else None
-    if call is None or not call.get("--partition", "--account", "--gres", "--gpus-per-node", "--gpus", "--time"):
+    call = read_call(starter)
+    asks = call.get("--partition", "--account", "--gres", "--gpus-per-node", "--gpus", "--time")
+    if script.kind != "plain" or not asks:
         return view
     script.kind = "slurm"
     for given in call.given:
-        value, at = given.value.value if given.value else "", given.word.at
-        if value is not None and given.name != "--pty":
-            script.directives.append(Directive("slurm", given.name[2:], value, at, at, is_read=True))
+        if given.value.value is not None and given.name != "--pty":
+            option = Directive("slurm", given.name[2:], given.value.value, given.at, given.at, is_read=True)
+            script.directives.append(option)
     return View(script)
 
 
@@ -97,11 +98,7 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
     if brings and not environment & {"conda", "venv", "python", "container"} and "binary" not in draft.values:
         draft.put("environment.python", ["python"], -1, f"the first on PATH after environment.{brings[-1]}")
     if draft.kind == "local" and draft.get("resources.nodes") not in (None, 1):
-        draft.note(
-            "not taken over",
-            -1,
-            "the machines are not in the script: resources.hosts, or start each with allranks node",
-        )
+        draft.not_taken(-1, "the machines are not in the script: resources.hosts, or start each with allranks node")
     if "name" not in draft.values and draft.kind not in ("local", "ssh", "pdsh"):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(draft.path).stem).strip("-._")[:64]
         draft.put("name", name or "job", -1, "the script's name")
@@ -111,9 +108,9 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
             continue
         at, code = _offset(draft, finding), finding.rule.code
         if code.startswith(_GONE) and finding.place.line not in kept:
-            draft.note("changed", at, f"{code}: {finding.what}")
+            draft.changed(at, f"{code}: {finding.what}")
         elif not any(code in note.what for note in draft.notes):
-            draft.note("not taken over", at, f"{code} is still there: {finding.what}; {finding.fix}")
+            draft.not_taken(at, f"{code} is still there: {finding.what}; {finding.fix}")
 
 
 def _offset(draft: Draft, finding: Finding) -> int:

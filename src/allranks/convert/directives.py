@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
-from allranks.convert.draft import Draft, Kind, home
+from allranks.convert.draft import Draft, home
 from allranks.job.units import parse_duration, parse_memory
 from allranks.lint.directives import gpus_in, number
 from allranks.lint.model import Directive
@@ -82,45 +83,44 @@ def take_directives(draft: Draft) -> None:
     script = draft.view.script
     if script.kind == "plain":
         return
-    read = [each for each in script.directives if each.is_read and each.family == script.kind]
+    read = script.read
     if read:
         draft.put("cluster", script.kind, read[0].at, script.text.line(draft.line(read[0].at)).split()[0])
     for directive in read:
         name, value = directive.name, directive.value
         if "\ue000" in value:  # A here-document, of which another shell expands this.
             line = script.text.line(draft.line(directive.at))
-            draft.note("not taken over", directive.at, f"{line}: its value is not in the script")
+            draft.not_taken(directive.at, f"{line}: its value is not in the script")
         elif "$" in value and not re.search(r"PBS_O_|JOB_ID|TASK_ID", value) and name not in ("output", "error"):
-            draft.note("not taken over", directive.at, f"{_words(directive)}: a directive expands no variables (AR402)")
+            draft.not_taken(directive.at, f"{_words(directive)}: a directive expands no variables (AR402)")
         elif name in _PLAIN[script.kind]:
-            draft.put(_PLAIN[script.kind][name], home(value), directive.at, _words(directive))
+            _put(draft, directive, _PLAIN[script.kind][name], home(value))
+        elif name in ("no-requeue", "-r"):
+            if name == "no-requeue" or value.startswith("n"):
+                _put(draft, directive, "retry.requeue", False)
         elif name in ("job-name", "-N"):
             if clean := re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")[:64]:
-                draft.put("name", clean, directive.at, _words(directive))
+                _put(draft, directive, "name", clean)
         elif name in _LEFT_OUT[script.kind]:
-            draft.note("left out", directive.at, f"{_words(directive)}: {_LEFT_OUT[script.kind][name]}")
+            draft.left_out(directive.at, f"{_words(directive)}: {_LEFT_OUT[script.kind][name]}")
         elif not _TAKERS[script.kind](draft, directive):
-            _verbatim(draft, directive)
+            draft.add_line("directives", _words(directive), directive.at)
     resources = draft.view.resources
     counts = {"resources.nodes": resources.nodes, "resources.gpus_per_node": resources.gpus}
     for path, count in counts.items():
         source = next((each for name in _COUNTED[path] for each in reversed(read) if _gives(each, name)), None)
         if source is not None and count is not None and path not in draft.values:
-            draft.put(path, count, source.at, _words(source))
+            _put(draft, source, path, count)
     tasks = resources.tasks_per_node or 1
-    if script.kind == "slurm" and resources.cpus_per_task and (source := _last(read, "cpus-per-task")):
+    for source in script.options("cpus-per-task")[-1:] if script.kind == "slurm" and resources.cpus_per_task else ():
         times = f" for each of {tasks} tasks" if tasks > 1 else ""
-        draft.put("resources.cpus_per_node", resources.cpus_per_task * tasks, source.at, _words(source) + times)
-
-
-def _last(read: list[Directive], *names: str) -> Directive | None:
-    return next((each for each in reversed(read) if each.name in names), None)
+        cpus = (resources.cpus_per_task or 0) * tasks
+        draft.put("resources.cpus_per_node", cpus, source.at, _words(source) + times)
 
 
 def _gives(directive: Directive, name: str) -> bool:
-    if name == "-l":
-        return directive.name == name and bool(re.search(r"(?:^|,)(select|nodes)=", directive.value))
-    return directive.name == name
+    is_count = name != "-l" or re.search(r"(?:^|,)(select|nodes)=", directive.value)
+    return directive.name == name and bool(is_count)
 
 
 def _words(directive: Directive) -> str:
@@ -129,36 +129,30 @@ def _words(directive: Directive) -> str:
     return f"{option}{between}{directive.value}" if directive.value else option
 
 
-def _verbatim(draft: Draft, directive: Directive) -> None:
-    draft.setup.setdefault("directives", [])
-    draft.add_line("directives", _words(directive), directive.at)
+def _put(draft: Draft, directive: Directive, path: str, value: object) -> None:
+    draft.put(path, value, directive.at, _words(directive))
 
 
 def _time(draft: Draft, directive: Directive, value: str) -> bool:
     """Take a time limit, of which 0 is none."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
         return False
-    if directive.family == "slurm":
-        seconds = None
-    else:  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
+    if directive.family != "slurm":  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
         seconds = sum(int(part) * 60**power for power, part in enumerate(reversed(value.split(":"))))
-    clock = value if seconds is None else f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    try:
-        parse_duration(clock)
-    except ValueError:
-        return False
-    draft.put("resources.time", clock, directive.at, _words(directive))
-    return True
+        value = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    with suppress(ValueError):
+        parse_duration(value)
+        _put(draft, directive, "resources.time", value)
+        return True
+    return False
 
 
 def _memory(draft: Draft, directive: Directive, value: str) -> bool:
-    try:
-        if not parse_memory(value):
-            return False
-    except ValueError:
-        return False
-    draft.put("resources.memory", value, directive.at, _words(directive))
-    return True
+    with suppress(ValueError):
+        if parse_memory(value):
+            _put(draft, directive, "resources.memory", value)
+            return True
+    return False
 
 
 def _slurm(draft: Draft, directive: Directive) -> bool:
@@ -170,7 +164,7 @@ def _slurm(draft: Draft, directive: Directive) -> bool:
     if name == "nodes":
         low, _, high = value.partition("-")
         if high and number(value):
-            draft.put("resources.nodes", f"{low}:{high}", directive.at, _words(directive))
+            _put(draft, directive, "resources.nodes", f"{low}:{high}")
         return number(value) is not None
     if name == "gres" and not re.fullmatch(r"gpu(:[\w.+-]+)*", value):
         return False
@@ -178,39 +172,29 @@ def _slurm(draft: Draft, directive: Directive) -> bool:
         if gpus_in(value) is None or draft.view.resources.gpus is None:
             return False
         if typed := re.fullmatch(r"(?:gpu:)?(?!gpu:)([A-Za-z][\w.+-]*):\d+", value):
-            draft.put("resources.gpu_type", typed[1], directive.at, _words(directive))
+            _put(draft, directive, "resources.gpu_type", typed[1])
         if name == "gres":
-            draft.put("scheduler.gpu_request", "gres", directive.at, _words(directive))
+            _put(draft, directive, "scheduler.gpu_request", "gres")
         return True
     if name == "cpus-per-task":
         return number(value) is not None
     if name == "exclusive" and not value:
-        draft.put("scheduler.exclusive", True, directive.at, "--exclusive")
-        return True
-    if name == "no-requeue":
-        draft.put("retry.requeue", False, directive.at, "--no-requeue")
+        _put(draft, directive, "scheduler.exclusive", True)
         return True
     if name == "signal":
         if before := re.search(r"@(\d+)$", value):
-            draft.put("retry.warn_before", int(before[1]), directive.at, _words(directive))
-        draft.note(
-            "left out", directive.at, f"{_words(directive)}: the ranks get SIGUSR1 to save, and the job is requeued"
-        )
+            _put(draft, directive, "retry.warn_before", int(before[1]))
+        what = f"{_words(directive)}: the ranks get SIGUSR1 to save, and the job is requeued"
+        draft.left_out(directive.at, what)
         return True
     if name == "export":
-        kind: Kind = "left out" if value.upper() == "ALL" else "not taken over"
-        draft.note(
-            kind, directive.at, f"{_words(directive)}: the job's environment comes along, with environment.variables"
-        )
+        note = draft.left_out if value.upper() == "ALL" else draft.not_taken
+        note(directive.at, f"{_words(directive)}: the job's environment comes along, with environment.variables")
         return True
     return False
 
 
 def _pbs(draft: Draft, directive: Directive) -> bool:
-    if directive.name == "-r":
-        if directive.value == "n":
-            draft.put("retry.requeue", False, directive.at, "-r n")
-        return True
     if directive.name != "-l":
         return False
     for item in re.split(r",(?=[A-Za-z_]+=)", directive.value):
@@ -222,13 +206,11 @@ def _pbs(draft: Draft, directive: Directive) -> bool:
         elif name == "place":
             if "excl" in value:
                 draft.put("scheduler.exclusive", True, directive.at, f"-l {item}")
-            draft.note("left out", directive.at, f"-l {item}: allranks places one chunk on each node")
+            draft.left_out(directive.at, f"-l {item}: allranks places one chunk on each node")
         elif name == "mem" and draft.view.resources.nodes in (None, 1) and _memory(draft, directive, value):
             continue
-        elif name == "ngpus" and number(value):
-            draft.put("resources.gpus_per_node", int(value), directive.at, f"-l {item}")
-        elif name == "ncpus" and number(value):
-            draft.put("resources.cpus_per_node", int(value), directive.at, f"-l {item}")
+        elif name in ("ngpus", "ncpus") and number(value):
+            draft.put(f"resources.{name[1:]}_per_node", int(value), directive.at, f"-l {item}")
         else:
             draft.add_line("resources", item, directive.at)
     return True
@@ -237,9 +219,7 @@ def _pbs(draft: Draft, directive: Directive) -> bool:
 def _chunks(draft: Draft, directive: Directive, item: str, text: str) -> None:
     chunks = [chunk.partition(":") for chunk in text.split("+")]
     if len({rest for _, _, rest in chunks}) > 1 or not chunks[0][0].isdecimal():
-        draft.note(
-            "not taken over", directive.at, f"-l {item}: nodes that differ; all nodes of a job are requested alike"
-        )
+        draft.not_taken(directive.at, f"-l {item}: nodes that differ; all nodes of a job are requested alike")
         return
     further: list[str] = []
     for part in filter(None, chunks[0][2].split(":")):
@@ -260,16 +240,12 @@ def _grid_engine(draft: Draft, directive: Directive) -> bool:
     name, value = directive.name, directive.value
     if name == "-pe":
         environment, _, slots = value.partition(" ")
-        draft.put("scheduler.parallel_environment", environment, directive.at, f"-pe {value}")
+        _put(draft, directive, "scheduler.parallel_environment", environment)
         if number(slots):
             nodes = max((launch.nnodes or 1 for launch in draft.view.launches), default=1)
             if nodes > 1:
                 draft.put("resources.nodes", nodes, directive.at, f"-pe {value}, and --nnodes={nodes}")
-            draft.put("resources.cpus_per_node", max(1, int(slots) // nodes), directive.at, f"-pe {value}")
-        return True
-    if name == "-r":
-        if value.startswith("n"):
-            draft.put("retry.requeue", False, directive.at, f"-r {value}")
+            _put(draft, directive, "resources.cpus_per_node", max(1, int(slots) // nodes))
         return True
     if name != "-l":
         return False

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from allranks.lint.model import Part, Word
+from allranks.lint.model import Word
 from allranks.lint.reading import View
 
 Kind = Literal["left out", "changed", "not taken over"]
@@ -17,23 +17,16 @@ KINDS: dict[Kind, str] = {
     "changed": "it was a fault, or has another form here",
     "not taken over": "this needs your hand",
 }
-#: Clusters whose machines share no environment: what is set on the first one does not reach the others.
-REMOTE_KINDS = ("ssh", "pdsh")
 _POSITIONAL = re.compile(r"[0-9@*#]+")
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value of the job.
-
-    Attributes:
-        line: its line in the script; 0 where it does not stand in one.
-        why: the words of the script that it was made from.
-    """
+    """A value of the job."""
 
     value: Any
-    line: int
-    why: str
+    line: int  # Its line in the script; 0 where it does not stand in one.
+    why: str  # The words of the script that it was made from.
 
 
 @dataclass(frozen=True)
@@ -47,23 +40,21 @@ class Note:
 
 @dataclass
 class Draft:
-    """A job file in the making.
+    """A job file in the making."""
 
-    Attributes:
-        view: the script as lint reads it.
-        path: the script's path as it is shown.
-        kind: the kind of cluster that it is for.
-        values: by path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
-        incomplete: an argument of the training has a value that is not known.
-    """
-
-    view: View
-    path: str
-    kind: str
+    view: View  # The script as lint reads it.
+    path: str  # The script's path as it is shown.
+    kind: str  # The kind of cluster that it is for.
+    #: By path in the job: ``resources.nodes``. ``environment.setup`` and ``.node_setup`` are lists of Given.
     values: dict[str, Given] = field(default_factory=dict)
     setup: dict[str, list[Given]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    incomplete: bool = False
+    incomplete: bool = False  # An argument of the training has a value that is not known.
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its machines share no environment: what is set on the first one does not reach the others."""
+        return self.kind in ("ssh", "pdsh")
 
     def line(self, at: int) -> int:
         """Return the line of an offset."""
@@ -78,6 +69,18 @@ class Draft:
         note = Note(kind, self.line(at) if at >= 0 else 0, short(what, 170))
         if note not in self.notes:
             self.notes.append(note)
+
+    def left_out(self, at: int, what: str) -> None:
+        """Record what a job does not need."""
+        self.note("left out", at, what)
+
+    def changed(self, at: int, what: str) -> None:
+        """Record what was a fault, or has another form in a job."""
+        self.note("changed", at, what)
+
+    def not_taken(self, at: int, what: str) -> None:
+        """Record what needs the user's hand."""
+        self.note("not taken over", at, what)
 
     def get(self, path: str) -> Any:
         """Return a value; None if it is not set."""
@@ -95,10 +98,8 @@ class Draft:
 
     def is_set_here(self, name: str) -> bool:
         """Return whether this script alone knows a variable's value: a loop's, an argument, an unexported one."""
-        script = self.view.script
-        return bool(_POSITIONAL.fullmatch(name)) or (
-            script.sets(name.partition("[")[0]) and name not in script.exported
-        )
+        is_own = self.view.script.sets(name.partition("[")[0]) and name not in self.view.script.exported
+        return is_own or bool(_POSITIONAL.fullmatch(name))
 
 
 def short(text: str, most: int = 110) -> str:
@@ -122,8 +123,3 @@ def path_of(word: Word) -> str | None:
     text = home(word.shown)
     known = all(part.value is not None or (part.text == "HOME" and text.startswith("~")) for part in word.parts)
     return text if known and text else None
-
-
-def unknown_parts(word: Word) -> list[Part]:
-    """Return the parts of a word whose values are not known."""
-    return [part for part in word.parts if part.value is None]

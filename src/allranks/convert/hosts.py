@@ -18,10 +18,9 @@ def take_hosts(draft: Draft, group: Sequence[Launch]) -> None:
     """Set the machines, if the script names them; else say where they are to be named."""
     if draft.kind != "local":
         return  # The scheduler chooses them.
-    call = group[0].call
-    if call and (file := call.get("--hostfile")) and file.value:
+    if file := group[0].call.get("--hostfile"):
         draft.kind = "ssh"
-        draft.put("resources.hostfile", home(file.value.shown), file.word.at, f"--hostfile {file.value.shown}")
+        draft.put("resources.hostfile", home(file.value.shown), file.at, f"--hostfile {file.value.shown}")
     starter = next((each.starter for each in group if each.starter), None)
     if starter is None or starter.name == "srun":
         return
@@ -33,9 +32,7 @@ def take_hosts(draft: Draft, group: Sequence[Launch]) -> None:
     hosts: dict[str, None] = {}
     for launch in group:
         if launch.starter is None:
-            draft.note(
-                "not taken over", launch.command.at, "the first node is this machine: put its name first in hosts"
-            )
+            draft.not_taken(launch.command.at, "the first node is this machine: put its name first in hosts")
         else:
             hosts |= dict.fromkeys(_named(draft, launch.starter))
     if draft.kind == "pdsh":
@@ -43,14 +40,13 @@ def take_hosts(draft: Draft, group: Sequence[Launch]) -> None:
     if hosts:
         draft.put("resources.hosts", [*hosts], starter.at, " ".join([starter.name, *hosts]))
     elif "resources.hostfile" not in draft.values:
-        draft.note("not taken over", starter.at, "the machines are not in the script: resources.hosts, or --hosts")
+        draft.not_taken(starter.at, "the machines are not in the script: resources.hosts, or --hosts")
 
 
 def _of_mpi(draft: Draft, starter: Command) -> None:
     """Take the hosts of mpirun, if it has some."""
-    call = read_call(starter)
-    given = call.get("-H", "--hostfile") if call else None
-    if given is None or given.value is None or given.value.value is None:
+    given = read_call(starter).get("-H", "--hostfile")
+    if given is None or not given.value.value:
         return
     draft.kind = "ssh"
     value, typed = given.value.value, f"{starter.name} {given.typed} {given.value.value}"
@@ -66,28 +62,26 @@ def _of_mpi(draft: Draft, starter: Command) -> None:
 def _named(draft: Draft, starter: Command) -> Iterator[str]:
     """Yield the hosts that a command reaches."""
     call = read_call(starter)
-    words = [given.value for given in call.given if given.name == "-w" and given.value] if call else []
+    words = [given.value for given in call.given if given.name == "-w"]
     if starter.name in ("ssh", "rsh", "dsh"):
-        words = list(call.rest[:1]) if call else []
+        words = list(call.rest[:1])
     for word in words:
-        if word.value is not None:
-            if word.value.startswith("^"):
-                draft.put("resources.hostfile", home(word.value[1:]), starter.at, f"{starter.name} -w {word.value}")
-            else:
-                yield from re.split(r",(?![^\[\]]*\])", word.value)
-        else:
+        if word.value is None:
             yield from _of_loop(draft, starter, word)
+        elif word.value.startswith("^"):
+            draft.put("resources.hostfile", home(word.value[1:]), starter.at, f"{starter.name} -w {word.value}")
+        else:
+            yield from re.split(r",(?![^\[\]]*\])", word.value)
 
 
 def _of_loop(draft: Draft, starter: Command, word: Word) -> Iterator[str]:
     """Yield the hosts of a loop: its words, those of an array, numbers behind a name, or the lines of a file."""
     unknown = [part for part in word.parts if part.value is None]
     name = unknown[0].text
-    array = next(
-        (each.items for each in draft.view.script.assignments if each.items and f"{each.name}[" in f"{name}"), None
-    )
+    assigned = draft.view.script.assignments
+    array = next((each.items for each in assigned if each.items and f"{each.name}[" in name), None)
     if array and len(word.parts) == 1:
-        yield from (item.value for item in array if item.value)
+        yield from filter(None, (item.value for item in array))
         return
     if unknown[0].kind == "command" and (file := _FILE.search(unknown[0].text)):
         draft.put("resources.hostfile", home(file[1]), starter.at, unknown[0].text)
@@ -99,16 +93,15 @@ def _of_loop(draft: Draft, starter: Command, word: Word) -> Iterator[str]:
             draft.put("resources.hostfile", home(file[1]), reading.at, f"while read … < {file[1]}")
     for item in loop.words if loop and len(unknown) == 1 else ():
         if item.value is not None:
-            yield from _with(word, item.value)
+            yield _with(word, item.value)
         elif numbers := _RANGE.fullmatch(item.shown):
             ends = [int(number) for number in numbers.groups() if number]
             first, last = ends if len(ends) == 2 else (1, ends[0])
-            yield from (
-                host for number in range(first, min(last, first + 4096) + 1) for host in _with(word, str(number))
-            )
+            yield from (_with(word, str(number)) for number in range(first, min(last, first + 4096) + 1))
         elif file := _FILE.search(item.shown):
             draft.put("resources.hostfile", home(file[1]), starter.at, item.shown)
 
 
-def _with(word: Word, value: str) -> Iterator[str]:
-    yield "".join(value if part.value is None else part.value for part in word.parts)
+def _with(word: Word, value: str) -> str:
+    """Fill a value into a word whose one part is not known."""
+    return "".join(value if part.value is None else part.value for part in word.parts)

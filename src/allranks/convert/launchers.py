@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from allranks.contract import is_secret
-from allranks.convert.draft import REMOTE_KINDS, Draft, home, path_of, short, shown, unknown_parts
+from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
 from allranks.lint.launches import MPI, Launch
 from allranks.lint.model import Assignment, Command, Part, Word
@@ -47,8 +47,8 @@ _SRUN = re.compile(
 
 def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]:
     """Return the commands that together start the training, and those that start others."""
-    known = [each for each in launches if each.call is None or each.program is not None]
-    ranked = [each for each in known if each.call] or [each for each in known if each.starter] or known[-1:]
+    known = [each for each in launches if each.is_python or each.program is not None]
+    ranked = [each for each in known if not each.is_python] or [each for each in known if each.starter] or known[-1:]
     if not ranked:
         return [], []
     same = [each for each in ranked if _typed(each) == _typed(ranked[0])]
@@ -56,7 +56,7 @@ def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]
 
 
 def _typed(launch: Launch) -> list[str]:
-    return [word.shown for word in (launch.call.rest if launch.call else launch.command.args)]
+    return [word.shown for word in (launch.command.args if launch.is_python else launch.call.rest)]
 
 
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
@@ -67,16 +67,14 @@ def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
     _take_counts(draft, launch, codes)
     _take_options(draft, launch)
     _take_program(draft, launch)
-    reader = next(iter(launch.command.root.context.pipe), "")
-    if reader == "tee" or any(">" in operator for operator, _ in launch.command.root.redirects):
-        draft.note(
-            "left out", launch.command.root.at, "where the output went: allranks logs, or allranks run job.yaml > FILE"
-        )
-    for outer, inner in zip(
-        (None, *launch.command.context.via), (*launch.command.context.via, launch.command), strict=True
-    ):
-        for each in inner.sets if outer is None or inner.sets != outer.sets else ():
+    root = launch.command.root
+    if root.context.pipe[:1] == ("tee",) or any(">" in operator for operator, _ in root.redirects):
+        draft.left_out(root.at, "where the output went: allranks logs, or allranks run job.yaml > FILE")
+    sets: tuple[Assignment, ...] = ()
+    for command in (*launch.command.context.via, launch.command):
+        for each in command.sets if command.sets != sets else ():
             take_variable(draft, each, "node_setup")
+        sets = command.sets
 
 
 def _take_wrappers(draft: Draft, launch: Launch) -> None:
@@ -86,8 +84,8 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
         words, name = outer.words[: len(outer.words) - len(inner.words)], outer.name
         if name in _CONTAINERS:
             draft.put("environment.container", [home(word.shown) for word in words], outer.at, shown(words))
-            if any(unknown_parts(word) and path_of(word) is None for word in words):
-                draft.note("not taken over", outer.at, f"{shown(words)}: environment.container expands no variables")
+            if any(word.value is None and path_of(word) is None for word in words):
+                draft.not_taken(outer.at, f"{shown(words)}: environment.container expands no variables")
         elif name in ("conda", "mamba", "micromamba"):
             values = [word.value or "" for word in words]
             at = next((i + 1 for i, value in enumerate(values) if value in ("-n", "-p", "--name", "--prefix")), None)
@@ -98,81 +96,68 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
         elif name == "srun":
             _take_srun(draft, launch)
         elif name in MPI:
-            draft.note("left out", outer.at, f"{shown(words)}: allranks starts the nodes")
+            draft.left_out(outer.at, f"{shown(words)}: allranks starts the nodes")
             _take_exports(draft, outer)
         elif is_python(name) or name in SHELLS or name in _NEEDLESS:
             if name == "nohup":
-                draft.note("left out", outer.at, "nohup: allranks run --detach")
+                draft.left_out(outer.at, "nohup: allranks run --detach")
         elif name not in ("ssh", "pdsh", "clush", "rsh", "pbsdsh", "pbs_tmrsh", "blaunch"):
-            draft.note("not taken over", outer.at, f"{short(shown(words), 60)}: it stood before the launcher")
+            draft.not_taken(outer.at, f"{short(shown(words), 60)}: it stood before the launcher")
 
 
 def _take_exports(draft: Draft, starter: Command) -> None:
     """Take over the variables that ``mpirun -x NAME=VALUE`` sets."""
-    call = read_call(starter)
-    for given in call.given if call else ():
-        name, equals, value = (given.value.shown if given.value and given.name == "-x" else "").partition("=")
-        if equals and given.value and given.value.value is not None and name not in RANK_VARIABLES:
-            draft.put(f"environment.variables.{name}", value, given.word.at, f"-x {name}={value}")
+    for given in read_call(starter).given:
+        name, equals, value = given.value.shown.partition("=")
+        if given.name == "-x" and equals and given.value.value is not None and name not in RANK_VARIABLES:
+            draft.put(f"environment.variables.{name}", value, given.at, f"-x {name}={value}")
 
 
 def _take_srun(draft: Draft, launch: Launch) -> None:
     starter = launch.command.started_by("srun")
-    call = read_call(starter) if starter else None
-    if starter is None or call is None:
-        return
+    assert starter is not None
     kept: list[str] = []
-    for given in call.given:
-        value = f"={given.value.shown}" if given.value else ""
+    for given in read_call(starter).given:
+        value = f"={given.value.shown}" if given.value.parts else ""
         if _SRUN.fullmatch(given.name):
             continue
-        if given.value is not None and given.value.value is None:
-            draft.note(
-                "not taken over", starter.at, f"srun {given.name}{value}: launch.launcher_args expands no variables"
-            )
+        if given.value.value is None:
+            draft.not_taken(starter.at, f"srun {given.name}{value}: launch.launcher_args expands no variables")
         else:
             kept.append(f"{given.name}{value}")
     if kept:
         draft.put("launch.launcher_args", kept, starter.at, f"srun {' '.join(kept)}")
-    draft.note("left out", starter.at, "srun, and how often it starts the command: one agent starts on each node")
+    draft.left_out(starter.at, "srun, and how often it starts the command: one agent starts on each node")
 
 
 def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
     """Set nodes, and ranks on each node."""
     at, call = launch.command.at, launch.call
-    option = call.get("--nnodes", "--num-machines", "--num-nodes") if call else None
-    if option and option.value and "resources.nodes" not in draft.values and not draft.get("resources.hosts"):
+    option = call.get("--nnodes", "--num-machines", "--num-nodes")
+    if option and "resources.nodes" not in draft.values and not draft.get("resources.hosts"):
         value, typed = option.value.value, f"{option.name}={option.value.shown}"
         if value and re.fullmatch(r"\d+(:\d+)?", value):
             if value != "1":
                 draft.put("resources.nodes", int(value) if value.isdecimal() else value, at, typed)
         elif not draft.get("resources.hostfile"):
-            draft.note("not taken over", at, f"{typed}: the number of nodes is not in the script: --nodes N")
+            draft.not_taken(at, f"{typed}: the number of nodes is not in the script: --nodes N")
     gpus = draft.get("resources.gpus_per_node")
     ranks: int | str | None = launch.nproc
     why = f"{launch.name} starts {ranks} ranks on each node"
-    if call is None:
+    if launch.is_python:
         ranks = launch.tasks_per_node if launch.starter else 1
-        why = f"{launch.starter.name if launch.starter else 'python'}, {ranks or '?'} on each node"
+        why = f"{launch.starter_name or 'python'}, {ranks or '?'} on each node"
         if launch.starter is None and (gpus or 0) > 1:
-            draft.note(
-                "not taken over",
-                at,
-                f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node",
-            )
-        if launch.starter and launch.starter.name in MPI and draft.kind == "local":
+            draft.not_taken(at, f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node")
+        if launch.starter_name in MPI and draft.kind == "local":
             ranks = launch.tasks
-    elif launch.is_torch and (given := call.get("--nproc-per-node")) and given.value:
+    elif launch.is_torch and (given := call.get("--nproc-per-node")):
         why = f"{given.typed}={given.value.shown}"
         ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks
-    if ranks is None and call and call.get("--nproc-per-node", "--num-processes", "--num-gpus"):
-        draft.note(
-            "not taken over",
-            at,
-            f"{why.replace('None', 'an unknown number of')}: not known here; one rank for each GPU",
-        )
+    if ranks is None and call.get("--nproc-per-node", "--num-processes", "--num-gpus"):
+        draft.not_taken(at, f"{why.replace('None', 'an unknown number of')}: not known here; one rank for each GPU")
     elif ranks in ("gpu", "auto") or (gpus and isinstance(ranks, int) and (ranks == gpus or codes & _WRONG_COUNTS)):
-        draft.note("left out", at, f"{why}: one rank for each GPU is the default")
+        draft.left_out(at, f"{why}: one rank for each GPU is the default")
     elif ranks is not None:
         draft.put("launch.nproc_per_node", ranks, at, why)
 
@@ -180,38 +165,34 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
 def _take_options(draft: Draft, launch: Launch) -> None:
     """Take over the launcher's other options, or name them."""
     call, at = launch.call, launch.command.at
-    if call is None:
-        return
     left = [given for given in call.given if _RENDEZVOUS.fullmatch(given.name)]
     kept = {"--nproc-per-node", "--max-restarts", "--module", "--no-python", "--mixed-precision", "--hostfile"}
     if names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
-        draft.note(
-            "left out", at, f"{launch.name} {' '.join(names)}: allranks numbers nodes, and finds address and port"
-        )
+        draft.left_out(at, f"{launch.name} {' '.join(names)}: allranks numbers nodes, and finds address and port")
     for given in call.given:
-        typed = given.typed + (f" {given.value.shown}" if given.value else "")
+        typed = given.typed + (f" {given.value.shown}" if given.value.parts else "")
         if given.name == "--max-restarts" and call.number("--max-restarts"):
             draft.put("launch.max_restarts", call.number("--max-restarts"), at, typed)
-        elif given.name == "--mixed-precision" and given.value and given.value.value:
+        elif given.name == "--mixed-precision" and given.value.value:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
         elif given not in left:
-            draft.note("not taken over", at, f"{launch.name} {typed}: set it in the training script")
+            draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:
-        draft.note(
-            "not taken over", at, f"{launch.name} adds --local_rank=N to the arguments: read LOCAL_RANK in the script"
-        )
+        draft.not_taken(at, f"{launch.name} adds --local_rank=N to the arguments: read LOCAL_RANK in the script")
 
 
 def _take_program(draft: Draft, launch: Launch) -> None:
     """Set script, module or binary, its arguments, and the interpreter if it is named by its path."""
     command, call = launch.command, launch.call
-    words = list(call.rest if call else command.args)
+    words = list(command.args if launch.is_python else call.rest)
     kind, options = "script", []
-    if call:
-        kind = "binary" if call.get("--no-python") else "module" if call.get("--module") else "script"
-    while not call and words and words[0].shown.startswith("-"):
+    if call.get("--no-python"):
+        kind = "binary"
+    elif call.get("--module"):
+        kind = "module"
+    while launch.is_python and words and words[0].shown.startswith("-"):
         option = words.pop(0)
         if option.value == "-m":
             kind = "module"
@@ -243,7 +224,7 @@ def _is_rest(draft: Draft, word: Word) -> bool:
     """Return whether a word is the script's own arguments, which are given to ``allranks run`` now."""
     names = {part.text for part in word.parts}
     if len(word.parts) == 1 and names & {"@", "*"}:
-        draft.note("not taken over", word.at, f"{word.shown}: the script's own arguments: add them to args")
+        draft.not_taken(word.at, f"{word.shown}: the script's own arguments: add them to args")
         return True
     return False
 
@@ -266,18 +247,16 @@ class _Argument:
             if part.value is not None and rank is None:
                 self.quoted += shlex.quote(part.value) if part.value else ""
                 continue
-            is_local = draft.kind in REMOTE_KINDS and part.level == 0  # The shell here expanded it.
+            is_local = draft.is_remote and part.level == 0  # The shell here expanded it.
             if part.kind != "variable" or (rank is None and (is_local or draft.is_set_here(part.text))):
                 what = f"{part.shown}: its value is not in the script; write it into args"
-                draft.note("not taken over", word.at, what)
+                draft.not_taken(word.at, what)
                 draft.incomplete = True
                 self.quoted += shlex.quote(part.shown)
                 continue
             self.is_read = True
             if rank and rank != part.text:
-                draft.note(
-                    "changed", word.at, f"${part.text} in the arguments is ${rank}, which allranks sets for each rank"
-                )
+                draft.changed(word.at, f"${part.text} in the arguments is ${rank}, which allranks sets for each rank")
             source = f"${{{rank}}}" if rank else _with_default(draft, part)
             self.quoted += f'"{source}"' if part.quote or rank else source
         self.quoted = self.quoted or shlex.quote(self.text)
@@ -297,23 +276,19 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
     name, word = given.name, Word(given.parts or (), given.at, given.at)
     typed = f"{name}={word.shown}"
     if name in RANK_VARIABLES or name in ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUM_NODES"):
-        draft.note("left out", given.at, f"{typed}: allranks sets what the ranks need of it")
+        draft.left_out(given.at, f"{typed}: allranks sets what the ranks need of it")
         return False
     if is_secret(name) and word.value:
         draft.put(f"environment.variables.{name}", "<secret>", given.at, "set it where you type allranks run")
-        draft.note(
-            "changed",
-            given.at,
-            f"AR901: the value of {name} is not taken over: it comes from where you type allranks run",
+        draft.changed(
+            given.at, f"AR901: the value of {name} is not taken over: it comes from where you type allranks run"
         )
         return False
     if word.value is not None and given.items is None and given.parts is not None:
         draft.put(f"environment.variables.{name}", word.value, given.at, typed)
         return False
     if given.is_prefix:
-        draft.add_line(
-            "node_setup" if draft.kind in REMOTE_KINDS else where, f"export {_shell(draft, given)}", given.at
-        )
+        draft.add_line("node_setup" if draft.is_remote else where, f"export {_shell(draft, given)}", given.at)
         return False
     return True
 

@@ -8,27 +8,23 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from allranks.convert.draft import REMOTE_KINDS, Draft, home, path_of, short
+from allranks.convert.draft import Draft, home, path_of, short
 from allranks.convert.launchers import RANK_VARIABLES, take_variable
 from allranks.lint.launches import Launch
 from allranks.lint.model import Assignment, Command
 
 #: Commands that only print, wait or handle signals, and ``export``, whose variables are taken one by one.
-_QUIET: Final = frozenset(
-    re.findall(
-        r"\S+",
-        """
+_QUIET_NAMES: Final = """
     : [ awk basename break cat clear continue cut date declare df dirname echo exit export false free grep head
     hostname id kill killall local ls lscpu mapfile nvcc nvidia-smi pkill printenv printf pwd read readarray
     readonly return rocm-smi sacct scontrol sed seq set shift shopt sinfo sleep sort squeue tail tee test time tr
     trap true typeset uname uniq uptime wait wc which whoami
-""",
-    )
-)
+"""
+_QUIET: Final = frozenset(_QUIET_NAMES.split())
 #: Commands of a set-up that need no environment that is activated.
-_PLAIN: Final = frozenset(
-    ["cd", "chmod", "cp", "curl", "git", "ln", "mkdir", "mv", "rm", "rsync", "tar", "touch", "unzip", "wget"]
-)
+_PLAIN: Final = {
+    *("cd", "chmod", "cp", "curl", "git", "ln", "mkdir", "mv", "rm", "rsync", "tar", "touch", "unzip", "wget"),
+}
 #: Commands that change the shell that runs them.
 _OF_SHELL: Final = {"source", ".", "ulimit", "umask", "unset", "module", "ml"}
 #: Commands that stand before the training in one list with it, and fail only where the job would.
@@ -85,7 +81,7 @@ class Statements:
             source = self.draft.source(start, end)
             name = re.match(r"(\w+)\+?=", source)
             if name and name[1] not in self.script.exported and source not in kept and not training[at]:
-                self.draft.note("left out", start, f"{short(source, 60)}: its value stands where it is used")
+                self.draft.left_out(start, f"{short(source, 60)}: its value stands where it is used")
 
     def _inside(self, start: int, end: int) -> list[Command]:
         """Return the commands of a statement, without those whose output or exit code is asked for."""
@@ -96,9 +92,7 @@ class Statements:
         return bool(command.name) and command.name not in self.quiet
 
     def _stands(self, where: str, start: int, end: int) -> None:
-        self.draft.note(
-            "not taken over", start, f"{short(self.draft.source(start, end), 80)}: it stands {where} the training"
-        )
+        self.draft.not_taken(start, f"{short(self.draft.source(start, end), 80)}: it stands {where} the training")
 
     def _around(self, start: int, end: int) -> None:
         """Take over what stands in one statement with the training: in its loop, function, or remote shell."""
@@ -108,7 +102,7 @@ class Statements:
             is_before = command.order < max(self.orders)
             is_near = any(command.context.via == each.context.via for each in self.group)
             is_remote = command.context.level > 0
-            if is_before and is_near and (is_remote or self.draft.kind not in REMOTE_KINDS):
+            if is_before and is_near and (is_remote or not self.draft.is_remote):
                 self._one(command.at, command.end, is_inner=is_remote)
             elif self._acts(command) and (not command.context.via or not is_before):
                 self._stands("beside", command.at, command.end)
@@ -116,22 +110,19 @@ class Statements:
 
     def _conditions(self, commands: Sequence[Command]) -> None:
         """Name a condition or a loop around the training."""
-        for context in (each.context for each in commands[:1]):
-            if context.is_conditional and not self._follows_a_setup(commands[0]):
+        for command in commands[:1]:
+            if command.context.is_conditional and not self._follows_a_setup(command):
                 what = "the training is started under a condition; here it always is"
-                self.draft.note("not taken over", commands[0].at, what)
-            for loop in context.loops if self.draft.kind not in REMOTE_KINDS else ():
+                self.draft.not_taken(command.at, what)
+            for loop in command.context.loops if not self.draft.is_remote else ():
                 what = f"the loop over {loop.variable or 'its input'}: a job is one training; start one for each value"
-                self.draft.note("not taken over", loop.at, what)
+                self.draft.not_taken(loop.at, what)
 
     def _follows_a_setup(self, command: Command) -> bool:
         """Return whether what a command depends on are set-up lines alone: ``cd /work && torchrun``."""
         start = max(at for at, _ in self.script.statements if at <= command.at)
-        before = [
-            each
-            for each in self._inside(start, command.at)
-            if each.context.via == command.context.via and each.context.chain == "&&"
-        ]
+        beside = [each for each in self._inside(start, command.at) if each.context.via == command.context.via]
+        before = [each for each in beside if each.context.chain == "&&"]
         names = {each.name for each in before}
         return bool(before) and not before[0].context.is_conditional and names <= _SETS_UP
 
@@ -143,7 +134,7 @@ class Statements:
         if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", source) and not is_inner:
             return  # A function: it is kept with the line that calls it.
         if "eval" in source and re.search(r"conda|mamba", source):
-            draft.note("left out", start, f"{source}: allranks sets conda up")
+            draft.left_out(start, f"{source}: allranks sets conda up")
         elif simple and simple.name in ("module", "ml"):
             self._module(simple, source)
         elif simple and simple.name in _ACTIVATES and self._activate(simple, source):
@@ -153,10 +144,10 @@ class Statements:
         elif not names:
             self._variables(start, end, commands, is_inner)
         elif simple and simple.name == "mkdir" and self._is_log_directory(simple):
-            draft.note("left out", start, f"{source}: the log is in the run's directory")
+            draft.left_out(start, f"{source}: the log is in the run's directory")
         elif names <= _OF_SHELL:
             self._keep(start, end, is_inner)
-        elif draft.kind in REMOTE_KINDS:
+        elif draft.is_remote:
             self._with_what_it_reads("node_setup", start, end)
         else:  # It runs once, before the nodes start, in the environment that it needs.
             for line, at in self.activating if names - _PLAIN else ():
@@ -170,15 +161,14 @@ class Statements:
         if command.name == "ml" and words[:1] and words[0] not in ("load", "purge", "use", "unload", "list"):
             words.insert(0, "load")
         if words[:1] in ([], ["list"], ["avail"]):
-            draft.note("left out", command.at, f"{source}: it prints only")
+            draft.left_out(command.at, f"{source}: it prints only")
             return
         self.activating.append((source, command.at))
         if words[0] in ("load", "add") and all(word.value for word in command.args) and not self.is_activated:
-            draft.put(
-                "environment.modules", [*(draft.get("environment.modules") or []), *words[1:]], command.at, source
-            )
+            modules = [*(draft.get("environment.modules") or []), *words[1:]]
+            draft.put("environment.modules", modules, command.at, source)
         else:
-            is_late = draft.kind in REMOTE_KINDS or self.is_activated
+            is_late = draft.is_remote or self.is_activated
             draft.add_line("node_setup" if is_late else "setup", source, command.at)
 
     def _activate(self, command: Command, source: str) -> bool:
@@ -188,23 +178,20 @@ class Statements:
         sources = command.name in ("source", ".")
         if first == "deactivate" or (sources and first.endswith((".bashrc", ".bash_profile", ".profile"))):
             why = "in a job it often returns at once; environment.setup can have it"
-            draft.note("left out", command.at, f"{source}: {why}" if sources else source)
+            draft.left_out(command.at, f"{source}: {why}" if sources else source)
         elif sources and first.endswith(("conda.sh", "mamba.sh")):
-            draft.add_line("node_setup" if draft.kind in REMOTE_KINDS else "setup", source, command.at)
-        elif first == "activate" or (first.endswith("conda3/bin/activate") and sources):
-            is_known = len(words) < 2 or path_of(words[1]) is not None
-            if is_known and not (draft.kind in REMOTE_KINDS and draft.setup.get("node_setup")):
-                draft.put("environment.conda", home(words[1].shown) if len(words) > 1 else "base", command.at, source)
+            draft.add_line("node_setup" if draft.is_remote else "setup", source, command.at)
+        elif first == "activate" or (sources and first.endswith("/bin/activate")):
+            is_conda = not first.endswith("/bin/activate") or first.endswith("conda3/bin/activate")
+            name = path_of(words[1]) if len(words) > 1 else "base"
+            self.is_activated = True
+            if is_conda and name is not None and not (draft.is_remote and draft.setup.get("node_setup")):
+                draft.put("environment.conda", name, command.at, source)
+            elif not is_conda and path_of(words[0]):
+                venv = self._below_workdir(first.removesuffix("/bin/activate"))
+                draft.put("environment.venv", venv, command.at, source)
             else:
                 draft.add_line("node_setup", source, command.at)
-            self.is_activated = True
-        elif sources and first.endswith("/bin/activate"):
-            venv = first.removesuffix("/bin/activate")
-            if path_of(words[0]):
-                draft.put("environment.venv", self._below_workdir(venv), command.at, source)
-            else:
-                draft.add_line("node_setup", source, command.at)
-            self.is_activated = True
         else:
             return False
         return True
@@ -221,11 +208,11 @@ class Statements:
         elif draft.kind == "local" and re.match(r"\$\(\s*dirname|\$(0|BASH_SOURCE)", word.shown):
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
         if path == ".":
-            draft.note("left out", command.at, f"{text}: the ranks start where the job file is, or in workdir")
+            draft.left_out(command.at, f"{text}: the ranks start where the job file is, or in workdir")
         elif path:
             draft.put("workdir", self._below_workdir(path), command.at, text)
         else:
-            draft.note("not taken over", command.at, f"{text}: workdir expands no variables")
+            draft.not_taken(command.at, f"{text}: workdir expands no variables")
 
     # --- variables and lines ------------------------------------------------------------------------------------
 
@@ -237,12 +224,12 @@ class Statements:
         if is_compound and any(each.name not in RANK_VARIABLES for each in exported):
             self._keep(start, end, is_inner)
         elif not exported and any(each.name != "export" for each in commands):
-            draft.note("left out", start, f"{short(source, 60)}: a job needs none of it")
+            draft.left_out(start, f"{short(source, 60)}: a job needs none of it")
         for each in exported if not is_compound else ():
             if faults := self.codes.get(draft.line(each.at), set()) & _DROPPED:
-                draft.note("changed", each.at, f"{short(source, 60)} is left out: {', '.join(sorted(faults))}")
+                draft.changed(each.at, f"{short(source, 60)} is left out: {', '.join(sorted(faults))}")
             elif each.name in self.of_launchers and each.value is None:
-                draft.note("left out", each.at, f"{short(source, 60)}: it was for the launcher")
+                draft.left_out(each.at, f"{short(source, 60)}: it was for the launcher")
             elif take_variable(draft, each, "setup"):
                 self._keep(start, end, is_inner)
 
@@ -251,7 +238,7 @@ class Statements:
 
     def _keep(self, start: int, end: int, is_inner: bool) -> None:
         """Keep a statement as a set-up line, on each node where it depends on what is activated there."""
-        source, is_remote = self.draft.source(start, end), self.draft.kind in REMOTE_KINDS
+        source, is_remote = self.draft.source(start, end), self.draft.is_remote
         on_nodes = (is_inner or self.is_activated or "ulimit" in source) and not re.search(r"\$\(|`", source)
         self._with_what_it_reads("node_setup" if on_nodes or is_remote else "setup", start, end)
 

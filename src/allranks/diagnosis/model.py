@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 
@@ -22,35 +22,23 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One class of failure.
+    """One class of failure."""
 
-    Attributes:
-        id: its name in ``--json`` and in the documentation.
-        cause: the sentence of the verdict; ``{name}`` stands for what a pattern captured as name, name2, …; what is in
-            brackets is left out if nothing was captured.
-        patterns: regular expressions of Python, each for one line; the named groups are captured.
-        fix: what to do: commands to type, lines to change.
-        retry: whether a retry can help: ``never`` (the script or the environment is at fault), ``after a change`` of
-            the job's settings, ``as it is``, or ``on other nodes``.
-        level: how near to the root it is.
-        source: where the knowledge is from.
-        certain: whether the text has this one meaning; otherwise the verdict is ``likely``.
-        despite: a pattern of lines that are none of this class, although a pattern matches.
-        near: a pattern of which a line before, in the same report, must hold a match too.
-        explains: rules of lower levels whose matches only follow it.
-    """
-
-    id: str
+    id: str  # Its name in ``--json`` and in the documentation.
+    #: The sentence of the verdict; ``{name}`` stands for what a pattern captured as name, name2, …; what is in brackets
+    #: is left out if nothing was captured.
     cause: str
-    patterns: tuple[str, ...]
-    fix: str
+    patterns: tuple[str, ...]  # Regular expressions of Python, each for one line; the named groups are captured.
+    fix: str  # What to do: commands to type, lines to change.
+    #: Whether a retry can help: ``never`` (the script or the environment is at fault), ``after a change`` of the job's
+    #: settings, ``as it is``, or ``on other nodes``.
     retry: str
-    level: Level = Level.CAUSE
-    source: str = ""
-    certain: bool = True
-    despite: str = ""
-    near: str = ""
-    explains: tuple[str, ...] = ()
+    level: Level = Level.CAUSE  # How near to the root it is.
+    source: str = ""  # Where the knowledge is from.
+    certain: bool = True  # Whether the text has this one meaning; otherwise the verdict is ``likely``.
+    despite: str = ""  # A pattern of lines that are none of this class, although a pattern matches.
+    near: str = ""  # A pattern of which a line before, in the same report, must hold a match too.
+    explains: tuple[str, ...] = ()  # Rules of lower levels whose matches only follow it.
 
     @cached_property
     def compiled(self) -> tuple[re.Pattern[str], ...]:
@@ -63,71 +51,64 @@ class Rule:
         return re.compile(self.despite) if self.despite else None
 
 
+def _rule(
+    retry: str,
+    id: str,
+    cause: str,
+    *patterns: str,
+    fix: str,
+    level: Level = Level.CAUSE,
+    source: str = "",
+    certain: bool = True,
+    despite: str = "",
+    near: str = "",
+    explains: tuple[str, ...] = (),
+) -> Rule:
+    return Rule(id, cause, patterns, fix, retry, level, source, certain, despite, near, explains)
+
+
+#: Each makes a rule, of a failure after which a retry helps never, as it is, after a change, or on other nodes.
+never, as_it_is = partial(_rule, "never"), partial(_rule, "as it is")
+after_a_change, on_other_nodes = partial(_rule, "after a change"), partial(_rule, "on other nodes")
+
+
 @dataclass(frozen=True)
 class Line:
-    """A line of a log, without what launchers put before it.
+    """A line of a log, without what launchers put before it."""
 
-    Attributes:
-        file: the log's name.
-        number: counted from 1; from the end of a log of which only the end was read, negative.
-        text: the line, without terminal codes and prefix.
-        rank: the rank that wrote it, if the file or the line's prefix says so.
-    """
-
-    file: str
-    number: int
-    text: str
-    rank: int | None = None
+    file: str  # The log's name.
+    number: int  # Counted from 1; from the end of a log of which only the end was read, negative.
+    text: str  # The line, without terminal codes and prefix.
+    rank: int | None = None  # The rank that wrote it, if the file or the line's prefix says so.
 
 
 @dataclass(frozen=True)
 class Match:
-    """A line that a rule matches.
-
-    Attributes:
-        captured: what the pattern's named groups matched.
-        place: the innermost frame in the user's code, of an exception's line: ``train.py:88``.
-        order: the position of the line in its log.
-        is_note: whether it is a warning, which may be harmless.
-    """
+    """A line that a rule matches."""
 
     rule: Rule
     line: Line
-    captured: dict[str, str] = field(default_factory=dict)
-    place: str = ""
-    order: int = 0
-    is_note: bool = False
+    captured: dict[str, str] = field(default_factory=dict)  # What the pattern's named groups matched.
+    place: str = ""  # The innermost frame in the user's code, of an exception's line: ``train.py:88``.
+    order: int = 0  # The position of the line in its log.
+    is_note: bool = False  # Whether it is a warning, which may be harmless.
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict on a failure.
+    """The verdict on a failure."""
 
-    Attributes:
-        id: the rule; empty if the cause is unknown.
-        cause: one sentence.
-        sure: ``certain``, ``likely`` or ``unknown``.
-        rank: the rank that failed first, if known.
-        host: the node of that rank, if known.
-        when: when that rank ended, in seconds since 1970, if known.
-        evidence: lines that show it, the most telling first.
-        place: where in the user's code it happened.
-        followed: what only followed.
-        fix: what to do.
-        retry: whether a retry can help.
-    """
-
-    id: str
-    cause: str
-    sure: str
-    rank: int | None = None
-    host: str | None = None
-    when: float | None = None
-    evidence: tuple[Line, ...] = ()
-    place: str = ""
-    followed: str = ""
-    fix: str = ""
-    retry: str = ""
+    id: str  # The rule; empty if the cause is unknown.
+    cause: str  # One sentence.
+    sure: str  # ``certain``, ``likely`` or ``unknown``.
+    rank: int | None = None  # The rank that failed first, if known.
+    host: str | None = None  # The node of that rank, if known.
+    when: float | None = None  # When that rank ended, in seconds since 1970, if known.
+    evidence: tuple[Line, ...] = ()  # Lines that show it, the most telling first.
+    place: str = ""  # Where in the user's code it happened.
+    followed: str = ""  # What only followed.
+    fix: str = ""  # What to do.
+    retry: str = ""  # Whether a retry can help.
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Diagnosis:

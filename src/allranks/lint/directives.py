@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.lint.expand import Piece
 from allranks.lint.model import Directive, Script
-from allranks.lint.syntax import syntax_of
+from allranks.lint.syntax import SYNTAX
 
 Family = Literal["slurm", "pbs", "grid_engine"]
 
@@ -23,22 +23,14 @@ _FLAGS = {"pbs": {"-V", "-h", "-I", "-X", "-z", "-f"}, "grid_engine": {"-V", "-c
 
 @dataclass(frozen=True)
 class Resources:
-    """What the directives request; None where it is not requested or not known.
+    """What the directives request; None where it is not requested or not known."""
 
-    Attributes:
-        nodes: number of nodes. At least this many where a range is requested.
-        gpus: GPUs of each node.
-        tasks: tasks in all.
-        tasks_per_node: tasks of each node.
-        processes: MPI processes of each chunk, of PBS.
-    """
-
-    nodes: int | None = None
-    gpus: int | None = None
-    tasks: int | None = None
-    tasks_per_node: int | None = None
+    nodes: int | None = None  # Number of nodes. At least this many where a range is requested.
+    gpus: int | None = None  # GPUs of each node.
+    tasks: int | None = None  # Tasks in all.
+    tasks_per_node: int | None = None  # Tasks of each node.
     cpus_per_task: int | None = None
-    processes: int | None = None
+    processes: int | None = None  # MPI processes of each chunk, of PBS.
 
 
 def read_directives(piece: Piece) -> list[Directive]:
@@ -49,9 +41,7 @@ def read_directives(piece: Piece) -> list[Directive]:
     for raw in piece.data.split(b"\n"):
         line = raw.decode("utf-8", "surrogateescape").rstrip("\r")
         match = _LINE.match(line) if line.startswith("#") else None
-        if match and not (
-            has_begun and match["slurm"] is None and match["pbs"] is None and match["grid_engine"] is None
-        ):
+        if match:
             family: Family = "slurm" if match["slurm"] else "pbs" if match["pbs"] else "grid_engine"
             is_read = not has_begun or family == "grid_engine"
             found += _of_line(family, line, match.start("rest"), offset, piece, is_read)
@@ -63,10 +53,12 @@ def read_directives(piece: Piece) -> list[Directive]:
 
 def _of_line(family: Family, line: str, start: int, offset: int, piece: Piece, is_read: bool) -> Iterator[Directive]:
     words: list[re.Match[str]] = []
+    end = start
     for match in _WORD.finditer(line, start):
-        if line[start : match.start()].rstrip().endswith("#") or "#" in line[_end(words, start) : match.start()]:
-            break
+        if "#" in line[max(start, end - 1) : match.start()]:
+            break  # A comment.
         words.append(match)
+        end = match.end()
     position = 0
     while position < len(words):
         text, at = words[position][0], words[position].start()
@@ -87,36 +79,27 @@ def _of_line(family: Family, line: str, start: int, offset: int, piece: Piece, i
         )  # fmt: skip
 
 
-def _end(words: list[re.Match[str]], start: int) -> int:
-    return words[-1].end() if words else start
-
-
 def _bytes(line: str, position: int) -> int:
     return len(line[:position].encode("utf-8", "surrogateescape"))
 
 
 def _option(family: Family, text: str, at: int) -> tuple[str, str | None, int]:
-    syntax = syntax_of("sbatch")
-    assert syntax is not None
     if family == "slurm":
+        syntax = SYNTAX["sbatch"]
         name, equals, value = text.partition("=")
         if text.startswith("--"):
             name = syntax.canonical(name)
             return name.lstrip("-"), value if equals else None, at + len(text) - len(value)
         long = syntax.canonical(text[:2]).lstrip("-")
         return long, text[2:] or None, at + 2
-    if (
-        text[:2] in ("-l", "-o", "-e", "-N", "-q", "-j", "-k", "-W", "-M", "-A", "-P", "-J", "-t", "-m")
-        and family == "pbs"
-    ):
+    if family == "pbs" and text[1:2] in set("loeNqjkWMAPJtm"):
         return text[:2], text[2:] or None, at + 2
     return text, None, at
 
 
 def _takes_value(family: Family, name: str) -> bool:
     if family == "slurm":
-        syntax = syntax_of("sbatch")
-        return syntax is not None and f"--{name}" in syntax.valued
+        return f"--{name}" in SYNTAX["sbatch"].valued
     return name not in _FLAGS[family]
 
 
@@ -173,17 +156,15 @@ def _pbs(script: Script) -> Resources:
 
 
 def _chunks(text: str, gpus_key: str) -> Resources:
-    nodes = 0
-    gpus: set[int | None] = set()
-    processes: set[int | None] = set()
+    nodes, kinds = 0, set()
     for chunk in text.split("+"):
         count, _, rest = chunk.partition(":")
         if not count.isdecimal():
             return Resources()
         nodes += int(count)
         values = dict(item.partition("=")[::2] for item in rest.split(":"))
-        gpus.add(number(values.get(gpus_key)))
-        processes.add(number(values.get("mpiprocs", values.get("ppn"))))
+        kinds.add((number(values.get(gpus_key)), number(values.get("mpiprocs", values.get("ppn")))))
+    gpus, processes = ({kind[at] for kind in kinds} for at in (0, 1))
     return Resources(
         nodes, gpus.pop() if len(gpus) == 1 else None, processes=processes.pop() if len(processes) == 1 else None
     )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from allranks.errors import UsageError
 from allranks.lint.model import Place, Text
 from allranks.lint.reading import LARGEST, View, read_scripts
-from allranks.lint.rules import BY_CODE, RULES
+from allranks.lint.rules import RULES
 from allranks.lint.rules.base import Edit, Rule
 
 #: The page of the rules. A rule's heading is its code and name.
@@ -57,9 +57,8 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
     wanted = [rule for rule in RULES if not select or any(_matches(rule, word) for word in select)]
     for word in (*select, *ignore):
         if not any(_matches(rule, word) for rule in RULES):
-            raise UsageError(
-                f"no such rule: {word}", fix=f"a code such as {RULES[0].code}, AR1 for its family, or a name"
-            )
+            fix = f"a code such as {RULES[0].code}, AR1 for its family, or a name"
+            raise UsageError(f"no such rule: {word}", fix=fix)
     return tuple(rule for rule in wanted if not any(_matches(rule, word) for word in ignore))
 
 
@@ -69,11 +68,11 @@ def _matches(rule: Rule, word: str) -> bool:
 
 def rule_of(word: str) -> Rule:
     """Return a rule by its code or name."""
-    found = BY_CODE.get(word.upper()) or next((rule for rule in RULES if rule.name == word.lower()), None)
-    if found is None:
-        fix = f"a code such as {RULES[0].code}, or a name: each finding shows its own"
-        raise UsageError(f"no such rule: {word}", fix=fix)
-    return found
+    for rule in RULES:
+        if word.upper() == rule.code or word.lower() == rule.name:
+            return rule
+    fix = f"a code such as {RULES[0].code}, or a name: each finding shows its own"
+    raise UsageError(f"no such rule: {word}", fix=fix)
 
 
 def why_not_read(data: bytes) -> str:

@@ -28,17 +28,11 @@ _LITERAL = {"word", "number", "extglob_pattern", "regex", "special_variable_name
 
 @dataclass(frozen=True)
 class Piece:
-    """A text that a shell parses: the script itself, or what it hands to another shell.
+    """A text that a shell parses: the script itself, or what it hands to another shell."""
 
-    Attributes:
-        data: the text; what an outer shell has put in is a number between marks.
-        offsets: of each byte, where it stands in the file; None: at the same offset.
-        marked: the parts that the numbers stand for.
-    """
-
-    data: bytes
-    offsets: tuple[int, ...] | None = None
-    marked: tuple[Part, ...] = ()
+    data: bytes  # The text; what an outer shell has put in is a number between marks.
+    offsets: tuple[int, ...] | None = None  # Of each byte, where it stands in the file; None: at the same offset.
+    marked: tuple[Part, ...] = ()  # The parts that the numbers stand for.
 
     def at(self, offset: int) -> int:
         """Return where a byte stands in the file."""
@@ -69,7 +63,7 @@ class Expander:
 
     def _words(self, node: Node, context: Context) -> list[Word]:
         """Return what a word of the source becomes: one word, or with unquoted variables several."""
-        at, end = self._piece.at(node.start_byte), self._piece.at(node.end_byte)
+        at, end = self._span(node)
         array = self._array(node)
         if array is not None:
             return [replace(word, at=at, end=end) for word in array]
@@ -82,42 +76,37 @@ class Expander:
         if node.type != "expansion" or not self._source(node).endswith(("[@]}", "[*]}")):
             return None
         name = self._source(node)[2:-4]
-        value = self.values.get(name)
-        items = array_of(value)
-        if items is None:
-            return None
-        self._use(name, node, Context(), "")
+        items = array_of(self.values.get(name))
+        if items is not None:
+            self._use(name, node, Context(), "")
         return items
 
     def _parts(self, node: Node, context: Context, quote: str) -> list[Part]:
-        kind = node.type
-        if kind in _LITERAL:
-            return self._unescaped(node.start_byte, node.end_byte, quote, context.level)
+        kind, start, end, level = node.type, node.start_byte, node.end_byte, context.level
         if kind == "raw_string":
-            return self._literal(node.start_byte + 1, node.end_byte - 1, "'", context.level)
+            return self._literal(start + 1, end - 1, "'", level)
         if kind == "ansi_c_string":
-            return self._literal(node.start_byte + 2, node.end_byte - 1, "'", context.level)
+            return self._literal(start + 2, end - 1, "'", level)
         if kind in ("string", "translated_string"):
-            start = node.start_byte + (2 if kind == "translated_string" else 1)
-            parts = self._filled(node, context, '"', start, max(start, node.end_byte - 1))
-            return parts or [Part("text", "", "", '"', context.level, self._piece.at(node.start_byte))]
+            start += 2 if kind == "translated_string" else 1
+            parts = self._filled(node, context, '"', start, max(start, end - 1))
+            return parts or [Part("text", "", "", '"', level, self._piece.at(node.start_byte))]
         if kind == "concatenation":
             return [part for child in node.children for part in self._parts(child, context, quote)]
         if kind in ("simple_expansion", "expansion"):
             return self._variable(node, context, quote)
-        if kind in ("command_substitution", "process_substitution"):
-            self._substitution(node, context)
-            source, at = self._source(node).lstrip(), self._piece.at(node.start_byte)
-            return [Part("command", source, None, quote, context.level, at)]
+        if kind in _LITERAL or not node.child_count:
+            return self._unescaped(start, end, quote, level)
+        source, at = self._source(node), self._piece.at(start)
         if kind == "arithmetic_expansion":
             for child in below(node, "variable_name"):
                 self._use(self._source(child), child, context, quote)
-            value = evaluate(self._source(node).lstrip()[3:-2], self._number)
-            at = self._piece.at(node.start_byte)
-            return [Part("arithmetic", self._source(node).lstrip(), value, quote, context.level, at)]
-        if not node.child_count:
-            return self._unescaped(node.start_byte, node.end_byte, quote, context.level)
-        return [Part("command", self._source(node), None, quote, context.level, self._piece.at(node.start_byte))]
+            source = source.lstrip()
+            return [Part("arithmetic", source, evaluate(source[3:-2], self._number), quote, level, at)]
+        if kind in ("command_substitution", "process_substitution"):
+            self._substitution(node, context)
+            source = source.lstrip()
+        return [Part("command", source, None, quote, level, at)]
 
     def _filled(
         self, node: Node, context: Context, quote: str, start: int, end: int, skip: tuple[str, ...] = ()
@@ -144,20 +133,16 @@ class Expander:
         text = self._piece.data[start:end].decode("utf-8", "surrogateescape")
         parts: list[Part] = []
         position = 0
-        for mark in _MARK.finditer(text) if self._piece.marked else ():
-            if mark.start() > position:
-                parts.append(self._plain(text[position : mark.start()], start, text[:position], quote, level))
-            number = int(mark[1])
-            if number < len(self._piece.marked):
-                parts.append(self._piece.marked[number])
-            position = mark.end()
-        if position < len(text):
-            parts.append(self._plain(text[position:], start, text[:position], quote, level))
+        for mark in [*_MARK.finditer(text), None] if self._piece.marked else [None]:
+            plain = text[position : mark.start() if mark else len(text)]
+            if plain:
+                at = self._piece.at(start + len(text[:position].encode("utf-8", "surrogateescape")))
+                is_verbatim = self._piece.offsets is None
+                parts.append(Part("text", plain, plain, quote, level, at, is_verbatim=is_verbatim))
+            if mark:
+                parts += self._piece.marked[int(mark[1]) : int(mark[1]) + 1]
+                position = mark.end()
         return parts
-
-    def _plain(self, text: str, start: int, before: str, quote: str, level: int) -> Part:
-        at = self._piece.at(start + len(before.encode("utf-8", "surrogateescape")))
-        return Part("text", text, text, quote, level, at, is_verbatim=self._piece.offsets is None)
 
     def _unescaped(self, start: int, end: int, quote: str, level: int) -> list[Part]:
         """Return text without the backslashes that the shell removes."""
@@ -186,8 +171,7 @@ class Expander:
         for child in below(node, "command_substitution"):
             self._parts(child, context, quote)
         is_plain = source in (f"${name}", f"${{{name}}}")
-        value = self.values.get(name)
-        parts = text_of(value)
+        parts = text_of(self.values.get(name))
         if (is_plain or has_default) and parts is not None and ":+" not in source:
             found = [replace(part, quote=quote, at=at, is_verbatim=False) for part in parts]
             return found or [Part("text", "", "", quote, context.level, at)]
@@ -205,9 +189,9 @@ class Expander:
         text = Word(parts, 0, 0).value if parts else self.known.get(name)
         return int(text) if text and text.isdecimal() and len(text) < 12 else None
 
-    def _text(self, node: Node) -> Part:
-        text = self._source(node)
-        return Part("text", text, text, "", 0, self._piece.at(node.start_byte))
+    def _span(self, node: Node) -> tuple[int, int]:
+        """Return where a node starts and ends in the file."""
+        return self._piece.at(node.start_byte), self._piece.at(node.end_byte)
 
     def _source(self, node: Node) -> str:
         return self._piece.data[node.start_byte : node.end_byte].decode("utf-8", "replace")

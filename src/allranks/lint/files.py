@@ -14,19 +14,8 @@ from allranks.plan.directives import DIRECTIVE
 
 #: How the names of launch scripts end.
 _ENDS = (
-    ".sh",
-    ".bash",
-    ".sbatch",
-    ".slurm",
-    ".slm",
-    ".pbs",
-    ".qsub",
-    ".sge",
-    ".job",
-    ".sub",
-    ".submit",
-    ".batch",
-    ".cmd",
+    *(".sh", ".bash", ".sbatch", ".slurm", ".slm", ".pbs", ".qsub", ".sge"),
+    *(".job", ".sub", ".submit", ".batch", ".cmd"),
 )
 _SHELLS = (b"/sh", b"/bash", b" bash", b" sh", b"/zsh", b"/dash")
 

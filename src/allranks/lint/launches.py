@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allranks.lint.directives import Resources, number
-from allranks.lint.model import Command, Script, Word
-from allranks.lint.parse import REMOTE
-from allranks.lint.syntax import Call, read_call, read_options, syntax_of
+from allranks.lint.model import REMOTE, Command, Script, Word
+from allranks.lint.syntax import NO_CALL, SYNTAX, Call, read_call, read_options
 from allranks.lint.unwrap import LAUNCHERS, is_python
 
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
@@ -18,25 +17,16 @@ MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orteru
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that starts ranks.
+    """A command that starts ranks."""
 
-    Attributes:
-        command: the launcher.
-        call: its options; None of a Python that starts no launcher.
-        nnodes: the number of nodes that it is given; None if not known.
-        nproc: the ranks of each node that it is given; None if not known.
-        starter: the nearest command that takes it to other machines: srun, mpirun, ssh, …; None if there is none.
-        tasks: how often the starter starts it; None if not known.
-        tasks_per_node: how often on each node; None if not known.
-    """
-
-    command: Command
-    call: Call | None
-    nnodes: int | None
-    nproc: int | None
+    command: Command  # The launcher, or Python itself.
+    call: Call  # The options of the launcher.
+    nnodes: int | None  # The number of nodes that it is given; None if not known.
+    nproc: int | None  # The ranks of each node that it is given; None if not known.
+    #: The nearest command that takes it to other machines: srun, mpirun, ssh, …; None if there is none.
     starter: Command | None
-    tasks: int | None
-    tasks_per_node: int | None
+    tasks: int | None  # How often the starter starts it; None if not known.
+    tasks_per_node: int | None  # How often on each node; None if not known.
 
     @property
     def name(self) -> str:
@@ -49,21 +39,33 @@ class Launch:
         return self.name in TORCH
 
     @property
+    def is_python(self) -> bool:
+        """Whether no launcher starts it: Python is the rank."""
+        return self.name not in LAUNCHERS
+
+    @property
+    def has_many_nodes(self) -> bool:
+        """Whether it is given more than one node."""
+        return self.nnodes is not None and self.nnodes > 1
+
+    @property
+    def starter_name(self) -> str:
+        """The starter's name; empty if there is none."""
+        return self.starter.name if self.starter else ""
+
+    @property
     def program(self) -> Word | None:
         """The script that the ranks run; None if it is not known."""
-        if self.call is not None:
-            rest = self.call.rest
-            return rest[0] if rest else None
-        return script_of(self.command)
+        if self.is_python:
+            return script_of(self.command)
+        return self.call.rest[0] if self.call.rest else None
 
     @property
     def is_static(self) -> bool:
         """Whether torchrun meets by node rank and master address."""
-        call = self.call
-        if call is None or not self.is_torch or call.get("--standalone"):
+        if not self.is_torch or self.call.get("--standalone"):
             return False
-        backend = call.get("--rdzv-backend")
-        return backend is None or call.value("--rdzv-backend") == "static"
+        return self.call.get("--rdzv-backend") is None or self.call.value("--rdzv-backend") == "static"
 
 
 def script_of(command: Command) -> Word | None:
@@ -87,15 +89,15 @@ def launches_of(script: Script, resources: Resources) -> list[Launch]:
     found: list[Launch] = []
     starters = {id(command.context.via[-1]) for command in script.commands if command.context.via}
     for command in script.commands:
-        if len(found) == _MOST:
-            break
         if command.name in LAUNCHERS:
-            launch = _of_launcher(command, script, resources)
-            if launch:
-                found.append(launch)
-        elif is_python(command.name) and id(command) not in starters and _is_rank(command):
+            call = _call(command)
+        else:
+            is_rank = is_python(command.name) and id(command) not in starters and _is_rank(command)
+            call = NO_CALL if is_rank else None
+        if call is not None and len(found) < _MOST:
+            nnodes, nproc = _counts(command.name, call)
             starter, tasks, per_node = _started(command, script, resources)
-            found.append(Launch(command, None, None, None, starter, tasks, per_node))
+            found.append(Launch(command, call, nnodes, nproc, starter, tasks, per_node))
     return found
 
 
@@ -106,76 +108,60 @@ def _is_rank(command: Command) -> bool:
     return script_of(command) is not None or any(word.value == "-m" for word in command.args)
 
 
-def _of_launcher(command: Command, script: Script, resources: Resources) -> Launch | None:
-    syntax = syntax_of(command.name)
-    assert syntax is not None
-    words = command.args
-    if command.name == "accelerate":
-        if not words or words[0].value != "launch":
-            if command.started_by("python", "python3") is None:
-                return None
-        else:
-            words = words[1:]
-    call = read_options(words, syntax)
-    nnodes, nproc = _counts(command.name, call)
-    starter, tasks, per_node = _started(command, script, resources)
-    return Launch(command, call, nnodes, nproc, starter, tasks, per_node)
+def _call(command: Command) -> Call | None:
+    """Return the options of a launcher; None if it is another command of Accelerate."""
+    if command.name != "accelerate":
+        return read_call(command)
+    if command.args and command.args[0].value == "launch":
+        return read_options(command.args[1:], SYNTAX["accelerate"])
+    return read_call(command) if command.started_by("python", "python3") else None
 
 
 def _counts(name: str, call: Call) -> tuple[int | None, int | None]:
     """Return nodes, and ranks per node, as a launcher is told."""
     if name in TORCH:
         given = call.get("--nnodes")
-        nnodes = 1 if given is None else number((call.value("--nnodes") or "").replace(":", "-"))
-        nproc = 1 if call.get("--nproc-per-node") is None else call.number("--nproc-per-node")
-        return nnodes, nproc
+        nnodes = number((given.value.value or "").replace(":", "-")) if given else 1
+        return nnodes, call.number("--nproc-per-node") if call.get("--nproc-per-node") else 1
     if name == "accelerate":
-        machines = 1 if call.get("--num-machines") is None else call.number("--num-machines")
+        machines = call.number("--num-machines") if call.get("--num-machines") else 1
         ranks = call.number("--num-processes")
-        if call.get("--config-file"):
-            return (machines if call.get("--num-machines") else None), ranks // machines if ranks and machines else None
-        return machines, ranks // machines if ranks and machines else None
-    return (call.number("--num-nodes"), call.number("--num-gpus"))
+        nproc = ranks // machines if ranks and machines else None
+        return (machines if call.get("--num-machines") or not call.get("--config-file") else None), nproc
+    return call.number("--num-nodes"), call.number("--num-gpus")
 
 
 def _started(command: Command, script: Script, resources: Resources) -> tuple[Command | None, int | None, int | None]:
     """Return what takes a command to other machines, how often it starts it, and how often on each node."""
-    starter = next((outer for outer in reversed(command.context.via) if outer.name in REMOTE), None)
+    starter = command.started_by(*REMOTE)
     if starter is None:
         return None, 1, 1
     call = read_call(starter)
-    if starter.name == "srun" and call:
+    if starter.name == "srun":
         return starter, *_srun_tasks(call, script, resources)
-    if starter.name in MPI and call:
-        tasks = call.number("-n")
-        per_node = call.number("--npernode")
-        if (
-            per_node is None
-            and tasks
-            and resources.nodes
-            and tasks % resources.nodes == 0
-            and call.get("--map-by") is None
-        ):
-            per_node = tasks // resources.nodes
-        return starter, tasks, per_node
-    return starter, None, 1
+    if starter.name not in MPI:
+        return starter, None, 1
+    tasks, per_node = call.number("-n"), call.number("--npernode")
+    nodes = resources.nodes if per_node is None and not call.get("--map-by") else None
+    if tasks and nodes and tasks % nodes == 0:
+        per_node = tasks // nodes
+    return starter, tasks, per_node
 
 
 def _srun_tasks(call: Call, script: Script, resources: Resources) -> tuple[int | None, int | None]:
-    asked = {name: call.get(name) for name in ("--nodes", "--ntasks", "--ntasks-per-node")}
-    nodes = number(call.value("--nodes")) if asked["--nodes"] else resources.nodes
+    nodes = number(call.value("--nodes")) if call.get("--nodes") else resources.nodes
     tasks, per_node = call.number("--ntasks"), call.number("--ntasks-per-node")
-    if (asked["--ntasks"] and tasks is None) or (asked["--ntasks-per-node"] and per_node is None):
+    if (call.get("--ntasks") and tasks is None) or (call.get("--ntasks-per-node") and per_node is None):
         return tasks, per_node
-    if asked["--ntasks"]:
+    if tasks is not None:
         if per_node is None and nodes and tasks and tasks % nodes == 0:
             per_node = tasks // nodes
         return tasks, per_node
     if per_node is not None:
         return nodes * per_node if nodes else None, per_node
     if script.kind != "slurm":
-        return (nodes, 1) if asked["--nodes"] else (None, None)
-    if asked["--nodes"] and nodes != resources.nodes:
+        return (nodes, 1) if call.get("--nodes") else (None, None)
+    if call.get("--nodes") and nodes != resources.nodes:
         return None, resources.tasks_per_node
     per_node = resources.tasks_per_node
     if per_node is None and resources.tasks is None:

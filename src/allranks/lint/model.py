@@ -8,6 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+#: Commands whose command runs on another machine, or on all nodes of a job.
+REMOTE = frozenset(
+    {
+        *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
+        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
+    }
+)
+
 
 class Place(NamedTuple):
     """A position in a file: line and column, counted from 1."""
@@ -42,27 +50,17 @@ class Text:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word.
+    """A piece of a word."""
 
-    Attributes:
-        kind: plain text, or what the shell puts something in the place of.
-        text: the text, the name of the variable, or the source of the substitution.
-        value: what it becomes; None if that is not known.
-        quote: the quote around it: none, ``'`` or ``"``.
-        level: the shell that expands it: 0 is the script's, 1 that of a ``bash -c`` in it, and so on.
-        at: its offset in the file.
-        is_verbatim: whether each byte of the text stands in the file, one after the other from ``at`` on.
-        has_default: whether the script gives a default: ``${NAME:-2}``.
-    """
-
+    #: Plain text, or what the shell puts something in the place of.
     kind: Literal["text", "variable", "command", "arithmetic"]
-    text: str
-    value: str | None
-    quote: str
-    level: int
-    at: int
-    is_verbatim: bool = False
-    has_default: bool = False
+    text: str  # The text, the name of the variable, or the source of the substitution.
+    value: str | None  # What it becomes; None if that is not known.
+    quote: str  # The quote around it: none, ``'`` or ``"``.
+    level: int  # The shell that expands it: 0 is the script's, 1 that of a ``bash -c`` in it, and so on.
+    at: int  # Its offset in the file.
+    is_verbatim: bool = False  # Whether each byte of the text stands in the file, one after the other from ``at`` on.
+    has_default: bool = False  # Whether the script gives a default: ``${NAME:-2}``.
 
     @property
     def shown(self) -> str:
@@ -100,6 +98,11 @@ class Word:
         return known
 
     @property
+    def first(self) -> Part | None:
+        """Its first part; None of an empty word."""
+        return self.parts[0] if self.parts else None
+
+    @property
     def number(self) -> int | None:
         """The word as a whole number; None if it is none, or not known."""
         return int(self.value) if self.value and self.value.isdecimal() and len(self.value) < 10 else None
@@ -108,6 +111,11 @@ class Word:
     def variables(self) -> Iterator[Part]:
         """The expansions of variables in it."""
         return (part for part in self.parts if part.kind == "variable")
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether its value is given, known, and contains nothing that the scheduler sets."""
+        return bool(self.parts) and self.value is not None and not any(self.variables)
 
     def names(self, *names: str) -> bool:
         """Return whether it expands one of these variables."""
@@ -119,30 +127,21 @@ class Word:
             if part.kind == "text" and separator in part.text:
                 cut = part.text.index(separator) + len(separator)
                 rest = Part(part.kind, part.text[cut:], part.text[cut:], part.quote, part.level, part.at + cut)
-                return Word(
-                    (rest, *self.parts[index + 1 :]) if rest.text else self.parts[index + 1 :], rest.at, self.end
-                )
+                return Word(((rest,) if rest.text else ()) + self.parts[index + 1 :], rest.at, self.end)
         return None
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A variable that gets a value.
-
-    Attributes:
-        parts: the value; None if it is an array, or appended to.
-        is_exported: whether this statement exports it, or stands before a command.
-        order: the position among all statements.
-        items: the words of an array.
-    """
+    """A variable that gets a value."""
 
     name: str
-    parts: tuple[Part, ...] | None
+    parts: tuple[Part, ...] | None  # The value; None if it is an array, or appended to.
     at: int
-    is_exported: bool
-    order: int
+    is_exported: bool  # Whether this statement exports it, or stands before a command.
+    order: int  # The position among all statements.
     level: int = 0
-    items: tuple[Word, ...] | None = None
+    items: tuple[Word, ...] | None = None  # The words of an array.
     is_prefix: bool = False
     is_remote: bool = False
 
@@ -165,27 +164,19 @@ class Loop:
 
 @dataclass(frozen=True)
 class Context:
-    """What stands around a command.
+    """What stands around a command."""
 
-    Attributes:
-        via: the commands that start it, the outermost first: ``srun``, ``bash -c``.
-        level: the shell that expands its words.
-        pipe: the names of the commands that read its output.
-        chain: the operator after it, in a list: ``&&``, ``||`` or none.
-        redirects: redirections of the list or pipeline that it ends.
-    """
-
-    via: tuple[Command, ...] = ()
-    level: int = 0
+    via: tuple[Command, ...] = ()  # The commands that start it, the outermost first: ``srun``, ``bash -c``.
+    level: int = 0  # The shell that expands its words.
     loops: tuple[Loop, ...] = ()
     function: str = ""
     is_background: bool = False
     is_conditional: bool = False
     is_condition: bool = False
     is_substitution: bool = False
-    pipe: tuple[str, ...] = ()
-    chain: str = ""
-    redirects: tuple[tuple[str, Word], ...] = ()
+    pipe: tuple[str, ...] = ()  # The names of the commands that read its output.
+    chain: str = ""  # The operator after it, in a list: ``&&``, ``||`` or none.
+    redirects: tuple[tuple[str, Word], ...] = ()  # Redirections of the list or pipeline that it ends.
 
 
 @dataclass(frozen=True)
@@ -216,6 +207,21 @@ class Command:
         return [word.shown for word in self.args]
 
     @property
+    def variables(self) -> Iterator[Part]:
+        """The expansions of variables in its words."""
+        return (part for word in self.words for part in word.variables)
+
+    @property
+    def text(self) -> str:
+        """The arguments in one line."""
+        return " ".join(self.values)
+
+    @property
+    def first(self) -> str:
+        """The first argument; empty if there is none."""
+        return self.args[0].shown if self.args else ""
+
+    @property
     def root(self) -> Command:
         """The command of the script itself that starts this one."""
         return self.context.via[0] if self.context.via else self
@@ -223,6 +229,15 @@ class Command:
     def started_by(self, *names: str) -> Command | None:
         """Return the nearest of the commands that start it with one of these names."""
         return next((command for command in reversed(self.context.via) if command.name in names), None)
+
+    def is_expanded_early(self, part: Part, *starters: str) -> bool:
+        """Return whether a part is expanded by a shell that itself only starts this command on other machines."""
+        names = starters or REMOTE
+        return any(outer.name in names and part.level <= outer.context.level for outer in self.context.via)
+
+    def is_expanded_there(self, part: Part) -> bool:
+        """Return whether a part is expanded by a shell on the machine of this command."""
+        return self.started_by(*REMOTE) is not None and not self.is_expanded_early(part)
 
     @property
     def has_input(self) -> bool:
@@ -232,20 +247,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Directive:
-    """One option of a ``#SBATCH``, ``#PBS`` or ``#$`` line.
-
-    Attributes:
-        name: the long name of the option without hyphens; of PBS and Grid Engine the letter or word.
-        value: its value; empty if it has none.
-        is_read: whether the scheduler reads it, because it stands before the first command.
-    """
+    """One option of a ``#SBATCH``, ``#PBS`` or ``#$`` line."""
 
     family: Literal["slurm", "pbs", "grid_engine"]
-    name: str
-    value: str
+    name: str  # The long name of the option without hyphens; of PBS and Grid Engine the letter or word.
+    value: str  # Its value; empty if it has none.
     at: int
     value_at: int
-    is_read: bool
+    is_read: bool  # Whether the scheduler reads it, because it stands before the first command.
 
 
 @dataclass(frozen=True)
@@ -283,6 +292,11 @@ class Script:
         """Yield the commands with one of these names."""
         return (command for command in self.commands if command.name in names)
 
+    @property
+    def read(self) -> list[Directive]:
+        """The directives that its scheduler reads."""
+        return [directive for directive in self.directives if directive.is_read and directive.family == self.kind]
+
     def options(self, *names: str) -> list[Directive]:
         """Return the directives with one of these names that the scheduler reads."""
         return [directive for directive in self.directives if directive.name in names and directive.is_read]
@@ -292,9 +306,18 @@ class Script:
         found = self.options(*names)
         return found[-1].value if found else None
 
-    def sets(self, name: str) -> bool:
-        """Return whether the script gives a variable a value anywhere."""
-        return any(assignment.name == name for assignment in self.assignments)
+    def assigned(self, *names: str) -> Iterator[Assignment]:
+        """Yield the assignments to one of these variables."""
+        return (assignment for assignment in self.assignments if assignment.name in names)
+
+    def sets(self, *names: str) -> bool:
+        """Return whether the script gives one of these variables a value anywhere."""
+        return any(self.assigned(*names))
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """The variables that it expands."""
+        return frozenset(use.name for use in self.uses)
 
     @cached_property
     def shell_options(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, text_of
-from allranks.lint.model import Assignment, Command, Context, Loop, Part, Script, Word
+from allranks.lint.model import REMOTE, Assignment, Command, Context, Loop, Part, Script, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -80,12 +80,7 @@ class Walker(Expander):
         self._depth -= 1
 
     def _statement(self, node: Node, context: Context) -> None:
-        kind = node.type
-        handler = _HANDLERS.get(kind)
-        if handler:
-            handler(self, node, context)
-        else:
-            self._block(node, context)
+        _HANDLERS.get(node.type, Walker._block)(self, node, context)
 
     def _command(self, node: Node, context: Context, redirects: Sequence[tuple[str, Word]] = ()) -> None:
         self._order += 1
@@ -100,22 +95,15 @@ class Walker(Expander):
             elif child.type == "command_name":
                 for part in child.children:
                     words += self._words(part, context)
-            elif child.type == "file_redirect":
+            elif child.type in ("file_redirect", "herestring_redirect"):
                 inner.append(self._redirect(child, context))
-            elif child.type == "herestring_redirect":
-                inner.append(("<<<", Word((), self._piece.at(child.start_byte), self._piece.at(child.end_byte))))
             elif child.is_named and child.type != "comment":
                 words += self._words(child, context)
-        at, end = self._piece.at(node.start_byte), self._piece.at(node.end_byte)
-        self._add(Command(tuple(words[:_WORDS]), tuple(sets), at, end, order, context, tuple(inner)))
-
-    def _add(self, command: Command) -> None:
+        command = Command(tuple(words[:_WORDS]), tuple(sets), *self._span(node), order, context, tuple(inner))
         self.add(command)
-        if command.name in _READERS:
-            for word in command.args:
-                if word.value and word.value.isidentifier():
-                    self.values[word.value] = None
-                    self._note(word.value, None, command.at, command.context)
+        for word in command.args if command.name in _READERS else ():
+            if word.value and word.value.isidentifier():
+                self._forget(word.value, command.at, context)
 
     def add(self, command: Command) -> None:
         """Put a command into the model, and those that it starts."""
@@ -127,21 +115,17 @@ class Walker(Expander):
 
     def _declaration(self, node: Node, context: Context) -> None:
         exports = node.children[0].type == "export" or " -x" in self._source(node)[:12]
-        words = [Word((self._text(node.children[0]),), self._piece.at(node.start_byte), self._piece.at(node.end_byte))]
+        text, (at, end) = self._source(node.children[0]), self._span(node)
+        words = [Word((Part("text", text, text, "", 0, at),), at, end)]
         for child in node.children[1:]:
             if child.type == "variable_assignment":
                 self._assign(child, context, is_exported=exports)
-            elif child.type == "variable_name":
-                name = self._source(child)
-                words += self._words(child, context)
-                if exports:
-                    self.script.exported.add(name)
             elif child.is_named and child.type not in _STATEMENTS_SKIPPED:
                 words += self._words(child, context)
+                if exports and child.type == "variable_name":
+                    self.script.exported.add(self._source(child))
         self._order += 1
-        self.script.commands.append(Command(
-            tuple(words), (), self._piece.at(node.start_byte), self._piece.at(node.end_byte), self._order, context
-        ))  # fmt: skip
+        self.script.commands.append(Command(tuple(words), (), at, end, self._order, context))
 
     def _assignment(self, node: Node, context: Context) -> None:
         self._assign(node, context, is_exported="allexport" in self.script.shell_options)
@@ -151,44 +135,43 @@ class Walker(Expander):
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         is_plain = target is not None and target.type == "variable_name"
         name = self._source(target).partition("[")[0] if target is not None else ""
-        operator = next((child.type for child in node.children if child.type in ("=", "+=")), "=")
         items: tuple[Word, ...] | None = None
         parts: tuple[Part, ...] | None = ()
         if value is not None and value.type == "array":
             items = tuple(word for child in value.children if child.is_named for word in self._words(child, context))
         elif value is not None:
             parts = tuple(self._parts(value, context, '"' if value.type != "raw_string" else "'"))
-        earlier = self.values.get(name)
-        if operator == "+=" and earlier is None:
-            parts, items = None, None
-        elif operator == "+=" and items is not None:
-            items = (*(array_of(earlier) or ()), *items)
-        elif operator == "+=" and parts is not None:
-            before = text_of(earlier)
-            parts = None if before is None else (*before, *parts)
+        if any(child.type == "+=" for child in node.children):
+            earlier = self.values.get(name)
+            if earlier is None:
+                parts, items = None, None
+            elif items is not None:
+                items = (*(array_of(earlier) or ()), *items)
+            else:
+                before = text_of(earlier)
+                parts = None if before is None else (*before, *(parts or ()))
         is_remote = any(command.name in REMOTE for command in context.via)
         kept = parts if items is None and is_plain else None
         at = self._piece.at(node.start_byte)
         done = Assignment(name, kept, at, is_exported, self._order, context.level, items, is_prefix, is_remote)
         self.script.assignments.append(done)
-        if is_exported and not is_prefix:
-            self.script.exported.add(name)
         if not is_prefix:
             self.values[name] = bounded(items if items is not None else done.parts)
+            self.script.exported |= {name} if is_exported else set()
         return done
 
-    def _note(self, name: str, parts: tuple[Part, ...] | None, at: int, context: Context) -> None:
-        self.script.assignments.append(Assignment(name, parts, at, False, self._order, context.level))
+    def _forget(self, name: str, at: int, context: Context) -> None:
+        """Note that a variable gets a value that is not known."""
+        self.values[name] = None
+        self.script.assignments.append(Assignment(name, None, at, False, self._order, context.level))
 
     def _redirected(self, node: Node, context: Context) -> None:
         redirects: list[tuple[str, Word]] = []
         for child in node.children:
-            if child.type == "file_redirect":
+            if child.type in ("file_redirect", "herestring_redirect"):
                 redirects.append(self._redirect(child, context))
             elif child.type == "heredoc_redirect":
                 redirects += self._heredoc(child, context)
-            elif child.type == "herestring_redirect":
-                redirects.append(("<<<", Word((), self._piece.at(child.start_byte), self._piece.at(child.end_byte))))
         body = node.child_by_field_name("body")
         if body is None:
             return
@@ -201,6 +184,8 @@ class Walker(Expander):
             self._statement(body, replace(context, redirects=kept))
 
     def _redirect(self, node: Node, context: Context) -> tuple[str, Word]:
+        if node.type == "herestring_redirect":
+            return "<<<", Word((), *self._span(node))
         operator = "".join(child.type for child in node.children if not child.is_named)
         target = node.child_by_field_name("destination")
         words = self._words(target, context) if target is not None else []
@@ -209,14 +194,13 @@ class Walker(Expander):
 
     def _heredoc(self, node: Node, context: Context) -> list[tuple[str, Word]]:
         found: list[tuple[str, Word]] = []
-        start = next((child for child in node.children if child.type == "heredoc_start"), None)
-        quote = "'" if start is not None and self._source(start)[:1] in "'\"\\" else '"'
+        quote = '"'
         for child in node.children:
-            if child.type == "heredoc_body":
+            if child.type == "heredoc_start" and self._source(child)[:1] in "'\"\\":
+                quote = "'"
+            elif child.type == "heredoc_body":
                 parts = self._filled(child, context, quote, child.start_byte, child.end_byte, skip=("heredoc_end",))
-                found.append(
-                    ("<<", Word(tuple(parts), self._piece.at(child.start_byte), self._piece.at(child.end_byte)))
-                )
+                found.append(("<<", Word(tuple(parts), *self._span(child))))
             elif child.type == "file_redirect":
                 found.append(self._redirect(child, context))
             elif child.type in ("pipeline", "command", "list", "redirected_statement"):
@@ -241,12 +225,13 @@ class Walker(Expander):
 
     def _list(self, node: Node, context: Context) -> None:
         operator = next((child.type for child in node.children if child.type in ("&&", "||")), "")
-        left, *others = [child for child in node.children if child.is_named and child.type != "comment"] or [node]
-        if left is node:
-            return
-        self._statement(left, replace(context, chain=operator, redirects=()))
-        for child in others:
-            self._branches([[child]], replace(context, is_conditional=True), whole=False)
+        for position, child in enumerate(
+            child for child in node.children if child.is_named and child.type != "comment"
+        ):
+            if position == 0:
+                self._statement(child, replace(context, chain=operator, redirects=()))
+            else:
+                self._branches([[child]], replace(context, is_conditional=True), whole=False)
 
     def _if(self, node: Node, context: Context) -> None:
         bodies: list[list[Node]] = [[]]
@@ -286,42 +271,33 @@ class Walker(Expander):
         self.values = {name: first.get(name) if name in same else None for name in names}
 
     def _loop(self, node: Node, context: Context, *, reads_input: bool = False) -> None:
-        is_for = node.type != "while_statement"
-        variable = node.child_by_field_name("variable")
+        is_while = node.type == "while_statement"
+        variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         name = self._source(variable) if variable is not None else ""
-        body = node.child_by_field_name("body")
         values = list(node.children_by_field_name("value"))
         words = tuple(word for child in values for word in self._words(child, context))
-        loop = Loop("for" if is_for else "while", name, words, reads_input, self._piece.at(node.start_byte))
-        reads_input = reads_input or "read" in context.pipe
-        if node.type == "while_statement":
-            for condition in node.children_by_field_name("condition"):
-                if condition.is_named:
-                    self._statement(condition, replace(context, is_condition=True))
-        elif node.type == "c_style_for_statement":
+        loop = Loop("while" if is_while else "for", name, words, reads_input, self._piece.at(node.start_byte))
+        for condition in node.children_by_field_name("condition") if is_while else ():
+            if condition.is_named:
+                self._statement(condition, replace(context, is_condition=True))
+        if node.type == "c_style_for_statement":
             name = next((self._source(child) for child in below(node, "variable_name")), "")
         if name:
-            self.values[name] = None
-            self._note(name, None, loop.at, context)
-        for changed in self._assigned_in(body):
-            self.values[changed] = None
+            self._forget(name, loop.at, context)
+        unknown = dict.fromkeys(self._assigned_in(body))
+        self.values.update(unknown)
         if body is not None:
-            inside = replace(context, loops=(*context.loops, loop), is_conditional=context.is_conditional)
-            self._block(body, inside)
-            for changed in self._assigned_in(body):
-                self.values[changed] = None
+            self._block(body, replace(context, loops=(*context.loops, loop)))
+            self.values.update(unknown)
 
     def _function(self, node: Node, context: Context) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if body is None or name is None:
             return
-        changed = self._assigned_in(body)
-        before, self.values = (
-            self.values,
-            {key: None if key in changed else value for key, value in self.values.items()},
-        )
+        before, unknown = self.values, dict.fromkeys(self._assigned_in(body))
+        self.values = {**before, **{key: None for key in unknown if key in before}}
         self._statement(body, replace(context, function=self._source(name)))
-        self.values = {**before, **dict.fromkeys(changed)}
+        self.values = {**before, **unknown}
 
     def _subshell(self, node: Node, context: Context) -> None:
         before = dict(self.values)
@@ -329,19 +305,11 @@ class Walker(Expander):
         self.values = before
 
     def _substitution(self, node: Node, context: Context) -> None:
-        before = dict(self.values)
-        self._block(node, replace(context, is_substitution=True, pipe=(), is_background=False, chain=""))
-        self.values = before
+        self._subshell(node, replace(context, is_substitution=True, pipe=(), is_background=False, chain=""))
 
     def _assigned_in(self, node: Node | None) -> set[str]:
-        if node is None:
-            return set()
-        return {self._source(child.children[0]).partition("[")[0] for child in below(node, "variable_assignment")}
-
-    def _test(self, node: Node, context: Context) -> None:
-        for child in node.children:
-            if child.is_named:
-                self._expansions(child, context)
+        found = below(node, "variable_assignment") if node is not None else ()
+        return {self._source(child.children[0]).partition("[")[0] for child in found}
 
     def _expansions(self, node: Node, context: Context) -> None:
         """Note the variables that a test expands, and walk over its substitutions."""
@@ -354,14 +322,6 @@ class Walker(Expander):
                 self._expansions(child, context)
                 self._depth -= 1
 
-
-#: Commands whose command runs on another machine, or on all nodes of a job.
-REMOTE = frozenset(
-    {
-        *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
-        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
-    }
-)
 
 _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
     "command": Walker._command,
@@ -378,7 +338,7 @@ _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
     "while_statement": Walker._loop,
     "function_definition": Walker._function,
     "subshell": Walker._subshell,
-    "test_command": Walker._test,
+    "test_command": Walker._expansions,
 }
 
 

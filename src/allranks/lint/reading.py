@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from allranks.lint.directives import Resources, known_variables, read_directives, resources_of
 from allranks.lint.expand import Piece, piece_of
 from allranks.lint.launches import Launch, launches_of
-from allranks.lint.model import Context, Place, Script, Text, Word
+from allranks.lint.model import Command, Context, Place, Script, Text, Word
 from allranks.lint.parse import Walker
+from allranks.lint.syntax import Call, Given, read_call
 from allranks.lint.unwrap import unwrap
 
 #: What is read of a file; launch scripts of people have up to some thousand lines.
@@ -33,6 +35,39 @@ class View:
     def launches(self) -> list[Launch]:
         """The commands in it that start ranks."""
         return launches_of(self.script, self.resources)
+
+    @property
+    def has_many_nodes(self) -> bool:
+        """Whether its directives request more than one node."""
+        return (self.resources.nodes or 0) > 1
+
+    @property
+    def torchrun(self) -> Iterator[Launch]:
+        """The launches by torchrun under one of its names."""
+        return (launch for launch in self.launches if launch.is_torch)
+
+    @property
+    def torchrun_alone(self) -> bool:
+        """Whether it starts ranks by torchrun, and by nothing else."""
+        return bool(self.launches) and all(launch.is_torch for launch in self.launches)
+
+    def torchrun_given(self, *names: str) -> Iterator[tuple[Launch, Given]]:
+        """Yield the launches by torchrun that are given one of these options, with that."""
+        return ((launch, given) for launch in self.torchrun if (given := launch.call.get(*names)))
+
+    def started_by(self, *starters: str) -> list[Launch]:
+        """Return the launches that one of these programs takes to other machines."""
+        return [launch for launch in self.launches if launch.starter_name in starters]
+
+    def calls(self, *programs: str) -> Iterator[tuple[Command, Call]]:
+        """Yield the commands with one of these names, with their options."""
+        return ((command, read_call(command)) for command in self.script.named(*programs))
+
+    @cached_property
+    def top_commands(self) -> list[Command]:
+        """The commands of the script's own shell, outside functions and substitutions."""
+        contexts = ((command, command.context) for command in self.script.commands)
+        return [command for command, each in contexts if not (each.via or each.function or each.is_substitution)]
 
     def place(self, offset: int) -> Place:
         """Return the line and column of an offset."""

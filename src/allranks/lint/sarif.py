@@ -18,32 +18,22 @@ def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
     used = {finding.rule.code for finding in findings}
     rules = [rule for rule in RULES if rule.code in used]
     index = {rule.code: position for position, rule in enumerate(rules)}
-    return {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "allranks lint",
-                        "version": __version__,
-                        "rules": [
-                            {
-                                "id": rule.code,
-                                "name": rule.name,
-                                "shortDescription": {"text": rule.name.replace("-", " ")},
-                                "help": {"text": f"{PAGE}#{rule.code.lower()}-{rule.name}"},
-                                "defaultConfiguration": {"level": _LEVELS[rule.severity]},
-                            }
-                            for rule in rules
-                        ],
-                    }
-                },
-                "columnKind": "unicodeCodePoints",
-                "results": [_result(finding, index[finding.rule.code]) for finding in findings],
-            }
-        ],
+    described = [
+        {
+            "id": rule.code,
+            "name": rule.name,
+            "shortDescription": {"text": rule.name.replace("-", " ")},
+            "help": {"text": f"{PAGE}#{rule.code.lower()}-{rule.name}"},
+            "defaultConfiguration": {"level": _LEVELS[rule.severity]},
+        }
+        for rule in rules
+    ]
+    run = {
+        "tool": {"driver": {"name": "allranks lint", "version": __version__, "rules": described}},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(finding, index[finding.rule.code]) for finding in findings],
     }
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _result(finding: Finding, index: int) -> dict[str, Any]:

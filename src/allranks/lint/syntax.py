@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 from allranks.lint.model import Command, Word
 
 
 @dataclass(frozen=True)
 class Syntax:
-    """The options of a program.
+    """The options of a program."""
 
-    Attributes:
-        valued: options that take a value, in the next word or after ``=``.
-        flags: options that take none, or only after ``=``.
-        same: other names of options, and the one that is used here.
-        attaches: whether a short option's value may stand in the same word: ``-N2``.
-        abbreviates: whether the beginning of a long option is enough where it is unique.
-    """
-
-    valued: frozenset[str]
-    flags: frozenset[str]
-    same: dict[str, str] = field(default_factory=dict)
-    attaches: bool = False
-    abbreviates: bool = False
+    valued: frozenset[str]  # Options that take a value, in the next word or after ``=``.
+    flags: frozenset[str]  # Options that take none, or only after ``=``.
+    same: dict[str, str] = field(default_factory=dict)  # Other names of options, and the one that is used here.
+    attaches: bool = False  # Whether a short option's value may stand in the same word: ``-N2``.
+    abbreviates: bool = False  # Whether the beginning of a long option is enough where it is unique.
 
     def canonical(self, name: str) -> str:
         """Return the name of an option that is used here."""
@@ -46,25 +37,20 @@ class Syntax:
 
 @dataclass(frozen=True)
 class Given:
-    """An option that a command was given."""
+    """An option that a command was given, with its value: a word without parts if it has none."""
 
     name: str
     typed: str
-    value: Word | None
-    word: Word
+    value: Word
+    at: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """A command whose options have been read.
+    """A command whose options have been read."""
 
-    Attributes:
-        given: its options in their order.
-        rest: the words from the first one on that is no option.
-    """
-
-    given: tuple[Given, ...]
-    rest: tuple[Word, ...]
+    given: tuple[Given, ...]  # Its options in their order.
+    rest: tuple[Word, ...]  # The words from the first one on that is no option.
     syntax: Syntax
 
     def get(self, *names: str) -> Given | None:
@@ -74,12 +60,12 @@ class Call:
     def value(self, *names: str) -> str | None:
         """Return the value of an option, or None if it is not given or not known."""
         given = self.get(*names)
-        return given.value.value if given and given.value else None
+        return given.value.value if given else None
 
     def number(self, *names: str) -> int | None:
         """Return the value of an option as a whole number, or None."""
         given = self.get(*names)
-        return given.value.number if given and given.value else None
+        return given.value.number if given else None
 
 
 def _syntax(valued: str, flags: str, same: str = "", *, attaches: bool = False, abbreviates: bool = False) -> Syntax:
@@ -209,7 +195,7 @@ WRAPPERS = {
     "catchsegv": ("", ""),
     "nsys": ("", ""),
 }
-_SYNTAX = {
+SYNTAX = {
     "srun": _SBATCH,
     "sbatch": _SBATCH,
     "salloc": _SBATCH,
@@ -233,12 +219,6 @@ _SYNTAX = {
 }
 
 
-@cache
-def syntax_of(name: str) -> Syntax | None:
-    """Return the options of a program; None if they are not known here."""
-    return _SYNTAX.get(name)
-
-
 def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
     """Split the words after a program into its options and what follows them."""
     given: list[Given] = []
@@ -259,7 +239,7 @@ def read_options(words: Sequence[Word], syntax: Syntax) -> Call:
             value, position = words[position], position + 1
         if syntax is _MPIRUN and name in _MCA and position + 1 < len(words):
             position += 2
-        given.append(Given(name, typed, value, word))
+        given.append(Given(name, typed, value or Word((), word.end, word.end), word.at))
     return Call(tuple(given), tuple(words[position:]), syntax)
 
 
@@ -280,7 +260,12 @@ def _split(word: Word, typed: str, syntax: Syntax) -> tuple[str, Word | None]:
     return syntax.canonical(typed), None
 
 
-def read_call(command: Command) -> Call | None:
-    """Return the options of a command; None if its program is not known here."""
-    syntax = syntax_of(command.name)
-    return read_options(command.args, syntax) if syntax else None
+#: The call of a program that is not known here, or that is none.
+NO_CALL = Call((), (), _syntax("", ""))
+
+
+def read_call(command: Command | None) -> Call:
+    """Return the options of a command; none if its program is not known here."""
+    if command is None or command.name not in SYNTAX:
+        return NO_CALL
+    return read_options(command.args, SYNTAX[command.name])

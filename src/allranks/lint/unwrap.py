@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.lint.expand import piece_of
-from allranks.lint.model import Assignment, Command, Part, Word
-from allranks.lint.parse import REMOTE, Walker
-from allranks.lint.syntax import WRAPPERS, read_call
+from allranks.lint.model import REMOTE, Assignment, Command, Part, Word
+from allranks.lint.parse import Walker
+from allranks.lint.syntax import SYNTAX, WRAPPERS, read_call
 
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 #: Programs that join their words and have a shell on the other machine read the result.
@@ -51,8 +51,7 @@ def unwrap(walker: Walker, command: Command) -> None:
     if name in SHELLS:
         _shell(walker, command)
     elif name in JOINED:
-        call = read_call(command)
-        rest = call.rest if call else command.args
+        rest = read_call(command).rest if name in SYNTAX else command.args
         if name in ("ssh", "rsh", "dsh"):
             rest = rest[1:]
         _nested(walker, command, rest or _heredoc(command))
@@ -63,13 +62,10 @@ def unwrap(walker: Walker, command: Command) -> None:
     elif name in _LOOSE:
         _loose(walker, command)
     elif name in REMOTE or name in WRAPPERS:
-        call = read_call(command)
-        if call:
-            _inner(walker, command, call.rest)
+        _inner(walker, command, read_call(command).rest)
     elif name == "sbatch":
-        call = read_call(command)
-        wrapped = call.get("--wrap") if call else None
-        if wrapped and wrapped.value:
+        wrapped = read_call(command).get("--wrap")
+        if wrapped:
             _nested(walker, command, [wrapped.value])
 
 

@@ -33,37 +33,24 @@ MOST_LINKS = 8
 
 @dataclass(frozen=True)
 class Culprit:
-    """What is at fault.
+    """What is at fault."""
 
-    Attributes:
-        nodes: one node, which does badly with each other one that it was tried with; or two, which do so with each
-            other and well with others. Of two nodes in all, it is only known that they do badly.
-        seconds: what they took, a node with another one; None: they failed.
-    """
-
+    #: One node, which does badly with each other one that it was tried with; or two, which do so with each other and
+    #: well with others. Of two nodes in all, it is only known that they do badly.
     nodes: Group
-    seconds: Result
+    seconds: Result  # What they took, a node with another one; None: they failed.
 
 
 @dataclass(frozen=True)
 class IsolationResult:
-    """What a search has found.
+    """What a search has found."""
 
-    Attributes:
-        is_bad: whether anything does badly.
-        culprits: what could be pinned down.
-        more: how many further nodes do badly, and were tried with too few others to say that they are at fault.
-        seconds: what all nodes together took; None: they failed.
-        usual: what the fastest of all groups took; None: all failed.
-        rounds: how many rounds of measurements it took.
-    """
-
-    is_bad: bool
-    culprits: tuple[Culprit, ...]
-    more: int
-    seconds: Result
-    usual: Result
-    rounds: int
+    is_bad: bool  # Whether anything does badly.
+    culprits: tuple[Culprit, ...]  # What could be pinned down.
+    more: int  # How many further nodes do badly, and were tried with too few others to say that they are at fault.
+    seconds: Result  # What all nodes together took; None: they failed.
+    usual: Result  # What the fastest of all groups took; None: all failed.
+    rounds: int  # How many rounds of measurements it took.
 
 
 def find(nodes: Sequence[int], measure: Measure, *, limit: Result = None) -> IsolationResult:

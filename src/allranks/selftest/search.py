@@ -36,18 +36,13 @@ _MEASUREMENT, _ROUND = 3, 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a search.
+    """Limits of a search."""
 
-    Attributes:
-        operation: seconds that one operation may take.
-        coming: seconds until all nodes must be there. They import torch first, which takes minutes where many nodes
-            read it from one disk for the first time.
-        least: bytes a second that good nodes send at least; 0 if unknown.
-    """
-
-    operation: float = 10.0
+    operation: float = 10.0  # Seconds that one operation may take.
+    #: Seconds until all nodes must be there. They import torch first, which takes minutes where many nodes read it from
+    #: one disk for the first time.
     coming: float = 300.0
-    least: float = 0.0
+    least: float = 0.0  # Bytes a second that good nodes send at least; 0 if unknown.
 
 
 class _Silent(Exception):  # noqa: N818 - no error: the search ends with these nodes as its result

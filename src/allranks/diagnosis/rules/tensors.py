@@ -2,177 +2,140 @@
 
 from __future__ import annotations
 
-from allranks.diagnosis.model import Rule
+from allranks.diagnosis.model import never
 
 RULES = (
-    Rule(
-        id="ddp-unused-parameters",
-        cause="some parameters got no gradient, and DDP waited for them",
-        patterns=(
-            r"Expected to have finished reduction in the prior iteration",
-            r"parameters that were not used in producing (?:the )?loss",
-        ),
+    never(
+        "ddp-unused-parameters",
+        "some parameters got no gradient, and DDP waited for them",
+        r"Expected to have finished reduction in the prior iteration",
+        r"parameters that were not used in producing (?:the )?loss",
         fix="use all outputs in the loss, or DistributedDataParallel(model, find_unused_parameters=True)",
-        retry="never",
         source="torch/csrc/distributed/c10d/reducer.cpp",
     ),
-    Rule(
-        id="ddp-ready-twice",
-        cause="a parameter was used twice in one backward pass",
-        patterns=(r"Expected to mark a variable ready only once",),
+    never(
+        "ddp-ready-twice",
+        "a parameter was used twice in one backward pass",
+        r"Expected to mark a variable ready only once",
         fix="checkpoint(..., use_reentrant=False), or static_graph=True; one forward for each backward",
-        retry="never",
         source="torch/csrc/distributed/c10d/reducer.cpp",
     ),
-    Rule(
-        id="ddp-different-models",
-        cause="the ranks' models differ",
-        patterns=(
-            r"DDP expects same model across all ranks",
-            r"appears not to match (?:sizes|strides) of the same param in process",
-            r"params? .* (?:has|have) different .*across (?:ranks|processes)|inconsistent \d+ params",
-        ),
+    never(
+        "ddp-different-models",
+        "the ranks' models differ",
+        r"DDP expects same model across all ranks",
+        r"appears not to match (?:sizes|strides) of the same param in process",
+        r"params? .* (?:has|have) different .*across (?:ranks|processes)|inconsistent \d+ params",
         fix="every rank must build the same model, from the same settings and seed",
-        retry="never",
         source="torch/csrc/distributed/c10d/reducer.cpp",
     ),
-    Rule(
-        id="ddp-no-gradients",
-        cause="DDP got a model without parameters to train",
-        patterns=(
-            r"DistributedDataParallel is not needed when a module doesn't have any parameter|tensors\.size\(\) > 0 "
-            r"INTERNAL ASSERT",
-        ),
+    never(
+        "ddp-no-gradients",
+        "DDP got a model without parameters to train",
+        r"DistributedDataParallel is not needed when a module doesn't have any parameter"
+        r"|tensors\.size\(\) > 0 INTERNAL ASSERT",
         fix="leave DDP out for that model, or set requires_grad before it is wrapped",
-        retry="never",
         source="torch/nn/parallel/distributed.py",
     ),
-    Rule(
-        id="inplace-modification",
-        cause="a tensor that the backward pass needs was changed in place",
-        patterns=(
-            r"has been modified by an inplace operation",
-            r"a (?:leaf Variable|view of a leaf).* in-place operation",
-        ),
+    never(
+        "inplace-modification",
+        "a tensor that the backward pass needs was changed in place",
+        r"has been modified by an inplace operation",
+        r"a (?:leaf Variable|view of a leaf).* in-place operation",
         fix="no += or _() on what is needed again; with DDP broadcast_buffers=False if a buffer is named; "
         "torch.autograd.set_detect_anomaly(True) shows the line",
-        retry="never",
         source="torch/csrc/autograd/saved_variable.cpp",
     ),
-    Rule(
-        id="device-mismatch",
-        cause="tensors are on different devices",
-        patterns=(
-            r"Expected all tensors to be on the same device",
-            r"Input type \(.*\) and weight type \(.*\) should be the same",
-            r"module must have its parameters and buffers on device|parameters? .* on the same device",
-            r"No backend type associated with device type|Tensors must be CUDA and dense",
-        ),
+    never(
+        "device-mismatch",
+        "tensors are on different devices",
+        r"Expected all tensors to be on the same device",
+        r"Input type \(.*\) and weight type \(.*\) should be the same",
+        r"module must have its parameters and buffers on device|parameters? .* on the same device",
+        r"No backend type associated with device type|Tensors must be CUDA and dense",
         fix="move model and batch to the rank's device: ctx.device, or cuda:LOCAL_RANK",
-        retry="never",
         source="c10/core/TensorImpl; torch/nn/parallel/distributed.py",
     ),
-    Rule(
-        id="dtype-mismatch",
-        cause="tensors have different types",
-        patterns=(
-            r"expected (?:m1 and m2|scalar type|mat1 and mat2) .*(?:dtype|but found)",
-            r"mat1 and mat2 must have the same dtype|must have the same dtype|expected dtype \S+ for|\"\w+\" not "
-            r"implemented for"
-            r" '(?:Half|BFloat16|Long|Int|Bool|Char)'",
-            r"[Ff]ound dtype \w+ but expected \w+",
-            r"Must flatten tensors with uniform dtype",
-        ),
+    never(
+        "dtype-mismatch",
+        "tensors have different types",
+        r"expected (?:m1 and m2|scalar type|mat1 and mat2) .*(?:dtype|but found)",
+        r"mat1 and mat2 must have the same dtype|must have the same dtype|expected dtype \S+ for"
+        r"|\"\w+\" not implemented for '(?:Half|BFloat16|Long|Int|Bool|Char)'",
+        r"[Ff]ound dtype \w+ but expected \w+",
+        r"Must flatten tensors with uniform dtype",
         fix="convert inputs to the weights' type, or run the forward pass under torch.autocast",
-        retry="never",
         source="aten/src/ATen",
     ),
-    Rule(
-        id="shape-mismatch",
-        cause="shapes do not fit",
-        patterns=(
-            r"shapes? cannot be multiplied",
-            r"[Tt]he size of tensor a \(\d+\) must match the size of tensor b",
-            r"Sizes of tensors must match except in dimension|stack expects each tensor to be equal size",
-            r"shape '\[.*\]' is invalid for input of size|Given groups=\d+, weight of size",
-            r"[Ee]xpected input batch_size \(\d+\) to match target batch_size",
-            r"[Ee]xpected \d+D .*input|mismatch, got input \(\d+\)|[Dd]imension out of range",
-            r"Calculated padded input size|Expected more than 1 value per channel|cannot reshape array",
-        ),
+    never(
+        "shape-mismatch",
+        "shapes do not fit",
+        r"shapes? cannot be multiplied",
+        r"[Tt]he size of tensor a \(\d+\) must match the size of tensor b",
+        r"Sizes of tensors must match except in dimension|stack expects each tensor to be equal size",
+        r"shape '\[.*\]' is invalid for input of size|Given groups=\d+, weight of size",
+        r"[Ee]xpected input batch_size \(\d+\) to match target batch_size",
+        r"[Ee]xpected \d+D .*input|mismatch, got input \(\d+\)|[Dd]imension out of range",
+        r"Calculated padded input size|Expected more than 1 value per channel|cannot reshape array",
         fix="print the shapes before that line; the last, smaller batch of an epoch is a usual reason (drop_last)",
-        retry="never",
         source="aten/src/ATen",
     ),
-    Rule(
-        id="index-out-of-range",
-        cause="a label or token id is larger than the number of classes or embeddings",
-        patterns=(r"index out of range in self|Target -?\d+ is out of bounds",),
+    never(
+        "index-out-of-range",
+        "a label or token id is larger than the number of classes or embeddings",
+        r"index out of range in self|Target -?\d+ is out of bounds",
         fix="compare the largest id of the data with num_classes or num_embeddings, and ignore_index with the padding",
-        retry="never",
         source="aten/src/ATen/native/Embedding.cpp and LossNLL.cpp",
     ),
-    Rule(
-        id="second-backward",
-        cause="the graph was freed by an earlier backward pass",
-        patterns=(r"Trying to backward through the graph a second time",),
+    never(
+        "second-backward",
+        "the graph was freed by an earlier backward pass",
+        r"Trying to backward through the graph a second time",
         fix="one forward for each backward: detach() what is kept from one step to the next, or retain_graph=True",
-        retry="never",
         source="torch/csrc/autograd/saved_variable.cpp",
     ),
-    Rule(
-        id="initialized-twice",
-        cause="init_process_group was called twice",
-        patterns=(r"trying to initialize the default process group twice",),
+    never(
+        "initialized-twice",
+        "init_process_group was called twice",
+        r"trying to initialize the default process group twice",
         fix="call it once, or only if not torch.distributed.is_initialized(); libraries may have called it already",
-        retry="never",
         source="torch/distributed/distributed_c10d.py",
     ),
-    Rule(
-        id="half-precision-weights",
-        cause="gradients are float16, and the scaler cannot unscale them",
-        patterns=(r"Attempting to unscale FP16 gradients",),
+    never(
+        "half-precision-weights",
+        "gradients are float16, and the scaler cannot unscale them",
+        r"Attempting to unscale FP16 gradients",
         fix="keep the weights in float32 (no .half()), and run the forward pass under torch.autocast",
-        retry="never",
         source="torch/amp/grad_scaler.py",
     ),
-    Rule(
-        id="not-a-number",
-        cause="the loss or a gradient became NaN or infinite",
-        patterns=(
-            r"(?<!best_)(?<!best )[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)\b",
-            r"returned nan values in its \d+th output",
-            r"(?:FloatingPointError|RuntimeError|AssertionError): .*\b(?:nan|NaN|inf|infs?)\b",
-            r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached|current loss "
-            r"scale"
-            r" already at minimum",
-        ),
+    never(
+        "not-a-number",
+        "the loss or a gradient became NaN or infinite",
+        r"(?<!best_)(?<!best )[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)\b",
+        r"returned nan values in its \d+th output",
+        r"(?:FloatingPointError|RuntimeError|AssertionError): .*\b(?:nan|NaN|inf|infs?)\b",
+        r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached"
+        r"|current loss scale already at minimum",
         fix="a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it",
-        retry="never",
         source="torch.autograd.detect_anomaly",
     ),
-    Rule(
-        id="deepspeed-configuration",
-        cause="DeepSpeed's configuration is wrong",
-        patterns=(
-            r"DeepSpeedConfigError|Check batch related parameters",
-            r"train_batch_size is not equal to micro_batch_per_gpu|deepspeed.*(?:config|zero).*(?:Error|invalid|must)",
-            r"Please correct the following DeepSpeed config values",
-            r"(?:Error|Exception): .*ZeRO\S* .*(?:not supported|requires|untested|unsupported)",
-        ),
+    never(
+        "deepspeed-configuration",
+        "DeepSpeed's configuration is wrong",
+        r"DeepSpeedConfigError|Check batch related parameters",
+        r"train_batch_size is not equal to micro_batch_per_gpu|deepspeed.*(?:config|zero).*(?:Error|invalid|must)",
+        r"Please correct the following DeepSpeed config values",
+        r"(?:Error|Exception): .*ZeRO\S* .*(?:not supported|requires|untested|unsupported)",
         fix="train_batch_size = micro_batch × accumulation × world size; leave one of them out",
-        retry="never",
         source="deepspeed/runtime/config.py",
     ),
-    Rule(
-        id="lightning-configuration",
-        cause="Lightning's Trainer is configured for something else",
-        patterns=(
-            r"MisconfigurationException",
-            r"You set `(?P<name>--\w+|\w+)=.*(?:SLURM|Lightning)|(?:SLURM|nodes|devices).*in (?:the )?`?Trainer",
-            r"You requested gpu: ",
-        ),
+    never(
+        "lightning-configuration",
+        "Lightning's Trainer is configured for something else",
+        r"MisconfigurationException",
+        r"You set `(?P<name>--\w+|\w+)=.*(?:SLURM|Lightning)|(?:SLURM|nodes|devices).*in (?:the )?`?Trainer",
+        r"You requested gpu: ",
         fix="Trainer(devices=…) must be the number of ranks on each node, and num_nodes that of the nodes",
-        retry="never",
         source="lightning/fabric/plugins/environments",
     ),
 )

@@ -1,9 +1,10 @@
-"""The rules, as a table: a family is a file."""
+"""The rules: a family is a file, and a rule stands above the function that finds its fault."""
 
 from __future__ import annotations
 
-from allranks.lint.rules import environment, habits, network, outcome, processes, remote, rendezvous, scheduling, words
-from allranks.lint.rules.base import Rule
+from importlib import import_module
+
+from allranks.lint.rules.base import registered
 
 #: What the first digit of a code stands for.
 FAMILIES = {
@@ -18,16 +19,9 @@ FAMILIES = {
     "9": "Secrets, and what hurts others",
 }
 
-RULES: tuple[Rule, ...] = (
-    *processes.RULES,
-    *words.RULES,
-    *rendezvous.RULES,
-    *scheduling.RULES,
-    *network.RULES,
-    *remote.RULES,
-    *outcome.RULES,
-    *environment.RULES,
-    *habits.RULES,
-)
+#: Each registers its rules.
+_MODULES = "processes words rendezvous scheduling network remote outcome environment habits"
+for _name in _MODULES.split():
+    import_module(f"{__name__}.{_name}")
 
-BY_CODE = {rule.code: rule for rule in RULES}
+RULES = tuple(sorted(registered, key=lambda rule: rule.code))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
-from allranks.lint.launches import Launch
-from allranks.lint.model import Command, Part, Word
-from allranks.lint.parse import REMOTE
+from allranks.lint.model import Part
 from allranks.lint.reading import View
 
 Severity = Literal["fatal", "likely", "hint"]
@@ -29,75 +29,55 @@ class Edit:
 
 @dataclass(frozen=True)
 class Found:
-    """A place that a rule objects to.
+    """A place that a rule objects to."""
 
-    Attributes:
-        at: the offset in the file.
-        fields: what stands in the rule's sentences in place of ``{name}``.
-        edits: what repairs this fault and changes nothing else.
-    """
-
-    at: int
+    at: int  # The offset in the file.
+    #: What stands in the rule's sentences in place of ``{name}``.
     fields: dict[str, object] = field(default_factory=dict)
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[Edit, ...] = ()  # What repairs this fault and changes nothing else.
+
+
+Check = Callable[[View], Iterator[Found]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of fault.
+    """One kind of fault."""
 
-    Attributes:
-        code: its stable code: AR and three digits, of which the first is the family.
-        name: its name in words.
-        severity: ``fatal``: it cannot work, or trains wrongly; ``likely``: it often fails; ``hint``: it works, and a
-            better way exists.
-        what: what will happen; ``{name}`` stands for a field of what was found.
-        fix: what to write instead.
-        source: where the knowledge is from.
-        check: yields the places.
-        versions: the versions of the program that behave so, if not all.
-    """
-
-    code: str
-    name: str
+    code: str  # Its stable code: AR and three digits, of which the first is the family.
+    name: str  # Its name in words.
+    #: ``fatal``: it cannot work, or trains wrongly; ``likely``: it often fails; ``hint``: it works, and a better way
+    #: exists.
     severity: Severity
-    what: str
-    fix: str
-    source: str
-    check: Callable[[View], Iterator[Found]]
-    versions: str = ""
+    what: str  # What will happen; ``{name}`` stands for a field of what was found.
+    fix: str  # What to write instead.
+    source: str  # Where the knowledge is from.
+    check: Check  # Yields the places.
+    versions: str = ""  # The versions of the program that behave so, if not all.
 
 
-def torch_launches(view: View) -> Iterator[Launch]:
-    """Yield the calls of torchrun under one of its names."""
-    return (launch for launch in view.launches if launch.is_torch and launch.call is not None)
+#: The rules of all modules that have been imported.
+registered: list[Rule] = []
 
 
-def several_nodes(view: View) -> Iterator[Launch]:
-    """Yield the calls of torchrun that are told of several nodes."""
-    return (launch for launch in torch_launches(view) if launch.nnodes is not None and launch.nnodes > 1)
+def _rule(
+    severity: Severity, heading: str, what: str, *, fix: str, source: str, versions: str = ""
+) -> Callable[[Check], Check]:
+    """Make a rule of the function below, which yields the places; ``heading`` is its code and name."""
+    code, name = heading.split()
+
+    def register(check: Check) -> Check:
+        registered.append(Rule(code, name, severity, what, fix, source, check, versions))
+        return check
+
+    return register
 
 
-def is_expanded_too_early(part: Part, command: Command, *starters: str) -> bool:
-    """Return whether a part is expanded by a shell that itself only starts the command on other machines."""
-    names = starters or tuple(REMOTE)
-    return any(outer.name in names and part.level <= outer.context.level for outer in command.context.via)
+fatal, likely, hint = partial(_rule, "fatal"), partial(_rule, "likely"), partial(_rule, "hint")
 
 
-def is_expanded_there(part: Part, command: Command) -> bool:
-    """Return whether a part is expanded by a shell on the machine of the command."""
-    return any(outer.name in REMOTE for outer in command.context.via) and not is_expanded_too_early(part, command)
-
-
-def is_literal(word: Word | None) -> bool:
-    """Return whether a word's value is known and contains nothing that the scheduler sets."""
-    return word is not None and word.value is not None and not any(word.variables)
-
-
-def top_commands(view: View) -> list[Command]:
-    """Return the commands of the script's own shell, outside functions and substitutions."""
-    return [
-        command
-        for command in view.script.commands
-        if not command.context.via and not command.context.function and not command.context.is_substitution
-    ]
+def is_host_name(part: Part, programs: str = "hostname") -> bool:
+    """Return whether a part becomes the name of the machine that expands it, or what one of the programs prints."""
+    if part.kind == "command":
+        return bool(re.match(rf"[$`]\(?(?:{programs})\b", part.text))
+    return part.kind == "variable" and part.text == "HOSTNAME"

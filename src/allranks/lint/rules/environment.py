@@ -9,352 +9,246 @@ from difflib import get_close_matches
 from allranks.lint.launches import MPI
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import TORCHRUN, Found, Rule, is_literal, torch_launches
+from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 
 _CONDA = "docs.conda.io, conda init and conda activate"
+#: Options of torchrun that no script has for itself.
+_OF_TORCHRUN = (
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--standalone"),
+)
 _SET_UP = re.compile(
     r"conda\.sh|mamba\.sh|shell\.\w+ hook|shell hook|conda shell|conda init"
     r"|\.bashrc|\.bash_profile|\.profile|/etc/profile|bin/activate"
 )
 
 
+@likely(
+    "AR801 conda-not-set-up",
+    "{program} activate fails in a script whose shell has not been set up: the training runs in another environment, "
+    "or not at all",
+    fix='source "$(conda info --base)/etc/profile.d/conda.sh" before it',
+    source=_CONDA,
+)
 def _not_set_up(view: View) -> Iterator[Found]:
     script = view.script
     if re.search(r"\s-\w*[li]", script.shebang) or "zsh" in script.shebang:
         return
-    for command in script.commands:
-        if (
-            command.name not in ("conda", "mamba", "micromamba")
-            or command.values[:1] != ["activate"]
-            or command.context.function
-        ):
-            continue
+    for command in script.named("conda", "mamba", "micromamba"):
         outer = command.started_by(*SHELLS)
-        if outer and re.search(r"-\w*[li]", " ".join(outer.values[:1])):
+        is_login = outer is not None and re.search(r"-\w*[li]", outer.first)
+        if command.first != "activate" or command.context.function or is_login:
             continue
-        before = [other for other in script.commands if other.order <= command.order]
-        # A script that sources a file of its own may get conda from there.
-        is_ready = any(_sets_up(other) for other in before)
-        if not is_ready:
+        if not any(_sets_up(other) for other in script.commands if other.order <= command.order):
             yield Found(command.at, {"program": command.name})
             return
 
 
 def _sets_up(command: Command) -> bool:
-    text = " ".join(word.shown for word in command.words)
-    if command.name in ("module", "ml", "spack", "source", ".", "eval", "setup_env"):
-        return True
-    return bool(_SET_UP.search(text))
+    # A script that sources a file of its own may get conda from there.
+    is_source = command.name in ("module", "ml", "spack", "source", ".", "eval", "setup_env")
+    return is_source or bool(_SET_UP.search(" ".join(word.shown for word in command.words)))
 
 
+@hint(
+    "AR802 source-activate",
+    "source activate is deprecated since conda 4.4",
+    fix="conda activate, after conda's own set-up",
+    source=_CONDA,
+)
 def _old_activation(view: View) -> Iterator[Found]:
     for command in view.script.named("source", "."):
-        if command.values[:1] == ["activate"]:
+        if command.first == "activate":
             yield Found(command.at)
             return
 
 
+@fatal(
+    "AR803 activated-in-another-shell",
+    "{file} runs in a shell of its own, and changes nothing in this one",
+    fix="source {file}",
+    source="bash(1), source; docs.python.org/3/library/venv.html",
+)
 def _activated_elsewhere(view: View) -> Iterator[Found]:
     for command in view.script.commands:
         words = command.args if command.name in SHELLS else command.words
-        first = words[0].shown if words else ""
-        if re.search(r"(?:^|/)bin/activate$", first) and not command.context.is_substitution:
-            yield Found(command.at, {"file": first})
+        file = words[0].shown if words else ""
+        if re.search(r"(?:^|/)bin/activate$", file) and not command.context.is_substitution:
+            yield Found(command.at, {"file": file})
 
 
+@hint(
+    "AR804 bashrc-in-a-job",
+    "the .bashrc of many systems returns at once in a shell that is not interactive",
+    fix="source what is needed itself, such as etc/profile.d/conda.sh",
+    source="bash(1), INVOCATION",
+)
 def _bashrc(view: View) -> Iterator[Found]:
-    for command in view.script.named("source", "."):
-        if command.args and command.args[0].shown.endswith("/.bashrc") and view.script.kind != "plain":
+    for command in view.script.named("source", ".") if view.script.kind != "plain" else ():
+        if command.first.endswith("/.bashrc"):
             yield Found(command.at)
             return
 
 
+@hint(
+    "AR805 output-held-back",
+    "conda run shows the output when the training has ended",
+    fix="conda run --no-capture-output",
+    source="docs.conda.io, conda run",
+)
 def _captured(view: View) -> Iterator[Found]:
     for command in view.script.named("conda", "mamba"):
         is_held = not {"--no-capture-output", "--live-stream", "-s"} & set(command.values)
         starts = any(launch.command.started_by(command.name) for launch in view.launches)
-        if command.values[:1] == ["run"] and is_held and starts:
+        if command.first == "run" and is_held and starts:
             yield Found(command.at)
 
 
+@hint(
+    "AR806 deprecated-launcher",
+    "torch.distributed.launch is deprecated in favour of torchrun",
+    fix="torchrun, and LOCAL_RANK from the environment in place of --local_rank",
+    source="torch/distributed/launch.py of torch 2.13",
+)
 def _old_launcher(view: View) -> Iterator[Found]:
     for launch in view.launches:
         if launch.name == "torch.distributed.launch":
             yield Found(launch.command.at)
 
 
+@fatal(
+    "AR807 use-env",
+    "torchrun has no --use_env, and exits with a usage error",
+    fix="leave it out: torchrun always sets the environment",
+    source=TORCHRUN,
+)
 def _use_env(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        given = launch.call.get("--use-env") if launch.call else None
-        if given and launch.name != "torch.distributed.launch":
-            yield Found(given.word.at)
+    for launch, given in view.torchrun_given("--use-env"):
+        if launch.name != "torch.distributed.launch":
+            yield Found(given.at)
 
 
+@fatal(
+    "AR808 unknown-option",
+    "torchrun has no option {option}, and exits with a usage error",
+    fix="{meant}torchrun --help lists the options",
+    source=TORCHRUN,
+)
 def _unknown_option(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        call = launch.call
-        assert call is not None
-        for given in call.given:
-            known = call.syntax.valued | call.syntax.flags
-            if (
-                given.name in known
-                or given.name == "--use-env"
-                or not given.name.startswith("--")
-                or " " in given.typed
-            ):
+    for launch in view.torchrun:
+        known = launch.call.syntax.valued | launch.call.syntax.flags | {"--use-env"}
+        for given in launch.call.given:
+            if given.name in known or not given.name.startswith("--") or " " in given.typed:
                 continue
-            starts = [name for name in known if name.startswith(given.name)]
-            if len(starts) == 1:
+            if sum(name.startswith(given.name) for name in known - {"--use-env"}) == 1:
                 continue
-            near = get_close_matches(given.name, sorted(known), n=1, cutoff=0.75)
-            meant = f"did you mean {near[0]}? " if near else ""
-            yield Found(given.word.at, {"option": given.typed, "meant": meant})
+            near = get_close_matches(given.name, sorted(known - {"--use-env"}), n=1, cutoff=0.75)
+            yield Found(given.at, {"option": given.typed, "meant": f"did you mean {near[0]}? " if near else ""})
             break  # What follows an unknown option may be its value.
 
 
+@fatal(
+    "AR809 option-after-the-script",
+    "{option} stands after {script}: it goes to the script, and torchrun does not see it",
+    fix="put it before {script}",
+    source=f"{TORCHRUN}: what follows the script is its own",
+)
 def _after_script(view: View) -> Iterator[Found]:
-    names = (
-        "--nproc-per-node",
-        "--nnodes",
-        "--node-rank",
-        "--rdzv-endpoint",
-        "--rdzv-backend",
-        "--rdzv-id",
-        "--standalone",
-    )
-    for launch in torch_launches(view):
-        call = launch.call
-        assert call is not None
-        for word in call.rest[1:] if call.rest[:1] and call.rest[0].prefix.isascii() else ():
+    for launch in view.torchrun:
+        call, program = launch.call, launch.program
+        for word in call.rest[1:] if program and program.prefix.isascii() else ():
             typed = word.prefix.partition("=")[0]
-            if (
-                call.syntax.canonical(typed) in names
-                and typed.startswith("--")
-                and call.get(call.syntax.canonical(typed)) is None
-            ):
-                yield Found(word.at, {"option": typed, "script": call.rest[0].shown})
+            option = call.syntax.canonical(typed)
+            if program and typed.startswith("--") and option in _OF_TORCHRUN and call.get(option) is None:
+                yield Found(word.at, {"option": typed, "script": program.shown})
 
 
+@fatal(
+    "AR810 python-under-torchrun",
+    "torchrun starts python {word}: {word} is taken for a script",
+    fix="leave {word} out, or add --no-python",
+    source=f"{TORCHRUN} --no-python",
+)
 def _runs_python(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        call = launch.call
-        if (
-            call
-            and call.rest
-            and call.rest[0].value
-            and is_python(call.rest[0].value.rpartition("/")[2])
-            and not call.get("--no-python")
-        ):
-            yield Found(call.rest[0].at, {"word": call.rest[0].value})
+    for launch in view.torchrun:
+        word = launch.program
+        if word and is_python((word.value or "").rpartition("/")[2]) and not launch.call.get("--no-python"):
+            yield Found(word.at, {"word": word.value})
 
 
+@fatal(
+    "AR811 no-script",
+    "{launcher} gets no script to run",
+    fix="name the script; a line that was cut loses it",
+    source=TORCHRUN,
+)
 def _no_script(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
+    for launch in view.torchrun:
         call, command = launch.call, launch.command
         is_called = not command.context.is_substitution and not command.context.is_condition
         is_known = all(word.value is not None for word in command.words)
-        if call is not None and not call.rest and not call.get("--help") and is_called and is_known:
+        if not call.rest and not call.get("--help") and is_called and is_known:
             yield Found(command.at, {"launcher": launch.name})
 
 
+@hint(
+    "AR812 mpi-environment",
+    "mpirun with a host list may not take {name} to the other hosts",
+    fix="mpirun -x {name} (Open MPI), or -genv",
+    source="mpirun(1) of Open MPI 5, -x",
+)
 def _mpi_environment(view: View) -> Iterator[Found]:
-    exported = view.script.exported
-    for launch in view.launches:
+    names = sorted(name for name in view.script.exported if re.match(r"(?:NCCL|MASTER|GLOO|OMP)_", name))
+    for launch in view.started_by(*MPI) if names else ():
         starter = launch.starter
-        call = read_call(starter) if starter and starter.name in MPI else None
-        if not call or not call.get("--hostfile", "-H") or launch.command.context.via[-1].name in SHELLS:
-            continue
-        names = sorted(name for name in exported if re.match(r"(?:NCCL|MASTER|GLOO|OMP)_", name))
-        given = " ".join(starter.values) if starter else ""
-        if names and not re.search(r"(?:^|\s)-x\s|-genv", given):
-            yield Found(starter.at if starter else 0, {"name": names[0]})
+        has_hosts = read_call(starter).get("--hostfile", "-H") and launch.command.context.via[-1].name not in SHELLS
+        if starter and has_hosts and not re.search(r"(?:^|\s)-x\s|-genv", starter.text):
+            yield Found(starter.at, {"name": names[0]})
 
 
+@likely("AR813 sudo-in-a-job", "sudo asks for a password in a job, and fails", fix="leave it out", source="sudo(8)")
 def _sudo(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain":
-        return
-    for command in view.script.named("sudo"):
+    for command in view.script.named("sudo") if view.script.kind != "plain" else ():
         yield Found(command.at)
         return
 
 
+@hint(
+    "AR814 lightning-run-model",
+    "lightning run model is now fabric run",
+    fix="fabric run",
+    source="lightning.ai/docs/fabric, CLI",
+)
 def _lightning_launcher(view: View) -> Iterator[Found]:
     for command in view.script.named("lightning"):
         if command.values[:2] == ["run", "model"]:
             yield Found(command.at)
 
 
-def _zero_ranks(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        for name in ("--nproc-per-node", "--nnodes"):
-            given = launch.call.get(name) if launch.call else None
-            word = given.value if given else None
-            text = word.value if word else None
-            if (
-                given
-                and text
-                and is_literal(word)
-                and not re.fullmatch(r"[1-9]\d*(?::[1-9]\d*)?|gpu|cpu|auto|xpu|hpu|mtia", text)
-            ) and (name == "--nnodes" or not text.isalpha()):
-                yield Found(given.word.at, {"option": given.typed, "value": text})
-
-
-def _module_path(view: View) -> Iterator[Found]:
-    for launch in torch_launches(view):
-        call = launch.call
-        program = launch.program
-        if call and call.get("--module") and program and program.value and program.value.endswith(".py"):
-            yield Found(
-                program.at, {"script": program.value, "module": program.value[:-3].strip("./").replace("/", ".")}
-            )
-
-
-RULES = (
-    Rule(
-        code="AR801",
-        name="conda-not-set-up",
-        severity="likely",
-        what="{program} activate fails in a script whose shell has not been set up: the training runs in another "
-        "environment, or not at all",
-        fix='source "$(conda info --base)/etc/profile.d/conda.sh" before it',
-        source=_CONDA,
-        check=_not_set_up,
-    ),
-    Rule(
-        code="AR802",
-        name="source-activate",
-        severity="hint",
-        what="source activate is deprecated since conda 4.4",
-        fix="conda activate, after conda's own set-up",
-        source=_CONDA,
-        check=_old_activation,
-    ),
-    Rule(
-        code="AR803",
-        name="activated-in-another-shell",
-        severity="fatal",
-        what="{file} runs in a shell of its own, and changes nothing in this one",
-        fix="source {file}",
-        source="bash(1), source; docs.python.org/3/library/venv.html",
-        check=_activated_elsewhere,
-    ),
-    Rule(
-        code="AR804",
-        name="bashrc-in-a-job",
-        severity="hint",
-        what="the .bashrc of many systems returns at once in a shell that is not interactive",
-        fix="source what is needed itself, such as etc/profile.d/conda.sh",
-        source="bash(1), INVOCATION",
-        check=_bashrc,
-    ),
-    Rule(
-        code="AR805",
-        name="output-held-back",
-        severity="hint",
-        what="conda run shows the output when the training has ended",
-        fix="conda run --no-capture-output",
-        source="docs.conda.io, conda run",
-        check=_captured,
-    ),
-    Rule(
-        code="AR806",
-        name="deprecated-launcher",
-        severity="hint",
-        what="torch.distributed.launch is deprecated in favour of torchrun",
-        fix="torchrun, and LOCAL_RANK from the environment in place of --local_rank",
-        source="torch/distributed/launch.py of torch 2.13",
-        check=_old_launcher,
-    ),
-    Rule(
-        code="AR807",
-        name="use-env",
-        severity="fatal",
-        what="torchrun has no --use_env, and exits with a usage error",
-        fix="leave it out: torchrun always sets the environment",
-        source=TORCHRUN,
-        check=_use_env,
-    ),
-    Rule(
-        code="AR808",
-        name="unknown-option",
-        severity="fatal",
-        what="torchrun has no option {option}, and exits with a usage error",
-        fix="{meant}torchrun --help lists the options",
-        source=TORCHRUN,
-        check=_unknown_option,
-    ),
-    Rule(
-        code="AR809",
-        name="option-after-the-script",
-        severity="fatal",
-        what="{option} stands after {script}: it goes to the script, and torchrun does not see it",
-        fix="put it before {script}",
-        source=f"{TORCHRUN}: what follows the script is its own",
-        check=_after_script,
-    ),
-    Rule(
-        code="AR810",
-        name="python-under-torchrun",
-        severity="fatal",
-        what="torchrun starts python {word}: {word} is taken for a script",
-        fix="leave {word} out, or add --no-python",
-        source=f"{TORCHRUN} --no-python",
-        check=_runs_python,
-    ),
-    Rule(
-        code="AR811",
-        name="no-script",
-        severity="fatal",
-        what="{launcher} gets no script to run",
-        fix="name the script; a line that was cut loses it",
-        source=TORCHRUN,
-        check=_no_script,
-    ),
-    Rule(
-        code="AR812",
-        name="mpi-environment",
-        severity="hint",
-        what="mpirun with a host list may not take {name} to the other hosts",
-        fix="mpirun -x {name} (Open MPI), or -genv",
-        source="mpirun(1) of Open MPI 5, -x",
-        check=_mpi_environment,
-    ),
-    Rule(
-        code="AR813",
-        name="sudo-in-a-job",
-        severity="likely",
-        what="sudo asks for a password in a job, and fails",
-        fix="leave it out",
-        source="sudo(8)",
-        check=_sudo,
-    ),
-    Rule(
-        code="AR814",
-        name="lightning-run-model",
-        severity="hint",
-        what="lightning run model is now fabric run",
-        fix="fabric run",
-        source="lightning.ai/docs/fabric, CLI",
-        check=_lightning_launcher,
-    ),
-    Rule(
-        code="AR815",
-        name="invalid-count",
-        severity="fatal",
-        what="{option}={value} is no number of nodes or ranks",
-        fix="a number of 1 or more; for ranks gpu, cpu or auto too",
-        source=f"{TORCHRUN}, determine_local_world_size",
-        check=_zero_ranks,
-    ),
-    Rule(
-        code="AR816",
-        name="module-that-is-a-file",
-        severity="fatal",
-        what="-m takes the name of a module, and {script} is a file",
-        fix="leave -m out, or -m {module}",
-        source="runpy of Python",
-        check=_module_path,
-    ),
+@fatal(
+    "AR815 invalid-count",
+    "{option}={value} is no number of nodes or ranks",
+    fix="a number of 1 or more; for ranks gpu, cpu or auto too",
+    source=f"{TORCHRUN}, determine_local_world_size",
 )
+def _zero_ranks(view: View) -> Iterator[Found]:
+    for name, words in (("--nproc-per-node", "|[A-Za-z]+"), ("--nnodes", "")):
+        for _, given in view.torchrun_given(name):
+            text = given.value.value
+            if text and given.value.is_literal and not re.fullmatch(rf"[1-9]\d*(?::[1-9]\d*)?{words}", text):
+                yield Found(given.at, {"option": given.typed, "value": text})
+
+
+@fatal(
+    "AR816 module-that-is-a-file",
+    "-m takes the name of a module, and {script} is a file",
+    fix="leave -m out, or -m {module}",
+    source="runpy of Python",
+)
+def _module_path(view: View) -> Iterator[Found]:
+    for launch, _ in view.torchrun_given("--module"):
+        program = launch.program
+        if program and program.value and program.value.endswith(".py"):
+            module = program.value[:-3].strip("./").replace("/", ".")
+            yield Found(program.at, {"script": program.value, "module": module})

@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from allranks.lint.model import Command
+from allranks.lint.model import Command, Word
 from allranks.lint.reading import View
-from allranks.lint.rules.base import Found, Rule
+from allranks.lint.rules.base import Found, hint, likely
 
 _SECRET = re.compile(r"(?:^|_)(?:API_?KEY|TOKEN|SECRET(?:_ACCESS)?(?:_KEY)?|PASSWORD|PASSWD|PAT)$")
 #: Values that are not secrets: examples, switches, paths.
@@ -21,6 +21,12 @@ _KNOWN = re.compile(
 _COMMON = re.compile(r"python|torchrun|train|accelerate|deepspeed|\.py\b|ray\b")
 
 
+@likely(
+    "AR901 secret-in-script",
+    "{name} is in the script as text: everyone who can read the script has it",
+    fix="read it from a file of mode 600, or from the environment",
+    source="cwe.mitre.org/data/definitions/798.html",
+)
 def _secret(view: View) -> Iterator[Found]:
     for assignment in view.script.assignments:
         value = assignment.value or ""
@@ -29,88 +35,112 @@ def _secret(view: View) -> Iterator[Found]:
             yield Found(assignment.at, {"name": assignment.name})
 
 
+def _secret_words(command: Command) -> list[Word]:
+    """Return the arguments of a command that may be secrets."""
+    if command.name == "wandb" and command.first == "login":
+        return [word for word in command.args[1:] if not word.shown.startswith("-")]
+    pairs = itertools.pairwise(command.args)
+    if command.name == "sshpass":
+        attached = [word for word in command.args if re.match(r"-p.", word.prefix, re.DOTALL)]
+        return attached + [after for word, after in pairs if word.value == "-p"]
+    if command.name in ("huggingface-cli", "hf"):
+        return [after for word, after in pairs if word.value == "--token"]
+    values = ((word, word.value or "") for word in command.args)
+    return [word for word, value in values if _KNOWN.fullmatch(value.partition("=")[2] or value)]
+
+
+@likely(
+    "AR902 secret-in-arguments",
+    "a secret is an argument of {program}: all users of the machine see it in ps",
+    fix="read it from a file of mode 600, or from the environment",
+    source="cwe.mitre.org/data/definitions/214.html; proc(5)",
+)
 def _secret_argument(view: View) -> Iterator[Found]:
     for command in view.script.commands:
-        words = command.args
-        if command.name == "wandb" and command.values[:1] == ["login"]:
-            words = tuple(word for word in words[1:] if not word.shown.startswith("-"))
-        elif command.name == "sshpass":
-            words = tuple(
-                word
-                for word in words
-                if (word.prefix.startswith("-p") and len(word.prefix) > 2) or _follows(command, word.at, "-p")
-            )
-        elif command.name in ("huggingface-cli", "hf"):
-            words = tuple(word for word in words if _follows(command, word.at, "--token"))
-        else:
-            words = tuple(
-                word for word in words if word.value and _KNOWN.fullmatch(word.value.partition("=")[2] or word.value)
-            )
-        for word in words:
+        least = 3 if command.name == "sshpass" else 12
+        for word in _secret_words(command) if not command.context.via else ():
             value = word.value or ""
-            is_secret = len(value) >= (3 if command.name == "sshpass" else 12)
-            if is_secret and not _EXAMPLE.search(value) and not any(word.variables) and not command.context.via:
+            if len(value) >= least and not _EXAMPLE.search(value) and not any(word.variables):
                 yield Found(word.at, {"program": command.name})
 
 
-def _follows(command: Command, at: int, option: str) -> bool:
-    words = command.args
-    return any(word.value == option and after.at == at for word, after in itertools.pairwise(words))
-
-
+@likely(
+    "AR903 kills-by-name",
+    "{what} ends other jobs of this user on the node too",
+    fix="keep the process id, and kill that: pid=$!",
+    source="pkill(1)",
+)
 def _kills_by_name(view: View) -> Iterator[Found]:
     for command in view.script.commands:
-        text = " ".join(command.values)
-        if command.name in ("pkill", "killall") and (_COMMON.search(text) or re.search(r"-u\b", text)):
+        text = command.text
+        by_name = command.name in ("pkill", "killall") and (_COMMON.search(text) or re.search(r"-u\b", text))
+        is_kill = command.name == "kill" or (command.name == "xargs" and "kill" in text)
+        searches = is_kill and re.search(r"\bgrep\b", text) and _COMMON.search(text)
+        if by_name:
             yield Found(command.at, {"what": f"{command.name} {text}"})
-        elif (
-            command.name in ("kill", "xargs")
-            and re.search(r"\bgrep\b", text)
-            and "kill" in f"{command.name} {text}"
-            and _COMMON.search(text)
-        ) or (command.name == "xargs" and "kill" in command.values and _pipeline_greps(view, command)):
+        elif searches or (command.name == "xargs" and "kill" in command.values and _pipeline_greps(view, command)):
             yield Found(command.at, {"what": "kill by a search for a name"})
 
 
 def _pipeline_greps(view: View, command: Command) -> bool:
-    line = view.script.text.line(view.script.text.place(command.at).line)
+    line = view.script.text.line(view.place(command.at).line)
     greps = [other for other in view.script.named("grep", "pgrep") if "xargs" in other.context.pipe]
-    return any(_COMMON.search(" ".join(grep.values)) for grep in greps) and "xargs" in line
+    return any(_COMMON.search(grep.text) for grep in greps) and "xargs" in line
 
 
+@likely(
+    "AR904 kills-all-on-the-gpu",
+    "this kills every process that uses the GPUs, those of other users too",
+    fix="keep the process id, and kill that: pid=$!",
+    source="fuser(1)",
+)
 def _kills_all_on_gpu(view: View) -> Iterator[Found]:
-    for command in view.script.named("fuser"):
-        text = " ".join(command.values)
-        if re.search(r"-\w*k", text) and "/dev/nvidia" in text:
-            yield Found(command.at)
-    for command in view.script.named("kill", "xargs"):
-        if "nvidia-smi" in " ".join(command.values):
+    for command in view.script.named("fuser", "kill", "xargs"):
+        is_fuser = re.search(r"-\w*k", command.text) and "/dev/nvidia" in command.text
+        if is_fuser if command.name == "fuser" else "nvidia-smi" in command.text:
             yield Found(command.at)
 
 
+def _install_commands(view: View) -> Iterator[Command]:
+    for command in view.script.commands:
+        is_installer = command.name in ("pip", "pip3", "conda", "mamba", "apt-get", "apt")
+        installs = command.first == "install" if is_installer else command.values[:3] == ["-m", "pip", "install"]
+        if installs and "-e" not in command.values:
+            yield command
+
+
+@hint(
+    "AR905 installs-in-a-job",
+    "{program} install in each job costs GPU time, and changes the environment of jobs that run",
+    fix="install once, before the job",
+    source="pip.pypa.io, conda.io",
+)
 def _installs(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain":
-        return
-    for command in view.script.commands:
-        if _is_install(command) and command.started_by("srun", "mpirun", "pdsh") is None:
+    for command in _install_commands(view) if view.script.kind != "plain" else ():
+        if command.started_by("srun", "mpirun", "pdsh") is None:
             yield Found(command.at, {"program": command.name})
             return
 
 
+@likely(
+    "AR906 installs-on-each-task",
+    "each task runs {program} install into the same environment at once",
+    fix="install once, before the job",
+    source="pip.pypa.io, conda.io",
+)
 def _installs_on_each(view: View) -> Iterator[Found]:
-    for command in view.script.commands:
-        if _is_install(command) and command.started_by("srun", "mpirun", "mpiexec") is not None:
+    for command in _install_commands(view):
+        if command.started_by("srun", "mpirun", "mpiexec"):
             yield Found(command.at, {"program": command.name})
             return
 
 
-def _is_install(command: Command) -> bool:
-    values = command.values
-    if command.name in ("pip", "pip3", "conda", "mamba", "apt-get", "apt"):
-        return values[:1] == ["install"] and "-e" not in values
-    return values[:3] == ["-m", "pip", "install"] and "-e" not in values
-
-
+@likely(
+    "AR907 clears-shared-directory",
+    "rm of {what} removes files of other jobs and users",
+    fix="a directory of the job's own: mktemp -d",
+    source="file-hierarchy(7)",
+)
 def _clears_shared(view: View) -> Iterator[Found]:
     for command in view.script.named("rm"):
         for word in command.args:
@@ -118,35 +148,42 @@ def _clears_shared(view: View) -> Iterator[Found]:
                 yield Found(command.at, {"what": word.shown})
 
 
+@likely(
+    "AR908 removes-from-the-root",
+    "where ${variable} is empty this removes everything from /",
+    fix="${{{variable}:?}}",
+    source="bash(1), Parameter Expansion",
+)
 def _removes_from_root(view: View) -> Iterator[Found]:
-    if "nounset" in view.script.shell_options:
-        return
-    for command in view.script.named("rm"):
-        if not re.search(r"-\w*r|--recursive", " ".join(command.values)):
-            continue
-        for word in command.args:
-            first = word.parts[0] if word.parts else None
+    for command in view.script.named("rm") if "nounset" not in view.script.shell_options else ():
+        for word in command.args if re.search(r"-\w*r|--recursive", command.text) else ():
+            first = word.first
+            if first is None or first.kind != "variable" or first.value is not None or first.has_default:
+                continue
             rest = "".join(part.text for part in word.parts[1:] if part.kind == "text")
-            if (
-                (
-                    first
-                    and first.kind == "variable"
-                    and first.value is None
-                    and not first.has_default
-                    and re.fullmatch(r"/\*?", rest)
-                )
-                and not view.script.sets(first.text)
-                and first.text.isidentifier()
-            ):
+            is_unset = first.text.isidentifier() and not view.script.sets(first.text)
+            if is_unset and re.fullmatch(r"/\*?", rest):
                 yield Found(word.at, {"variable": first.text})
 
 
+@hint(
+    "AR909 writable-for-all",
+    "mode 777 lets every user of the machine change the files",
+    fix="chmod g+rwX for the group",
+    source="chmod(1)",
+)
 def _open_to_all(view: View) -> Iterator[Found]:
     for command in view.script.named("chmod"):
         if {"777", "0777", "a+rwx", "ugo+rwx"} & set(command.values):
             yield Found(command.at)
 
 
+@hint(
+    "AR910 asks-too-often",
+    "{program} in a loop of a few seconds slows the scheduler down for all",
+    fix="sleep 60, or a dependency: sbatch --dependency",
+    source="slurm.schedmd.com/squeue.html, PERFORMANCE",
+)
 def _polls(view: View) -> Iterator[Found]:
     for command in view.script.named("squeue", "sacct", "qstat", "scontrol"):
         loops = command.context.loops
@@ -158,134 +195,29 @@ def _polls(view: View) -> Iterator[Found]:
             yield Found(command.at, {"program": command.name})
 
 
+@hint(
+    "AR911 code-changes-in-a-job",
+    "{what} runs when the job starts: what it trains is not what was there when it was submitted",
+    fix="submit from a directory of a fixed commit",
+    source="git(1)",
+)
 def _changes_code(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain":
-        return
-    for command in view.script.named("git"):
-        if command.values[:1] in (["pull"], ["checkout"], ["reset"]):
-            yield Found(command.at, {"what": f"git {command.values[0]}"})
+    for command in view.script.named("git") if view.script.kind != "plain" else ():
+        if command.first in ("pull", "checkout", "reset"):
+            yield Found(command.at, {"what": f"git {command.first}"})
             return
 
 
+@likely(
+    "AR912 submits-without-end",
+    "{program} in a loop without a pause fills the queue",
+    fix="an array: #SBATCH --array",
+    source="slurm.schedmd.com/job_array.html",
+)
 def _many_jobs(view: View) -> Iterator[Found]:
+    if view.script.kind != "plain" or any(view.script.named("sleep", "read")):
+        return
     for command in view.script.named("sbatch", "qsub"):
         loops = command.context.loops
-        if (
-            loops
-            and view.script.kind == "plain"
-            and loops[-1].kind == "while"
-            and not any(view.script.named("sleep", "read"))
-        ):
+        if loops and loops[-1].kind == "while":
             yield Found(command.at, {"program": command.name})
-
-
-RULES = (
-    Rule(
-        code="AR901",
-        name="secret-in-script",
-        severity="likely",
-        what="{name} is in the script as text: everyone who can read the script has it",
-        fix="read it from a file of mode 600, or from the environment",
-        source="cwe.mitre.org/data/definitions/798.html",
-        check=_secret,
-    ),
-    Rule(
-        code="AR902",
-        name="secret-in-arguments",
-        severity="likely",
-        what="a secret is an argument of {program}: all users of the machine see it in ps",
-        fix="read it from a file of mode 600, or from the environment",
-        source="cwe.mitre.org/data/definitions/214.html; proc(5)",
-        check=_secret_argument,
-    ),
-    Rule(
-        code="AR903",
-        name="kills-by-name",
-        severity="likely",
-        what="{what} ends other jobs of this user on the node too",
-        fix="keep the process id, and kill that: pid=$!",
-        source="pkill(1)",
-        check=_kills_by_name,
-    ),
-    Rule(
-        code="AR904",
-        name="kills-all-on-the-gpu",
-        severity="likely",
-        what="this kills every process that uses the GPUs, those of other users too",
-        fix="keep the process id, and kill that: pid=$!",
-        source="fuser(1)",
-        check=_kills_all_on_gpu,
-    ),
-    Rule(
-        code="AR905",
-        name="installs-in-a-job",
-        severity="hint",
-        what="{program} install in each job costs GPU time, and changes the environment of jobs that run",
-        fix="install once, before the job",
-        source="pip.pypa.io, conda.io",
-        check=_installs,
-    ),
-    Rule(
-        code="AR906",
-        name="installs-on-each-task",
-        severity="likely",
-        what="each task runs {program} install into the same environment at once",
-        fix="install once, before the job",
-        source="pip.pypa.io, conda.io",
-        check=_installs_on_each,
-    ),
-    Rule(
-        code="AR907",
-        name="clears-shared-directory",
-        severity="likely",
-        what="rm of {what} removes files of other jobs and users",
-        fix="a directory of the job's own: mktemp -d",
-        source="file-hierarchy(7)",
-        check=_clears_shared,
-    ),
-    Rule(
-        code="AR908",
-        name="removes-from-the-root",
-        severity="likely",
-        what="where ${variable} is empty this removes everything from /",
-        fix="${{{variable}:?}}",
-        source="bash(1), Parameter Expansion",
-        check=_removes_from_root,
-    ),
-    Rule(
-        code="AR909",
-        name="writable-for-all",
-        severity="hint",
-        what="mode 777 lets every user of the machine change the files",
-        fix="chmod g+rwX for the group",
-        source="chmod(1)",
-        check=_open_to_all,
-    ),
-    Rule(
-        code="AR910",
-        name="asks-too-often",
-        severity="hint",
-        what="{program} in a loop of a few seconds slows the scheduler down for all",
-        fix="sleep 60, or a dependency: sbatch --dependency",
-        source="slurm.schedmd.com/squeue.html, PERFORMANCE",
-        check=_polls,
-    ),
-    Rule(
-        code="AR911",
-        name="code-changes-in-a-job",
-        severity="hint",
-        what="{what} runs when the job starts: what it trains is not what was there when it was submitted",
-        fix="submit from a directory of a fixed commit",
-        source="git(1)",
-        check=_changes_code,
-    ),
-    Rule(
-        code="AR912",
-        name="submits-without-end",
-        severity="likely",
-        what="{program} in a loop without a pause fills the queue",
-        fix="an array: #SBATCH --array",
-        source="slurm.schedmd.com/job_array.html",
-        check=_many_jobs,
-    ),
-)

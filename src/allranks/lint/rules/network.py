@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from allranks.checks.known_variables import FAMILIES, KNOWN, OBSOLETE, OLDEST
 from allranks.lint.model import Assignment
 from allranks.lint.reading import View
-from allranks.lint.rules.base import Found, Rule, torch_launches
+from allranks.lint.rules.base import Found, fatal, hint, likely
 
 _NCCL = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TORCH = "docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
@@ -48,122 +48,170 @@ _IF_REQUESTED = {
 }
 
 
-def _settings(view: View) -> Iterator[tuple[Assignment, str]]:
-    """Yield what the script sets, with its value; empty where that is not known."""
-    return ((assignment, assignment.value or "") for assignment in view.script.assignments)
-
-
 def _named(view: View, *names: str) -> Iterator[tuple[Assignment, str]]:
-    return ((assignment, value) for assignment, value in _settings(view) if assignment.name in names)
+    """Yield the assignments to these variables, with their values; empty if not known."""
+    return ((assignment, assignment.value or "") for assignment in view.script.assigned(*names))
 
 
-def _is_gone(since: tuple[int, ...], library: str) -> bool:
-    return since <= OLDEST[library]
-
-
-def _gone(view: View) -> Iterator[Found]:
-    table = {entry.name: entry for entry in OBSOLETE}
-    for assignment, _ in _settings(view):
-        entry = table.get(assignment.name)
-        if entry and not entry.is_read and _is_gone(entry.since, entry.of):
-            version = ".".join(map(str, entry.since))
-            what = entry.text or f"{entry.of} does not read {entry.name} since {version}: it has no effect"
-            yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
-
-
-def _old(view: View) -> Iterator[Found]:
-    table = {entry.name: entry for entry in OBSOLETE}
-    for assignment, _ in _settings(view):
-        entry = table.get(assignment.name)
-        if entry and entry.is_read:
-            version = ".".join(map(str, entry.since))
-            what = entry.text or f"{entry.name} is deprecated since {entry.of} {version}"
-            yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
-
-
-def _unknown(view: View) -> Iterator[Found]:
-    for assignment, _ in _settings(view):
-        name = assignment.name
-        if not name.startswith(FAMILIES) or name in _NAMES or any(use.name == name for use in view.script.uses):
-            continue
-        near = get_close_matches(name, KNOWN, n=1, cutoff=0.87)
-        if near:
-            yield Found(assignment.at, {"name": name, "near": near[0]})
-
-
-def _out_of_range(view: View) -> Iterator[Found]:
-    for assignment, value in _settings(view):
-        limits = _RANGES.get(assignment.name)
-        if limits and value.isdecimal() and not limits[0] <= int(value) <= limits[1]:
-            yield Found(assignment.at, {"name": assignment.name, "value": value, "least": limits[0], "most": limits[1]})
-
-
-def _unknown_word(view: View) -> Iterator[Found]:
-    for assignment, value in _settings(view):
-        words = _WORDS.get(assignment.name)
-        if words and value and value.upper() not in words:
-            yield Found(assignment.at, {"name": assignment.name, "value": value, "words": ", ".join(words)})
-
-
-def _debug(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL"):
-        if value.upper() in ("INFO", "TRACE", "DETAIL") and view.launches:
+def _set_to(view: View, pattern: str, *names: str) -> Iterator[Found]:
+    """Find these variables where they get a value of a pattern."""
+    for assignment, value in _named(view, *names):
+        if re.fullmatch(pattern, value, re.DOTALL):
             yield Found(assignment.at, {"name": assignment.name, "value": value})
 
 
+def _obsolete(view: View, *, is_read: bool, text: str) -> Iterator[Found]:
+    """Find variables that the oldest library here does not read any more, or those that are deprecated."""
+    table = {entry.name: entry for entry in OBSOLETE if entry.is_read == is_read}
+    for assignment in view.script.assigned(*table):
+        entry = table[assignment.name]
+        if is_read or entry.since <= OLDEST[entry.of]:
+            version = ".".join(map(str, entry.since))
+            what = entry.text or text.format(name=entry.name, library=entry.of, version=version)
+            yield Found(assignment.at, {"what": what, "instead": entry.instead or "leave it out"})
+
+
+@hint("AR501 variable-is-gone", "{what}", fix="{instead}", source=f"{_NCCL}; {_TAGS}")
+def _gone(view: View) -> Iterator[Found]:
+    yield from _obsolete(view, is_read=False, text="{library} does not read {name} since {version}: it has no effect")
+
+
+@hint("AR502 variable-is-deprecated", "{what}", fix="{instead}", source=f"{_NCCL}; {_TORCH}")
+def _old(view: View) -> Iterator[Found]:
+    yield from _obsolete(view, is_read=True, text="{name} is deprecated since {library} {version}")
+
+
+@likely("AR503 misspelled-setting", "no library reads {name}", fix="{near}", source=_TAGS)
+def _unknown(view: View) -> Iterator[Found]:
+    for assignment in view.script.assignments:
+        name = assignment.name
+        if name.startswith(FAMILIES) and name not in _NAMES and name not in view.script.used:
+            for near in get_close_matches(name, KNOWN, n=1, cutoff=0.87):
+                yield Found(assignment.at, {"name": name, "near": near})
+
+
+@likely(
+    "AR504 setting-out-of-range",
+    "{name}={value} is out of its range, {least} to {most}",
+    fix="a value from {least} to {most}",
+    source=_NCCL,
+)
+def _out_of_range(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, *_RANGES):
+        least, most = _RANGES[assignment.name]
+        if value.isdecimal() and not least <= int(value) <= most:
+            yield Found(assignment.at, {"name": assignment.name, "value": value, "least": least, "most": most})
+
+
+@likely(
+    "AR505 invalid-setting", "{name} does not take {value}", fix="one of {words}", source=f"{_NCCL}; {_DISTRIBUTED}"
+)
+def _unknown_word(view: View) -> Iterator[Found]:
+    for assignment, value in _named(view, *_WORDS):
+        words = _WORDS[assignment.name]
+        if value and value.upper() not in words:
+            yield Found(assignment.at, {"name": assignment.name, "value": value, "words": ", ".join(words)})
+
+
+@hint(
+    "AR506 debug-left-on",
+    "{name}={value} writes much to each log, and costs time",
+    fix="leave it out once the training runs",
+    source=f"{_NCCL}; {_DISTRIBUTED}",
+)
+def _debug(view: View) -> Iterator[Found]:
+    if view.launches:
+        names = ("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
+        yield from _set_to(view, r"(?i:INFO|TRACE|DETAIL)", *names)
+
+
+@likely(
+    "AR507 launches-block",
+    "CUDA_LAUNCH_BLOCKING=1 has the CPU wait for each kernel: training becomes much slower",
+    fix="leave it out once the error is found",
+    source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
+)
 def _blocking(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "CUDA_LAUNCH_BLOCKING"):
-        if value == "1" and view.launches:
-            yield Found(assignment.at)
+    if view.launches:
+        yield from _set_to(view, "1", "CUDA_LAUNCH_BLOCKING")
 
 
+@hint(
+    "AR508 transport-switched-off",
+    "{name}=1 switches off {what}",
+    fix="leave it out, unless this machine needs it",
+    source=_NCCL,
+)
 def _off(view: View) -> Iterator[Found]:
     for assignment, value in _named(view, *_OFF):
         if value == "1":
             yield Found(assignment.at, {"name": assignment.name, "what": _OFF[assignment.name]})
 
 
+@hint(
+    "AR509 infiniband-switched-off",
+    "NCCL_IB_DISABLE=1 has NCCL use sockets where there is InfiniBand or RoCE",
+    fix="leave it out: NCCL uses sockets by itself where there is none",
+    source=_NCCL,
+)
 def _no_infiniband(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "NCCL_IB_DISABLE"):
-        if value == "1":
-            yield Found(assignment.at)
+    return _set_to(view, "1", "NCCL_IB_DISABLE")
 
 
+@hint("AR510 setting-is-the-default", "{name}=0 is the default, and changes nothing", fix="leave it out", source=_NCCL)
 def _default(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
-        if value == "0":
-            yield Found(assignment.at, {"name": assignment.name})
+    return _set_to(view, "0", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
 
 
+@fatal(
+    "AR511 loopback-for-many-nodes",
+    "{name}=lo binds to the loopback interface, which reaches no other node",
+    fix="the interface that leads to the other nodes",
+    source=_NCCL,
+)
 def _loopback(view: View) -> Iterator[Found]:
-    many = (view.resources.nodes or 0) > 1 or any((launch.nnodes or 0) > 1 for launch in view.launches)
-    for assignment, value in _named(view, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        if value in ("lo", "=lo") and many:
-            yield Found(assignment.at, {"name": assignment.name})
+    if view.has_many_nodes or any(launch.has_many_nodes for launch in view.launches):
+        yield from _set_to(view, "=?lo", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
+@likely(
+    "AR512 virtual-interface",
+    "{name}={value} is an interface of containers, virtual machines or Wi-Fi",
+    fix="the interface that leads to the other nodes",
+    source=_NCCL,
+)
 def _virtual(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if re.match(r"=?(?:docker|virbr|veth|br-|wlan|wlp)", value):
-            yield Found(assignment.at, {"name": assignment.name, "value": value})
+    return _set_to(view, r"=?(?:docker|virbr|veth|br-|wlan|wlp).*", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
+@fatal(
+    "AR513 gloo-takes-names",
+    "{name} takes names only: {value} is no interface",
+    fix="the name of one interface",
+    source=f"{_DISTRIBUTED}, network interface",
+)
 def _gloo_excludes(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        if value.startswith(("^", "=")):
-            yield Found(assignment.at, {"name": assignment.name, "value": value})
+    return _set_to(view, r"[\^=].*", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
+@fatal(
+    "AR514 blanks-between-devices",
+    "CUDA_VISIBLE_DEVICES={value}: devices after a blank are lost",
+    fix="no blanks: 0,1,2,3",
+    source="bash(1); CUDA environment variables",
+)
 def _split_devices(view: View) -> Iterator[Found]:
-    for assignment, value in _named(view, "CUDA_VISIBLE_DEVICES"):
-        if value.endswith(",") or re.search(r"\d\s*,\s+\d", value):
-            yield Found(assignment.at, {"value": value})
+    return _set_to(view, r".*,|.*\d\s*,\s+\d.*", "CUDA_VISIBLE_DEVICES")
 
 
+@likely(
+    "AR515 variable-of-an-option",
+    "Slurm sets {name} only if --{option} is given, which it is not: it is empty",
+    fix="#SBATCH --{option}=N, or ${{{name}:-N}}",
+    source="slurm.schedmd.com/sbatch.html, output environment variables",
+)
 def _not_requested(view: View) -> Iterator[Found]:
-    if view.script.kind != "slurm":
-        return
-    for use in view.script.uses:
+    for use in view.script.uses if view.script.kind == "slurm" else ():
         options = _IF_REQUESTED.get(use.name)
         if not options or use.has_default or use.level or view.script.options(*options) or view.script.sets(use.name):
             continue
@@ -179,188 +227,32 @@ def _is_tested(view: View, name: str) -> bool:
     )
 
 
+@hint(
+    "AR516 devices-of-the-scheduler",
+    "CUDA_VISIBLE_DEVICES={value} replaces what the scheduler gave this job",
+    fix="leave it out",
+    source="slurm.schedmd.com/gres.html",
+)
 def _own_devices(view: View) -> Iterator[Found]:
-    asks = view.script.options("gres", "gpus", "gpus-per-node", "gpus-per-task")
+    script = view.script
+    if script.options("exclusive") or not script.options("gres", "gpus", "gpus-per-node", "gpus-per-task"):
+        return
     for assignment, value in _named(view, "CUDA_VISIBLE_DEVICES"):
-        if (
-            asks
-            and value
-            and not view.script.options("exclusive")
-            and value.replace(",", "").isdecimal()
-            and not assignment.level
-        ):
+        if value.replace(",", "").isdecimal() and not assignment.level:
             yield Found(assignment.at, {"value": value})
 
 
+@hint(
+    "AR517 too-many-threads",
+    "{ranks} ranks with {threads} threads each share {cpus} CPUs",
+    fix="OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS))",
+    source="torchrun: OMP_NUM_THREADS",
+)
 def _threads(view: View) -> Iterator[Found]:
-    cpus = view.resources.cpus_per_task
-    for assignment, value in _named(view, "OMP_NUM_THREADS"):
-        for launch in torch_launches(view):
-            nproc = launch.nproc
-            if (
-                cpus
-                and nproc
-                and nproc > 1
-                and value.isdecimal()
-                and int(value) * nproc > cpus
-                and launch.tasks_per_node == 1
-            ):
+    cpus = view.resources.cpus_per_task or 0
+    ranks = [launch.nproc or 1 for launch in view.torchrun if launch.tasks_per_node == 1]
+    for assignment, value in _named(view, "OMP_NUM_THREADS") if cpus else ():
+        for nproc in ranks:
+            if nproc > 1 and value.isdecimal() and int(value) * nproc > cpus:
                 yield Found(assignment.at, {"threads": value, "ranks": nproc, "cpus": cpus})
                 return
-
-
-RULES = (
-    Rule(
-        code="AR501",
-        name="variable-is-gone",
-        severity="hint",
-        what="{what}",
-        fix="{instead}",
-        source=f"{_NCCL}; {_TAGS}",
-        check=_gone,
-    ),
-    Rule(
-        code="AR502",
-        name="variable-is-deprecated",
-        severity="hint",
-        what="{what}",
-        fix="{instead}",
-        source=f"{_NCCL}; {_TORCH}",
-        check=_old,
-    ),
-    Rule(
-        code="AR503",
-        name="misspelled-setting",
-        severity="likely",
-        what="no library reads {name}",
-        fix="{near}",
-        source=_TAGS,
-        check=_unknown,
-    ),
-    Rule(
-        code="AR504",
-        name="setting-out-of-range",
-        severity="likely",
-        what="{name}={value} is out of its range, {least} to {most}",
-        fix="a value from {least} to {most}",
-        source=_NCCL,
-        check=_out_of_range,
-    ),
-    Rule(
-        code="AR505",
-        name="invalid-setting",
-        severity="likely",
-        what="{name} does not take {value}",
-        fix="one of {words}",
-        source=f"{_NCCL}; {_DISTRIBUTED}",
-        check=_unknown_word,
-    ),
-    Rule(
-        code="AR506",
-        name="debug-left-on",
-        severity="hint",
-        what="{name}={value} writes much to each log, and costs time",
-        fix="leave it out once the training runs",
-        source=f"{_NCCL}; {_DISTRIBUTED}",
-        check=_debug,
-    ),
-    Rule(
-        code="AR507",
-        name="launches-block",
-        severity="likely",
-        what="CUDA_LAUNCH_BLOCKING=1 has the CPU wait for each kernel: training becomes much slower",
-        fix="leave it out once the error is found",
-        source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
-        check=_blocking,
-    ),
-    Rule(
-        code="AR508",
-        name="transport-switched-off",
-        severity="hint",
-        what="{name}=1 switches off {what}",
-        fix="leave it out, unless this machine needs it",
-        source=_NCCL,
-        check=_off,
-    ),
-    Rule(
-        code="AR509",
-        name="infiniband-switched-off",
-        severity="hint",
-        what="NCCL_IB_DISABLE=1 has NCCL use sockets where there is InfiniBand or RoCE",
-        fix="leave it out: NCCL uses sockets by itself where there is none",
-        source=_NCCL,
-        check=_no_infiniband,
-    ),
-    Rule(
-        code="AR510",
-        name="setting-is-the-default",
-        severity="hint",
-        what="{name}=0 is the default, and changes nothing",
-        fix="leave it out",
-        source=_NCCL,
-        check=_default,
-    ),
-    Rule(
-        code="AR511",
-        name="loopback-for-many-nodes",
-        severity="fatal",
-        what="{name}=lo binds to the loopback interface, which reaches no other node",
-        fix="the interface that leads to the other nodes",
-        source=_NCCL,
-        check=_loopback,
-    ),
-    Rule(
-        code="AR512",
-        name="virtual-interface",
-        severity="likely",
-        what="{name}={value} is an interface of containers, virtual machines or Wi-Fi",
-        fix="the interface that leads to the other nodes",
-        source=_NCCL,
-        check=_virtual,
-    ),
-    Rule(
-        code="AR513",
-        name="gloo-takes-names",
-        severity="fatal",
-        what="{name} takes names only: {value} is no interface",
-        fix="the name of one interface",
-        source=f"{_DISTRIBUTED}, network interface",
-        check=_gloo_excludes,
-    ),
-    Rule(
-        code="AR514",
-        name="blanks-between-devices",
-        severity="fatal",
-        what="CUDA_VISIBLE_DEVICES={value}: devices after a blank are lost",
-        fix="no blanks: 0,1,2,3",
-        source="bash(1); CUDA environment variables",
-        check=_split_devices,
-    ),
-    Rule(
-        code="AR515",
-        name="variable-of-an-option",
-        severity="likely",
-        what="Slurm sets {name} only if --{option} is given, which it is not: it is empty",
-        fix="#SBATCH --{option}=N, or ${{{name}:-N}}",
-        source="slurm.schedmd.com/sbatch.html, output environment variables",
-        check=_not_requested,
-    ),
-    Rule(
-        code="AR516",
-        name="devices-of-the-scheduler",
-        severity="hint",
-        what="CUDA_VISIBLE_DEVICES={value} replaces what the scheduler gave this job",
-        fix="leave it out",
-        source="slurm.schedmd.com/gres.html",
-        check=_own_devices,
-    ),
-    Rule(
-        code="AR517",
-        name="too-many-threads",
-        severity="hint",
-        what="{ranks} ranks with {threads} threads each share {cpus} CPUs",
-        fix="OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS))",
-        source="torchrun: OMP_NUM_THREADS",
-        check=_threads,
-    ),
-)

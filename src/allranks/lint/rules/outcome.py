@@ -5,102 +5,112 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.launches import Launch
 from allranks.lint.model import Command
 from allranks.lint.reading import View
-from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, Rule, top_commands
+from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
 
 _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
+#: Programs with which a script goes on beside what it has started in the background; the name may be unknown.
+_GOES_ON = ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap", "")
 
 
+@likely(
+    "AR701 exit-code-of-the-pipe",
+    "the exit code is that of {reader}: a training that failed counts as done",
+    fix="set -o pipefail at the top",
+    source=f"{BASH}, Pipelines",
+)
 def _tee(view: View) -> Iterator[Found]:
     script = view.script
-    if "pipefail" in script.shell_options or any(use.name == "PIPESTATUS" for use in script.uses):
+    if "pipefail" in script.shell_options or "PIPESTATUS" in script.used:
         return
     levels = {command.context.level for command in script.named("set") if "pipefail" in command.values}
     for launch in view.launches:
-        root = launch.command.root
-        inner = launch.command.context.level in levels
-        pipe = launch.command.context.pipe or root.context.pipe
-        if pipe and not inner and pipe[-1] in ("tee", "ts", "sed", "grep", "cat", "awk"):
-            yield Found(root.at, {"reader": pipe[-1]})
+        context, root = launch.command.context, launch.command.root
+        reader = (context.pipe or root.context.pipe or ("",))[-1]
+        if context.level not in levels and reader in ("tee", "ts", "sed", "grep", "cat", "awk"):
+            yield Found(root.at, {"reader": reader})
 
 
 def _roots(view: View) -> list[Command]:
     """Return the commands of the script's shell that start ranks, each once."""
-    found: dict[int, Command] = {}
-    for launch in view.launches:
-        found.setdefault(launch.command.root.at, launch.command.root)
-    return list(found.values())
+    return list({launch.command.root.at: launch.command.root for launch in view.launches}.values())
 
 
 def _waits(view: View) -> list[Command]:
     return [command for command in view.script.commands if command.name in ("wait", "fg") and not command.context.via]
 
 
+@fatal(
+    "AR702 background-not-awaited",
+    "the script ends while the training runs in the background: the scheduler then ends the job, and kills it",
+    fix="wait at the end, or leave & out",
+    source=f"{SBATCH}, description",
+)
 def _not_awaited(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
-    waits = _waits(view)
     for root in _roots(view):
-        if not root.context.is_background or root.context.function or any(wait.order > root.order for wait in waits):
+        if not root.context.is_background or root.context.function:
             continue
-        after = [command for command in top_commands(view) if command.order > root.order]
-        if not any(
-            command.name in ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap")
-            or not command.name
-            for command in after
-        ):
+        later = [command for command in view.top_commands if command.order > root.order]
+        is_awaited = any(wait.order > root.order for wait in _waits(view))
+        if not is_awaited and not any(command.name in _GOES_ON for command in later):
             yield Found(root.at)
 
 
+@hint(
+    "AR703 wait-hides-failures",
+    "wait without a process id exits with 0, however the processes ended",
+    fix="wait for each: for pid in $pids; do wait $pid || failed=1; done; exit $failed",
+    source=f"{BASH}, wait",
+)
 def _wait_hides(view: View) -> Iterator[Found]:
-    background = [root for root in _roots(view) if root.context.is_background]
+    last = view.top_commands[-1:]
     for wait in _waits(view):
-        last = top_commands(view)[-1:] == [wait]
-        if background and not wait.args and last and any(root.order < wait.order for root in background):
+        is_after = any(root.context.is_background and root.order < wait.order for root in _roots(view))
+        if is_after and not wait.args and last == [wait]:
             yield Found(wait.at)
 
 
+@hint(
+    "AR704 exit-code-hidden",
+    "the job's exit code is that of {last}, the last command: a training that failed counts as done",
+    fix="set -e at the top, or exit with the training's code",
+    source=f"{BASH}, EXIT STATUS",
+)
 def _hidden_code(view: View) -> Iterator[Found]:
     script = view.script
     if script.kind == "plain" or "errexit" in script.shell_options or any(script.named("exit")):
         return
-    top = top_commands(view)
     roots = [root for root in _roots(view) if not root.context.is_background and not root.context.function]
-    if not roots or not top:
+    if not roots or roots[-1].context.chain:
         return
-    last, final = roots[-1], top[-1]
-    tail = [command for command in top if command.order > last.order and not command.context.is_condition]
-    if (
-        tail
-        and final.order > last.order
-        and all(command.name in ("echo", "date", "printf", "deactivate") for command in tail)
-        and not last.context.chain
-    ):
-        yield Found(last.at, {"last": final.name})
+    later = [command for command in view.top_commands if command.order > roots[-1].order]
+    counted = [command.name for command in later if not command.context.is_condition]
+    if counted and all(name in ("echo", "date", "printf", "deactivate") for name in counted):
+        yield Found(roots[-1].at, {"last": later[-1].name})
 
 
+@hint(
+    "AR705 failure-ignored",
+    "|| true has a training that failed count as done",
+    fix="leave it out",
+    source=f"{BASH}, Lists",
+)
 def _ignored(view: View) -> Iterator[Found]:
-    for launch in view.launches:
-        root = launch.command.root
-        if root.context.chain != "||":
-            continue
-        after = next(
-            (command for command in view.script.commands if command.order > root.order and command.at > root.end), None
-        )
-        if after is not None and after.name in ("true", ":"):
+    for root in _roots(view):
+        later = (command for command in view.script.commands if command.order > root.order and command.at > root.end)
+        after = next(later, None)
+        if root.context.chain == "||" and after is not None and after.name in ("true", ":"):
             yield Found(root.at)
 
 
 def _signals(view: View) -> Iterator[tuple[str, bool, int]]:
     """Yield the signals that Slurm is asked to send: name, whether to the batch shell alone, and where."""
-    if view.script.kind != "slurm":
-        return
-    for directive in view.script.options("signal"):
-        match = re.fullmatch(r"(?:([BR]+):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value)
-        if match:
+    for directive in view.script.options("signal") if view.script.kind == "slurm" else ():
+        if match := re.fullmatch(r"(?:([BR]+):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value):
             yield _name(match[2]), "B" in (match[1] or ""), directive.at
 
 
@@ -119,28 +129,43 @@ def _traps(view: View) -> dict[str, Command]:
     return found
 
 
-def _handles(view: View) -> bool:
-    """Return whether the script hands over to a program that may handle signals itself."""
-    return any(command.name == "exec" for command in view.script.commands if command.context.level == 0)
-
-
+@fatal(
+    "AR706 trap-runs-too-late",
+    "bash runs the trap of {signal} after the command in the foreground: after the training, or never",
+    fix="start it with &, then wait",
+    source=f"{BASH}, SIGNALS; {SBATCH} --signal",
+)
 def _trap_waits(view: View) -> Iterator[Found]:
-    traps = _traps(view)
-    for signal, to_batch, _at in _signals(view):
-        if not to_batch or signal not in traps:
-            continue
-        roots = [root for root in _roots(view) if not root.context.function]
-        if roots and not any(root.context.is_background for root in roots):
+    roots = [root for root in _roots(view) if not root.context.function]
+    if not roots or any(root.context.is_background for root in roots):
+        return
+    for signal, to_batch, _ in _signals(view):
+        if to_batch and signal in _traps(view):
             yield Found(roots[-1].at, {"signal": signal})
 
 
+@fatal(
+    "AR707 signal-kills-the-script",
+    "{signal} goes to the batch shell, which has no trap for it, and dies",
+    fix="trap 'handler' {signal}, and the training in the background with wait; or --signal without B:",
+    source=f"{SBATCH} --signal",
+)
 def _no_trap(view: View) -> Iterator[Found]:
-    traps = _traps(view)
+    # A program that the shell becomes, or another script, may handle signals itself.
+    becomes = any(command.context.level == 0 for command in view.script.named("exec"))
+    if becomes or any(view.script.named("source", ".")):
+        return
     for signal, to_batch, at in _signals(view):
-        if to_batch and signal not in traps and not _handles(view) and not any(view.script.named("source", ".")):
+        if to_batch and signal not in _traps(view):
             yield Found(at, {"signal": signal})
 
 
+@fatal(
+    "AR708 trap-is-never-reached",
+    "--signal without B: sends {signal} to the steps only: this trap never runs",
+    fix="--signal=B:{signal}@SECONDS",
+    source=f"{SBATCH} --signal",
+)
 def _trap_unheard(view: View) -> Iterator[Found]:
     traps = _traps(view)
     for signal, to_batch, _ in _signals(view):
@@ -148,257 +173,129 @@ def _trap_unheard(view: View) -> Iterator[Found]:
             yield Found(traps[signal].at, {"signal": signal})
 
 
+@likely(
+    "AR709 torchrun-dies-of-the-signal",
+    "torchrun does not forward {signal} to its ranks: it dies of it",
+    fix="torchrun --signals-to-handle {signal},SIGTERM,SIGINT, or --signal=B:{signal}@… and a trap",
+    source=f"{TORCHRUN} --signals-to-handle",
+)
 def _agent_dies(view: View) -> Iterator[Found]:
+    agents = [launch for launch in view.started_by("srun") if launch.is_torch]
+    if not agents or any(launch.call.get("--signals-to-handle") for launch in agents):
+        return
     for signal, to_batch, at in _signals(view):
-        launches = [launch for launch in view.launches if launch.starter is not None and launch.starter.name == "srun"]
-        torch = [launch for launch in launches if launch.is_torch and launch.call]
-        if to_batch or not signal.startswith("USR") or not torch:
-            continue
-        if not any(launch.call and launch.call.get("--signals-to-handle") for launch in torch):
+        if not to_batch and signal.startswith("USR"):
             yield Found(at, {"signal": signal})
 
 
+@fatal(
+    "AR710 exec-drops-the-trap",
+    "exec replaces the shell: its trap never runs",
+    fix="leave exec out",
+    source=f"{BASH}, exec",
+)
 def _exec_after_trap(view: View) -> Iterator[Found]:
-    traps = _traps(view)
     # A trap of ERR, DEBUG or RETURN is for what the shell does before; others may be resets, or set to be ignored.
-    late = [command for name, command in traps.items() if name not in ("ERR", "DEBUG", "RETURN")]
-    own = [command for command in late if command.args and command.args[0].value not in ("", "-", ":", None)]
+    late = [command for name, command in _traps(view).items() if name not in ("ERR", "DEBUG", "RETURN")]
+    own = [command for command in late if command.args[0].value not in ("", "-", ":", None)]
     for command in view.script.named("exec"):
         context = command.context
-        is_own = context.level == 0 and not context.via and not context.is_background and not context.chain
-        starts = bool(command.args) and command.args[0].prefix[:1].isalpha() and not context.is_conditional
-        if is_own and starts and own and own[0].order < command.order:
+        is_own = not (context.level or context.via or context.is_background or context.chain or context.is_conditional)
+        if is_own and command.first[:1].isalpha() and own and own[0].order < command.order:
             yield Found(command.at)
 
 
 def _requeues(view: View) -> list[Command]:
-    return [command for command in view.script.named("scontrol") if command.values[:1] == ["requeue"]]
+    return [command for command in view.script.named("scontrol") if command.first == "requeue"]
 
 
+@hint(
+    "AR711 log-lost-by-requeue",
+    "a requeued job starts its log again, where the site does not append: the cause is lost",
+    fix="#SBATCH --open-mode=append",
+    source=f"{SBATCH} --open-mode",
+)
 def _log_overwritten(view: View) -> Iterator[Found]:
     script = view.script
-    requeues = script.options("requeue")
-    if script.kind != "slurm" or not (requeues or _requeues(view)) or script.option("open-mode") == "append":
-        return
-    at = requeues[0].at if requeues else _requeues(view)[0].at
-    yield Found(at)
+    requeues = [*(directive.at for directive in script.options("requeue")), *(each.at for each in _requeues(view))]
+    if script.kind == "slurm" and requeues and script.option("open-mode") != "append":
+        yield Found(requeues[0])
 
 
+@likely(
+    "AR712 requeue-of-an-array",
+    "of one task of an array this may requeue all of them",
+    fix="scontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}",
+    source=_SCONTROL,
+)
 def _requeue_of_array(view: View) -> Iterator[Found]:
-    if not view.script.options("array"):
-        return
-    for command in _requeues(view):
-        target = command.args[1] if len(command.args) > 1 else None
-        if target and target.names("SLURM_JOB_ID", "SLURM_JOBID") and not target.names("SLURM_ARRAY_TASK_ID"):
-            yield Found(command.at)
+    for command in _requeues(view) if view.script.options("array") else ():
+        for target in command.args[1:2]:
+            if target.names("SLURM_JOB_ID", "SLURM_JOBID") and not target.names("SLURM_ARRAY_TASK_ID"):
+                yield Found(command.at)
 
 
+@fatal(
+    "AR713 requeue-forbidden",
+    "--no-requeue forbids what scontrol requeue asks for below",
+    fix="--requeue",
+    source=f"{SBATCH} --no-requeue",
+)
 def _requeue_forbidden(view: View) -> Iterator[Found]:
-    for directive in view.script.options("no-requeue"):
-        if _requeues(view):
-            yield Found(directive.at)
+    for directive in view.script.options("no-requeue") if _requeues(view) else ():
+        yield Found(directive.at)
 
 
+@hint(
+    "AR714 ranks-outlive-a-failure",
+    "when a task fails, those of other nodes go on waiting for it",
+    fix="srun --kill-on-bad-exit=1",
+    source="slurm.schedmd.com/srun.html --kill-on-bad-exit",
+)
 def _others_hang(view: View) -> Iterator[Found]:
-    nodes = view.resources.nodes or 1
-    for launch in view.launches:
-        if launch.call is not None or launch.starter is None or launch.starter.name != "srun" or nodes < 2:
-            continue
-        call = read_call(launch.starter)
-        if call and not call.get("--kill-on-bad-exit", "--wait") and not view.script.sets("SLURM_KILL_BAD_EXIT"):
+    if not view.has_many_nodes or view.script.sets("SLURM_KILL_BAD_EXIT"):
+        return
+    for launch in view.started_by("srun"):
+        if launch.starter and launch.is_python and not read_call(launch.starter).get("--kill-on-bad-exit", "--wait"):
             yield Found(launch.starter.at)
             return
 
 
+@likely(
+    "AR715 job-that-sleeps",
+    "sleep {value} keeps the nodes after the work is done, or failed",
+    fix="leave it out; salloc or qsub -I for interactive work",
+    source=SBATCH,
+)
 def _endless(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain":
-        return
-    for command in view.script.named("sleep"):
-        value = command.args[0].value if command.args else ""
-        is_long = value in ("infinity", "inf") or bool(re.fullmatch(r"\d{6,}|\d+d", value or ""))
-        if is_long and not command.context.is_background and not command.context.via:
+    for command in view.script.named("sleep") if view.script.kind != "plain" else ():
+        value = command.args[0].value if command.args else None
+        is_waiting = not command.context.is_background and not command.context.via
+        if is_waiting and re.fullmatch(r"inf(?:inity)?|\d{6,}|\d+d", value or ""):
             yield Found(command.at, {"value": value})
 
 
-def _restarts_alone(view: View) -> Iterator[Found]:
-    for launch in _with_restarts(view):
-        given = launch.call.get("--max-restarts") if launch.call else None
-        if given and launch.is_static and launch.nnodes is not None and launch.nnodes > 1:
-            yield Found(given.word.at)
-
-
-def _with_restarts(view: View) -> list[Launch]:
-    return [
-        launch
-        for launch in view.launches
-        if launch.is_torch and (launch.call.number("--max-restarts") if launch.call else 0)
-    ]
-
-
-def _kill_nine(view: View) -> Iterator[Found]:
-    for command in view.script.named("timeout"):
-        call = read_call(command)
-        signal = call.value("-s", "--signal") if call else None
-        if (
-            signal
-            and _name(signal) in ("KILL", "9")
-            and any(launch.command.started_by("timeout") for launch in view.launches)
-        ):
-            yield Found(command.at)
-
-
-RULES = (
-    Rule(
-        code="AR701",
-        name="exit-code-of-the-pipe",
-        severity="likely",
-        what="the exit code is that of {reader}: a training that failed counts as done",
-        fix="set -o pipefail at the top",
-        source=f"{BASH}, Pipelines",
-        check=_tee,
-    ),
-    Rule(
-        code="AR702",
-        name="background-not-awaited",
-        severity="fatal",
-        what="the script ends while the training runs in the background: the scheduler then ends the job, and kills it",
-        fix="wait at the end, or leave & out",
-        source=f"{SBATCH}, description",
-        check=_not_awaited,
-    ),
-    Rule(
-        code="AR703",
-        name="wait-hides-failures",
-        severity="hint",
-        what="wait without a process id exits with 0, however the processes ended",
-        fix="wait for each: for pid in $pids; do wait $pid || failed=1; done; exit $failed",
-        source=f"{BASH}, wait",
-        check=_wait_hides,
-    ),
-    Rule(
-        code="AR704",
-        name="exit-code-hidden",
-        severity="hint",
-        what="the job's exit code is that of {last}, the last command: a training that failed counts as done",
-        fix="set -e at the top, or exit with the training's code",
-        source=f"{BASH}, EXIT STATUS",
-        check=_hidden_code,
-    ),
-    Rule(
-        code="AR705",
-        name="failure-ignored",
-        severity="hint",
-        what="|| true has a training that failed count as done",
-        fix="leave it out",
-        source=f"{BASH}, Lists",
-        check=_ignored,
-    ),
-    Rule(
-        code="AR706",
-        name="trap-runs-too-late",
-        severity="fatal",
-        what="bash runs the trap of {signal} after the command in the foreground: after the training, or never",
-        fix="start it with &, then wait",
-        source=f"{BASH}, SIGNALS; {SBATCH} --signal",
-        check=_trap_waits,
-    ),
-    Rule(
-        code="AR707",
-        name="signal-kills-the-script",
-        severity="fatal",
-        what="{signal} goes to the batch shell, which has no trap for it, and dies",
-        fix="trap 'handler' {signal}, and the training in the background with wait; or --signal without B:",
-        source=f"{SBATCH} --signal",
-        check=_no_trap,
-    ),
-    Rule(
-        code="AR708",
-        name="trap-is-never-reached",
-        severity="fatal",
-        what="--signal without B: sends {signal} to the steps only: this trap never runs",
-        fix="--signal=B:{signal}@SECONDS",
-        source=f"{SBATCH} --signal",
-        check=_trap_unheard,
-    ),
-    Rule(
-        code="AR709",
-        name="torchrun-dies-of-the-signal",
-        severity="likely",
-        what="torchrun does not forward {signal} to its ranks: it dies of it",
-        fix="torchrun --signals-to-handle {signal},SIGTERM,SIGINT, or --signal=B:{signal}@… and a trap",
-        source=f"{TORCHRUN} --signals-to-handle",
-        check=_agent_dies,
-    ),
-    Rule(
-        code="AR710",
-        name="exec-drops-the-trap",
-        severity="fatal",
-        what="exec replaces the shell: its trap never runs",
-        fix="leave exec out",
-        source=f"{BASH}, exec",
-        check=_exec_after_trap,
-    ),
-    Rule(
-        code="AR711",
-        name="log-lost-by-requeue",
-        severity="hint",
-        what="a requeued job starts its log again, where the site does not append: the cause is lost",
-        fix="#SBATCH --open-mode=append",
-        source=f"{SBATCH} --open-mode",
-        check=_log_overwritten,
-    ),
-    Rule(
-        code="AR712",
-        name="requeue-of-an-array",
-        severity="likely",
-        what="of one task of an array this may requeue all of them",
-        fix="scontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}",
-        source=_SCONTROL,
-        check=_requeue_of_array,
-    ),
-    Rule(
-        code="AR713",
-        name="requeue-forbidden",
-        severity="fatal",
-        what="--no-requeue forbids what scontrol requeue asks for below",
-        fix="--requeue",
-        source=f"{SBATCH} --no-requeue",
-        check=_requeue_forbidden,
-    ),
-    Rule(
-        code="AR714",
-        name="ranks-outlive-a-failure",
-        severity="hint",
-        what="when a task fails, those of other nodes go on waiting for it",
-        fix="srun --kill-on-bad-exit=1",
-        source="slurm.schedmd.com/srun.html --kill-on-bad-exit",
-        check=_others_hang,
-    ),
-    Rule(
-        code="AR715",
-        name="job-that-sleeps",
-        severity="likely",
-        what="sleep {value} keeps the nodes after the work is done, or failed",
-        fix="leave it out; salloc or qsub -I for interactive work",
-        source=SBATCH,
-        check=_endless,
-    ),
-    Rule(
-        code="AR716",
-        name="restarts-without-c10d",
-        severity="hint",
-        what="with static rendezvous a node does not learn that another one restarts its ranks",
-        fix="--rdzv-backend c10d",
-        source="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py of torch 2.13",
-        check=_restarts_alone,
-    ),
-    Rule(
-        code="AR717",
-        name="killed-without-warning",
-        severity="likely",
-        what="SIGKILL ends the launcher alone: its ranks go on, and hold the GPUs",
-        fix="timeout -s TERM -k 60 …",
-        source="timeout(1), signal(7)",
-        check=_kill_nine,
-    ),
+@hint(
+    "AR716 restarts-without-c10d",
+    "with static rendezvous a node does not learn that another one restarts its ranks",
+    fix="--rdzv-backend c10d",
+    source="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py of torch 2.13",
 )
+def _restarts_alone(view: View) -> Iterator[Found]:
+    for launch, given in view.torchrun_given("--max-restarts"):
+        if given.value.number and launch.is_static and launch.has_many_nodes:
+            yield Found(given.at)
+
+
+@likely(
+    "AR717 killed-without-warning",
+    "SIGKILL ends the launcher alone: its ranks go on, and hold the GPUs",
+    fix="timeout -s TERM -k 60 …",
+    source="timeout(1), signal(7)",
+)
+def _kill_nine(view: View) -> Iterator[Found]:
+    if not any(launch.command.started_by("timeout") for launch in view.launches):
+        return
+    for command, call in view.calls("timeout"):
+        if _name(call.value("-s", "--signal") or "") in ("KILL", "9"):
+            yield Found(command.at)
