@@ -29,6 +29,7 @@ from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.metrics import MetricsReader
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
+from allranks.runs.stragglers import current
 from allranks.runs.usage import node_usage
 from allranks.view.progress import Changes, Saves, written
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _LINES, _POINTS, _EVENTS = 2000, 512, 200
 #: Seconds between two looks at a run's state and nodes, as of `allranks top`; and after a failure to find it out.
 _STATUS_SECONDS, _FAILED_SECONDS = 2.0, 15.0
+#: Seconds between two looks for stragglers, which read a file of each rank.
+_STRAGGLER_SECONDS = 20.0
 #: Control sequences of terminals (ECMA-48).
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
@@ -109,7 +112,7 @@ class Snapshot:
         rank: the rank whose lines they are; None: of all.
         events: what happened, each with its time in seconds since 1970.
         saved: the step of the newest checkpoint, and when it was written, if that is known.
-        quiet: for how long no rank has advanced; empty if they do.
+        delay: for how long no rank has advanced, or for which rank the others wait; empty if they advance.
         problem: why the state cannot be found out; empty if it can.
         age: for how many seconds nothing newer has been read.
     """
@@ -124,7 +127,7 @@ class Snapshot:
     rank: int | None = None
     events: Sequence[tuple[float, str]] = ()
     saved: tuple[int, float | None] | None = None
-    quiet: str = ""
+    delay: str = ""
     problem: str = ""
     age: float = 0.0
 
@@ -162,7 +165,7 @@ class Feed:
         self._logs: dict[int | None, _Log] = {}
         self._rank: int | None = None
         self._nodes: list[dict[str, Any]] = []
-        self._quiet = ""
+        self._delay, self._straggler, self._looked = "", "", -math.inf
 
     def show_rank(self, rank: int | None) -> None:
         """Read the lines of one rank from the next call on; None: of all."""
@@ -171,7 +174,7 @@ class Feed:
     def read(self, *, logs: bool = True) -> Snapshot:
         """Return the run as it is now; ``logs=False`` leaves out its output, which may take long at first."""
         if self._status.read():
-            self._nodes, self._quiet = [*node_usage(self._status.run)], _quiet(self._status.run)
+            self._nodes, self._delay = [*node_usage(self._status.run)], self._find_delay(self._status.run)
             self._events.read()
         run = self._status.run
         self._metrics.read()
@@ -187,9 +190,20 @@ class Feed:
             log.rank if log else None,
             self._events.all,
             self._events.saved,
-            self._quiet,
+            self._delay,
             self._status.problem,
         )
+
+    def _find_delay(self, run: Run) -> str:
+        if run.record.status.state is not State.RUNNING:
+            return ""
+        if (quiet := quiet_for(run.attempt_folder)) is not None:
+            hang = newest(run.attempt_folder)
+            return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
+        if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
+            self._looked = time.monotonic()
+            self._straggler = next((printable(one.sentence) for one in current(run)), "")
+        return self._straggler
 
     def _read_log(self, run: Run) -> _Log:
         rank, attempt = self._rank, run.attempt
@@ -317,13 +331,6 @@ def _followed(attempt: Path) -> Iterator[tuple[float, str]]:
     decision = decision_after(attempt)
     if decision.get("again") and (when := written(attempt / contract.AGAIN)):
         yield when, f"another attempt follows: {decision.get('why', '')}"
-
-
-def _quiet(run: Run) -> str:
-    if run.record.status.state is not State.RUNNING or (quiet := quiet_for(run.attempt_folder)) is None:
-        return ""
-    hang = newest(run.attempt_folder)
-    return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
 
 
 def _left(run: Run) -> float | None:

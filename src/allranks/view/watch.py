@@ -102,7 +102,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     lines = [*flow(first, width), *flow([where, Text(shot.run.command, "dim")], width), *flow(parts, width)]
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
-    for text in (shot.quiet, *dict.fromkeys((status.cause, status.reason)), problem):
+    for text in (shot.delay, *dict.fromkeys((status.cause, status.reason)), problem):
         if text:
             lines.append(cut(Text(" ".join(text.split()), "yellow"), width))
     return lines

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from allranks.clusters.registry import load_kind
 from allranks.runs.record import load
 from allranks.runs.stragglers import current
+from allranks.view.feed import Feed
 from waiting import PATIENCE, wait_for
 
 #: Rank 1 computes slowly, until there is a file; then rank 2 waits for its data.
@@ -25,13 +27,13 @@ class Samples(torch.utils.data.Dataset):
         return 1_000_000
 
     def __getitem__(self, index):
-        time.sleep(0.06 if rank == 2 and state["turned"] else 0.001)
+        time.sleep(0.12 if rank == 2 and state["turned"] else 0.001)
         return torch.ones(4)
 
 
 class Model(torch.nn.Linear):
     def forward(self, batch):
-        time.sleep(0.06 if rank == 1 and not state["turned"] else 0.001)
+        time.sleep(0.12 if rank == 1 and not state["turned"] else 0.001)
         return super().forward(batch)
 
 
@@ -56,6 +58,8 @@ def test_the_slow_rank_of_a_training_is_named_and_why(allranks: Any) -> None:
     shown = wait_for("the straggler", lambda: _line(allranks("status").stdout))
     assert shown.startswith("rank 1 on ")
     assert " times slower than the others for " in shown
+    watched = Feed(load(allranks.runs()[-1]), load_kind("local")).read(logs=False)
+    assert watched.delay.startswith("rank 1 on ")
     (allranks.folder / "turn").touch()
     assert (process.communicate(timeout=PATIENCE), process.returncode)[1] == 0
     assert [(one.ranks, one.phase) for one in current(load(allranks.runs()[-1]))] == [((2,), "data")]
