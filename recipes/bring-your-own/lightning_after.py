@@ -45,7 +45,7 @@ def main():
             callbacks=[resume],
             logger=AllranksLogger(ctx),  # into the run's metrics.jsonl
         )
-        trainer.fit(Regression(), ctx.loader(training, batch_size=16), ckpt_path=resume.newest)
+        trainer.fit(Regression(), ctx.loader(training, global_batch_size=32), ckpt_path=resume.newest)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ PORTS: Final = 16000
 
 # --- files of a run, relative to runs/<id>/ ---
 JOB_FILE: Final = "job.yaml"
-#: Of what, and how, somebody is notified; only there if somebody is.
+#: The events that the run notifies of, and how; only there if it does.
 NOTIFY_FILE: Final = "notify.json"
 PLAN_FILE: Final = "plan.json"
 RECORD_FILE: Final = "record.json"
@@ -214,7 +214,7 @@ MISSING: Final = "missing"
 STOP_REQUESTED: Final = "stop-requested"
 WARNED: Final = "warned"
 ERROR: Final = "error"
-#: Somebody could not be notified.
+#: A notification could not be sent.
 NOTIFY_FAILED: Final = "notify-failed"
 ENDED: Final = "ended"
 

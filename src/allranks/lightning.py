@@ -12,7 +12,7 @@
             callbacks=[resume],
             logger=AllranksLogger(ctx),
         )
-        trainer.fit(module, ctx.loader(dataset, batch_size=32), ckpt_path=resume.newest)
+        trainer.fit(module, ctx.loader(dataset, global_batch_size=256), ckpt_path=resume.newest)
 
 Each works alone. With the package pytorch_lightning, import that before this module.
 """
@@ -35,6 +35,7 @@ from allranks.runtime.advance import advance
 from allranks.runtime.checkpoint.checkpointer import AGREE_SECONDS, AgreementSchedule, parse_every
 from allranks.runtime.checkpoint.directory import note_save
 from allranks.runtime.checkpoint.saving import sync_directory
+from allranks.runtime.data.loader import Loader
 from allranks.runtime.seed import random_states, restore_random
 
 if TYPE_CHECKING or "lightning" in sys.modules or "pytorch_lightning" not in sys.modules:
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AllranksEnvironment", "AllranksLogger", "ResumeCallback"]
 
-#: In a checkpoint of Lightning's: the random states of all ranks.
+#: In a checkpoint of Lightning's: what this module adds to it.
 _KEY = "allranks"
 
 
@@ -119,6 +120,12 @@ class AllranksEnvironment(ClusterEnvironment):
             RankError: they are of another number of ranks.
         """
         ranks, here = self._ctx.world_size, self._ctx.local_world_size
+        if ranks % here:
+            raise RankError(
+                f"{here} ranks are on this node, of {ranks}",
+                why="Lightning needs as many ranks on each node",
+                fix="--nproc-per-node, and nodes that have so many GPUs",
+            )
         if num_devices * num_nodes != ranks:
             raise RankError(
                 f"the Trainer is for {num_devices * num_nodes} ranks and not for {ranks}",
@@ -161,10 +168,11 @@ class ResumeCallback(Callback):
         self._ctx = ctx
         self._keep = keep
         self._every_steps, self._every_seconds = parse_every(every)
-        self._random: list[Any] | None = None  # of the checkpoint that the training resumes from
+        self._loaded: dict[str, Any] | None = None  # of the checkpoint that the training resumes from
         self._schedule = AgreementSchedule(0)
         self._step = 0
         self._saved_step, self._saved_at = 0, 0.0
+        self._postponed = self._leaving = False
 
     @property
     def newest(self) -> Path | None:
@@ -174,20 +182,25 @@ class ResumeCallback(Callback):
         return Path(newest[0]) if newest else None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the random states of all ranks to a checkpoint."""
-        checkpoint[_KEY] = {"random": self._ctx.control.gather(random_states(self._ctx.device))}
+        """Add the random states of all ranks to a checkpoint, and the position of a loader of the context."""
+        loader = trainer.train_dataloader
+        checkpoint[_KEY] = {
+            "random": self._ctx.control.gather(random_states(self._ctx.device)),
+            "loader": loader.state_dict() if isinstance(loader, Loader) else None,
+        }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Read the random states of all ranks from a checkpoint."""
-        self._random = checkpoint.get(_KEY, {}).get("random")
+        """Read what :meth:`on_save_checkpoint` has added to a checkpoint."""
+        self._loaded = checkpoint.get(_KEY)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen for requests to stop."""
+        _listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Continue where the checkpoint was taken, and listen for requests to stop from here on."""
-        if threading.current_thread() is threading.main_thread():
-            # Lightning's handler sends a message to the other ranks from within the signal, in the middle of any other.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stop.listen()
-        ctx = self._ctx
+        """Continue where the checkpoint was taken, and listen for requests to stop."""
+        _listen()
+        ctx, loader = self._ctx, trainer.train_dataloader
         ctx.progress.step = self._step = self._saved_step = trainer.global_step
         self._saved_at = time.monotonic()
         self._schedule = AgreementSchedule(self._step)
@@ -195,11 +208,17 @@ class ResumeCallback(Callback):
             note_save(None, self._step)
             for rest in self.folder.glob(".step-*.tmp"):  # of a process that was killed while it saved
                 _remove(rest)
-        if self._random is None:
+            if isinstance(loader, Loader) and loader._length is None:
+                log("warning: of a stream Lightning reads a batch ahead: a resume leaves that out")
+        loaded, self._loaded = self._loaded, None
+        if loaded is None or not trainer.ckpt_path:
             return
-        ctx.metrics.resume(self._step)
-        if len(self._random) == ctx.world_size:
-            restore_random(self._random[ctx.rank], ctx.device)
+        # Lightning numbers its records by the steps before them, each of several optimizers counting for one step.
+        ctx.metrics.resume(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", self._step - 1))
+        if isinstance(loader, Loader) and loader._length is not None and loaded["loader"]:
+            loader.load_state_dict(loaded["loader"])  # At the end of an epoch Lightning does not.
+        if len(loaded["random"]) == ctx.world_size:
+            restore_random(loaded["random"][ctx.rank], ctx.device)
         if ctx.is_main:
             log(f"continuing from step {self._step}")
 
@@ -212,7 +231,10 @@ class ResumeCallback(Callback):
             return  # In the middle of an effective batch: a checkpoint has no gradients.
         self._step = self._ctx.progress.step = trainer.global_step
         if self._step >= self._schedule.next:
-            self._agree(trainer)
+            # A resume from here would leave out the validation, or the end of the epoch, that follows.
+            self._postponed = _is_followed(trainer, batch_idx) and not self._postponed
+            if not self._postponed:
+                self._agree(trainer)
 
     # After a batch Lightning logs its metrics, and then calls one of these.
 
@@ -229,7 +251,8 @@ class ResumeCallback(Callback):
         self._leave()
 
     def _leave(self) -> None:
-        if self._ctx.stopping:
+        if self._leaving:
+            self._ctx.progress.stopping = True
             raise SystemExit(contract.CONTINUE_LATER)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -248,9 +271,10 @@ class ResumeCallback(Callback):
         if stopping:
             reasons = self._ctx.control.gather(reason)
             rank = next(rank for rank, some in enumerate(reasons) if some)
+            where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
             if self._ctx.is_main:
-                log(f"stopping at step {self._step}: {reasons[rank]} (rank {rank}); saved {self._saved()[-1]}")
-            self._ctx.progress.stopping = True
+                log(f"stopping at step {self._step}: {reasons[rank]}{where}; saved {self._saved()[-1]}")
+            self._leaving = True
         self._schedule.plan(self._step, microseconds, AGREE_SECONDS)
         if every:
             self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
@@ -273,6 +297,21 @@ class ResumeCallback(Callback):
     def _saved(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
         return sorted(self.folder.glob("step-*.ckpt"))
+
+
+def _listen() -> None:
+    """Listen for requests to stop, in place of Lightning."""
+    if threading.current_thread() is threading.main_thread():
+        # Lightning's handler sends a message to the other ranks from within the signal, in the middle of any other.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    stop.listen()
+
+
+def _is_followed(trainer: Trainer, batch_idx: int) -> bool:
+    """Return whether validation, or the end of the epoch, follows this batch."""
+    every = trainer.val_check_batch
+    number = trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else batch_idx
+    return bool(trainer.is_last_batch or (every and (number + 1) % every == 0))
 
 
 def _sync(saved: Path) -> None:
@@ -303,7 +342,7 @@ class AllranksLogger(Logger):
 
     @property
     def save_dir(self) -> str:
-        """The run's directory, in which Lightning's own callbacks write to ``lightning/ATTEMPT``."""
+        """The run's directory: Lightning's own callbacks write to ``lightning/0`` in it."""
         return str(self._ctx.run_dir)
 
     @property
@@ -313,8 +352,8 @@ class AllranksLogger(Logger):
 
     @property
     def version(self) -> str:
-        """The number of the attempt."""
-        return os.environ.get(contract.ATTEMPT, "0")
+        """The same in all attempts, so that callbacks find what they have written."""
+        return "0"
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Write metrics of a step, with the steps per second since the last ones."""

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ _TERMINATED = 128 + signal.SIGTERM
 #: When a task has left with any code but 0, the step's other tasks may be ended before they have left themselves.
 _ENDED_BY_OTHERS = (_TERMINATED, 128 + signal.SIGKILL)
 _RETRY_ON = (contract.NODE, contract.PREEMPTION)
+#: How long a requeue waits until it is notified of: a server that does not answer must not cost it.
+_NOTIFY_SECONDS = 3.0
 #: How long the verdict on an attempt may take: it reads the logs of all ranks.
 _VERDICT_SECONDS = 120.0
 #: Of a job that the scheduler has ended because a daemon of its own was gone or restarted.
@@ -78,9 +80,13 @@ def follows(run: Path, attempt: int, code: int, most: int, job: BatchJob, notifi
         code = contract.CONTINUE_LATER
     decision = decide(run, attempt, code, most, job.orders.retry_on)
     if decision.again:
-        notifier.send("requeue", state="PENDING", exit_code=code, reason=decision.why)
-        notifier.report()  # Now: to be put back into the queue may end this process at once.
-        decision = go_on(run, attempt, decision, job)
+        why, exit_code = decision.why, code
+
+        def notify() -> None:
+            notifier.send("requeue", state="PENDING", exit_code=exit_code, reason=why)
+            notifier.report(_NOTIFY_SECONDS)  # The scheduler may give this process a few seconds alone.
+
+        decision = go_on(run, attempt, decision, job, notify)
     _record(folder, decision)
     if decision.again or decision.given_up:  # Else the ranks' own last words are those that count.
         word = "another attempt follows" if decision.again else "no other attempt"
@@ -159,10 +165,16 @@ def _why_not(noted: list[SaveRecord], attempt: int, most: int, first: int) -> st
     return f"{_FRUITLESS} attempts in a row came no further than step {best}" if best == before else None
 
 
-def go_on(run: Path, attempt: int, decision: Decision, job: BatchJob) -> Decision:
-    """Requeue the job, or submit another one; return which was done, or why none could be."""
+def go_on(
+    run: Path, attempt: int, decision: Decision, job: BatchJob, notify: Callable[[], None] = lambda: None
+) -> Decision:
+    """Requeue the job, or submit another one; return which was done, or why none could be.
+
+    ``notify`` is called before: to be put back into the queue may end this process at once.
+    """
     if ending := job.ending():
         return _given_up(decision, ending)
+    notify()
     if decision.without:
         return _without_a_node(run, decision, decision.without, job)
     # Recorded before: to be put back into the queue may end this process at once.

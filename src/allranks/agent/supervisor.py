@@ -36,6 +36,8 @@ _PORT_STEP = 997
 _CONNECT_SECONDS = 2.0
 #: Each of these ends a job.
 _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: The exit codes of ranks that were stopped on request, and have not saved.
+_STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -58,9 +60,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     os.environ.update({contract.RUN_DIR: str(run), contract.ATTEMPT: str(attempt)})
     os.umask(users_umask)
     notifier = Notifier(run, attempt, job=job.id)
-    if argv[0] == "start":
-        notifier.send("start", state="RUNNING")
-    code = _run_ranks(run, attempt, orders, job) if argv[0] == "start" else int(argv[0])
+    code = _run_ranks(run, attempt, orders, job, notifier) if argv[0] == "start" else int(argv[0])
     for number in _ENDINGS:
         # Ignored by what this starts too: Slurm signals all processes of a job that it requeues, scontrol too.
         signal.signal(number, signal.SIG_IGN)
@@ -143,12 +143,13 @@ def _take_attempt(run: Path, job: str) -> int:
             raise RunFolderError(f"cannot write into {folder}: {error.strerror}") from error
 
 
-def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob) -> int:
+def _run_ranks(run: Path, attempt: int, orders: BatchSpec, job: BatchJob, notifier: Notifier) -> int:
     """Run the ranks on all nodes; return the exit code, which an error makes 1: it is recorded whatever happens."""
     most, node, folder = orders.max_attempts, job.node, run / contract.attempt_dir(attempt)
     try:
         if attempt and most is not None and not requeue.begins(run, attempt, most, job):
             return 1
+        notifier.send("start", state="RUNNING")
         hosts = job.hosts()
         (folder / contract.HOSTS).write_text("".join(f"{host}\n" for host in hosts))
         master = orders.master_addr or hosts[0]
@@ -210,6 +211,6 @@ def _finish(run: Path, attempt: int, code: int, orders: BatchSpec, job: BatchJob
 
 def _state(folder: Path, code: int, job: BatchJob) -> str:
     """Return the state in which a run has ended with an attempt, as far as its supervisor knows."""
-    if code and (folder / contract.TERMINATED).exists():
+    if code in _STOPPED or (code and (folder / contract.TERMINATED).exists()):
         return "TIMEOUT" if job.is_over() else "CANCELLED"
     return {0: "SUCCEEDED", contract.CONTINUE_LATER: "PREEMPTED"}.get(code, "FAILED")

@@ -85,6 +85,8 @@ def command(
     speed = _parsed("--disk", disk, parse_rate) or _DEFAULT_DISK
     count = _parsed("--parameters", parameters, parse_number)
     networks = [named(each) for each in network]
+    if len([each for each in networks if each.place == "both"]) > 1:
+        raise UsageError("--network: two rates", why="a rate is for any place", fix="name one: --network NVLink4")
     listed = _listed_nodes(values)
     loaded = load(ctx, values, needs_target=count is None)
     least, most = loaded.job.resources.nodes
@@ -147,11 +149,12 @@ def _ranks_per_node(loaded: LoadedJob) -> tuple[int, str]:
     requested, gpus = loaded.job.launch.nproc_per_node, loaded.job.resources.gpus_per_node
     if isinstance(requested, int):
         return requested, "as asked"
-    if requested != "cpu" and gpus:
-        return gpus, f"gpus_per_node is {gpus}"
+    if requested != "cpu" and gpus is not None:
+        return max(1, gpus), f"gpus_per_node is {gpus}"
     machine = this_machine(os.environ)
     if requested == "cpu":
-        return machine.cpus, "CPUs of this machine"
+        cpus = loaded.job.resources.cpus_per_node
+        return (cpus, f"cpus_per_node is {cpus}") if cpus else (machine.cpus, "CPUs of this machine")
     return max(1, machine.gpus), f"{machine.gpus_from}; --nproc-per-node 8 for another"
 
 
@@ -175,7 +178,8 @@ def _measure(loaded: LoadedJob, ranks: int, timeout: float) -> MeasuredStep:
 def _parts(needs: Needs, step: MeasuredStep | None, speed: float, is_assumed: bool) -> str:
     """Return the table of what one rank holds that has all of the model."""
     state = f"{', '.join(step.optimizers)}" if step else ""
-    held = "peak of forward and backward pass, the batch included" if step else "as given"
+    is_measured = step is not None and needs.activations == step.activations
+    held = "peak of forward and backward pass, the batch included" if is_measured else "as given"
     if step and step.recomputed:
         held += f"; recomputed in {', '.join(step.recomputed)}"
     disk = f"{format_size(speed)}/s{', assumed: --disk' if is_assumed else ''}"

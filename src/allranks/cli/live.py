@@ -154,7 +154,8 @@ class Live:
         """Draw the prompt or the bar of the rank that has one, or else what is waited for."""
         prompt = merged.prompt() or b""
         if self._lively:
-            self._draw(prompt or merged.transient() or self._spinner(awaited) or self.status().encode())
+            status = self.status() if _is_foreground() else ""  # In the background others type on that line.
+            self._draw(prompt or merged.transient() or self._spinner(awaited) or status.encode())
         elif prompt != self._waiting:
             self._waiting, self._since = prompt, time.monotonic()
         elif prompt != self._drawn and time.monotonic() - self._since > _PROMPT_SECONDS:
@@ -180,6 +181,14 @@ class Live:
         if shown:
             _to_terminal(shown)
         self._drawn = shown
+
+
+def _is_foreground() -> bool:
+    """Return whether this command has the terminal."""
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        return True  # It is no controlling terminal: there are no jobs in the background.
 
 
 def _to_terminal(text: bytes) -> None:

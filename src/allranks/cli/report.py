@@ -67,7 +67,8 @@ def _write(path: Path, text: str, mark: str) -> None:
     """Write a file; one that is there and does not start with the mark of its kind stays."""
     try:
         if path.is_file() and not path.read_text(encoding="utf-8", errors="replace").startswith(mark):
-            raise UsageError(f"{path} is left as it is", why="it is not a report of allranks", fix="another file name")
+            why = "it was not written by allranks report"
+            raise UsageError(f"{path} is left as it is", why=why, fix="another file name")
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise AllranksError(f"cannot write {path}", why=error.strerror) from error

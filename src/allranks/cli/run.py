@@ -139,7 +139,7 @@ def carry_out(
         run = run.with_status(run.record.status)
     except RunFolderError as error:
         render.error(error)  # The disk is full, say: the outcome is known anyway.
-    notify_end(run, environ)
+    notify_end(run, environ, plan.workdir)
     if as_json:
         render.as_json(report(run))
     return _conclude(run)

@@ -14,7 +14,6 @@ import click
 
 from allranks.cli import render
 from allranks.errors import RunFolderError, UsageError
-from allranks.record.events import read_saves
 
 if TYPE_CHECKING:
     from allranks.runs.record import Run
@@ -35,6 +34,8 @@ def name_to_type(run: Run) -> str:
 
 def resumes_from(run: Run) -> str:
     """Return where another attempt of a run starts: at its newest checkpoint, or at the beginning."""
+    from allranks.record.events import read_saves  # Completion has no time for it.
+
     saved = [save for save in read_saves(run.folder) if save.path]
     if saved:
         return f"from step {saved[-1].step}"

@@ -29,11 +29,11 @@ from rich.text import Text
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import Run
 from allranks.view.choice import Choice, press
-from allranks.view.feed import Feed, RunsFeed
+from allranks.view.feed import Feed, RunsFeed, Snapshot
 from allranks.view.watch import run_screen, runs_screen
 
-#: Seconds between two reads, at least; and the part of a core that they take, at most.
-_SECONDS, _SHARE = 1.0, 0.03
+#: Seconds between two reads, at least and at most; and the part of a core that they take, if they can.
+_SECONDS, _LONGEST, _SHARE = 1.0, 15.0, 0.03
 #: A key: a control sequence, such as of an arrow, or a character.
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
@@ -81,7 +81,7 @@ class Screen:
     def watch(self, run: Run, *, several: bool = False) -> int:
         """Show a run until a key leaves it; return 0, or 1 if that leads back to the list."""
         feed, choice = Feed(run, self._kind(run.record.kind)), Choice(several=several)
-        shot = feed.read(logs=False)
+        shot = Snapshot(run, time.time())
         reader = _Reader(feed.read, self._wake)
         command: _Command | None = None
         try:
@@ -92,10 +92,12 @@ class Screen:
                 self._draw(run_screen(replace(shot, time=now, age=now - shot.time), choice, *self._console.size))
                 for key in self._keys(0.2 if command else _SECONDS):
                     is_final = shot.run.record.status.state.is_final
-                    choice, action = press(choice, key, shot.run.world_size, has_ended=is_final)
+                    choice, action = press(choice, key, shot.run.record.world_size, has_ended=is_final)
                     if action in ("quit", "back"):
                         return int(action == "back")
-                    if action and command is None:
+                    if action and command:
+                        choice = replace(choice, note="the last command still runs: press the key again after it")
+                    elif action:
                         command = _Command(action, shot.run)
                     feed.show_rank(choice.rank)
                     reader.hurry(choice.rank != shot.rank)
@@ -175,7 +177,7 @@ class _Reader(threading.Thread, Generic[_Read]):
                 began = time.thread_time()
                 self._latest = self._read()
                 self._wake()
-                self._next.wait(max(_SECONDS, (time.thread_time() - began) / _SHARE))
+                self._next.wait(min(_LONGEST, max(_SECONDS, (time.thread_time() - began) / _SHARE)))
         except BaseException as error:  # noqa: BLE001 - it is raised where it is seen
             self._failure = error
             self._wake()
@@ -204,7 +206,7 @@ class _Command:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
         self._process = subprocess.Popen(
             [sys.executable, "-m", "allranks", verb, str(run.folder)],
-            cwd=run.folder,  # Not where the user is, who may have a module of our name there.
+            cwd="/",  # Not where the user is, who may have a module of our name there.
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

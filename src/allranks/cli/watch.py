@@ -28,7 +28,7 @@ def command(runs: tuple[str, ...], folder: str | None, show_all: bool) -> int:
     """
     if runs and show_all:
         raise UsageError("--all and RUN exclude each other", fix="allranks watch --all")
-    if not (render.is_lively(sys.stdout) and sys.stdin.isatty()):
+    if not (render.is_lively(sys.stdout) and sys.stdin and sys.stdin.isatty()):
         why = "stdin or stdout is not a terminal, or TERM is dumb"
         raise UsageError("watch needs a terminal", why=why, fix="allranks logs -f, or allranks status --json")
     where = runs_folder(folder)

@@ -26,6 +26,8 @@ from allranks.record.events import read_events
 
 #: How long each way may take, and how long the verdict, which reads the logs of all ranks.
 _SECONDS, _VERDICT_SECONDS = 10.0, 30.0
+#: A command that is killed has ended within so many seconds more, also on a busy machine.
+_END_SECONDS = 5.0
 _LONGEST = 500
 _Found = TypeVar("_Found")
 
@@ -38,6 +40,9 @@ def main(argv: Sequence[str]) -> NoReturn:
     url = os.environ.get(contract.NOTIFY_WEBHOOK) if orders["webhook"] else None
     if orders["webhook"] and not url:
         print(f"{contract.NOTIFY_WEBHOOK} is not set where the run was started", flush=True)
+    elif url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
+        url = None
+        print(f"{contract.NOTIFY_WEBHOOK} is no URL that starts with http:// or https://", flush=True)
     for problem in deliver(event, orders["command"], url, _SECONDS):
         print(problem, flush=True)
     os._exit(0)  # A thread may still wait for a dead server.
@@ -82,8 +87,9 @@ def text_of(event: Mapping[str, Any]) -> str:
             verdict = event["verdict"] or {}
             lines = [verdict.get("cause"), verdict.get("fix") and f"fix: {verdict['fix']}"]
             return "\n".join([head, *(" ".join(line.split())[:_LONGEST] for line in lines if line)])
-    word = {"SUCCEEDED": "succeeded", "CANCELLED": "was cancelled", "PREEMPTED": "stopped, to be resumed,"}
-    return f"{run} {word.get(state, f'ended ({state})')} after {took}{why if state != 'SUCCEEDED' else ''}"
+    word = {"SUCCEEDED": "succeeded", "CANCELLED": "was cancelled", "PREEMPTED": "stopped"}
+    why = {"SUCCEEDED": "", "PREEMPTED": ", and can be resumed"}.get(state, why)
+    return f"{run} {word.get(state, f'ended ({state})')} after {took}{why}"
 
 
 def deliver(event: Mapping[str, Any], command: Sequence[str], url: str | None, seconds: float) -> Iterator[str]:
@@ -91,8 +97,8 @@ def deliver(event: Mapping[str, Any], command: Sequence[str], url: str | None, s
     data = json.dumps(event).encode()
     ran = _started(lambda: _run(command, event, data, seconds)) if command else None
     posted = _started(lambda: _post(url, data, seconds)) if url else None
-    if ran and (problem := ran(2 * seconds)):  # It ends by itself before.
-        yield f"the command {_shown(command)} {problem}"
+    if ran and (problem := ran(seconds + _END_SECONDS)) != "":
+        yield f"the command {_shown(command)} {problem or 'could not be run'}"
     if posted and url and (problem := posted(seconds)) != "":
         yield f"the webhook at {urlsplit(url).hostname} {problem or f'did not answer within {seconds:g} s'}"
 
@@ -104,7 +110,11 @@ def _shown(command: Sequence[str]) -> str:
 
 def _run(command: Sequence[str], event: Mapping[str, Any], data: bytes, seconds: float) -> str:
     """Run a command with an event on stdin and in variables; return what went wrong."""
-    variables = {f"ALLRANKS_NOTIFY_{name.upper()}": str(event[name]) for name in ("event", "run", "state", "text")}
+    variables = {
+        # A NUL, or half a character, cannot be in a variable.
+        f"ALLRANKS_NOTIFY_{name.upper()}": str(event[name]).replace("\0", "").encode(errors="replace").decode()
+        for name in ("event", "run", "state", "text")
+    }
     environ = {name: value for name, value in os.environ.items() if name != contract.NOTIFY_WEBHOOK}
     try:
         process = subprocess.Popen(
@@ -132,15 +142,18 @@ def _post(url: str, data: bytes, seconds: float) -> str:
         def redirect_request(self, *_: Any) -> None:
             """Follow none: another server need not know what is sent."""
 
-    request = Request(url, data, {"Content-Type": "application/json", "User-Agent": "allranks"})
     try:
+        request = Request(url, data, {"Content-Type": "application/json", "User-Agent": "allranks"})
         build_opener(NoRedirect).open(request, timeout=seconds).close()
     except HTTPError as error:
         error.close()
         return f"answered with status {error.code}"
     except (OSError, HTTPException, ValueError) as error:
         cause = getattr(error, "reason", error)  # Of a connection that could not be made.
-        return f"cannot be reached: {getattr(cause, 'strerror', None) or type(cause).__name__}"
+        said = type(error).__name__  # Its text may hold the URL.
+        if isinstance(error, OSError):
+            said = getattr(cause, "strerror", None) or str(cause)
+        return f"cannot be reached: {said}"
     return ""
 
 

@@ -130,6 +130,7 @@ class Row:
 def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequence[Network]) -> list[Row]:
     """Return the estimate for each number of nodes and each strategy that makes a difference there."""
     found = []
+    networks = sorted(networks, key=lambda each: each.place == "both")  # A rate counts where no name does.
     for number in nodes:
         ranks = number * ranks_per_node
         network = next((each for each in networks if each.serves(number)), None)

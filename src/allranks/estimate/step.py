@@ -15,7 +15,7 @@ from allranks.checks.waiting import end_if_requested, noted
 from allranks.clusters.registry import load_kind
 from allranks.errors import JobError, LaunchError
 from allranks.job.spec import Launch as LaunchSection
-from allranks.job.spec import Resources, Retry, Scheduler, Sync
+from allranks.job.spec import Notify, Resources, Retry, Scheduler, Sync
 from allranks.job.variables import redacted
 from allranks.job.yaml import dump_yaml
 from allranks.launch import submit as launching
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.02
 _STEP_FILE = "step.json"
-_USES_US = re.compile(rb"\ballranks\b")
+_USES_US = re.compile(rb"^\s*(?:import|from)\s[^#\n]*\ballranks\b", re.MULTILINE)
 #: As much of what the rank wrote to stderr is shown when it fails.
 _SHOWN_BYTES = 20_000
 _OR_NUMBERS = "give numbers instead: --parameters 1.3B --activations 8GB"
@@ -102,6 +102,7 @@ def _alone(launch: Launch, folder: Path, order: str) -> Launch:
             "scheduler": Scheduler(),
             "retry": Retry(),
             "sync": Sync(),
+            "notify": Notify(),
         }
     )
     return replace(launch, job=job, job_text=dump_yaml(redacted(job)), runs_folder=folder / "runs")

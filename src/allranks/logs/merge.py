@@ -142,13 +142,16 @@ class MergedLogs:
 
     def _growths(self) -> Iterator[Growth]:
         growths = self._logs.growths()
-        if self._hurries is None or len(found := [*growths]) <= self._hurries:
-            return growths if self._hurries is None else iter(found)
+        if self._hurries is None:
+            return growths
+        few: list[Growth] = []
         last: dict[tuple[int, int, str], Growth] = {}
-        for growth in found:
+        for growth in growths:
+            if len(few) <= self._hurries:
+                few.append(growth)
             before = last.pop(key := (growth.node, growth.rank, growth.kind), growth)
             last[key] = growth._replace(restarted=True) if before.restarted else growth
-        return iter(last.values())
+        return iter(few if len(few) <= self._hurries else last.values())
 
     def _take(self, growths: Iterator[Growth]) -> None:
         # Nodes tick at different moments; what they noted within a few ms is read in turns.

@@ -1,4 +1,4 @@
-"""What a run's first node needs to notify somebody, as a file of the run, and the plan's line for it."""
+"""What a run's first node needs to send notifications, as a file of the run, and the plan's line for it."""
 
 from __future__ import annotations
 

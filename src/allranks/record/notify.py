@@ -10,6 +10,7 @@ Each is sent by a process of its own, ``python <run>/code --notify ATTEMPT`` wit
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -24,8 +25,8 @@ from typing import Any
 from allranks import contract
 
 #: How long a process may take that sends: it limits itself, to some seconds less.
-_SECONDS = {"failure": 60.0}
-_OTHERS = 20.0
+_SECONDS = {"failure": 65.0}
+_OTHERS = 25.0
 
 
 class Notifier:
@@ -35,16 +36,24 @@ class Notifier:
         run: the directory.
         attempt: its number.
         environ: with the URL of the webhook; None: the environment of this process.
+        workdir: where the command is run; None: the working directory of this process.
         facts: what all events hold in addition.
     """
 
-    def __init__(self, run: Path, attempt: int, environ: Mapping[str, str] | None = None, **facts: Any) -> None:
+    def __init__(
+        self,
+        run: Path,
+        attempt: int,
+        environ: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        **facts: Any,
+    ) -> None:
         self._run, self._attempt = run, run / contract.attempt_dir(attempt)
         where = {"host": socket.gethostname(), "folder": str(run)}
         self._facts: dict[str, Any] = {"run": run.name, "attempt": attempt + 1, **where, **facts}
         if run.name.startswith(contract.TASK):
             self._facts["run"] = f"{run.parent.name}/{run.name}"
-        self._environ = environ
+        self._environ, self._workdir = environ, workdir
         self._began = time.time()
         self._sending: list[tuple[str, float, subprocess.Popen[bytes]]] = []
         self._problems: list[tuple[str, str]] = []
@@ -60,8 +69,7 @@ class Notifier:
         """Start to notify of an event, if that is wanted. A failed run has ended too."""
         if event not in self._wanted and not (event == "failure" and "end" in self._wanted):
             return
-        if event in ("failure", "end"):
-            self._wait()  # What happened before comes before.
+        self._wait(only_ended="restart" in facts)  # What happened before comes before, but ranks do not wait for it.
         now = time.time()
         message = {"event": event, **self._facts, "time": now, "seconds": round(now - self._began, 3), **facts}
         try:
@@ -70,6 +78,7 @@ class Notifier:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=self._environ,
+                cwd=self._workdir,
                 start_new_session=True,
             )
             assert process.stdin
@@ -81,28 +90,33 @@ class Notifier:
             return
         self._sending.append((event, time.monotonic() + _SECONDS.get(event, _OTHERS), process))
 
-    def finish(self) -> list[tuple[str, str]]:
-        """Wait until all is sent; return of what nobody could be notified, and why."""
-        self._wait()
+    def finish(self, most: float = math.inf) -> list[tuple[str, str]]:
+        """Wait until all is sent, for so many seconds; return the events that could not be sent, and why."""
+        self._wait(most=most)
         problems, self._problems = self._problems, []
         return problems
 
-    def _wait(self) -> None:
-        for event, deadline, process in self._sending:
+    def _wait(self, *, only_ended: bool = False, most: float = math.inf) -> None:
+        until, sending, self._sending = time.monotonic() + most, self._sending, []
+        for event, deadline, process in sending:
+            left = min(deadline, until) - time.monotonic()
             try:
-                out, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+                process.wait(0.0 if only_ended else max(0.0, left))
+                out, _ = process.communicate()
                 found = out.decode(errors="replace").splitlines()
                 if process.returncode and not found:
                     found = [f"its process exited with code {process.returncode}"]
             except subprocess.TimeoutExpired:
+                if time.monotonic() < deadline:
+                    self._sending.append((event, deadline, process))  # It goes on.
+                    continue
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
                 found = ["its process took too long, and was killed"]
             self._problems += [(event, problem) for problem in found]
-        self._sending = []
 
-    def report(self) -> None:
-        """Wait until all is sent, and write what was not to stderr."""
-        for event, problem in self.finish():
+    def report(self, most: float = math.inf) -> None:
+        """Wait until all is sent, for so many seconds, and write what could not be sent to stderr."""
+        for event, problem in self.finish(most):
             print(f"allranks: notification of the {event} failed: {problem}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from allranks import contract
 from allranks.errors import RunFolderError
 from allranks.job.problems import printable
-from allranks.job.variables import scrub, secret_values
+from allranks.job.variables import PLACEHOLDER, scrub, secret_values
 from allranks.record.files import write_atomically, write_json
 from allranks.runs.record import Run
 
@@ -26,6 +26,8 @@ _SECONDS, _MOST_BYTES = 5.0, 1 << 18
 _SHORT = 9
 #: The start of the diff of each file.
 _EACH = re.compile(r"^(?=diff --git )", re.MULTILINE)
+#: The URL in a job file, which is a secret; the environment has it only if the job still does.
+_WEBHOOK = re.compile(r"""(\bwebhook["']?\s*[:=]\s*)[^\s,}]+""")
 #: Nothing of the user's configuration changes the form of a diff, and no lock is taken from a git that he uses now.
 _DIFF = ("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
 
@@ -75,6 +77,7 @@ def _record(run: Run, folder: Path, environ: Mapping[str, str]) -> None:
     root, commit, branch = where
     names = [*filter(None, _git(Path(root), deadline, *_DIFF, "--name-only", "-z").split("\0"))]
     text = scrub(_git(Path(root), deadline, *_DIFF), _secrets(environ)) if names else ""
+    text = _WEBHOOK.sub(rf"\1{PLACEHOLDER}", text)
     diffs = [_hash(each) for each in _EACH.split(text)[1:]]
     if len(text.encode()) >= _MOST_BYTES:
         diffs.pop()
@@ -127,7 +130,9 @@ def code_of(run: Run) -> Code | None:
     for number in range(run.attempt, -1, -1):
         path = run.folder / contract.attempt_dir(number) / contract.CODE_RECORD
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return Code(**json.loads(path.read_text(encoding="utf-8")))
+            found = Code(**json.loads(path.read_text(encoding="utf-8")))
+            if re.fullmatch(r"[0-9a-f]{40,64}", found.commit):  # Of another user's run it may be an option of git's.
+                return found
     return None
 
 

@@ -29,10 +29,10 @@ class MetricLine:
     values: Mapping[str, float]
 
 
-def read_metrics(folder: Path) -> list[MetricLine]:
+def read_metrics(folder: Path, *, finite: bool = True) -> list[MetricLine]:
     """Return the lines of a run's metrics as they were written, step by step; none if its script logs nothing.
 
-    Lines that are cut off and values that are not finite are left out.
+    Lines that are cut off are left out, and so are values that are not finite; with ``finite=False`` these are NaN.
 
     Raises:
         RunFolderError: the file cannot be read.
@@ -42,7 +42,7 @@ def read_metrics(folder: Path) -> list[MetricLine]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:
                 if line := _line(text):
-                    values = {name: value for name, value in line.values.items() if math.isfinite(value)}
+                    values = {name: each for name, each in line.values.items() if math.isfinite(each) or not finite}
                     lines.append(replace(line, values=values))
     except FileNotFoundError:
         return []
@@ -53,7 +53,7 @@ def read_metrics(folder: Path) -> list[MetricLine]:
 
 def _line(text: str | bytes) -> MetricLine | None:
     """Return a line as it was written, values that were not finite as NaN; None if it is cut off or no record."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
         found = json.loads(text)
         step, when = int(found.pop("step")), float(found.pop("time"))
         numbers = {name: math.nan if value is None else value for name, value in found.items()}

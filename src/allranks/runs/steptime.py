@@ -48,8 +48,16 @@ def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[Ran
     """Return what the ranks have recorded since they were started last, or between two restarts."""
     if restart is None:
         restart = max((each.windows[-1].restart for each in ranks), default=0)
-    kept = [each._replace(windows=[one for one in each.windows if one.restart == restart]) for each in ranks]
-    return [each for each in kept if each.windows]
+    kept = [[one for one in each.windows if one.restart == restart] for each in ranks]
+    return [each._replace(windows=_counted_on(windows)) for each, windows in zip(ranks, kept, strict=True) if windows]
+
+
+def _counted_on(windows: list[Window]) -> list[Window]:
+    """Return the windows since the steps were last counted from a lower number, as a second training does."""
+    for at in range(len(windows) - 1, 0, -1):
+        if windows[at].first < windows[at - 1].first + windows[at - 1].steps:
+            return windows[at:]
+    return windows
 
 
 def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[list[float]]:

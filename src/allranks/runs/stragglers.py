@@ -69,7 +69,9 @@ class Straggler:
         mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
         numbers = f"{mine} of each step of {step}, the others {others}"
         if self.phase == "compute":
-            does = f"compute{'s' if one else ''} {self.seconds / self.others:.1f} times slower than the others"
+            does = (
+                f"compute{'s' if one else ''} {self.seconds / max(self.others, 1e-9):.1f} times slower than the others"
+            )
         elif self.phase == "data":
             does = f"wait{'s' if one else ''} for data"
         else:

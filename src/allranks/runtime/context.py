@@ -652,7 +652,8 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; after an error, leave without waiting for the other ranks."""
-        if error is None or (isinstance(error, SystemExit) and (self.stopping or error.code in (None, 0))):
+        good = (None, 0, contract.CONTINUE_LATER) if self.stopping else (None, 0)
+        if error is None or (isinstance(error, SystemExit) and error.code in good):
             self.close()
         else:
             self.abandon()

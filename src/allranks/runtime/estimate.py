@@ -43,6 +43,7 @@ class Storages(TorchDispatchMode):
         self.events: list[tuple[int, int]] = []
         self.parameters: dict[int, nn.Parameter] = {}
         self.persistent: set[int] = set()
+        self.ended = 0  # so many events had been when the last gradient was there
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._count = 0
 
@@ -66,6 +67,7 @@ class Storages(TorchDispatchMode):
     def _keep_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.persistent.add(self.number(parameter.grad))
+        self.ended = len(self.events)
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of a tensor's storage, a new one if it was not seen; -1 for a tensor without storage."""
@@ -106,7 +108,7 @@ class MeasuredContext(Context):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
-        assert self._step  # From here on.
+        self._step.path.touch()  # allranks.init() was called. What is measured begins here.
 
     @cached_property
     def _step(self) -> _Step:
@@ -153,7 +155,6 @@ class _Step:
         self._hook = register_module_forward_pre_hook(self._on_forward)
         register_optimizer_step_pre_hook(self._on_step)
         register_optimizer_step_post_hook(self._on_stepped)
-        self.path.touch()  # allranks.init() was called.
 
     def _on_forward(self, module: nn.Module, _: object) -> None:
         """Start to record with the first forward pass of the training, not with one that evaluates."""
@@ -188,7 +189,8 @@ class _Step:
         state = [leaf for one in optimizers for leaf in _tensors(one.state.values())]
         has_seen = bool(storages.events)
         persistent = {*storages.persistent, *map(storages.number, [*parameters, *buffers, *gradients, *state])}
-        activations, temporaries = storages.peaks(self._step_event, persistent)
+        # The pass is over with its last gradient: an optimizer with a closure makes it within its step.
+        activations, temporaries = storages.peaks(max(self._step_event, storages.ended), persistent)
         batch, total = self.batches[0] if self.batches else (None, None)
         prepared = [each for each in self.models if each[1]]
         options = prepared[0][1] if prepared else {}

@@ -45,9 +45,17 @@ class StopListener:
         self._leave_at = leave_at
         self._received: dict[signal.Signals, float] = {}  # signal -> when it came first; the first one is the reason
         self._before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            heard = [n for n in numbers if n not in TYPED or signal.getsignal(n) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._record) for number in heard}
+        self._numbers = tuple(numbers)
+        self.set_handlers()
+
+    def set_handlers(self) -> None:
+        """Set the handlers, also where a library has set its own, or its earlier ones, since."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self._numbers:
+            there = signal.getsignal(number)
+            if there != self._record and (number not in TYPED or there is not signal.SIG_IGN):
+                self._before[number] = signal.signal(number, self._record)
 
     def requested(self) -> str | None:
         """Return why this rank is to save and exit; None if it is not."""
@@ -103,6 +111,8 @@ def listen(margin: float = 60.0) -> None:
     if _requests is None:
         end = _end_time()
         _requests = StopListener(SIGNALS, end - min(margin, max(0.0, end - time.time()) / 2))
+    else:
+        _requests.set_handlers()
 
 
 def requested() -> str | None:

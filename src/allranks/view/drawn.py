@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -12,6 +13,8 @@ _EIGHTHS = "▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
 #: No value.
 _NONE = "·"
+#: Control characters: ECMA-48, the C0 and C1 sets.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def flow(parts: Iterable[Text | str], width: int, gap: str = "  ") -> list[Text]:
@@ -29,7 +32,8 @@ def flow(parts: Iterable[Text | str], width: int, gap: str = "  ") -> list[Text]
 
 
 def cut(line: Text, width: int) -> Text:
-    """Cut a line to a width."""
+    """Cut a line to a width; what a terminal would obey becomes a dot: names, causes and answers come from outside."""
+    line.plain = _CONTROL.sub(_NONE, line.plain)
     line.truncate(max(1, width), overflow="ellipsis")
     return line
 
@@ -64,7 +68,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     bounds = [len(values) * part // parts for part in range(parts + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
     least, span = min(means), max(means) - min(means)
-    return "".join(_EIGHTHS[3 if span <= 0 else round((mean - least) / span * 7)] for mean in means)
+    return "".join(_EIGHTHS[round((mean - least) / span * 7) if 0 < span < math.inf else 3] for mean in means)
 
 
 def heat(shares: Sequence[float | None]) -> Text:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.errors import AllranksError, RunFolderError
+from allranks.errors import AllranksError
 from allranks.job.problems import printable
 from allranks.job.units import format_count
 from allranks.launch.refresh import settled
@@ -104,6 +104,8 @@ class Snapshot:
     Attributes:
         run: with its status.
         time: when that was, in seconds since 1970.
+        attempt: its number, from 0.
+        command: what its ranks run.
         left: seconds until the end of the allocation, if it has one that is known.
         step: of the newest metrics; None if there are none.
         metrics: by name, the last value and the points of the curve.
@@ -119,6 +121,8 @@ class Snapshot:
 
     run: Run
     time: float
+    attempt: int = 0
+    command: str = ""
     left: float | None = None
     step: int | None = None
     metrics: Mapping[str, tuple[float, list[float]]] = field(default_factory=dict)
@@ -171,23 +175,25 @@ class Feed:
         """Read the lines of one rank from the next call on; None: of all."""
         self._rank = rank
 
-    def read(self, *, logs: bool = True) -> Snapshot:
-        """Return the run as it is now; ``logs=False`` leaves out its output, which may take long at first."""
+    def read(self) -> Snapshot:
+        """Return the run as it is now."""
         if self._status.read():
             self._nodes, self._delay = [*node_usage(self._status.run)], self._find_delay(self._status.run)
             self._events.read()
         run = self._status.run
         self._metrics.read()
-        log = self._read_log(run) if logs else None
+        log = self._read_log(run)
         return Snapshot(
             run,
             time.time(),
+            run.attempt,
+            run.command,
             _left(run) if run.record.status.state is State.RUNNING else None,
             self._metrics.step,
             {name: (curve.last, curve.points) for name, curve in self._metrics.curves.items()},
             self._nodes,
-            log.lines() if log else None,
-            log.rank if log else None,
+            log.lines(),
+            log.rank,
             self._events.all,
             self._events.saved,
             self._delay,
@@ -365,9 +371,10 @@ class RunsFeed:
             if folder not in self._known:
                 try:
                     run = load(folder)
-                except RunFolderError:  # `allranks ps` reports it.
+                    status = LiveStatus(run, self._kind_of(run.record.kind))
+                except AllranksError:  # `allranks ps` reports it.
                     continue
-                self._known[folder] = LiveStatus(run, self._kind_of(run.record.kind)), Metrics(folder)
+                self._known[folder] = status, Metrics(folder)
             status, metrics = self._known[folder]
             status.read()
             metrics.read()

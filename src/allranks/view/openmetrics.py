@@ -109,7 +109,7 @@ def _samples(run: Run) -> Iterator[Sample]:
 
 
 def _training(run: Run) -> Iterator[Sample]:
-    lines = read_metrics(run.folder)
+    lines = read_metrics(run.folder, finite=False)
     last: dict[str, float] = {}
     for line in lines:
         last |= line.values

@@ -7,18 +7,21 @@ each of its nodes are what they call a process, and a rank is a thread of its no
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allranks import contract
 from allranks.record.events import Event, read_events, read_saves
+from allranks.runs import agents
 from allranks.runs.record import Run
 from allranks.view.attempts import attempts_of
 
 #: How a trace of ours starts.
 MARK = '{"otherData":{"tool":"allranks"}'
 #: Of each run's processes: more than it has nodes.
-_MOST_NODES = 100_000
+_MOST_NODES, _MOST_OF_A_TASK = 1_000_000, 1_000
 #: The thread of a run's process that its checkpoints are on; its attempts are on the next ones.
 _CHECKPOINTS = 0
 
@@ -44,26 +47,33 @@ def _run(run: Run, pid: int) -> Iterator[dict[str, Any]]:
         for when, text in attempt.news:
             yield _moment(text, when, pid, row)
     folders = run.tasks or [run.folder / contract.attempt_dir(number) for number in range(run.attempt + 1)]
-    for folder in folders:
+    for index, folder in enumerate(folders):
+        task = f"{agents.task_name(folder)}, " if run.tasks else ""
         for node in sorted(folder.glob("node-*")):
             number = int(node.name.removeprefix("node-"))
-            yield from _node([*read_events(node / contract.AGENT_EVENTS)], pid + 1 + number, number)
+            events = [*read_events(node / contract.AGENT_EVENTS)]
+            seen = time.time() - (agents.heartbeat_age(node) or math.inf)
+            place = pid + 1 + number + index * _MOST_OF_A_TASK * bool(run.tasks)
+            yield from _node(events, place, f"{task}node {number}", seen)
 
 
-def _node(events: Sequence[Event], pid: int, number: int) -> Iterator[dict[str, Any]]:
-    """Yield a span for each rank of a node in each generation of ranks, from its start to its exit."""
+def _node(events: Sequence[Event], pid: int, name: str, seen: float) -> Iterator[dict[str, Any]]:
+    """Yield a span for each rank of a node in each generation of ranks, from its start to its exit.
+
+    Ranks that still run end when their agent was ``seen`` last.
+    """
     running: dict[int, Event] = {}
     for event in events:
         if event.kind == contract.RANKS_STARTED:
             running = {each["rank"]: event for each in event.fields.get("ranks") or ()}
-            yield from _named(pid, f"node {number} ({event.host})", {rank: f"rank {rank}" for rank in running})
+            yield from _named(pid, f"{name} ({event.host})", {rank: f"rank {rank}" for rank in running})
         elif event.kind == contract.RANK_EXITED and event.rank in running:
             end = event.fields.get("ended", event.time)
             yield _rank(running.pop(event.rank), event.rank, end, pid, event.fields.get("code"))
         elif event.kind in (contract.RESTART, contract.HANG, contract.STOP_REQUESTED):
             yield _moment(event.kind, event.time, pid, 0)
-    for rank, start in running.items():  # They run, or nobody has seen them exit.
-        yield _rank(start, rank, events[-1].time, pid, None)
+    for rank, start in running.items():  # They run, or no agent has seen them exit.
+        yield _rank(start, rank, max(events[-1].time, seen), pid, None)
 
 
 def _rank(start: Event, rank: int, end: float, pid: int, code: int | None) -> dict[str, Any]:

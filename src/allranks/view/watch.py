@@ -42,7 +42,10 @@ def run_screen(shot: Snapshot, choice: Choice, width: int, height: int) -> list[
         case "events":
             body = _events(shot, width, room)
         case "answer":
-            body = _section("answer", [Text(line) for line in choice.answer], width, room)
+            answer = [*choice.answer]
+            if len(answer) > room - 1:
+                answer[room - 2 :] = [f"{len(answer) - room + 2} more lines: allranks stacks {shot.run.record.id}"]
+            body = _section("answer", [Text(line) for line in answer], width, room)
         case _:
             body = _parts(shot, choice, width, room)
     lines = [*head, *body[:room]]
@@ -81,7 +84,7 @@ def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) ->
 def _header(shot: Snapshot, width: int) -> list[Text]:
     record, status = shot.run.record, shot.run.record.status
     native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
-    attempt = f"attempt {shot.run.attempt + 1}" if shot.run.attempt else ""
+    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     restarts = format_count(status.restarts, "restart") if status.restarts else ""
     left = f"{format_seconds(shot.left)} left" if shot.left is not None else ""
     state = Text(status.state.value, f"bold {_STATES.get(status.state, 'red')}")
@@ -99,7 +102,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
     last = {name: value for name, (value, _) in shot.metrics.items()}
     parts = progress(shot.step, last, shot.saved, shot.time)
-    lines = [*flow(first, width), *flow([where, Text(shot.run.command, "dim")], width), *flow(parts, width)]
+    lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(parts, width)]
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
     for text in (shot.delay, *dict.fromkeys((status.cause, status.reason)), problem):

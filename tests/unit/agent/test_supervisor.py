@@ -52,6 +52,7 @@ esac"""
         (0, [("start", "RUNNING"), ("end", "SUCCEEDED")]),
         (1, [("start", "RUNNING"), ("failure", "FAILED")]),
         (75, [("start", "RUNNING"), ("requeue", "PENDING")]),
+        (143, [("start", "RUNNING"), ("end", "CANCELLED")]),
     ],
 )
 def test_it_notifies_of_the_start_and_the_end_of_an_attempt(

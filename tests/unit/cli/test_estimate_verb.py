@@ -66,3 +66,25 @@ def test_numbers_need_no_script(allranks) -> None:
 def test_rows_are_those_of_the_nodes(allranks, nodes: str, counts: list[int]) -> None:
     done = allranks("estimate", "--parameters", "1M", "--nodes", nodes, "--json")
     assert [row["nodes"] for row in json.loads(done.out)["rows"]] == [each for each in counts for _ in range(2)]
+
+
+def test_a_script_that_only_mentions_allranks_is_not_run(allranks) -> None:
+    allranks.script("# allranks run train.py\nopen('trained', 'w')\n")
+    done = allranks("estimate", "train.py")
+    assert (done.rc, done.message["error"]) == (2, "train.py does not use allranks.init()")
+    assert [path.name for path in allranks.folder.iterdir()] == ["train.py"]
+
+
+def test_ranks_of_a_node_are_those_of_the_job(allranks) -> None:
+    given = ("estimate", "--parameters", "1M", "--nodes", "1", "--json")
+    allranks.job("script: train.py\nlaunch: {nproc_per_node: cpu}\nresources: {cpus_per_node: 6}\n")
+    assert json.loads(allranks(*given, "job.yaml").out)["ranks_per_node"] == 6
+    two = allranks("estimate", "--parameters", "1M", "--network", "1GB/s", "--network", "2GB/s")
+    assert two.message["error"] == "--network: two rates"
+
+
+def test_no_notification_is_sent(allranks) -> None:
+    allranks.script(SCRIPT)
+    allranks.job("script: train.py\nnotify: {on: [start, end], command: touch notified}\n")
+    assert allranks("estimate", "job.yaml").rc == 0
+    assert not (allranks.folder / "notified").exists()

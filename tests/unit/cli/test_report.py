@@ -162,7 +162,7 @@ def test_mistakes(allranks: Any) -> None:
     before = (allranks.folder / "train.py").read_text()
     done = allranks("report", "-o", "train.py")
     assert (done.rc, (allranks.folder / "train.py").read_text()) == (2, before)
-    assert "error: train.py is left as it is\n  why: it is not a report of allranks\n" in done.stderr
+    assert "error: train.py is left as it is\n  why: it was not written by allranks report\n" in done.stderr
     assert "error: cannot write missing/r.html\n" in allranks("report", "-o", "missing/r.html").stderr
     assert allranks("report", "-o", "-").stdout.startswith("<!doctype html>\n")
 

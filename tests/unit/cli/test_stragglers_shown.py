@@ -58,7 +58,7 @@ def test_the_slow_rank_of_a_training_is_named_and_why(allranks: Any) -> None:
     shown = wait_for("the straggler", lambda: _line(allranks("status").stdout))
     assert shown.startswith("rank 1 on ")
     assert " times slower than the others for " in shown
-    watched = Feed(load(allranks.runs()[-1]), load_kind("local")).read(logs=False)
+    watched = Feed(load(allranks.runs()[-1]), load_kind("local")).read()
     assert watched.delay.startswith("rank 1 on ")
     (allranks.folder / "turn").touch()
     assert (process.communicate(timeout=PATIENCE), process.returncode)[1] == 0

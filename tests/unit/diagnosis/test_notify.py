@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.diagnosis.notify import completed, deliver, text_of
+from allranks.record.notify import Notifier
 from waiting import PATIENCE
 
 EVENT = {"event": "end", "run": "train-1", "state": "SUCCEEDED", "seconds": 61.4, "attempt": 1, "host": "n1"}
@@ -117,7 +118,7 @@ def test_a_webhook_that_is_not_there_or_does_not_answer():
     (problem,) = silent
     assert problem in (
         "the webhook at 127.0.0.1 did not answer within 0.3 s",
-        "the webhook at 127.0.0.1 cannot be reached: TimeoutError",
+        "the webhook at 127.0.0.1 cannot be reached: timed out",
     )
     gone = [*deliver({**EVENT, "text": ""}, [], there.url, PATIENCE)]
     assert gone == ["the webhook at 127.0.0.1 cannot be reached: Connection refused"]
@@ -129,7 +130,7 @@ def test_a_webhook_that_is_not_there_or_does_not_answer():
         ({}, "train-1 succeeded after 0:01:01"),
         ({"event": "start"}, "train-1 started: attempt 1, first node n1"),
         ({"state": "CANCELLED", "reason": "got SIGINT"}, "train-1 was cancelled after 0:01:01: got SIGINT"),
-        ({"state": "PREEMPTED"}, "train-1 stopped, to be resumed, after 0:01:01"),
+        ({"state": "PREEMPTED"}, "train-1 stopped after 0:01:01, and can be resumed"),
         ({"event": "requeue", "reason": "n2 was lost"}, "train-1: another attempt follows attempt 1: n2 was lost"),
         ({"event": "requeue", "restart": 2}, "train-1: all ranks restart (restart 2)"),
         (
@@ -228,3 +229,29 @@ def test_the_command_notifies_of_a_run_whose_agent_cannot(allranks):
         assert allranks("run", ALLRANKS_NOTIFY_WEBHOOK=there.url).rc != 0
     assert there.events == ["failure"]
     assert there.got[0]["state"] == "FAILED"
+
+
+def test_a_url_that_is_none_is_not_shown():
+    problem = "the webhook at None cannot be reached: ValueError"
+    assert [*deliver({**EVENT, "text": ""}, [], "hooks.example/services/tell-nobody", PATIENCE)] == [problem]
+
+
+def test_a_text_that_cannot_be_in_a_variable(tmp_path):
+    event = {**EVENT, "text": "half a character: \ud800, and \0"}
+    command = ["/bin/sh", "-c", f'printf %s "$ALLRANKS_NOTIFY_TEXT" >{tmp_path}/got']
+    assert [*deliver(event, command, None, PATIENCE)] == []
+    assert (tmp_path / "got").read_text() == "half a character: ?, and "
+
+
+def test_what_was_sent_long_ago_is_not_reported_as_failed(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "__main__.py").write_text("")
+    (tmp_path / "notify.json").write_text('{"on": ["start", "requeue"]}')
+    notifier = Notifier(tmp_path, 0)
+    notifier.send("start", state="RUNNING")
+    ((event, _, process),) = notifier._sending
+    process.wait()
+    notifier._sending = [(event, 0.0, process)]
+    notifier.send("requeue", state="RUNNING", restart=1)
+    assert [event for event, _, _ in notifier._sending] == ["requeue"]
+    assert notifier.finish() == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.estimate.arithmetic import Needs, from_numbers, rows
-from allranks.estimate.tables import CONTEXT_BYTES, GIB, NETWORKS, smallest_gpu
+from allranks.estimate.tables import CONTEXT_BYTES, GIB, NETWORKS, Network, smallest_gpu
 
 NEEDS = Needs(
     count=1000,
@@ -111,3 +111,10 @@ def test_the_smallest_gpu_leaves_room_for_the_context() -> None:
     assert smallest_gpu(24 * GIB - CONTEXT_BYTES) == 24
     assert smallest_gpu(24 * GIB - CONTEXT_BYTES + 1) == 32
     assert smallest_gpu(1000 * GIB) is None
+
+
+def test_a_network_that_is_named_counts_before_a_rate_for_any_place() -> None:
+    rate = Network("12.5GB/s", 12.5e9, "both")
+    for networks in ([rate, NETWORKS["NVLink4"]], [NETWORKS["NVLink4"], rate]):
+        found = {(row.nodes, row.network) for row in rows(NEEDS, [1, 2], 4, networks)}
+        assert found == {(1, "NVLink4"), (2, "12.5GB/s")}

@@ -86,3 +86,13 @@ def test_no_time_is_lost_between_the_parts(counts: list[int], parts: int) -> Non
     edges = sorted({step * part // parts for part in range(parts + 1)})
     for phases in per_step(windows, edges):
         assert all(math.isclose(seconds, 0.5) for seconds in phases)
+
+
+def test_a_second_training_that_counts_its_steps_from_0_again() -> None:
+    trainings = [
+        [Window(100 * number + 3 * step, step, 1, 0, (1.0, 2.0, 0.0, 0.0, 0.0, 0.0)) for step in range(29)]
+        for number in range(3)
+    ]
+    ranks = [RankTimes(rank, 0, [window for one in trainings for window in one]) for rank in range(2)]
+    assert [each.windows for each in of_start(ranks)] == [trainings[-1]] * 2
+    assert find(of_start(ranks)) == []

@@ -32,6 +32,26 @@ def test_devices_that_are_not_the_ranks_are_named(plugin: Any) -> None:
         "it has devices=1 and num_nodes=1",
     )
     assert (error.fix or "").startswith("Trainer(devices=4, num_nodes=2), or ")
+    with pytest.raises(RankError, match="3 ranks are on this node, of 5"):
+        plugin.AllranksEnvironment(SimpleNamespace(world_size=5, local_world_size=3)).validate_settings(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("every", "by_epoch", "last", "followed"),
+    [(4, 1, False, [3, 7]), (float("inf"), 1, False, []), (4, None, False, [1, 5]), (None, 1, True, [*range(8)])],
+)
+def test_no_stop_where_a_validation_or_the_end_of_the_epoch_follows(
+    plugin: Any, every: float | None, by_epoch: int | None, last: bool, followed: list[int]
+) -> None:
+    """A resume from there would leave them out. Batches are counted in the epoch, or over all: two came before."""
+
+    def trainer(number: int) -> Any:
+        loop = SimpleNamespace(total_batch_idx=number + 2)
+        return SimpleNamespace(
+            val_check_batch=every, check_val_every_n_epoch=by_epoch, is_last_batch=last, fit_loop=loop
+        )
+
+    assert [number for number in range(8) if plugin._is_followed(trainer(number), number)] == followed
 
 
 def test_what_is_logged_is_in_the_record(plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,3 +224,18 @@ thread.join()
 """
     done = run_python(script, env=clean_env)
     assert (done.rc, done.stdout, done.stderr) == (0, "None\n", "")
+
+
+def test_a_library_that_has_restored_its_handlers_takes_no_requests() -> None:
+    """As Lightning's Trainer does at the end of each fit()."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop.listen()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested() == "got SIGTERM"
+        stop.close()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -240,3 +240,18 @@ def test_keys_of_a_run_that_has_ended():
 
 def test_the_way_back_to_several_runs():
     assert _pressed("lbb", several=True) == (Choice(several=True), ["back"])
+
+
+def test_what_a_terminal_would_obey_is_shown_as_dots():
+    status = Status(State.FAILED, "ended", cause="Error: \x1b[2J\x1b]52;c;AAAA\x07", exit_code=1)
+    assert _shown(Snapshot(_run(status), NOON))[2] == "Error: ·[2J·]52;c;AAAA"  # rich drops BEL.
+    odd = replace(SHOT, metrics={"lo\x1bss": (1e308, [-1.7e308, 1.7e308])})
+    assert "lo·ss" in _shown(odd)[4]
+
+
+def test_a_long_answer_says_how_much_more_there_is():
+    shown = _shown(choice=Choice(pane="answer", answer=[f"line {number}" for number in range(50)]), height=10)
+    (more,) = [line for line in shown if "more lines" in line]
+    kept = [line for line in shown if line.startswith("line ")]
+    assert more == f"{50 - len(kept)} more lines: allranks stacks demo-1127-1200"
+    assert kept == [f"line {number}" for number in range(len(kept))]

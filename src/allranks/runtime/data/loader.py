@@ -120,7 +120,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that are left of the epoch. Outside of :meth:`epochs`, the next loop is the next epoch.
 
-        There a loop that left with the last batch has completed its epoch too.
+        There a loop that left with the last batch has completed its epoch too: to resume exactly, use :meth:`epochs`.
 
         Raises:
             RankError: the whole epoch was already yielded. A loop also raises it if another loop was started, or a
@@ -268,7 +268,7 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield all batches, from the first."""
         progress = self._progress
-        before = _fields(progress)
+        before, phase = _fields(progress), progress.clock.enter(OTHER)
         written: tuple[int | None, ...] | None = None
         full = None
         try:
@@ -279,6 +279,7 @@ class EvaluationLoader:
                 advance()
                 yield batch
         finally:
+            progress.clock.enter(phase)
             # A loop that was left long ago and is collected now must not undo what came after it.
             if _fields(progress) == written:
                 progress.samples, progress.total, progress.full, progress.last, progress.left = before
