@@ -229,8 +229,9 @@ def test_ranks_that_saved_and_left_end_all_agents_so(run: ByHand) -> None:
     told = ("PREEMPTED", 75, None, "the ranks have saved and exited, as requested")
     assert [run.ended(node) for node in (0, 1)] == [told] * 2
     begun, noted, left = map(json.loads, (run.folder / contract.CHECKPOINTS_FILE).read_text().splitlines())
-    assert begun == {"attempt": 0, "step": 0, "path": None, "leaving": False}
-    assert left == {**noted, "leaving": True}
+    assert begun == {"attempt": 0, "step": 0, "path": None, "leaving": False, "time": begun["time"]}
+    assert left == {**noted, "leaving": True, "time": left["time"]}
+    assert begun["time"] <= noted["time"] <= left["time"]
     assert (noted["attempt"], noted["path"]) == (0, str(run.folder / "saved" / f"step-{noted['step']:09d}"))
     assert (run.folder / "saved" / f"step-{noted['step']:09d}").is_dir()
 
