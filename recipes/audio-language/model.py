@@ -29,7 +29,8 @@ class LogMel(nn.Module):
         self.register_buffer("window", torch.hann_window(FFT), persistent=False)
 
     def forward(self, audio: Tensor) -> Tensor:
-        audio = functional.pad(audio, (0, max(0, FFT - audio.shape[1])))
+        # Silence behind it, so that its last frames are the same however long others of the batch are.
+        audio = functional.pad(audio, (0, FFT + 4 * HOP))
         spectrum = torch.stft(audio, FFT, HOP, window=self.window, return_complex=True).abs().square()
         return (spectrum.transpose(1, 2) @ self.filters + 1e-3).log()
 

@@ -46,9 +46,10 @@ def rate(step: int, steps: int) -> float:
 
 
 def loss_of(logits: Tensor, texts: Tensor) -> Tensor:
-    """Return the cross entropy of the words up to the first END."""
+    """Return the cross entropy of the words up to the first END: the mean of each text's, so that ranks count alike."""
     is_word = functional.pad(texts[:, :-1] != END, (1, 0), value=True)
-    return functional.cross_entropy(logits[is_word], texts[is_word])
+    losses = functional.cross_entropy(logits.transpose(1, 2), texts, reduction="none") * is_word
+    return (losses.sum(1) / is_word.sum(1)).mean()
 
 
 @torch.no_grad()
