@@ -47,7 +47,7 @@ CLASSES = (
     Shown("EvaluationLoader", ("runtime/data/loader.py",), "loader"),
     Shown("Checkpointer", ("runtime/checkpoint/checkpointer.py",), "checkpoints"),
     Shown("Resumed", ("runtime/checkpoint/restore.py",), "checkpoints.resumed"),
-    Shown("Metrics", ("runtime/metrics/__init__.py",), "ctx.metrics", "start_step finish flush hand_over"),
+    Shown("Metrics", ("runtime/metrics/__init__.py",), "ctx.metrics", "start_step finish flush hand_over write"),
     Shown(
         "Progress",
         ("runtime/progress.py",),

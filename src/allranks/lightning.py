@@ -32,7 +32,13 @@ from allranks import contract
 from allranks.errors import RankError
 from allranks.runtime import log, stop
 from allranks.runtime.advance import advance
-from allranks.runtime.checkpoint.checkpointer import AGREE_SECONDS, AgreementSchedule, parse_every
+from allranks.runtime.checkpoint.checkpointer import (
+    AGREE_SECONDS,
+    AgreementSchedule,
+    check_keep,
+    parse_every,
+    report_stop,
+)
 from allranks.runtime.checkpoint.directory import note_save
 from allranks.runtime.checkpoint.saving import sync_directory
 from allranks.runtime.data.loader import Loader
@@ -162,8 +168,7 @@ class ResumeCallback(Callback):
             RankError: ``every`` or ``keep`` is invalid.
         """
         super().__init__()
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
+        check_keep(keep)
         self.folder = Path(folder) if folder else ctx.run_dir / "checkpoints"
         self._ctx = ctx
         self._keep = keep
@@ -208,14 +213,14 @@ class ResumeCallback(Callback):
             note_save(None, self._step)
             for rest in self.folder.glob(".step-*.tmp"):  # of a process that was killed while it saved
                 _remove(rest)
-            if isinstance(loader, Loader) and loader._length is None:
+            if isinstance(loader, Loader) and loader.is_stream:
                 log("warning: of a stream Lightning reads a batch ahead: a resume leaves that out")
         loaded, self._loaded = self._loaded, None
         if loaded is None or not trainer.ckpt_path:
             return
         # Lightning numbers its records by the steps before them, each of several optimizers counting for one step.
         ctx.metrics.resume(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", self._step - 1))
-        if isinstance(loader, Loader) and loader._length is not None and loaded["loader"]:
+        if isinstance(loader, Loader) and not loader.is_stream and loaded["loader"]:
             loader.load_state_dict(loaded["loader"])  # At the end of an epoch Lightning does not.
         if len(loaded["random"]) == ctx.world_size:
             restore_random(loaded["random"][ctx.rank], ctx.device)
@@ -269,18 +274,14 @@ class ResumeCallback(Callback):
         if stopping or any_due or (every and self._step // every > self._saved_step // every):
             self._save(trainer, leaving=bool(stopping))
         if stopping:
-            reasons = self._ctx.control.gather(reason)
-            rank = next(rank for rank, some in enumerate(reasons) if some)
-            where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
-            if self._ctx.is_main:
-                log(f"stopping at step {self._step}: {reasons[rank]}{where}; saved {self._saved()[-1]}")
+            report_stop(self._ctx, reason, f"saved {self._target()}")
             self._leaving = True
         self._schedule.plan(self._step, microseconds, AGREE_SECONDS)
         if every:
             self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
 
     def _save(self, trainer: Trainer, *, leaving: bool) -> None:
-        target = self.folder / f"step-{self._step:09d}.ckpt"
+        target = self._target()
         temporary = self.folder / f".{target.name}.tmp"
         self.folder.mkdir(parents=True, exist_ok=True)
         trainer.save_checkpoint(temporary)
@@ -293,6 +294,10 @@ class ResumeCallback(Callback):
                 _remove(old)
         self._ctx.control.barrier()
         self._saved_step, self._saved_at = self._step, time.monotonic()
+
+    def _target(self) -> Path:
+        """Return where a checkpoint of the current step is saved."""
+        return self.folder / f"step-{self._step:09d}.ckpt"
 
     def _saved(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
@@ -367,7 +372,7 @@ class AllranksLogger(Logger):
             if began:
                 values["steps_per_second"] = round((at - before) / (now - began), 3)
             self._last = (at, now)
-        self._ctx._tracker_group.write(at, values, now)
+        self._metrics.write(at, values)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Pass hyperparameters to the trackers that show them."""

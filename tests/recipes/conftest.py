@@ -8,6 +8,22 @@ from importlib import import_module
 import pytest
 
 NAMES = ("data", "model", "train")
+#: Runs a script that is asked to stop at the end of its first step, wherever it comes to then.
+STOPPED = """
+import os, runpy, signal, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+import allranks
+init = allranks.init
+
+def then_signal(**options):
+    ctx = init(**options)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return ctx
+
+allranks.init = then_signal
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -19,3 +35,11 @@ def recipe(request, monkeypatch):
     yield {name: import_module(name) for name in NAMES}
     for name in NAMES:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def stopping(tmp_path_factory):
+    """Give a script that runs another one, named first, which is asked to stop at the end of its first step."""
+    path = tmp_path_factory.mktemp("stopping") / "stopping.py"
+    path.write_text(STOPPED)
+    return path

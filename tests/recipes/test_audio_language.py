@@ -16,22 +16,6 @@ import torch
 RECIPE = Path(__file__).parents[2] / "recipes" / "audio-language"
 SMALL = ["--melodies=60", "--width=16", "--layers=1", "--batch-size=8", "--steps=4", "--eval-every=1", "--beam=2"]
 SHOWN = re.compile(r"^\[0\] Step (\d+): loss \d+\.\d{4}, exact (\d\.\d{4}), bleu (\d\.\d{4})$", re.MULTILINE)
-#: Runs a script that is asked to stop at the end of its first step, wherever it comes to then.
-STOPPED = """
-import os, runpy, signal, sys
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))
-import allranks
-init = allranks.init
-
-def then_signal(**options):
-    ctx = init(**options)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    return ctx
-
-allranks.init = then_signal
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def test_the_job_file_reaches_its_quality_with_two_ranks(allranks):
@@ -46,11 +30,9 @@ def test_the_job_file_reaches_its_quality_with_two_ranks(allranks):
 
 
 @pytest.fixture(scope="module")
-def train(warm_ranks, tmp_path_factory):
+def train(warm_ranks, stopping, tmp_path_factory):
     """Give a function that trains in a directory, and gives loss, exact matches and BLEU of each step."""
     root = tmp_path_factory.mktemp("audio")
-    stopping = root / "stopping.py"
-    stopping.write_text(STOPPED)
 
     def run(name, ranks, *, stopped=False):
         folder = root / name

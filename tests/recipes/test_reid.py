@@ -27,30 +27,12 @@ SMALL = [
 SHOWN = re.compile(
     r"^\[0\] Step (\d+): loss \d+\.\d{4}, mAP (\d\.\d{4}), top1 \d\.\d{4}, top5 \d\.\d{4}$", re.MULTILINE
 )
-#: Runs a script that is asked to stop at the end of its first step, wherever it comes to then.
-STOPPED = """
-import os, runpy, signal, sys
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))
-import allranks
-init = allranks.init
-
-def then_signal(**options):
-    ctx = init(**options)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    return ctx
-
-allranks.init = then_signal
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="module")
-def train(warm_ranks, tmp_path_factory):
+def train(warm_ranks, stopping, tmp_path_factory):
     """Give a function that trains in a directory, and gives its loss and mAP at each step, and what rank 0 said."""
     root = tmp_path_factory.mktemp("reid")
-    stopping = root / "stopping.py"
-    stopping.write_text(STOPPED)
 
     def run(name, *args, ranks=1, stopped=False):
         folder = root / name

@@ -65,8 +65,7 @@ class Checkpointer:
         leave_before: str,
         save_at_end: bool,
     ) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
+        check_keep(keep)
         _refuse_second(ctx)
         compared = _parse_best(best)
         self._every_steps, self._every_seconds = parse_every(every)
@@ -226,14 +225,10 @@ class Checkpointer:
 
     def _leave(self, reason: str | None) -> None:
         """Wait until the last save is durable, and end the loops."""
-        reasons = self._ctx.control.gather(reason)
-        rank = next(rank for rank, some in enumerate(reasons) if some)
         self._finish()
         self._progress.stopping = True
-        saved = f"saved {self.last}" if self.last_error is None else "nothing was saved"
+        report_stop(self._ctx, reason, f"saved {self.last}" if self.last_error is None else "nothing was saved")
         if self._ctx.is_main:
-            where = f" (rank {rank})" if self._ctx.world_size > 1 else ""
-            log(f"stopping at step {self._progress.step}: {reasons[rank]}{where}; {saved}")
             note_save(self.last, self._progress.step, leaving=self.last_error is None)
 
     def _start(self, metric: float | torch.Tensor | None) -> None:
@@ -279,6 +274,21 @@ class Checkpointer:
             self._warned = True
             if self._ctx.is_main:
                 log(f"warning: ctx.checkpoints(): {'; '.join(missing)}")
+
+
+def check_keep(keep: object) -> None:
+    """Raise unless at least one checkpoint stays."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
+
+
+def report_stop(ctx: Context, reason: str | None, saved: str) -> None:
+    """Report on rank 0 why the ranks stop, of which some have a reason, and what was saved; all ranks call it."""
+    reasons = ctx.control.gather(reason)
+    rank = next(rank for rank, some in enumerate(reasons) if some)
+    if ctx.is_main:
+        where = f" (rank {rank})" if ctx.world_size > 1 else ""
+        log(f"stopping at step {ctx.progress.step}: {reasons[rank]}{where}; {saved}")
 
 
 def parse_every(every: int | str | None) -> tuple[int | None, float | None]:

@@ -69,6 +69,11 @@ class Loader:
         """The number of the current epoch, from 0."""
         return self._epoch
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether the dataset is a stream, of which an epoch has no length that is known."""
+        return self._length is None
+
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch, the same on all ranks.
 

@@ -116,7 +116,11 @@ class Metrics:
         numbers = {name: _number(name, value) for name, value in values.items()}
         for name in numbers:
             _check_name(name)
-        self._ctx._tracker_group.write(self._progress.step, numbers, time.time())
+        self.write(self._progress.step, numbers)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write values of a step as they are, on rank 0."""
+        self._ctx._tracker_group.write(step, dict(values), time.time())
 
     def config(self, values: Mapping[str, object]) -> None:
         """Pass hyperparameters to the trackers that show them, on rank 0; it does nothing on other ranks."""
