@@ -6,6 +6,7 @@ place: a reader that comes in between skips what is not in order.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
@@ -67,7 +68,10 @@ def read_windows(path: Path, newest: int | None = None) -> list[Window]:
     found = list[Window]()
     if is_ours:
         end = len(data) - len(data) % RECORD_BYTES  # The last record may be on its way.
-        for start, first, steps, restart, *spent in _RECORD.iter_unpack(data[:end]):
-            if steps and (not found or start > found[-1].start):
-                found.append(Window(start, first, steps, restart, tuple(spent)))
+        last = -math.inf
+        for record in _RECORD.iter_unpack(data[:end]):
+            start, _, steps, restart = record[:4]
+            if steps and start > last:
+                found.append(Window(start, record[1], steps, restart, record[4:]))
+                last = start
     return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
+from operator import add, lt, sub, truediv
 from pathlib import Path
 from typing import NamedTuple
 
 from allranks import contract
 from allranks.record.steptime import NEWEST, PHASES, Window, read_windows
 
-__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "cumulated", "of_start", "per_step", "read"]
+__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "cumulated", "differences", "of_start", "per_step", "read"]
 
 
 class RankTimes(NamedTuple):
@@ -54,36 +55,41 @@ def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[Ran
 
 def _counted_on(windows: list[Window]) -> list[Window]:
     """Return the windows since the steps were last counted from a lower number, as a second training does."""
-    for at in range(len(windows) - 1, 0, -1):
-        if windows[at].first < windows[at - 1].first + windows[at - 1].steps:
-            return windows[at:]
-    return windows
+    _, firsts, steps, _, _ = zip(*windows, strict=True)
+    begins_again = [True, *map(lt, firsts[1:], map(add, firsts, steps))]
+    return windows[len(windows) - 1 - begins_again[::-1].index(True) :]
 
 
-def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[list[float]]:
+def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[tuple[float, ...]]:
     """Return the seconds a step in each phase, between numbers of steps that follow each other.
 
     The windows, of one start, cover all of these steps.
     """
-    spans = [(window.first, window.first + window.steps) for window in windows]
-    totals = cumulated([*zip(*(window.spent for window in windows), strict=True)], spans, edges)
-    return [
-        [(more - less) / (high - low) for less, more in zip(before, after, strict=True)]
-        for (low, high), (before, after) in zip(pairwise(edges), pairwise(totals), strict=True)
-    ]
+    _, firsts, steps, _, spent = zip(*windows, strict=True)
+    totals = cumulated([*zip(*spent, strict=True)], [*zip(firsts, map(add, firsts, steps), strict=True)], edges)
+    widths = [high - low for low, high in pairwise(edges)]
+    return [*zip(*(map(truediv, differences(total), widths) for total in totals), strict=True)]
 
 
 def cumulated(
     amounts: Sequence[Sequence[float]], spans: Sequence[tuple[float, float]], points: Iterable[float]
-) -> Iterator[list[float]]:
-    """Yield for each point how much there is until there of each of several amounts, which are given by window.
+) -> list[list[float]]:
+    """Return of each of several amounts, which are given by window, how much there is until each point.
 
     ``spans`` are start and end of the windows, on the axis of the points.
     """
-    before = [[*accumulate(amount, initial=0.0)] for amount in amounts]
-    pairs, starts = [*zip(before, amounts, strict=True)], [start for start, _ in spans]
+    starts, places = [start for start, _ in spans], list[tuple[int, float]]()
     for point in points:
         at = max(0, bisect_right(starts, point) - 1)
         start, end = spans[at]
-        part = min(1.0, max(0.0, (point - start) / max(end - start, 1e-9)))
-        yield [so_far[at] + part * amount[at] for so_far, amount in pairs]
+        places.append((at, min(1.0, max(0.0, (point - start) / max(end - start, 1e-9)))))
+    found = []
+    for amount in amounts:
+        before = [*accumulate(amount, initial=0.0)]
+        found.append([before[at] + part * amount[at] for at, part in places])
+    return found
+
+
+def differences(values: Sequence[float]) -> Iterator[float]:
+    """Yield by how much each value is more than the one before it."""
+    return map(sub, values[1:], values)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from operator import add, sub
 from typing import Any
 
 from allranks.runs.record import Run
-from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, of_start, read
+from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
 from allranks.runs.stragglers import find, format_span, with_hosts
 
 #: Ranks that have a bar of their own; of more, those whose own time is longest.
@@ -33,10 +33,10 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     means = [_mean(each.windows) for each in ranks]
     own = [sum(phases) - phases[_EXCHANGE] for phases in means]
     shown = sorted(sorted(range(len(ranks)), key=lambda at: -own[at])[: MOST_BARS if len(ranks) > MOST_BARS else None])
-    bars = [{"name": f"rank {ranks[at].rank}", "spent": _rounded(means[at])} for at in shown]
+    bars = [{"name": f"rank {ranks[at].rank}", "spent": [*map(_rounded, means[at])]} for at in shown]
     if len(shown) < len(ranks):
         median = [statistics.median(phases) for phases in zip(*means, strict=True)]
-        bars.insert(0, {"name": f"median of {len(ranks)}", "spent": _rounded(median)})
+        bars.insert(0, {"name": f"median of {len(ranks)}", "spent": [*map(_rounded, median)]})
     return {"phases": PHASES, "bars": bars, "heat": _heat(ranks)}, _advice(run, ranks, means)
 
 
@@ -46,8 +46,8 @@ def _mean(windows: Iterable[Window]) -> list[float]:
     return [sum(seconds) / steps for seconds in zip(*(one.spent for one in windows), strict=True)]
 
 
-def _rounded(values: Iterable[float], steps: float = 1.0) -> list[float]:
-    return [float(f"{value / steps:.3g}") for value in values]
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 # --- the heat map ---
@@ -63,7 +63,9 @@ def _heat(ranks: Sequence[RankTimes]) -> dict[str, Any]:
     cells: dict[str, list[list[float | None]]] = {"own": [], "step": [], "data": []}
     for row in rows:
         found = [_columns(each.windows, start, (end - start) / columns, columns) for each in row]
-        slowest = [[max(kind) if kind else None for kind in _turned(column)] for column in zip(*found, strict=True)]
+        slowest = [
+            [_rounded(max(kind)) if kind else None for kind in _turned(column)] for column in zip(*found, strict=True)
+        ]
         for at, kind in enumerate(cells.values()):
             kind.append([each[at] for each in slowest])
     return {"start": start, "end": end, "rows": [_name(row) for row in rows], **cells}
@@ -77,15 +79,16 @@ def _turned(column: Iterable[Sequence[float] | None]) -> list[list[float]]:
 
 def _columns(windows: Sequence[Window], start: float, width: float, columns: int) -> list[list[float] | None]:
     """Return for each span of time own time, time and wait for data of a step; None without a step in it."""
-    whole = [sum(window.spent) for window in windows]
-    spans = [(window.start, window.start + seconds) for window, seconds in zip(windows, whole, strict=True)]
-    own = [seconds - window.spent[_EXCHANGE] for window, seconds in zip(windows, whole, strict=True)]
-    amounts: list[list[float]] = [own, whole, [one.spent[_DATA] for one in windows], [one.steps for one in windows]]
-    found = list[list[float] | None]()
-    for before, after in pairwise(cumulated(amounts, spans, (start + width * edge for edge in range(columns + 1)))):
-        *seconds_of, steps = (more - less for less, more in zip(before, after, strict=True))
-        found.append(_rounded(seconds_of, steps) if steps else None)
-    return found
+    starts, _, steps, _, spent = zip(*windows, strict=True)
+    phases, whole = [*zip(*spent, strict=True)], [*map(sum, spent)]
+    own = [*map(sub, whole, phases[_EXCHANGE])]
+    spans = [*zip(starts, map(add, starts, whole), strict=True)]
+    edges = (start + width * edge for edge in range(columns + 1))
+    totals = cumulated([own, whole, phases[_DATA], steps], spans, edges)
+    return [
+        [seconds / made for seconds in seconds_of] if made else None
+        for *seconds_of, made in zip(*map(differences, totals), strict=True)
+    ]
 
 
 def _name(row: Sequence[RankTimes]) -> str:
