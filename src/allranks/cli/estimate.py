@@ -15,7 +15,7 @@ from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, lo
 from allranks.cli.runs import json_option
 from allranks.errors import UsageError
 from allranks.estimate.tables import DTYPES, OPTIMIZERS
-from allranks.job.units import format_seconds, format_size, parse_memory, parse_number, parse_rate
+from allranks.job.units import format_seconds, format_size, format_span, parse_memory, parse_number, parse_rate
 
 if TYPE_CHECKING:
     from allranks.estimate.arithmetic import Needs, Row
@@ -205,12 +205,8 @@ def _cells(row: Row) -> Iterator[str]:
     yield "unknown" if row.memory is None else format_size(row.memory)
     yield "-" if row.memory is None else f"{row.fits} GB" if row.fits else "none"
     yield format_size(row.sends)
-    yield "unknown" if row.seconds is None else "-" if not row.sends else _seconds(row.seconds)
+    yield "unknown" if row.seconds is None else "-" if not row.sends else format_span(row.seconds)
     yield "unknown" if row.effective_batch is None else f"{row.effective_batch} ({row.ranks} x {row.rank_batch})"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else format_seconds(seconds)
 
 
 def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:

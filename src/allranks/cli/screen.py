@@ -107,11 +107,10 @@ class Screen:
     def watch_all(self, find: Callable[[], Sequence[Path]]) -> int:
         """Show several runs, and the one whose number is typed, until a key leaves them; return 0."""
         reader = _Reader(RunsFeed(find, self._kind).read, self._wake)
-        choice = Choice()
         try:
             while True:
                 rows = reader.newest() or []
-                self._draw(runs_screen(rows, choice, *self._console.size))
+                self._draw(runs_screen(rows, *self._console.size))
                 for key in self._keys(_SECONDS):
                     if key == "q":
                         return 0

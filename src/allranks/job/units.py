@@ -70,6 +70,11 @@ def format_seconds(amount: float) -> str:
     return f"{hours} h {minute} min" if hours else f"{minutes} min {second} s"
 
 
+def format_span(seconds: float) -> str:
+    """Write a short time with three digits: ``12.5 ms``, ``1.25 s``."""
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"
+
+
 def parse_memory(text: str) -> int:
     """Return the bytes in ``text``; a bare number means megabytes, as in ``sbatch --mem``."""
     match = _MEMORY.fullmatch(text.strip())

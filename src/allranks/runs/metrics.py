@@ -15,7 +15,7 @@ from allranks import contract
 from allranks.errors import RunFolderError
 
 #: How the names of speeds end, which allranks records itself: steps_per_second, samples_per_second.
-_SPEED = "_per_second"
+SPEED = "_per_second"
 #: How much of a file that grows is read at once.
 _BLOCK = 1 << 24
 
@@ -98,7 +98,7 @@ def speeds(lines: list[MetricLine]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for line in lines:
         for name, value in line.values.items():
-            if name.endswith(_SPEED):
+            if name.endswith(SPEED):
                 found.setdefault(name, []).append(value)
     return {name: statistics.median(values) for name, values in found.items()}
 
@@ -110,5 +110,5 @@ def values_until(
     found: dict[str, float] = {}
     for line in lines:
         if line.step <= step and line.time <= time:
-            found |= {name: value for name, value in line.values.items() if not name.endswith(_SPEED)}
+            found |= {name: value for name, value in line.values.items() if not name.endswith(SPEED)}
     return found

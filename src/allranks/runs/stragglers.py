@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from allranks.job.units import format_span
 from allranks.runs.record import Run
 from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, per_step, read
 from allranks.runs.usage import node_usage
@@ -221,8 +222,3 @@ def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[S
             of_it = [replace(middle, ranks=tuple(everyone))]
         result += of_it
     return result
-
-
-def format_span(seconds: float) -> str:
-    """Return seconds as ``12.5 ms`` or ``1.25 s``."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -31,7 +31,7 @@ from allranks.runs.record import Run, load
 from allranks.runs.status import State
 from allranks.runs.stragglers import current
 from allranks.runs.usage import node_usage
-from allranks.view.progress import Changes, Saves, written
+from allranks.view.progress import Changes, Saves
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -335,8 +335,9 @@ def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:
 
 def _followed(attempt: Path) -> Iterator[tuple[float, str]]:
     decision = decision_after(attempt)
-    if decision.get("again") and (when := written(attempt / contract.AGAIN)):
-        yield when, f"another attempt follows: {decision.get('why', '')}"
+    if decision.get("again"):
+        with suppress(OSError):
+            yield (attempt / contract.AGAIN).stat().st_mtime, f"another attempt follows: {decision.get('why', '')}"
 
 
 def _left(run: Run) -> float | None:

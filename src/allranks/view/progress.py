@@ -10,10 +10,8 @@ from pathlib import Path
 from allranks import contract
 from allranks.job.units import format_seconds
 from allranks.record.events import read_saves
-from allranks.runs.metrics import MetricsReader
+from allranks.runs.metrics import SPEED, MetricsReader
 
-#: How the names of speeds end.
-SPEED = "_per_second"
 #: Checkpoints that are kept in mind.
 _MOST_SAVES = 200
 #: Seconds between two looks at the files.
@@ -37,7 +35,7 @@ class Changes:
 
 
 class Saves:
-    """The newest checkpoints of a run, the oldest first: step, and when it was written, if it is there."""
+    """The newest checkpoints of a run, the oldest first: step, and when it was written, if that is recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.all: list[tuple[int, float | None]] = []
@@ -49,15 +47,8 @@ class Saves:
         if not self._changes.are_there():
             return False
         saves = [save for save in read_saves(self._folder) if save.path][-_MOST_SAVES:]
-        self.all = [(save.step, written(Path(save.path or ""))) for save in saves]
+        self.all = [(save.step, save.time) for save in saves]
         return True
-
-
-def written(path: Path) -> float | None:
-    """Return when a file was written, in seconds since 1970; None if it is not there."""
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return None
 
 
 def speed(name: str, value: float) -> str:

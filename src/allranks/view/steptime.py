@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from operator import add, sub
 from typing import Any
 
+from allranks.job.units import format_span
 from allranks.runs.record import Run
 from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
-from allranks.runs.stragglers import find, format_span, with_hosts
+from allranks.runs.stragglers import find, with_hosts
 
 #: Ranks that have a bar of their own; of more, those whose own time is longest.
 MOST_BARS = 32

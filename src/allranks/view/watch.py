@@ -10,12 +10,13 @@ from typing import Any
 from rich.text import Text
 
 from allranks.job.units import format_count, format_seconds, format_size
+from allranks.runs.metrics import SPEED
 from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Row, Snapshot
-from allranks.view.progress import SPEED, progress, speed
+from allranks.view.progress import progress, speed
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
@@ -53,7 +54,7 @@ def run_screen(shot: Snapshot, choice: Choice, width: int, height: int) -> list[
     return [cut(line, width) for line in [*lines, *foot]][:height]
 
 
-def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) -> list[Text]:
+def runs_screen(rows: Sequence[Row], width: int, height: int) -> list[Text]:
     """Return the lines of a screen that lists runs: as many as it has."""
     are_narrow = width < 60
     table: list[Sequence[Text | str]] = []
@@ -76,8 +77,6 @@ def runs_screen(rows: Sequence[Row], choice: Choice, width: int, height: int) ->
     body = columns(table, width) if table else [Text("no run here", "dim")]
     lines = [*title, *body][: height - len(foot)]
     lines += [Text()] * (height - len(lines) - len(foot))
-    if choice.note:
-        foot = [Text(choice.note, "yellow")]
     return [*lines, *foot][:height]
 
 

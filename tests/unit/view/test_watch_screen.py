@@ -186,7 +186,7 @@ def test_an_old_sample_is_no_use():
 
 def test_several_runs():
     rows = [Row(SHOT.run, 150, {"loss": 0.25, "steps_per_second": 9.5}), Row(SHOT.run, None, {})]
-    shown = _text(runs_screen(rows, Choice(), 80, 6))
+    shown = _text(runs_screen(rows, 80, 6))
     assert shown[0].startswith("2 runs  ")
     assert shown[1:] == [
         "1  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s  step 150  loss 0.25  9.5 step…",
@@ -195,7 +195,7 @@ def test_several_runs():
         "",
         "1-9 open a run  q quit",
     ]
-    assert _text(runs_screen(rows, Choice(), 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
+    assert _text(runs_screen(rows, 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
 
 
 def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tuple[Choice, list[str]]:
