@@ -174,5 +174,7 @@ def test_a_killed_rank_and_then_a_stop_change_nothing_either_way(allranks: Any, 
     assert first.rc == 75, first.stderr
     assert allranks.record()["status"]["restarts"] == 1
     second = allranks(*command("hurt", *options))
-    assert CONTINUED.findall(first.stderr + second.stderr) == ["000000009", "000000018"]
+    killed, stopped = CONTINUED.findall(first.stderr + second.stderr)
+    assert killed == "000000009"
+    assert stopped in ("000000017", "000000018")  # Ranks agree on a stop every half second, and where a save is due.
     assert weights(second) == undisturbed(allranks, *options)
