@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from allranks.estimate.arithmetic import Needs, Row
     from allranks.estimate.tables import Network
     from allranks.job.load import LoadedJob
+    from allranks.launch.submit import Launch
     from allranks.record.estimate import MeasuredStep
 
 T = TypeVar("T")
@@ -69,8 +70,8 @@ def command(
     """Estimate what a job needs: memory of each rank, traffic of each step, checkpoints.
 
     A script that uses allranks.init() makes one optimizer step here, as one rank on the CPU, with the batch
-    that a rank of the job has. Nothing is written. For other scripts, and models that this machine cannot
-    hold, give numbers.
+    that a rank of the job has. It leaves no run; allranks plan shows the result from then on. For other
+    scripts, and models that this machine cannot hold, give numbers.
 
     \b
     allranks estimate job.yaml --nodes 1,2,4,8 --network 100GbE
@@ -101,6 +102,8 @@ def command(
         needs = arithmetic.from_numbers(count, dtype, optimizer, held)
     networks = networks or [*measured(launch_of(loaded).runs_folder, needs.sent)]
     rows = arithmetic.rows(needs, nodes, per_node, networks)
+    if step is not None:
+        _keep(launch_of(loaded), rows, "fsdp" if step.strategy == "fsdp" else "ddp")
     unknown = [*_unknown(needs, rows, step)]
     if as_json:
         found = {"step": step and asdict(step), "needs": asdict(needs), "ranks_per_node": per_node}
@@ -173,6 +176,21 @@ def _measure(loaded: LoadedJob, ranks: int, timeout: float) -> MeasuredStep:
         raise
     finally:
         live.wipe()
+
+
+def _keep(launch: Launch, rows: Sequence[Row], strategy: str) -> None:
+    """Keep what a rank needs for later plans of the job."""
+    from allranks.runs.estimate import Estimate, keep
+
+    found = [
+        Estimate(row.ranks, strategy, row.memory, row.sends)
+        for row in rows
+        if row.memory is not None and (row.strategy == strategy or row.ranks == 1)
+    ]
+    try:
+        keep(launch.runs_folder, launch.command(), found)
+    except OSError as error:
+        render.talk(f"note: the estimate is not kept for allranks plan: {error.strerror}: {launch.runs_folder}")
 
 
 def _parts(needs: Needs, step: MeasuredStep | None, speed: float, is_assumed: bool) -> str:

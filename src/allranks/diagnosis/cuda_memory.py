@@ -32,7 +32,7 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
         return "cuda-memory-fragmented", {"unused": _gib(unused)}
     if others >= max(wanted - numbers["free"], _CONTEXT):
         return "cuda-memory-of-others", {"others": _gib(others)}
-    return "cuda-out-of-memory", {}
+    return "cuda-out-of-memory", {"capacity": _gib(numbers["capacity"])}
 
 
 def _bytes(found: re.Match[str]) -> int:

@@ -16,6 +16,8 @@ from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log, plain, split
 from allranks.diagnosis.verdict import judge
 from allranks.errors import UsageError
+from allranks.runs import estimate
+from allranks.runs.attempt import read_json
 from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
@@ -26,6 +28,8 @@ _MOST_FILES = 10_000
 _NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
 #: What ranks say that have waited for too long: which rank they waited for, their agents have seen.
 _AFTER_A_HANG = ("rendezvous-timeout", "store-timeout", "nccl-timeout", "gloo-timeout")
+#: Failures by too little memory.
+_OF_MEMORY = ("cuda-out-of-memory", "host-memory-slurm", "host-memory-killed")
 #: An exception of the script itself.
 _OWN = "script-exception"
 #: How a run has ended that no log has to explain.
@@ -55,7 +59,8 @@ def of_run(run: Run) -> Diagnosis | None:
         )
     if rule := next((rule for rule in RULES if rule.id == _BY_STATE.get(status.state)), None):
         line = plain(status.reason or f"{run.record.cluster}: {status.native}", contract.RECORD_FILE, 1)
-        return Diagnosis(rule.id, rule.cause, "certain", evidence=(line,), fix=rule.fix, retry=rule.retry)
+        found = Diagnosis(rule.id, rule.cause, "certain", evidence=(line,), fix=rule.fix, retry=rule.retry)
+        return _with_estimate(found, run)
     told = [text for text in (status.reason, status.cause) if text]
     # What a set-up said before it failed is in the logs too, but where the job has its own elsewhere.
     of_setup = told[1:] if status.rank is None else []
@@ -75,7 +80,14 @@ def of_run(run: Run) -> Diagnosis | None:
         last = plain(status.cause or "", contract.RECORD_FILE, 2)
         verdict = replace(verdict, sure="likely", evidence=(last, *verdict.evidence))
     host, when = end_of(run.attempt_folder, status.rank if verdict.rank is None else verdict.rank)
-    return replace(verdict, host=host if run.record.nnodes > 1 else None, when=when)
+    return replace(_with_estimate(verdict, run), host=host if run.record.nnodes > 1 else None, when=when)
+
+
+def _with_estimate(verdict: Diagnosis, run: Run) -> Diagnosis:
+    """Add what ``allranks estimate`` put into the run's plan, where memory was too little."""
+    rows = read_json(run.folder / contract.PLAN_FILE).get("reasons", ()) if verdict.id in _OF_MEMORY else ()
+    size = next((row["value"] for row in rows if row["subject"] == estimate.SUBJECT), None)
+    return replace(verdict, cause=f"{verdict.cause}; allranks estimate: {size} per rank") if size else verdict
 
 
 def _are_other_words(last: str, verdict: Diagnosis) -> bool:

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,14 +21,15 @@ from allranks.clusters.base import ClusterKind, Request, Started
 from allranks.contract import BatchSpec
 from allranks.errors import AllranksError, JobError, LaunchError, RunFolderError, StartCancelledError
 from allranks.job.files import users_folder
+from allranks.job.units import format_size
 from allranks.launch.cancel import cancelled
 from allranks.launch.refresh import settled
 from allranks.plan.entry import name_of
 from allranks.plan.environment import secret_values
-from allranks.plan.plan import Plan
+from allranks.plan.plan import Plan, Reason
 from allranks.record import key
 from allranks.record.files import unwritable, write_atomically, write_json
-from allranks.runs import record
+from allranks.runs import estimate, record
 from allranks.runs.record import Run
 from allranks.runs.status import NOT_STARTED, Handle, State, Status
 from allranks.system import schedulers
@@ -69,6 +70,11 @@ class Launch:
         """Return what a plan is made from."""
         return Request(self.job, self.folder, run_dir, self.environ, standalone, self.node_rank)
 
+    def command(self) -> list[str]:
+        """Return what tells the job from others of its runs directory: where it runs, its program and its arguments."""
+        job = self.job
+        return [str(self.folder), job.workdir or "", job.script or job.module or job.binary or "", *job.args]
+
     def environ_for(self, plan: Plan) -> dict[str, str]:
         """Return the calling environment with the secrets that the plan names and does not hold."""
         values = secret_values(self.job)
@@ -81,7 +87,7 @@ def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> P
     ``standalone`` is whether the script must work by itself, without the run's directory.
     """
     run_id = record.new_run_id(launch.runs_folder, name_of(launch.job))
-    plan = kind.plan(launch.request(launch.runs_folder / run_id, standalone=standalone))
+    plan = _plan(launch, kind, launch.runs_folder / run_id, standalone=standalone)
     if launch.job.launch.stdin is not None and plan.stdin is None:
         raise JobError(
             "launch.stdin: this run cannot read the stdin of the command",
@@ -89,6 +95,21 @@ def dry_run(launch: Launch, kind: ClusterKind, *, standalone: bool = False) -> P
             fix="--on local without --no-agent, or leave --stdin out",
         )
     return plan
+
+
+def _plan(launch: Launch, kind: ClusterKind, run_dir: Path, *, standalone: bool = False) -> Plan:
+    """Return the plan, with the estimate of its memory where ``allranks estimate`` has made one."""
+    plan = kind.plan(launch.request(run_dir, standalone=standalone))
+    found = estimate.kept(launch.runs_folder, launch.command(), plan.world_size)
+    if found is None:
+        return plan
+    one, made = found
+    why, script = "allranks estimate", plan.script
+    if script and script.is_file() and script.stat().st_mtime > made:
+        why += f", before {script.name} was changed"
+    if one.sends:
+        why += f": {one.strategy}, which sends {format_size(one.sends)} in a step"
+    return replace(plan, reasons=(*plan.reasons, Reason(estimate.SUBJECT, format_size(one.memory), why)))
 
 
 def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] = lambda run: None) -> tuple[Run, Plan]:
@@ -103,7 +124,7 @@ def prepare(launch: Launch, kind: ClusterKind, on_record: Callable[[Run], None] 
     run_dir = record.reserve(launch.runs_folder, name_of(launch.job), group_readable=plan.group_readable)
     try:
         if plan.run_dir != str(run_dir):  # Another command took that id in between.
-            plan = kind.plan(launch.request(run_dir))
+            plan = _plan(launch, kind, run_dir)
         run = _record(run_dir, plan)
         on_record(run)
         _write(run_dir, plan, launch.job_text)

@@ -27,7 +27,8 @@ with allranks.init() as ctx:
 """
 
 
-def test_a_script_makes_one_step_and_leaves_nothing(allranks) -> None:
+def test_a_script_makes_one_step_and_leaves_no_run(allranks) -> None:
+    """It takes more than 10 s on a slow machine: a rank that imports torch."""
     allranks.script(SCRIPT)
     layout = ("--nproc-per-node", "4", "--nodes", "1,2", "--network", "10GbE", "--json")
     done = allranks("estimate", "train.py", *layout)
@@ -46,7 +47,37 @@ def test_a_script_makes_one_step_and_leaves_nothing(allranks) -> None:
     assert rows[2, "ddp"]["sends"] == 2 * 404 * 7 // 8
     assert rows[2, "ddp"]["seconds"] == rows[2, "ddp"]["sends"] / 1.25e9
     assert rows[1, "ddp"]["seconds"] is None  # 10GbE is between nodes.
-    assert [path.name for path in allranks.folder.iterdir()] == ["train.py"]
+    assert {path.name for path in allranks.folder.iterdir()} == {"runs", "train.py"}
+    assert json.loads(allranks("ps", "--json").stdout) == []
+
+
+def test_a_plan_and_the_verdict_show_what_was_estimated(allranks) -> None:
+    """It takes more than 10 s: a step, two ranks that fail, and five commands."""
+    script = allranks.script(SCRIPT)
+    assert allranks("estimate", "train.py", "--nproc-per-node", "2").rc == 0
+    (row,) = _estimated(allranks, "--nproc-per-node", "2")
+    assert row["why"] == "allranks estimate: ddp, which sends 404 B in a step"
+    assert _estimated(allranks, "--nproc-per-node", "3") == []
+    assert _estimated(allranks, "--nproc-per-node", "2", "--", "--lr", "0.1") == []
+    says = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+    )
+    script.write_text(
+        f"raise SystemExit('{says} of which 1.00 GiB is free. Process 1 has 0 bytes memory in use. '\n"
+        "'Including non-PyTorch memory, this process has 7.00 GiB memory in use.')"
+    )
+    (row,) = _estimated(allranks, "--nproc-per-node", "2")
+    assert row["why"] == "allranks estimate, before train.py was changed: ddp, which sends 404 B in a step"
+    assert allranks("run", "train.py", "--nproc-per-node", "2").rc == 1
+    cause = json.loads(allranks("why", "--json").stdout)["diagnosis"]["cause"]
+    what = "the GPU has too little memory (8.0 GiB): an allocation of 2.00 GiB failed"
+    assert cause == f"{what}; allranks estimate: {row['value']} per rank"
+
+
+def _estimated(allranks, *options: str) -> list[dict[str, str]]:
+    """Return the rows of the plan that tell of the memory."""
+    rows = json.loads(allranks("plan", "train.py", "--json", *options).stdout)["reasons"]
+    return [row for row in rows if row["subject"] == "memory per rank"]
 
 
 def test_numbers_need_no_script(allranks) -> None:
@@ -84,6 +115,7 @@ def test_ranks_of_a_node_are_those_of_the_job(allranks) -> None:
 
 
 def test_no_notification_is_sent(allranks) -> None:
+    """It takes more than 10 s on a slow machine: a rank that imports torch."""
     allranks.script(SCRIPT)
     allranks.job("script: train.py\nnotify: {on: [start, end], command: touch notified}\n")
     assert allranks("estimate", "job.yaml").rc == 0

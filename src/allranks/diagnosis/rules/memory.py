@@ -20,7 +20,7 @@ RULES = (
     ),
     after_a_change(
         "cuda-out-of-memory",
-        "the GPU has too little memory[: an allocation of {wanted} failed]",
+        "the GPU has too little memory[ ({capacity})][: an allocation of {wanted} failed]",
         r"CUDA out of memory\. Tried to allocate (?P<wanted>[\d.]+ \w+)",
         r"CUDA out of memory\.",
         r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
