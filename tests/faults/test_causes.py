@@ -205,6 +205,7 @@ def cause(allranks: Any) -> str | None:
 OWN = ("script-exception", "certain", "never")
 OF_A_LIBRARY = ("library-exception", "likely", "never")
 UNKNOWN = ("", "unknown", "")
+EXITED = ("script-exit", "certain", "never")
 CRASHED, ABORTED = ("segmentation-fault", "likely", "after a change"), ("abort", "likely", "after a change")
 VERDICTS = {
     "no module": ("import-missing", "certain", "never"),
@@ -215,8 +216,8 @@ VERDICTS = {
     "an empty first line": OF_A_LIBRARY,
     "C++ stack": OF_A_LIBRARY,
     "ours": ("own-error", "likely", "never"),
-    "exit text": UNKNOWN,
-    "exit text of several lines": UNKNOWN,
+    "exit text": EXITED,
+    "exit text of several lines": EXITED,
     "exit text after a caught error": ("script-exception", "likely", "never"),
     "exit 3": UNKNOWN,
     "exit 3 after a warning": UNKNOWN,

@@ -14,10 +14,11 @@ from allranks.diagnosis.matching import rules_of
 from allranks.diagnosis.model import Diagnosis
 from allranks.diagnosis.rules import RULES
 from allranks.diagnosis.text import Log, plain, split
-from allranks.diagnosis.verdict import judge
+from allranks.diagnosis.verdict import judge, sentence
 from allranks.errors import UsageError
 from allranks.runs import estimate
 from allranks.runs.attempt import read_json
+from allranks.runs.blame import exit_message
 from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
@@ -73,6 +74,10 @@ def of_run(run: Run) -> Diagnosis | None:
         lines = tuple(plain(text, contract.RECORD_FILE, number) for number, text in enumerate(told[1:], 2))
         fix = f"allranks logs RUN --rank {status.rank} shows all that it printed" if status.rank is not None else ""
         verdict = Diagnosis("", told[0], "unknown", status.rank, evidence=lines, fix=fix)
+        if message := exit_message(run.attempt_folder, status.rank):
+            rule = next(rule for rule in RULES if rule.id == "script-exit")
+            cause = sentence(rule.cause, {"message": message})
+            verdict = replace(verdict, id=rule.id, cause=cause, sure="certain", fix=rule.fix, retry=rule.retry)
     if verdict is None:
         return None
     if verdict.id == _OWN and verdict.sure == "certain" and _are_other_words(status.cause or "", verdict):

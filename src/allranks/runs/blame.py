@@ -54,11 +54,21 @@ class _End:
         said = cause_of(self.folder / contract.rank_log(self.rank, "err"))
         return None if said in map(self._recorded, range(self.restart)) else said
 
+    @property
+    def exit_message(self) -> str | None:
+        """The text that its script gave to ``sys.exit``: the one record that is no traceback, and has one line."""
+        text = self._record(self.restart).rstrip()
+        return text if text and "\n" not in text else None
+
     def _recorded(self, restart: int) -> str | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return find_cause(self._record(restart).splitlines())
+
+    def _record(self, restart: int) -> str:
+        """Return what was recorded of its end, in the form of torch's ``@record``; empty if nothing was."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             error = json.loads((self.folder / contract.rank_error(self.rank, restart)).read_text())
-            return find_cause(error["message"]["extraInfo"]["py_callstack"].splitlines())
-        return None
+            return str(error["message"]["extraInfo"]["py_callstack"])
+        return ""
 
 
 def with_cause(status: Status, attempt: Path, stop_timeout: float, restart: int | None = None) -> Status:
@@ -105,6 +115,11 @@ def restart_cause(attempt: Path, rank: int, restart: int) -> str:
     end = next((end for end in _ends(attempt, restart) if end.rank == found.rank), None)
     how = _reason(end, attempt) if end and not (end.code > 0 and found.cause) else f"rank {found.rank} failed"
     return f"{how}: {found.cause}" if found.cause else how
+
+
+def exit_message(attempt: Path, rank: int | None) -> str | None:
+    """Return the text that a rank's script gave to ``sys.exit``; None if it ended otherwise."""
+    return next((end.exit_message for end in _ends(attempt) if end.rank == rank), None)
 
 
 def rank_log(attempt: Path, rank: int) -> Path | None:

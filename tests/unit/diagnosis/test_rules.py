@@ -82,7 +82,11 @@ def test_the_advice_names_keys_and_flags_that_there_are(rule: Rule) -> None:
     assert {*named} <= keys
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+#: No text says so, but what the agent has recorded: tests/faults/test_causes.py.
+OF_A_RECORD = ("script-exit",)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id not in OF_A_RECORD], ids=lambda rule: rule.id)
 def test_a_rule_is_reached(rule: Rule) -> None:
     texts = [sample["text"] for sample in SAMPLES] if rule.id not in LINES else [LINES[rule.id]]
     assert rule.id in {found.id for text in texts if (found := of_text(text.encode()))}

@@ -78,6 +78,13 @@ RULES = (
         level=Level.GENERAL,
         source="docs.python.org: exceptions",
     ),
+    never(  # It has no pattern: the agent records the message.
+        "script-exit",
+        "the script exited: {message}",
+        fix="the script stopped itself with this message (sys.exit): act on it, or search for it in the code",
+        level=Level.GENERAL,
+        source="docs.python.org: sys.exit",
+    ),
     never(
         "own-error",
         "{what}",
