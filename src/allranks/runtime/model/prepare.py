@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -17,11 +17,13 @@ from allranks.runtime.model.wrappers import (
     Strategy,
     copy_from_first,
     matching,
-    shard,
+    shard_model,
     trained,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from allranks.runtime.context import Context
 
 #: Bytes of gradients up to which one message at the end is chosen on CPUs: measured up to half of it, with two ranks
@@ -29,8 +31,62 @@ if TYPE_CHECKING:
 FLAT_LIMIT = 64 << 20
 
 
-def prepare(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
-    """Place a model and make it data parallel, with the weights of rank 0 on all ranks."""
+def prepare_model(
+    ctx: Context,
+    module: nn.Module,
+    *,
+    strategy: Literal["auto", "ddp", "flat", "fsdp"] = "auto",
+    static_graph: bool = False,
+    find_unused_parameters: bool = False,
+    checkpoint_activations: Iterable[type[nn.Module]] = (),
+    compile: bool | str = False,
+    channels_last: bool = False,
+    compress: Literal["bf16", "fp16"] | None = None,
+    shard: Iterable[type[nn.Module]] = (),
+) -> nn.Module:
+    """Move a model to this rank's device and make it data parallel, with rank 0's weights on all ranks.
+
+    With every strategy, ``loss.backward()`` averages the gradients over the ranks. In a world of one rank the model
+    itself is returned.
+
+    Args:
+        module: the model, built the same way on all ranks.
+        strategy: ``"flat"`` keeps all gradients in one buffer; it averages large ones as soon as they are computed
+            and all others in one message at the end of the backward pass. ``"ddp"`` is torch's
+            DistributedDataParallel with gradients as views of its buckets. ``"fsdp"`` is torch's fully_shard, for
+            models whose gradients and optimizer state do not fit beside the parameters; the parameters alone must
+            fit on each device at the start. ``"auto"`` is flat on CPUs up to 64 MiB of gradients and if
+            ``deterministic``; otherwise, and for sparse gradients, ddp.
+        static_graph: for ddp: each step uses the same parameters in the same order; some may never be used. No
+            effect with other strategies or if ``deterministic``.
+        find_unused_parameters: allow parameters without a gradient in some steps, as in models with branches.
+            Those that no rank used keep ``grad=None``. If False, several ranks fail with an error that names
+            them. With fsdp, all ranks must use the same parameters in the same step, or torch fails or hangs.
+        checkpoint_activations: classes of modules whose activations are recomputed in the backward pass instead of
+            kept: less memory, about a third more computation.
+        compile: compile the model in place with ``torch.compile``: True, or a mode such as ``"max-autotune"``.
+        channels_last: use the channels-last memory format, which is faster for convolutions of 4-D inputs.
+        compress: send gradients in this type. It halves the traffic and rounds the gradients.
+        shard: for fsdp: classes of modules that are gathered and freed one at a time, such as a transformer block.
+
+    Returns:
+        The model to train; its parameters go to :meth:`optimizer`.
+
+    Raises:
+        RankError: the model has no parameters to train, differs between ranks, or is already wrapped; a class
+            named here does not occur in it; or the strategy or type is unknown.
+    """
+    options = PrepareOptions(
+        strategy=strategy,
+        static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters,
+        checkpoint_activations=tuple(checkpoint_activations),
+        compile=compile,
+        channels_last=channels_last,
+        compress=compress,
+        shard=tuple(shard),
+    )
+    ctx._watch.start()
     _check(module, options)
     module = module.to(ctx.device)
     if options.channels_last:
@@ -53,7 +109,7 @@ def prepare(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Modu
     if strategy == "ddp":
         return Buckets(ctx, module, options)
     copy_from_first([*module.parameters(), *module.buffers()])
-    return Flat(ctx, module, options) if strategy == "flat" else shard(ctx, module, options)
+    return Flat(ctx, module, options) if strategy == "flat" else shard_model(ctx, module, options)
 
 
 def _check(module: nn.Module, options: PrepareOptions) -> None:

@@ -127,7 +127,7 @@ def _narrowed(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[Te
     return future
 
 
-def shard(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
+def shard_model(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
     """Shard a model, equal on all ranks, in place with torch's ``fully_shard``, and return it.
 
     Each rank holds a part of the parameters, gradients and optimizer state. Modules of the classes in
