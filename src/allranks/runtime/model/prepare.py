@@ -13,8 +13,6 @@ from allranks.runtime.model.flat import Flat
 from allranks.runtime.model.wrappers import (
     DTYPES,
     Buckets,
-    PrepareOptions,
-    Strategy,
     copy_from_first,
     matching,
     shard_model,
@@ -76,43 +74,40 @@ def prepare_model(
         RankError: the model has no parameters to train, differs between ranks, or is already wrapped; a class
             named here does not occur in it; or the strategy or type is unknown.
     """
-    options = PrepareOptions(
-        strategy=strategy,
-        static_graph=static_graph,
-        find_unused_parameters=find_unused_parameters,
-        checkpoint_activations=tuple(checkpoint_activations),
-        compile=compile,
-        channels_last=channels_last,
-        compress=compress,
-        shard=tuple(shard),
-    )
+    recomputed, sharded = tuple(checkpoint_activations), tuple(shard)
     ctx._watch.start()
-    _check(module, options)
+    _check(module, strategy, compress, {"checkpoint_activations": recomputed, "shard": sharded})
     module = module.to(ctx.device)
-    if options.channels_last:
+    if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ctx.world_size > 1:
         _check_same(ctx, module)
-    if kinds := options.checkpoint_activations:
+    if recomputed:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
         # Keys of state_dict stay the same.
-        apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, kinds))
-    if options.compile:
+        apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, recomputed))
+    if compile:
         # In place, so that keys stay the same: the whole model or, before it is sharded, its shards.
-        parts = matching(module, options.shard) if options.strategy == "fsdp" and options.shard else [module]
+        parts = matching(module, sharded) if strategy == "fsdp" and sharded else [module]
         for part in parts:
-            part.compile(mode=options.compile if isinstance(options.compile, str) else None)
+            part.compile(mode=compile if isinstance(compile, str) else None)
     if ctx.world_size == 1:
         return module
-    strategy = _choose(ctx, module) if options.strategy == "auto" else options.strategy
+    if strategy == "auto":
+        strategy = _choose(ctx, module)
+    unused, sent_as = find_unused_parameters, DTYPES[compress] if compress else None
     if strategy == "ddp":
-        return Buckets(ctx, module, options)
+        return Buckets(ctx, module, static_graph=static_graph, find_unused_parameters=unused, sent_as=sent_as)
     copy_from_first([*module.parameters(), *module.buffers()])
-    return Flat(ctx, module, options) if strategy == "flat" else shard_model(ctx, module, options)
+    if strategy == "flat":
+        return Flat(ctx, module, find_unused_parameters=unused, sent_as=sent_as)
+    return shard_model(ctx, module, sharded, find_unused_parameters=unused, sent_as=sent_as)
 
 
-def _check(module: nn.Module, options: PrepareOptions) -> None:
+def _check(
+    module: nn.Module, strategy: str, compress: str | None, named: dict[str, tuple[type[nn.Module], ...]]
+) -> None:
     """Raise if the model cannot be trained so."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -122,10 +117,10 @@ def _check(module: nn.Module, options: PrepareOptions) -> None:
             fix="give it the model itself; it wraps it",
         )
     kinds = {"auto", "ddp", "flat", "fsdp"}
-    if options.strategy not in kinds:
-        raise RankError(f"there is no strategy {options.strategy!r}", fix=f"one of {', '.join(sorted(kinds))}")
-    if options.compress not in (None, *DTYPES):
-        raise RankError(f"gradients cannot be compressed to {options.compress!r}", fix="one of bf16, fp16, None")
+    if strategy not in kinds:
+        raise RankError(f"there is no strategy {strategy!r}", fix=f"one of {', '.join(sorted(kinds))}")
+    if compress not in (None, *DTYPES):
+        raise RankError(f"gradients cannot be compressed to {compress!r}", fix="one of bf16, fp16, None")
     if not trained(module):
         frozen = sum(1 for _ in module.parameters())
         raise RankError(
@@ -134,7 +129,7 @@ def _check(module: nn.Module, options: PrepareOptions) -> None:
             fix="use it as it is, without ctx.prepare(), after module.to(ctx.device)",
         )
     inside = [part for part in module.modules() if part is not module]
-    for requested, classes in (("checkpoint_activations", options.checkpoint_activations), ("shard", options.shard)):
+    for requested, classes in named.items():
         for kind in classes:
             if not any(isinstance(part, kind) for part in inside):
                 there = ", ".join(sorted({type(part).__name__ for part in inside})) or "it has none"
@@ -164,7 +159,7 @@ def _check_same(ctx: Context, module: nn.Module) -> None:
     )
 
 
-def _choose(ctx: Context, module: nn.Module) -> Strategy:
+def _choose(ctx: Context, module: nn.Module) -> Literal["ddp", "flat"]:
     """Choose flat where it is faster, or where its order of summing, which never changes, is needed."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in trained(module).values())
     sparse = any(getattr(part, "sparse", False) is True for part in module.modules())
