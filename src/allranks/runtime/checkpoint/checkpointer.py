@@ -98,8 +98,7 @@ def make_checkpointer(
 class Checkpointer:
     """Saves the parts of a training, after resuming from the newest complete checkpoint.
 
-    Made by ``ctx.checkpoints()``. All methods are collective: all ranks call them at the
-    same steps.
+    Made by ``ctx.checkpoints()``. All methods are collective: all ranks call them at the same steps.
 
     Attributes:
         folder: directory of the checkpoints.
