@@ -30,54 +30,53 @@ class Shown:
 
     Attributes:
         name: the class.
-        files: its source, and that of its bases, whose members it shows as its own; the first base first.
+        file: its source.
         value: the name that an object of it has in a training script; empty for an error.
         internal: its public names that are not for users, with spaces between them.
     """
 
     name: str
-    files: tuple[str, ...]
+    file: str
     value: str = ""
     internal: str = ""
 
 
 CLASSES = (
-    Shown("Context", ("runtime/context.py",), "ctx", "closing"),
-    Shown("Loader", ("runtime/data/loader.py",), "loader"),
-    Shown("EvaluationLoader", ("runtime/data/loader.py",), "loader"),
-    Shown("Checkpointer", ("runtime/checkpoint/checkpointer.py",), "checkpoints"),
-    Shown("Resumed", ("runtime/checkpoint/restore.py",), "checkpoints.resumed"),
-    Shown("Metrics", ("runtime/metrics/__init__.py",), "ctx.metrics", "start_step finish flush hand_over write"),
+    Shown("Context", "runtime/context.py", "ctx", "closing"),
+    Shown("Loader", "runtime/data/loader.py", "loader"),
+    Shown("EvaluationLoader", "runtime/data/loader.py", "loader"),
+    Shown("Checkpointer", "runtime/checkpoint/checkpointer.py", "checkpoints"),
+    Shown("Resumed", "runtime/checkpoint/restore.py", "checkpoints.resumed"),
+    Shown("Metrics", "runtime/metrics/__init__.py", "ctx.metrics", "start_step finish flush hand_over write"),
     Shown(
         "Progress",
-        ("runtime/progress.py",),
+        "runtime/progress.py",
         "ctx.progress",
-        "abandon backwards start_backward blocks clock groups load_state_dict open plain state_dict weighed",
+        "abandon backwards start_backward blocks clock counted groups load_state_dict open plain state_dict weighed",
     ),
-    Shown("CpuGroup", ("runtime/exchange.py",), "ctx.control", "release"),
-    Shown("Tracker", ("runtime/trackers/base.py",), "tracker"),
+    Shown("CpuGroup", "runtime/exchange.py", "ctx.control", "release"),
+    Shown("Tracker", "runtime/trackers/base.py", "tracker"),
     Shown(
         "ResumeCallback",
-        ("lightning.py",),
+        "lightning.py",
         "resume",
         "on_load_checkpoint on_save_checkpoint on_train_batch_end on_train_batch_start on_train_end on_train_epoch_end "
         "on_train_start on_validation_start",
     ),
-    Shown("AllranksError", ("errors.py",), internal="exit_code"),
-    *(Shown(name, ("errors.py",)) for name in ("RankError", "RankEnvironmentError", "DeviceError")),
+    Shown("AllranksError", "errors.py", internal="exit_code"),
+    *(Shown(name, "errors.py") for name in ("RankError", "RankEnvironmentError", "DeviceError")),
 )
 
 
 def python_api() -> str:
     """Return the page: ``allranks.init``, then each class with its members."""
-    parsed = {shown.name: [_class(file, shown.name) for file in shown.files] for shown in CLASSES}
     headings = ["allranks.init"]
     for shown in CLASSES:
-        headings += [shown.name, *(f"{shown.name}.{name}" for name in _members(shown, parsed[shown.name]))]
+        headings += [shown.name, *(f"{shown.name}.{name}" for name in _members(shown))]
     write = _Writer(frozenset(headings))
     parts = list(write.function(_init(), "allranks.init", "allranks.init", "", "##"))
     for shown in CLASSES:
-        parts += write.whole(shown, parsed[shown.name])
+        parts += write.whole(shown)
     return "\n\n".join(parts)
 
 
@@ -90,27 +89,42 @@ def _init() -> Function:
     return found
 
 
-def _class(file: str, name: str) -> ast.ClassDef:
-    """Return the class of that name; of a base's file, the class that the file is named after."""
-    classes = {node.name: node for node in _tree(file).body if isinstance(node, ast.ClassDef)}
-    return classes[name] if name in classes else classes[Path(file).stem.title()]
-
-
-def _members(shown: Shown, bases: list[ast.ClassDef]) -> dict[str, Function]:
-    """Return the public methods and properties, a base's first; what a class says again counts."""
-    found: dict[str, Function] = {}
-    for each in bases:
-        for node in each.body:
-            if not isinstance(node, Function) or node.name in shown.internal.split():
-                continue
-            if node.name in _SPECIAL or not node.name.startswith("_"):
-                found[node.name] = node
+def _class(shown: Shown) -> ast.ClassDef:
+    (found,) = (each for each in _tree(shown.file).body if isinstance(each, ast.ClassDef) and each.name == shown.name)
     return found
 
 
-def _types(bases: list[ast.ClassDef]) -> dict[str, str]:
+def _members(shown: Shown) -> dict[str, Function]:
+    """Return the public methods and properties, also those that the class takes from other modules."""
+    found: dict[str, Function] = {}
+    for node in _class(shown).body:
+        if isinstance(node, Function):
+            found[node.name] = node
+        elif isinstance(node, ast.If):  # TYPE_CHECKING: the names of functions that are imported later.
+            found |= {
+                each.targets[0].id: _imported(shown.file, each.value.id)
+                for each in node.body
+                if isinstance(each, ast.Assign)
+                and isinstance(each.targets[0], ast.Name)
+                and isinstance(each.value, ast.Name)
+            }
+    public = {name: node for name, node in found.items() if name in _SPECIAL or not name.startswith("_")}
+    return {name: node for name, node in public.items() if name not in shown.internal.split()}
+
+
+def _imported(file: str, name: str) -> Function:
+    """Return a function that a file imports."""
+    imports = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.ImportFrom) and node.module)
+    (module,) = (node.module for node in imports if name in [alias.name for alias in node.names])
+    path = SOURCE.parent.joinpath(*module.split("."))
+    tree = _tree(str(path / "__init__.py" if path.is_dir() else path.with_suffix(".py")))
+    (found,) = (node for node in tree.body if isinstance(node, Function) and node.name == name)
+    return found
+
+
+def _types(cls: ast.ClassDef) -> dict[str, str]:
     """Return the types of attributes: of fields, and of what the constructor sets."""
-    fields = (node for each in bases for node in ast.walk(each) if isinstance(node, ast.AnnAssign))
+    fields = (node for node in ast.walk(cls) if isinstance(node, ast.AnnAssign))
     return {
         node.target.id if isinstance(node.target, ast.Name) else node.target.attr: _source(node.annotation)
         for node in fields
@@ -134,21 +148,18 @@ class _Writer:
 
     headings: frozenset[str]
 
-    def whole(self, shown: Shown, bases: list[ast.ClassDef]) -> Iterator[str]:
+    def whole(self, shown: Shown) -> Iterator[str]:
         """Yield a class with its members."""
         yield f"## `{shown.name}`"
-        last = bases[-1]
-        base = last.bases[0] if not shown.value and last.bases else None
+        cls = _class(shown)
+        base = cls.bases[0] if not shown.value and cls.bases else None
         if base is not None:
             yield f"Base: {self._linked(_source(base))}"
-        types = _types(bases)
-        texts = [ast.get_docstring(each) or "" for each in bases]
-        attributes = [body for text in texts for title, body in _sections(text) if title == "Attributes"]
-        # Users call no constructor but of errors.
-        lead = _SECTION.sub("", texts[-1] + "\n") if shown.value else texts[-1]
-        listed = f"\n\nAttributes:\n{''.join(attributes)}" if attributes else ""
-        yield from self._text(lead.strip() + listed, shown.name, types, shown.internal)
-        for name, node in _members(shown, bases).items():
+        text = ast.get_docstring(cls) or ""
+        if shown.value:  # Users call no constructor but of errors.
+            text = "".join(re.split(r"^Args:\n(?:(?: .*)?\n)+", text + "\n", flags=re.MULTILINE))
+        yield from self._text(text, shown.name, _types(cls), shown.internal)
+        for name, node in _members(shown).items():
             call = f"{shown.value}.{name}" if shown.value else name
             yield from self.function(node, f"{shown.name}.{name}", call, shown.name, "###")
 

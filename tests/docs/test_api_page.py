@@ -51,7 +51,7 @@ def test_a_signature_on_the_page_is_that_of_the_function():
     shown = re.search(r"\nctx\.evaluation_loader\((.*?)\) -> EvaluationLoader\n", PAGE, re.DOTALL)
     assert shown is not None
     taken = inspect.signature(Context.evaluation_loader).parameters.values()
-    assert re.findall(r"^    (\w+):", shown[1], re.MULTILINE) == [each.name for each in taken if each.name != "self"]
+    assert re.findall(r"^    (\w+):", shown[1], re.MULTILINE) == [each.name for each in taken if each.name != "ctx"]
     assert [line for line in shown[1].splitlines() if " = " not in line] == [
         "", "    dataset: Any,", "    *,", "    batch_size: int,"
     ]  # fmt: skip

@@ -70,8 +70,8 @@ if here.RANK == 1:
     here.wait_for_others()
     exec({[*ENDS]}[here.RESTART])
 import allranks
-from allranks.runtime import startup
-startup.meet = here.telling(startup.meet)
+from allranks.runtime import rendezvous
+rendezvous.meet = here.telling(rendezvous.meet)
 with allranks.init():
     print("never", flush=True)
 """
@@ -87,15 +87,15 @@ def test_before_init(end, watch):
 
 #: Where rank 1 ends, called in init(), and where the others wait by then: in the store, or for its connection.
 PLACES = {
-    "startup.open_store": "startup.meet",
-    "startup.meet": "startup.meet",
-    "startup._read_verdict": "distributed.init_process_group",
+    "rendezvous.open_store": "rendezvous.meet",
+    "rendezvous.meet": "rendezvous.meet",
+    "rendezvous._read_verdict": "distributed.init_process_group",
     "distributed.init_process_group": "distributed.init_process_group",
 }
 INSIDE = f"""
 import os, here
 import allranks
-from allranks.runtime import startup
+from allranks.runtime import rendezvous
 from torch import distributed
 
 def end(*args, **kwargs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from allranks.errors import RankError
@@ -49,3 +50,10 @@ def positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise RankError(f"invalid number of samples: {name}={value!r}", fix=f"give {name} as a whole number from 1 on")
     return value
+
+
+def scale_factor(name: str, rule: object, ratio: float) -> float:
+    """Return the factor of a learning rate by a rule, an argument of this name, for a batch so many times as large."""
+    if rule not in ("linear", "sqrt"):
+        raise RankError(f"invalid rule for the learning rate: {name}={rule!r}", fix='give "linear" or "sqrt"')
+    return ratio if rule == "linear" else math.sqrt(ratio)

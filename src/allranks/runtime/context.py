@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.batch import positive
+from allranks.runtime.batch import positive, scale_factor
 from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
-from allranks.runtime.peers import ALL_LEFT, Peers, StepWatch
+from allranks.runtime.peers import Peers, StepWatch
 from allranks.runtime.progress import Progress
 from allranks.runtime.steptime import EXCHANGE
-from allranks.system.processes import let_gloo_rest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
     from types import TracebackType
 
     import torch
@@ -32,32 +29,33 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from typing_extensions import Self
 
-    from allranks.runtime.checkpoint.checkpointer import Checkpointer
-    from allranks.runtime.data import EvaluationLoader, Loader
+    from allranks.runtime.checkpoint.checkpointer import make_checkpointer
+    from allranks.runtime.data import make_evaluation_loader, make_loader
     from allranks.runtime.metrics import Metrics
-    from allranks.runtime.model import TrainingState
-    from allranks.runtime.model.optimizer import Scaler
+    from allranks.runtime.model import accumulate_block, autocast_block, run_backward
+    from allranks.runtime.model.managed import Scaler
+    from allranks.runtime.model.optimizer import make_optimizer
+    from allranks.runtime.model.prepare import prepare_model
+    from allranks.runtime.rendezvous import Membership
     from allranks.runtime.trackers import Tracker, TrackerGroup
-
-    OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: Rank 0 serves the store and leaves last, but it does not wait longer than this for the others.
-_LAST_LEAVE = timedelta(seconds=60)
 
 
-@dataclass(frozen=True)
-class Membership:
-    """The store of the process group; whether this rank serves it; whether we made the group.
+class _Elsewhere:
+    """A method that is a function of another module, which needs torch: it is imported when it is first used."""
 
-    ``on_close`` is called once, when the context has been closed.
-    """
+    def __init__(self, place: str) -> None:
+        self._place = place
 
-    store: Store
-    serves: bool
-    ours: bool
-    on_close: Callable[[], None]
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, ctx: object, kind: type) -> Any:
+        function = resolve_name(f"allranks.runtime.{self._place}")
+        setattr(self._owner, self._name, function)  # From here on the class has it itself.
+        return function.__get__(ctx, kind)
 
 
 @dataclass(frozen=True)
@@ -187,123 +185,25 @@ class Context:
         """
         return self._main.on_main(fn, args, kwargs)
 
-    def loader(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
-        shuffle: bool = True,
-        seed: int | None = None,
-        workers: int | Literal["auto"] = "auto",
-        pin_memory: bool | None = None,
-        prefetch: int = 2,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
-        drop_last: bool = False,
-        fetch: Literal["auto", "item"] = "auto",
-        sharded: bool = False,
-        quiet: bool = False,
-    ) -> Loader:
-        """Return a loader for training: it yields this rank's part of each batch, on this rank's device.
-
-        All ranks call it with the whole dataset. The order of samples depends only on seed, epoch and the length of the
-        dataset, and the position is counted in samples. So each sample comes exactly once in an epoch (unless
-        ``drop_last`` drops it), with any number of ranks and workers, and however often the training is stopped and
-        resumed, even on another number of ranks. If the last batch of an epoch has fewer samples than there are ranks,
-        some ranks get one sample as a filler: ``ctx.progress.samples`` is 0 then, and ``ctx.backward`` and
-        ``ctx.metrics`` ignore it.
-
-        Random numbers that ``dataset[i]`` draws from ``random``, ``numpy.random`` or torch's default CPU generator
-        depend only on seed, epoch and ``i``, and do not change the training's own. The first batch that draws some is
-        fetched twice.
-
-        Each rank reads a stream (a torch ``IterableDataset``, or anything with only ``__iter__``) completely; the same
-        guarantees hold if the stream is the same each time. It is not shuffled.
-
-        Args:
-            dataset: anything with ``__getitem__`` and ``__len__``, or a stream.
-            batch_size: number of samples in a batch on each rank.
-            global_batch_size: number of samples in a batch over all ranks; give this or ``batch_size``.
-            shuffle: False keeps the dataset's order.
-            seed: seed of order and augmentation; default: the context's, else 0.
-            workers: number of processes on each rank that fetch batches; with 0 the rank itself does. ``"auto"``: the
-                number of CPUs that the rank has for itself, minus one; at most one for a stream; none for a
-                ``TensorDataset`` and for a dataset that fetches lists of samples (``__getitems__``).
-            pin_memory: copy batches to the GPU through pinned memory; default: if the device is a GPU.
-            prefetch: number of batches that each worker keeps ready.
-            collate_fn: makes a batch of a list of samples; default: torch's ``default_collate``.
-            worker_init_fn: called in each worker with its number.
-            drop_last: drop the samples at the end of an epoch that do not fill a batch.
-            fetch: ``"item"`` calls ``dataset[i]`` for each sample, even if the dataset can fetch lists of samples,
-                whose random numbers are seeded once per list.
-            sharded: for streams: the dataset yields each rank a part of its own. The epoch ends on all ranks when the
-                first rank has no more samples; the ranks agree on that in each step, and a resume skips as many
-                batches.
-            quiet: do not print the batch size.
-
-        Raises:
-            RankError: the dataset is empty or has fewer samples than there are ranks; the global batch size is not
-                divisible by the number of ranks; the ranks disagree on any of this; or a value is invalid.
-        """
-        from allranks.runtime.data import LoaderOptions, make_loader
-
-        chosen = (self.seed or 0) if seed is None else seed
-        return make_loader(
-            self,
-            dataset,
-            LoaderOptions(chosen, workers, pin_memory, prefetch, collate_fn, worker_init_fn, fetch),
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            sharded=sharded,
-            quiet=quiet,
-        )
-
-    def evaluation_loader(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int,
-        seed: int | None = None,
-        workers: int | Literal["auto"] = "auto",
-        pin_memory: bool | None = None,
-        prefetch: int = 2,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
-        fetch: Literal["auto", "item"] = "auto",
-        same_steps: bool = True,
-        whole: bool = False,
-    ) -> EvaluationLoader:
-        """Return a loader for evaluation: every sample exactly once over all ranks, in the dataset's order.
-
-        No sample is repeated for padding, and all ranks have the same number of batches, so models that communicate in
-        their forward pass can be evaluated too. Batches at the end may be smaller, or larger by one sample. While the
-        loader is iterated, ``ctx.progress`` describes its batches, and afterwards the training's again. Random numbers
-        are the same in each evaluation.
-
-        Args:
-            dataset: as for :meth:`loader`.
-            batch_size: number of samples in a batch on each rank.
-            seed: seed of random numbers that the dataset draws; default: the context's, else 0.
-            workers: as for :meth:`loader`.
-            pin_memory: as for :meth:`loader`.
-            prefetch: as for :meth:`loader`.
-            collate_fn: as for :meth:`loader`.
-            worker_init_fn: as for :meth:`loader`.
-            fetch: as for :meth:`loader`.
-            same_steps: False lets some ranks have one batch less than others, as needed with fewer samples than ranks.
-            whole: this rank gets all samples, for an evaluation on one rank alone.
-
-        Raises:
-            RankError: the dataset is empty, or has fewer samples than there are ranks.
-        """
-        from allranks.runtime.data import LoaderOptions, make_evaluation_loader
-
-        chosen = (self.seed or 0) if seed is None else seed
-        options = LoaderOptions(chosen, workers, pin_memory, prefetch, collate_fn, worker_init_fn, fetch)
-        return make_evaluation_loader(self, dataset, options, batch_size=batch_size, same_steps=same_steps, whole=whole)
+    # The blocks of a training loop: functions that take the context, beside the other code of their subject.
+    if TYPE_CHECKING:
+        loader = make_loader
+        evaluation_loader = make_evaluation_loader
+        prepare = prepare_model
+        optimizer = make_optimizer
+        autocast = autocast_block
+        backward = run_backward
+        accumulate = accumulate_block
+        checkpoints = make_checkpointer
+    else:
+        loader = _Elsewhere("data:make_loader")
+        evaluation_loader = _Elsewhere("data:make_evaluation_loader")
+        prepare = _Elsewhere("model.prepare:prepare_model")
+        optimizer = _Elsewhere("model.optimizer:make_optimizer")
+        autocast = _Elsewhere("model:autocast_block")
+        backward = _Elsewhere("model:run_backward")
+        accumulate = _Elsewhere("model:accumulate_block")
+        checkpoints = _Elsewhere("checkpoint.checkpointer:make_checkpointer")
 
     @staticmethod
     def scaled_lr(
@@ -326,12 +226,10 @@ class Context:
         Raises:
             RankError: a value is invalid.
         """
-        factor = positive("batch_size", batch_size) / positive("base_batch_size", base_batch_size)
+        ratio = positive("batch_size", batch_size) / positive("base_batch_size", base_batch_size)
         if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr >= 0):
             raise RankError(f"invalid learning rate: lr={lr!r}", fix="give a finite number from 0 on")
-        if rule not in ("linear", "sqrt"):
-            raise RankError(f"unknown rule {rule!r} for the learning rate", fix='rule="linear" or rule="sqrt"')
-        return lr * (factor if rule == "linear" else math.sqrt(factor))
+        return lr * scale_factor("rule", rule, ratio)
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -342,67 +240,6 @@ class Context:
         # Closed last, because other blocks may still record something while they close.
         self.closing.insert(0, made.finish)
         return made
-
-    def prepare(
-        self,
-        module: nn.Module,
-        *,
-        strategy: Literal["auto", "ddp", "flat", "fsdp"] = "auto",
-        static_graph: bool = False,
-        find_unused_parameters: bool = False,
-        checkpoint_activations: Iterable[type[nn.Module]] = (),
-        compile: bool | str = False,
-        channels_last: bool = False,
-        compress: Literal["bf16", "fp16"] | None = None,
-        shard: Iterable[type[nn.Module]] = (),
-    ) -> nn.Module:
-        """Move a model to this rank's device and make it data parallel, with rank 0's weights on all ranks.
-
-        With every strategy, ``loss.backward()`` averages the gradients over the ranks. In a world of one rank the model
-        itself is returned.
-
-        Args:
-            module: the model, built the same way on all ranks.
-            strategy: ``"flat"`` keeps all gradients in one buffer; it averages large ones as soon as they are computed
-                and all others in one message at the end of the backward pass. ``"ddp"`` is torch's
-                DistributedDataParallel with gradients as views of its buckets. ``"fsdp"`` is torch's fully_shard, for
-                models whose gradients and optimizer state do not fit beside the parameters; the parameters alone must
-                fit on each device at the start. ``"auto"`` is flat on CPUs up to 64 MiB of gradients and if
-                ``deterministic``; otherwise, and for sparse gradients, ddp.
-            static_graph: for ddp: each step uses the same parameters in the same order; some may never be used. No
-                effect with other strategies or if ``deterministic``.
-            find_unused_parameters: allow parameters without a gradient in some steps, as in models with branches.
-                Those that no rank used keep ``grad=None``. If False, several ranks fail with an error that names
-                them. With fsdp, all ranks must use the same parameters in the same step, or torch fails or hangs.
-            checkpoint_activations: classes of modules whose activations are recomputed in the backward pass instead of
-                kept: less memory, about a third more computation.
-            compile: compile the model in place with ``torch.compile``: True, or a mode such as ``"max-autotune"``.
-            channels_last: use the channels-last memory format, which is faster for convolutions of 4-D inputs.
-            compress: send gradients in this type. It halves the traffic and rounds the gradients.
-            shard: for fsdp: classes of modules that are gathered and freed one at a time, such as a transformer block.
-
-        Returns:
-            The model to train; its parameters go to :meth:`optimizer`.
-
-        Raises:
-            RankError: the model has no parameters to train, differs between ranks, or is already wrapped; a class
-                named here does not occur in it; or the strategy or type is unknown.
-        """
-        from allranks.runtime.model.prepare import prepare
-        from allranks.runtime.model.wrappers import PrepareOptions
-
-        options = PrepareOptions(
-            strategy=strategy,
-            static_graph=static_graph,
-            find_unused_parameters=find_unused_parameters,
-            checkpoint_activations=tuple(checkpoint_activations),
-            compile=compile,
-            channels_last=channels_last,
-            compress=compress,
-            shard=tuple(shard),
-        )
-        self._watch.start()
-        return prepare(self, module, options)
 
     @staticmethod
     def unwrap(model: nn.Module) -> nn.Module:
@@ -418,153 +255,12 @@ class Context:
 
         return unwrap(model)
 
-    def optimizer(
-        self,
-        cls: type[OptimizerT] | OptimizerT,
-        model: nn.Module | Iterable[Any],
-        *,
-        clip_norm: float | None = None,
-        scale_lr: Literal["linear", "sqrt"] | None = None,
-        **options: Any,
-    ) -> OptimizerT:
-        """Make an optimizer that steps once per effective batch, fused if torch can.
-
-        ``step()`` and ``zero_grad()`` do nothing between the micro-batches of :meth:`accumulate`;
-        ``ctx.progress.stepped`` is True if the last ``step()`` made a step, for a scheduler that counts steps. With
-        fp16, a step whose gradients overflowed changes nothing, and counts. The first optimizer of a context counts
-        ``ctx.progress.step``.
-
-        Args:
-            cls: class of the optimizer, such as ``torch.optim.AdamW``; or an optimizer that the script has made of all
-                parameters of the model, without a scheduler yet. The latter becomes an optimizer of this context as it
-                is: not fused unless it was made so.
-            model: the result of :meth:`prepare`, whose parameters are trained; or parameters, or groups of them.
-            clip_norm: maximum norm of all gradients together; larger ones are scaled down, as by
-                ``torch.nn.utils.clip_grad_norm_``.
-            scale_lr: multiply ``lr``, which is then meant for one rank, by the number of ranks (``"linear"``, Goyal et
-                al. 2017, arXiv:1706.02677) or by its square root (``"sqrt"``, Krizhevsky 2014, arXiv:1404.5997).
-            options: arguments of the class, such as ``lr`` and ``weight_decay``; ``fused`` and ``foreach`` are passed
-                on as given.
-
-        Returns:
-            An instance of ``cls``, which schedulers accept. With ``clip_norm``, its ``grad_norm`` is the norm of the
-            last step's gradients before they were clipped.
-
-        Raises:
-            RankError: there are no parameters, or no ``lr`` to scale; ``scale_lr`` is unknown; or the optimizer has
-                other parameters than the model, or already has a scheduler.
-        """
-        made: OptimizerT = self._training.optimizer(cls, model, options=options, clip_norm=clip_norm, scale_lr=scale_lr)
-        return made
-
-    @property
+    @cached_property
     def scaler(self) -> Scaler:
         """The gradient scaler, a ``torch.amp.GradScaler``: active with ``precision="fp16"`` only."""
-        return self._training.scaler
+        from allranks.runtime.model.managed import Scaler
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a ``with`` block in which torch computes in the context's precision; it does nothing with fp32."""
-        return self._training.autocast()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a loss that is a mean over this rank's micro-batch.
-
-        It weights the loss so that the gradients are the mean over all samples of the effective batch, even if ranks
-        and micro-batches have different sizes, and scales it with fp16. If all batches have the same size and there
-        is neither accumulation nor fp16, ``loss.backward()`` does the same; otherwise ``optimizer.step()`` refuses it.
-
-        Args:
-            loss: a tensor of one number.
-        """
-        self.metrics.start_step()
-        self._training.backward(loss)
-
-    def accumulate(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
-        """Return a ``with`` block for the forward and backward pass of one of ``steps`` micro-batches.
-
-        Ranks exchange gradients in the last micro-batch only. The last effective batch of an epoch ends with the epoch,
-        so it may have fewer micro-batches.
-
-        If the loop leaves an effective batch early, for example by ``break``, the next blocks complete it. Its
-        gradients are dropped instead when the :class:`Loader` starts the next epoch or loads a state, or when a block
-        with other ``steps`` starts. A block that an exception leaves counts as a micro-batch.
-
-        Args:
-            model: the result of :meth:`prepare`.
-            steps: number of micro-batches in an effective batch.
-
-        Raises:
-            RankError: ``steps`` is not a positive number.
-        """
-        self.metrics.start_step()
-        return self._training.accumulate(model, steps)
-
-    def checkpoints(
-        self,
-        folder: str | Path,
-        *,
-        keep: int = 3,
-        best: str | None = None,
-        every: int | str | None = None,
-        resume: bool = True,
-        config: dict[str, Any] | None = None,
-        background: bool = True,
-        leave_before: str = "1min",
-        save_at_end: bool = True,
-        **parts: Any,
-    ) -> Checkpointer:
-        """Resume from the newest complete checkpoint in a directory, and save there from now on.
-
-        Call it on all ranks once everything that it saves exists, and call ``step()`` of the result at the end of each
-        step of the loop. A checkpoint holds the parts, the number of steps, the scale of fp16 gradients, metrics, the
-        random states of all ranks and ``config``. It is written in the background, has checksums, and counts once all
-        of it is on disk. The loop only waits while the state is copied into memory, which takes as much memory again.
-        Loading verifies the checksums: a corrupt checkpoint is reported and skipped. Another number of ranks can resume
-        from it, also with sharded models.
-
-        From here on SIGTERM, the first Ctrl-C or SIGHUP, SIGUSR1, SIGUSR2 and the end of the job's time are requests to
-        stop: see :meth:`Checkpointer.step`. SIGUSR1 and SIGUSR2 count from :func:`allranks.init` on. A context has one
-        checkpointer at a time.
-
-        Args:
-            folder: directory of the checkpoints, created if missing. Use it for one job only:
-                ``ctx.run_dir / "checkpoints"`` is continued by ``allranks resume`` and when a scheduler restarts the
-                job, and not by another run.
-            keep: number of newest checkpoints to keep.
-            best: also keep the checkpoint with the best metric: ``"loss:min"``, ``"accuracy:max"``. Pass the metric to
-                ``save(metric)`` or ``step(metric)``.
-            every: save after this many steps (``500``, ``"500 steps"``) or this much time (``"10min"``, ``"1h"``).
-                None saves only by ``save()``, on a stop request and at the end.
-            resume: False starts from the beginning. Checkpoints that exist stay as they are, and do not count for
-                ``keep`` and ``best``.
-            config: plain values to store in the checkpoint, such as hyperparameters.
-            background: False makes each save wait until it is durable.
-            leave_before: how long before the end of the job's time to save and exit, such as ``"90 s"``. The end is
-                read from ``ALLRANKS_END_TIME`` or the scheduler's variable, such as ``SLURM_JOB_END_TIME``, in seconds
-                since 1970.
-            save_at_end: save when the context is closed, unless the last step is already saved; not after an error.
-            parts: what to save, by name: models, optimizers, loaders, schedulers, or anything with ``state_dict`` and
-                ``load_state_dict``. Values that are not tensors are taken from rank 0.
-
-        Raises:
-            RankError: the directory is not writable; an argument is invalid; it was already called; or the newest
-                complete checkpoint is of another model (the error names the keys, and nothing was loaded).
-        """
-        from allranks.runtime.checkpoint.checkpointer import Checkpointer
-
-        return Checkpointer(
-            self,
-            folder,
-            parts,
-            keep=keep,
-            best=best,
-            every=every,
-            resume=resume,
-            config=config,
-            background=background,
-            leave_before=leave_before,
-            save_at_end=save_at_end,
-        )
+        return Scaler(self.device.type, enabled=self.precision == "fp16")
 
     @property
     def run_dir(self) -> Path:
@@ -601,20 +297,8 @@ class Context:
         if "control" in vars(self):
             self.control.release()  # It holds the process group.
         self._mark_closed()
-        if (membership := self._membership) is not None:
-            from torch import distributed
-
-            # A model of DistributedDataParallel outlives the group, and ends it with the interpreter's lock held: torch
-            # 2.13 hangs if a thread of gloo's waits for that lock then. This goes for a group of the script's own too.
-            let_gloo_rest()
-            if membership.ours and distributed.is_initialized():
-                distributed.destroy_process_group()
-            # If the store is gone, the rank that served it has failed; that rank's own error is the one to see.
-            with suppress(distributed.DistError):
-                if membership.store.add("left", 1) == self.world_size:
-                    membership.store.set(ALL_LEFT, "1")
-                elif membership.serves:
-                    membership.store.wait([ALL_LEFT], _LAST_LEAVE)
+        if self._membership is not None:
+            self._membership.leave(self.world_size)
         if self.stopping:
             raise SystemExit(contract.CONTINUE_LATER)
 
@@ -629,20 +313,9 @@ class Context:
         if self._closed:
             return
         self._mark_closed()
-        if self._membership is None or not self._membership.ours:
-            return
-        from torch import distributed
-
-        if distributed.is_initialized():
-            # Destroying a group waits for operations in flight, which never end if this rank took part in them and
-            # the others wait for it. NCCL can abort. Gloo cannot (seen with torch 2.13: abort, destroy and the
-            # destructor all wait for the other side), so the group stays until the process exits.
-            abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
-            if "nccl" in self.backend and abort is not None:
-                abort()
-            else:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(distributed.group.WORLD))
-        Peers(self.rank, self.world_size, self._store).publish_failure()
+        if self._membership is not None and self._membership.ours:
+            self._membership.abandon(self.backend)
+            Peers(self.rank, self.world_size, self._store).publish_failure()
 
     def __enter__(self) -> Self:
         """Return the context itself."""
@@ -668,12 +341,6 @@ class Context:
         """Open the trackers before the training starts; an error of rank 0 is raised on all ranks."""
         if self.trackers:
             self._main.run("trackers", lambda: bool(self._tracker_group), "allranks.init(trackers=...)")
-
-    @cached_property
-    def _training(self) -> TrainingState:
-        from allranks.runtime.model import TrainingState
-
-        return TrainingState(self)
 
     @cached_property
     def _main(self) -> MainRank:

@@ -32,6 +32,7 @@ class Progress:
         open: blocks of ``accumulate`` that the script is in.
         blocks: blocks of ``accumulate`` that were entered.
         plain: backward passes outside of such blocks.
+        counted: True once there is an optimizer of the context, whose steps count.
         stepped: True if the last call of ``optimizer.step()`` made a step.
         stopping: True once the job was asked to stop and has saved: loops end.
         groups: the blocks of ``accumulate``, by model and number of micro-batches.
@@ -51,6 +52,7 @@ class Progress:
     open: int = 0
     blocks: int = 0
     plain: int = 0
+    counted: bool = False
     stepped: bool = False
     stopping: bool = False
     groups: dict[tuple[int, int], Accumulation] = field(default_factory=dict, repr=False, compare=False)

@@ -36,32 +36,31 @@ class StopListener:
     A process that was started with nohup, or in the background, ignores the terminal's signals, and continues to do so.
     Outside the main thread Python cannot set handlers, and only the time counts.
 
-    Args:
-        numbers: the signals.
-        leave_at: when to exit for lack of time, in seconds since 1970; infinite without a limit.
+    Attributes:
+        leave_at: when to exit for lack of time, in seconds since 1970; None until signals are requests.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals], leave_at: float = math.inf) -> None:
-        self._leave_at = leave_at
+    def __init__(self) -> None:
+        self.leave_at: float | None = None
         self._received: dict[signal.Signals, float] = {}  # signal -> when it came first; the first one is the reason
         self._before: dict[signal.Signals, Any] = {}
-        self._numbers = tuple(numbers)
-        self.set_handlers()
 
-    def set_handlers(self) -> None:
+    def handle(self, numbers: Iterable[signal.Signals]) -> None:
         """Set the handlers, also where a library has set its own, or its earlier ones, since."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in self._numbers:
+        for number in numbers:
             there = signal.getsignal(number)
             if there != self._record and (number not in TYPED or there is not signal.SIG_IGN):
                 self._before[number] = signal.signal(number, self._record)
 
     def requested(self) -> str | None:
         """Return why this rank is to save and exit; None if it is not."""
+        if self.leave_at is None:
+            return None
         if self._received:
             return f"got {next(iter(self._received)).name}"
-        return "the job's time is nearly over" if time.time() > self._leave_at else None
+        return "the job's time is nearly over" if time.time() > self.leave_at else None
 
     def close(self) -> None:
         """Restore the previous handlers, except where the script has set its own since."""
@@ -71,7 +70,6 @@ class StopListener:
             if signal.getsignal(number) == self._record:
                 # None: a handler that was not set from Python, which cannot be set from Python either.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number)
@@ -85,20 +83,16 @@ class StopListener:
             theirs(number, frame)
 
 
-#: The recorder of warnings, and that of all requests.
-_warnings: StopListener | None = None
-_requests: StopListener | None = None
+_listener = StopListener()
 
 
 def note_warnings() -> None:
-    """Record the warnings that this process does not catch itself, until :func:`listen` is called."""
-    global _warnings
-    if _warnings is None:
-        _warnings = StopListener(number for number in WARNINGS if not catches(os.getpid(), number))
+    """Record the warnings that this process does not catch itself; they are requests once :func:`listen` was called."""
+    _listener.handle(number for number in WARNINGS if not catches(os.getpid(), number))
 
 
 def listen(margin: float = 60.0) -> None:
-    """Listen for requests to stop, unless this process does already; earlier warnings are requests.
+    """Take signals for requests to stop, also warnings that came before.
 
     Args:
         margin: seconds before the end of the job's time at which to exit; at most half of the time that is left now,
@@ -107,28 +101,22 @@ def listen(margin: float = 60.0) -> None:
     Raises:
         RankEnvironmentError: the variable that holds the end of the job's time is not a number.
     """
-    global _requests
-    if _requests is None:
+    if _listener.leave_at is None:
         end = _end_time()
-        _requests = StopListener(SIGNALS, end - min(margin, max(0.0, end - time.time()) / 2))
-    else:
-        _requests.set_handlers()
+        _listener.leave_at = end - min(margin, max(0.0, end - time.time()) / 2)
+    _listener.handle(SIGNALS)
 
 
 def requested() -> str | None:
     """Return why this rank is to save and exit; None if it is not, or before :func:`listen`."""
-    if _requests is None:
-        return None
-    return (_warnings.requested() if _warnings else None) or _requests.requested()
+    return _listener.requested()
 
 
 def close() -> None:
     """Stop listening, and forget all requests."""
-    global _warnings, _requests
-    for stop in (_requests, _warnings):
-        if stop is not None:
-            stop.close()
-    _warnings = _requests = None
+    global _listener
+    _listener.close()
+    _listener = StopListener()
 
 
 def _end_time() -> float:

@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from allranks.record.selftest import SearchResult, send
-from allranks.runtime import device, environment, startup
+from allranks.runtime import device, environment, rendezvous
 from allranks.selftest import search_child
 from allranks.selftest.halving import Group, IsolationResult, Result, find
 
@@ -190,7 +190,7 @@ def main() -> None:
     given = parser.parse_args()
     limits = Limits(given.timeout, given.coming, given.least)
     me = environment.detect()
-    store = PrefixStore(f"allranks/search/{me.restart}", startup.open_store(me, timedelta(seconds=limits.coming)))
+    store = PrefixStore(f"allranks/search/{me.restart}", rendezvous.open_store(me, timedelta(seconds=limits.coming)))
     if me.rank:
         node = _Node(me, store, limits)
         node.come()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -189,36 +188,14 @@ def test_an_object_that_cannot_be_loaded_without_code_is_named(allranks, changed
     done = allranks("checkpoint", "export", "checkpoints", "out.pt", "--all")
     assert (done.rc, done.stdout) == (1, "")
     assert done.stderr == (
-        f"error: {changed.relative_to(allranks.folder)}: objects.pt holds an object, parts.optimizer.hooks.1, of type "
-        "posix.system, which cannot be loaded without running code\n"
+        f"error: {changed.relative_to(allranks.folder)}: objects.pt holds an object of type posix.system, "
+        "which cannot be loaded without running code\n"
         "  why: ctx.checkpoints() saves no such object: another program wrote or changed this checkpoint\n"
         "  fix: use one that a training of yours has saved; "
         "export of a part to a .safetensors file reads tensors alone\n"
     )
     assert not {"pwned", "out.pt"} & {path.name for path in allranks.folder.iterdir()}
     assert allranks("checkpoint", "export", "checkpoints", "out.safetensors").rc == 0
-
-
-class Factory:
-    """Comes out of a pickle as the result of a function, and makes another object in it."""
-
-    def __call__(self):
-        """Be callable."""
-
-    def __reduce__(self):
-        return os.getcwd, ()
-
-
-class Made:
-    def __reduce__(self):
-        return Factory(), ()
-
-
-def test_an_object_that_another_one_in_the_pickle_makes_is_found_too():
-    box = io.BytesIO()
-    torch.save({"parts": [1, Made()]}, box)
-    with pytest.raises(RankError, match=r"holds an object, parts\.1, of type posix\.getcwd"):
-        load_objects(Path("x"), box.getvalue())
 
 
 def test_objects_of_which_torch_has_written_none():

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from allranks.errors import DeviceError, RankError
-from allranks.runtime.startup import HostPlace, RankIdentity, find_shared_gpu, meet, places
+from allranks.runtime.rendezvous import HostPlace, RankIdentity, find_shared_gpu, meet, places
 
 LIMIT = timedelta(seconds=20)
 
@@ -82,6 +82,6 @@ def test_all_ranks_hear_who_is_missing():
 
 
 def test_a_silent_rank_0_is_named(monkeypatch):
-    monkeypatch.setattr("allranks.runtime.startup._PATIENCE", timedelta(0))
+    monkeypatch.setattr("allranks.runtime.rendezvous._PATIENCE", timedelta(0))
     with pytest.raises(RankError, match=re.escape("rank 1 got no answer from rank 0 within 0.5 s")):
         meet(dist.HashStore(), RankIdentity(1, "a"), 2, timedelta(seconds=0.5))

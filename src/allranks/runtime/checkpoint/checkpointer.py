@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from allranks.runtime.advance import advance
 from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
+from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, AgreementSchedule, check_keep, parse_every, parse_time
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
 from allranks.runtime.checkpoint.state import StatePart
 from allranks.runtime.steptime import CHECKPOINT
@@ -25,22 +25,80 @@ from allranks.runtime.steptime import CHECKPOINT
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
-#: Seconds between two agreements of the ranks: a request to stop waits up to so long.
-AGREE_SECONDS = 0.5
-#: The same while several ranks write: the sooner all know that it is written, the sooner it counts.
+#: AGREE_SECONDS while several ranks write: the sooner all know that it is written, the sooner it counts.
 _AGREE_SECONDS_WRITING = 0.1
-_NAMES = {1: ("s", "sec", "second"), 60: ("m", "min", "minute"), 3600: ("h", "hour"), 86400: ("d", "day")}
-_UNITS = {name: seconds for seconds, names in _NAMES.items() for name in names}
-_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]+?)s?", re.ASCII | re.IGNORECASE)
-#: Most steps between two agreements: if the steps become slow suddenly, a request must not wait for long.
-_MOST = 256
+
+
+def make_checkpointer(
+    ctx: Context,
+    folder: str | Path,
+    *,
+    keep: int = 3,
+    best: str | None = None,
+    every: int | str | None = None,
+    resume: bool = True,
+    config: dict[str, Any] | None = None,
+    background: bool = True,
+    leave_before: str = "1min",
+    save_at_end: bool = True,
+    **parts: Any,
+) -> Checkpointer:
+    """Resume from the newest complete checkpoint in a directory, and save there from now on.
+
+    Call it on all ranks once everything that it saves exists, and call ``step()`` of the result at the end of each
+    step of the loop. A checkpoint holds the parts, the number of steps, the scale of fp16 gradients, metrics, the
+    random states of all ranks and ``config``. It is written in the background, has checksums, and counts once all
+    of it is on disk. The loop only waits while the state is copied into memory, which takes as much memory again.
+    Loading verifies the checksums: a corrupt checkpoint is reported and skipped. Another number of ranks can resume
+    from it, also with sharded models.
+
+    From here on SIGTERM, the first Ctrl-C or SIGHUP, SIGUSR1, SIGUSR2 and the end of the job's time are requests to
+    stop: see :meth:`Checkpointer.step`. SIGUSR1 and SIGUSR2 count from :func:`allranks.init` on. A context has one
+    checkpointer at a time.
+
+    Args:
+        folder: directory of the checkpoints, created if missing. Use it for one job only:
+            ``ctx.run_dir / "checkpoints"`` is continued by ``allranks resume`` and when a scheduler restarts the
+            job, and not by another run.
+        keep: number of newest checkpoints to keep.
+        best: also keep the checkpoint with the best metric: ``"loss:min"``, ``"accuracy:max"``. Pass the metric to
+            ``save(metric)`` or ``step(metric)``.
+        every: save after this many steps (``500``, ``"500 steps"``) or this much time (``"10min"``, ``"1h"``).
+            None saves only by ``save()``, on a stop request and at the end.
+        resume: False starts from the beginning. Checkpoints that exist stay as they are, and do not count for
+            ``keep`` and ``best``.
+        config: plain values to store in the checkpoint, such as hyperparameters.
+        background: False makes each save wait until it is durable.
+        leave_before: how long before the end of the job's time to save and exit, such as ``"90 s"``. The end is
+            read from ``ALLRANKS_END_TIME`` or the scheduler's variable, such as ``SLURM_JOB_END_TIME``, in seconds
+            since 1970.
+        save_at_end: save when the context is closed, unless the last step is already saved; not after an error.
+        parts: what to save, by name: models, optimizers, loaders, schedulers, or anything with ``state_dict`` and
+            ``load_state_dict``. Values that are not tensors are taken from rank 0.
+
+    Raises:
+        RankError: the directory is not writable; an argument is invalid; it was already called; or the newest
+            complete checkpoint is of another model (the error names the keys, and nothing was loaded).
+    """
+    return Checkpointer(
+        ctx,
+        folder,
+        parts,
+        keep=keep,
+        best=best,
+        every=every,
+        resume=resume,
+        config=config,
+        background=background,
+        leave_before=leave_before,
+        save_at_end=save_at_end,
+    )
 
 
 class Checkpointer:
     """Saves the parts of a training, after resuming from the newest complete checkpoint.
 
-    Made by :meth:`Context.checkpoints`, which describes it. All methods are collective: all ranks call them at the
-    same steps.
+    Made by ``ctx.checkpoints()``. All methods are collective: all ranks call them at the same steps.
 
     Attributes:
         folder: directory of the checkpoints.
@@ -276,12 +334,6 @@ class Checkpointer:
                 log(f"warning: ctx.checkpoints(): {'; '.join(missing)}")
 
 
-def check_keep(keep: object) -> None:
-    """Raise unless at least one checkpoint stays."""
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
-
-
 def report_stop(ctx: Context, reason: str | None, saved: str) -> None:
     """Report on rank 0 why the ranks stop, of which some have a reason, and what was saved; all ranks call it."""
     reasons = ctx.control.gather(reason)
@@ -289,60 +341,6 @@ def report_stop(ctx: Context, reason: str | None, saved: str) -> None:
     if ctx.is_main:
         where = f" (rank {rank})" if ctx.world_size > 1 else ""
         log(f"stopping at step {ctx.progress.step}: {reasons[rank]}{where}; {saved}")
-
-
-def parse_every(every: int | str | None) -> tuple[int | None, float | None]:
-    """Return the steps, or the seconds, of ``500``, ``"500 steps"``, ``"10min"``, ``"1.5 h"`` or ``"30 s"``."""
-    if every is None:
-        return None, None
-    if isinstance(every, int) and not isinstance(every, bool):
-        if every > 0:
-            return every, None
-    elif isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
-        number, unit = float(match[1]), match[2].lower()
-        if unit == "step" and number >= 1 and number == int(number):
-            return int(number), None
-        if unit in _UNITS and number > 0:
-            return None, number * _UNITS[unit]
-    raise RankError(
-        f"every={every!r} is neither a number of steps nor a span of time",
-        fix='write every=500, every="500 steps", every="10min" or every="1h"',
-    )
-
-
-def parse_time(name: str, value: str) -> float:
-    """Return the seconds of an argument such as ``"1min"`` or ``"90 s"``."""
-    match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in _UNITS:
-        raise RankError(f"invalid span of time: {name}={value!r}", fix=f'write {name}="90 s", {name}="2min"')
-    return float(match[1]) * _UNITS[match[2].lower()]
-
-
-class AgreementSchedule:
-    """The steps at which ranks agree on a save or a stop: all know the next one, about ``seconds`` away.
-
-    The time of a step is that of the slowest rank, exchanged in the agreement itself. The distance at most doubles from
-    one agreement to the next, in case that time was an exception.
-    """
-
-    def __init__(self, step: int) -> None:
-        self.next = step
-        self._last = step
-        self._distance = 1
-        self._since = time.perf_counter()
-
-    def microseconds_per_step(self, step: int) -> int:
-        """Return the mean time of this rank's steps since the last agreement."""
-        now = time.perf_counter()
-        mean = (now - self._since) / max(1, step - self._last)
-        self._since, self._last = now, step
-        return int(mean * 1e6)
-
-    def plan(self, step: int, microseconds: int, seconds: float) -> None:
-        """Set the next agreement, from the time of a step that all ranks agreed on."""
-        fitting = int(seconds * 1e6 / max(1, microseconds))
-        self._distance = max(1, min(fitting, 2 * self._distance, _MOST))
-        self.next = step + self._distance
 
 
 def _refuse_second(ctx: Context) -> None:

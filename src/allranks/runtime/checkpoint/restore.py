@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import io
 import math
-import pickle
 import re
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,69 +166,24 @@ def load_objects(path: Path, data: bytes) -> dict[str, Any]:
     """Load ``objects.pt`` of the checkpoint in ``path`` from its bytes, without running any code that it contains.
 
     Raises:
-        RankError: it holds an object that cannot be loaded without code; the error names the object and its type.
+        RankError: it holds an object that cannot be loaded without code; the error names its type.
     """
     try:
         objects: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - the bytes may be anything
         if refused := _REFUSED.search(str(error)):
-            raise _foreign_object(path, data, refused[1]) from None
+            raise RankError(
+                f"{path}: {OBJECTS} holds an object of type {refused[1]}, which cannot be loaded without running code",
+                why="ctx.checkpoints() saves no such object: another program wrote or changed this checkpoint",
+                fix="use one that a training of yours has saved; export of a part to a .safetensors file reads "
+                "tensors alone",
+            ) from None
         raise RankError(
             f"{path}: {OBJECTS} cannot be loaded",
             why=f"{type(error).__name__}: {error}".splitlines()[0],
             fix="use a checkpoint that a training of yours has saved",
         ) from None
     return objects
-
-
-def _foreign_object(path: Path, data: bytes, kind: str) -> RankError:
-    where = ""
-    with suppress(Exception), zipfile.ZipFile(io.BytesIO(data)) as archive:  # The error says enough without the place.
-        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-        where = f", {next(_places_of(kind, _Inert(io.BytesIO(archive.read(name))).load()))},"
-    return RankError(
-        f"{path}: {OBJECTS} holds an object{where} of type {kind}, which cannot be loaded without running code",
-        why="ctx.checkpoints() saves no such object: another program wrote or changed this checkpoint",
-        fix="use one that a training of yours has saved; export of a part to a .safetensors file reads tensors alone",
-    )
-
-
-class _StandIn(dict[Any, Any]):
-    """Stands for an instance of any class in a pickle; accepts every operation, and does nothing."""
-
-    kind = ""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        super().__init__()
-
-    def __call__(self, *_: object) -> _StandIn:
-        return self
-
-    def __getattr__(self, _: str) -> Any:
-        return lambda *_: None
-
-
-class _Inert(pickle.Unpickler):
-    """Reads the structure of a pickle, with a stand-in for each class and function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "collections" and name in ("OrderedDict", "Counter"):
-            return getattr(collections, name)
-        return type(name, (_StandIn,), {"kind": f"{module}.{name}"})
-
-    def persistent_load(self, _: object) -> None:
-        """Skip a tensor's bytes."""
-
-
-def _places_of(kind: str, value: Any, place: str = "") -> Iterator[str]:
-    """Yield the places of objects of a type: the keys that lead to them, joined by dots."""
-    if isinstance(value, _StandIn) and value.kind == kind:
-        yield place
-    if isinstance(value, (list, tuple)):
-        value = dict(enumerate(value))
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _places_of(kind, child, f"{place}.{key}" if place else str(key))
 
 
 # --- how a checkpoint differs from the parts ---

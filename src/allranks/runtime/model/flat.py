@@ -22,7 +22,6 @@ from allranks.runtime.steptime import COMPUTE, EXCHANGE
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
-    from allranks.runtime.model.wrappers import PrepareOptions
 
 #: A gradient of at least so many numbers is sent by itself, as soon as it is ready: half a megabyte in fp32.
 _LARGE = 1 << 17
@@ -42,18 +41,20 @@ class Flat(nn.Module):
         averaged: whether gradients were averaged since the optimizer made a step.
     """
 
-    def __init__(self, ctx: Context, module: nn.Module, options: PrepareOptions) -> None:
+    def __init__(
+        self, ctx: Context, module: nn.Module, *, find_unused_parameters: bool, sent_as: torch.dtype | None
+    ) -> None:
         super().__init__()
         self.module = module
         self.require_backward_grad_sync = True
         self.averaged = False
-        self._find_unused_parameters = options.find_unused_parameters
+        self._find_unused_parameters = find_unused_parameters
         #: Sent while the rest is computed, in this order on all ranks: about the one in which gradients are ready.
         self._early: list[Message] = []
         #: Sent at the end of the backward pass.
         self._late: list[Message | SharedMessage] = []
         self._trained = trained(module)
-        share_memory = ctx.device.type == "cpu" and ctx.local_world_size == ctx.world_size and not options.compress
+        share_memory = ctx.device.type == "cpu" and ctx.local_world_size == ctx.world_size and sent_as is None
         by_kind: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = defaultdict(list)
         for parameter in self._trained.values():
             by_kind[parameter.dtype, parameter.device].append(parameter)
@@ -63,7 +64,7 @@ class Flat(nn.Module):
             if shared is not None:
                 self._late.append(shared)
             else:
-                self._add_messages(parameters, buffer, options.sent_as)
+                self._add_messages(parameters, buffer, sent_as)
         self._early.reverse()
         for message in self._early:
             message.parameters[0].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]

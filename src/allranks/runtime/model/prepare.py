@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -13,15 +13,15 @@ from allranks.runtime.model.flat import Flat
 from allranks.runtime.model.wrappers import (
     DTYPES,
     Buckets,
-    PrepareOptions,
-    Strategy,
     copy_from_first,
     matching,
-    shard,
+    shard_model,
     trained,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from allranks.runtime.context import Context
 
 #: Bytes of gradients up to which one message at the end is chosen on CPUs: measured up to half of it, with two ranks
@@ -29,34 +29,85 @@ if TYPE_CHECKING:
 FLAT_LIMIT = 64 << 20
 
 
-def prepare(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
-    """Place a model and make it data parallel, with the weights of rank 0 on all ranks."""
-    _check(module, options)
+def prepare_model(
+    ctx: Context,
+    module: nn.Module,
+    *,
+    strategy: Literal["auto", "ddp", "flat", "fsdp"] = "auto",
+    static_graph: bool = False,
+    find_unused_parameters: bool = False,
+    checkpoint_activations: Iterable[type[nn.Module]] = (),
+    compile: bool | str = False,
+    channels_last: bool = False,
+    compress: Literal["bf16", "fp16"] | None = None,
+    shard: Iterable[type[nn.Module]] = (),
+) -> nn.Module:
+    """Move a model to this rank's device and make it data parallel, with rank 0's weights on all ranks.
+
+    With every strategy, ``loss.backward()`` averages the gradients over the ranks. In a world of one rank the model
+    itself is returned.
+
+    Args:
+        module: the model, built the same way on all ranks.
+        strategy: ``"flat"`` keeps all gradients in one buffer; it averages large ones as soon as they are computed
+            and all others in one message at the end of the backward pass. ``"ddp"`` is torch's
+            DistributedDataParallel with gradients as views of its buckets. ``"fsdp"`` is torch's fully_shard, for
+            models whose gradients and optimizer state do not fit beside the parameters; the parameters alone must
+            fit on each device at the start. ``"auto"`` is flat on CPUs up to 64 MiB of gradients and if
+            ``deterministic``; otherwise, and for sparse gradients, ddp.
+        static_graph: for ddp: each step uses the same parameters in the same order; some may never be used. No
+            effect with other strategies or if ``deterministic``.
+        find_unused_parameters: allow parameters without a gradient in some steps, as in models with branches.
+            Those that no rank used keep ``grad=None``. If False, several ranks fail with an error that names
+            them. With fsdp, all ranks must use the same parameters in the same step, or torch fails or hangs.
+        checkpoint_activations: classes of modules whose activations are recomputed in the backward pass instead of
+            kept: less memory, about a third more computation.
+        compile: compile the model in place with ``torch.compile``: True, or a mode such as ``"max-autotune"``.
+        channels_last: use the channels-last memory format, which is faster for convolutions of 4-D inputs.
+        compress: send gradients in this type. It halves the traffic and rounds the gradients.
+        shard: for fsdp: classes of modules that are gathered and freed one at a time, such as a transformer block.
+
+    Returns:
+        The model to train; its parameters go to :meth:`optimizer`.
+
+    Raises:
+        RankError: the model has no parameters to train, differs between ranks, or is already wrapped; a class
+            named here does not occur in it; or the strategy or type is unknown.
+    """
+    recomputed, sharded = tuple(checkpoint_activations), tuple(shard)
+    ctx._watch.start()
+    _check(module, strategy, compress, {"checkpoint_activations": recomputed, "shard": sharded})
     module = module.to(ctx.device)
-    if options.channels_last:
+    if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ctx.world_size > 1:
         _check_same(ctx, module)
-    if kinds := options.checkpoint_activations:
+    if recomputed:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
         # Keys of state_dict stay the same.
-        apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, kinds))
-    if options.compile:
+        apply_activation_checkpointing(module, check_fn=lambda part: isinstance(part, recomputed))
+    if compile:
         # In place, so that keys stay the same: the whole model or, before it is sharded, its shards.
-        parts = matching(module, options.shard) if options.strategy == "fsdp" and options.shard else [module]
+        parts = matching(module, sharded) if strategy == "fsdp" and sharded else [module]
         for part in parts:
-            part.compile(mode=options.compile if isinstance(options.compile, str) else None)
+            part.compile(mode=compile if isinstance(compile, str) else None)
     if ctx.world_size == 1:
         return module
-    strategy = _choose(ctx, module) if options.strategy == "auto" else options.strategy
+    if strategy == "auto":
+        strategy = _choose(ctx, module)
+    unused, sent_as = find_unused_parameters, DTYPES[compress] if compress else None
     if strategy == "ddp":
-        return Buckets(ctx, module, options)
+        return Buckets(ctx, module, static_graph=static_graph, find_unused_parameters=unused, sent_as=sent_as)
     copy_from_first([*module.parameters(), *module.buffers()])
-    return Flat(ctx, module, options) if strategy == "flat" else shard(ctx, module, options)
+    if strategy == "flat":
+        return Flat(ctx, module, find_unused_parameters=unused, sent_as=sent_as)
+    return shard_model(ctx, module, sharded, find_unused_parameters=unused, sent_as=sent_as)
 
 
-def _check(module: nn.Module, options: PrepareOptions) -> None:
+def _check(
+    module: nn.Module, strategy: str, compress: str | None, named: dict[str, tuple[type[nn.Module], ...]]
+) -> None:
     """Raise if the model cannot be trained so."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -66,10 +117,10 @@ def _check(module: nn.Module, options: PrepareOptions) -> None:
             fix="give it the model itself; it wraps it",
         )
     kinds = {"auto", "ddp", "flat", "fsdp"}
-    if options.strategy not in kinds:
-        raise RankError(f"there is no strategy {options.strategy!r}", fix=f"one of {', '.join(sorted(kinds))}")
-    if options.compress not in (None, *DTYPES):
-        raise RankError(f"gradients cannot be compressed to {options.compress!r}", fix="one of bf16, fp16, None")
+    if strategy not in kinds:
+        raise RankError(f"there is no strategy {strategy!r}", fix=f"one of {', '.join(sorted(kinds))}")
+    if compress not in (None, *DTYPES):
+        raise RankError(f"gradients cannot be compressed to {compress!r}", fix="one of bf16, fp16, None")
     if not trained(module):
         frozen = sum(1 for _ in module.parameters())
         raise RankError(
@@ -78,7 +129,7 @@ def _check(module: nn.Module, options: PrepareOptions) -> None:
             fix="use it as it is, without ctx.prepare(), after module.to(ctx.device)",
         )
     inside = [part for part in module.modules() if part is not module]
-    for requested, classes in (("checkpoint_activations", options.checkpoint_activations), ("shard", options.shard)):
+    for requested, classes in named.items():
         for kind in classes:
             if not any(isinstance(part, kind) for part in inside):
                 there = ", ".join(sorted({type(part).__name__ for part in inside})) or "it has none"
@@ -108,7 +159,7 @@ def _check_same(ctx: Context, module: nn.Module) -> None:
     )
 
 
-def _choose(ctx: Context, module: nn.Module) -> Strategy:
+def _choose(ctx: Context, module: nn.Module) -> Literal["ddp", "flat"]:
     """Choose flat where it is faster, or where its order of summing, which never changes, is needed."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in trained(module).values())
     sparse = any(getattr(part, "sparse", False) is True for part in module.modules())

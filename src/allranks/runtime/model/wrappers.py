@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,28 +21,8 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Strategy = Literal["auto", "ddp", "flat", "fsdp"]
 #: What the wrapper that checkpoints a module's activations puts into the names of its parameters.
 _WRAPPED = "_checkpoint_wrapped_module."
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """The arguments of ``ctx.prepare``."""
-
-    strategy: Strategy = "auto"
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    checkpoint_activations: tuple[type[nn.Module], ...] = ()
-    compile: bool | str = False
-    channels_last: bool = False
-    compress: Literal["bf16", "fp16"] | None = None
-    shard: tuple[type[nn.Module], ...] = ()
-
-    @property
-    def sent_as(self) -> torch.dtype | None:
-        """The type in which gradients travel; None for their own."""
-        return None if self.compress is None else DTYPES[self.compress]
 
 
 class Buckets(DistributedDataParallel):
@@ -59,21 +39,29 @@ class Buckets(DistributedDataParallel):
         must_average: whether the next backward pass must average: torch learns a static graph from the first one only.
     """
 
-    def __init__(self, ctx: Context, module: nn.Module, options: PrepareOptions) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        module: nn.Module,
+        *,
+        static_graph: bool,
+        find_unused_parameters: bool,
+        sent_as: torch.dtype | None,
+    ) -> None:
         super().__init__(
             module,
             device_ids=[ctx.device] if ctx.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            static_graph=options.static_graph and not ctx.deterministic,
-            find_unused_parameters=options.find_unused_parameters or ctx.deterministic,
+            static_graph=static_graph and not ctx.deterministic,
+            find_unused_parameters=find_unused_parameters or ctx.deterministic,
         )
-        self.all_used = not (options.find_unused_parameters or self.static_graph)
+        self.all_used = not (find_unused_parameters or self.static_graph)
         self.must_average = self.static_graph
         self._progress = ctx.progress
         self._queued = False
-        if options.sent_as is not None:
+        if sent_as is not None:
             # A lambda, because torch refuses annotations that are strings.
-            self.register_comm_hook(options.sent_as, lambda dtype, bucket: _narrowed(dtype, bucket))
+            self.register_comm_hook(sent_as, lambda dtype, bucket: _narrowed(dtype, bucket))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model; raise if parameters got no gradient in the step before."""
@@ -127,12 +115,19 @@ def _narrowed(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[Te
     return future
 
 
-def shard(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module:
+def shard_model(
+    ctx: Context,
+    module: nn.Module,
+    classes: Sequence[type[nn.Module]],
+    *,
+    find_unused_parameters: bool,
+    sent_as: torch.dtype | None,
+) -> nn.Module:
     """Shard a model, equal on all ranks, in place with torch's ``fully_shard``, and return it.
 
-    Each rank holds a part of the parameters, gradients and optimizer state. Modules of the classes in
-    ``options.shard`` are gathered and freed one by one; what is left, with the root. Gradients are summed in fp32,
-    whatever the type for computing, or in that of ``options.compress``. The attribute ``all_used`` is set on the model:
+    Each rank holds a part of the parameters, gradients and optimizer state. Modules of the
+    ``classes`` are gathered and freed one by one; what is left, with the root. Gradients are summed in fp32, whatever
+    the type for computing, or in ``sent_as``. The attribute ``all_used`` is set on the model:
     whether all parameters are expected to get gradients.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -161,10 +156,10 @@ def shard(ctx: Context, module: nn.Module, options: PrepareOptions) -> nn.Module
 
     module.register_forward_pre_hook(count)
     mesh = init_device_mesh(ctx.device.type, (ctx.world_size,))
-    summed_as = options.sent_as or (torch.float32 if narrow else None)
-    for part in [*matching(module, options.shard), module]:
+    summed_as = sent_as or (torch.float32 if narrow else None)
+    for part in [*matching(module, classes), module]:
         fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=summed_as))
-    module.all_used = not options.find_unused_parameters  # type: ignore[assignment]
+    module.all_used = not find_unused_parameters  # type: ignore[assignment]
     return module
 
 

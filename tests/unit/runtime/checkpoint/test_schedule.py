@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import RankError
-from allranks.runtime.checkpoint.checkpointer import AgreementSchedule, parse_every, parse_time
+from allranks.runtime.checkpoint.schedule import AgreementSchedule, parse_every, parse_time
 
 UNITS = {"s": 1, "sec": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600, "hour": 3600, "d": 86400}
 

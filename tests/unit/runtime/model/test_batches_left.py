@@ -9,17 +9,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-import allranks
 from allranks.errors import RankError
 
 
 @pytest.fixture
-def ctx(clean_env, monkeypatch):
+def ctx(start):
     """Give a context in a world of one."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with allranks.init("gloo", seed=1) as ctx:
-        yield ctx
+    return start(seed=1)
 
 
 def net():

@@ -66,13 +66,8 @@ def run_ranks(run_ranks):
     return run
 
 
-def facts_of(results):
-    assert [(code, err) for code, _, err in results] == [(0, "")] * len(results), results
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in results]
-
-
 @pytest.mark.parametrize("strategy", ["auto", "flat", "ddp"])
-def test_plain_backward_averages(run_ranks, strategy):
+def test_plain_backward_averages(facts_of, strategy):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     module = net()
@@ -87,13 +82,13 @@ with allranks.init() as ctx:
     tell(worst=worst(model, whole(6)), kind=type(model).__name__, keys=[*model.state_dict()][0])
 """
     kind = {"auto": "Flat", "flat": "Flat", "ddp": "Buckets"}[strategy]
-    for facts in facts_of(run_ranks(script, LEAST=LEAST[strategy])):
+    for facts in facts_of(script, LEAST=LEAST[strategy]):
         assert (facts["kind"], facts["keys"]) == (kind, "module.body.0.weight")
         assert facts["worst"] < 1e-15
 
 
 @pytest.mark.parametrize("strategy", ["auto", "flat", "ddp", "fsdp"])
-def test_accumulation_over_uneven_batches_is_the_mean_over_all_samples(run_ranks, strategy):
+def test_accumulation_over_uneven_batches_is_the_mean_over_all_samples(facts_of, strategy):
     """Three micro-batches of 4, 4 and 3 samples on two ranks; the last one gives rank 1 only one."""
     script = f"""{HEAD}
 with allranks.init() as ctx:
@@ -112,13 +107,13 @@ with allranks.init() as ctx:
         done.append(progress.stepped)
     tell(worst=worst(model, whole(11)), done=done, step=progress.step, size=progress.accumulation)
 """
-    for facts in facts_of(run_ranks(script, LEAST=LEAST[strategy])):
+    for facts in facts_of(script, LEAST=LEAST[strategy]):
         assert (facts["done"], facts["step"], facts["size"]) == ([False, False, True], 1, 3)
         assert facts["worst"] < 1e-15
 
 
 @pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp"])
-def test_a_rank_without_samples_counts_nothing(run_ranks, strategy):
+def test_a_rank_without_samples_counts_nothing(facts_of, strategy):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     model = ctx.prepare(net(), strategy={strategy!r})
@@ -127,12 +122,12 @@ with allranks.init() as ctx:
     ctx.backward(loss_of(model, x, y))
     tell(worst=worst(model, whole(2)))
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts["worst"] < 1e-15
 
 
 @pytest.mark.parametrize("strategy", ["flat", "ddp"])
-def test_no_message_before_the_last_micro_batch(run_ranks, strategy):
+def test_no_message_before_the_last_micro_batch(facts_of, strategy):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     model = ctx.prepare(net(), strategy={strategy!r})
@@ -144,12 +139,12 @@ with allranks.init() as ctx:
         grads.append(next(iter(model.parameters())).grad.sum().item())
     tell(grads=grads)
 """
-    first, second = facts_of(run_ranks(script))
+    first, second = facts_of(script)
     assert first["grads"][0] != second["grads"][0]
     assert first["grads"][1] == second["grads"][1]
 
 
-def test_two_forward_passes_before_a_backward_and_two_backward_passes_before_a_step(run_ranks):
+def test_two_forward_passes_before_a_backward_and_two_backward_passes_before_a_step(facts_of):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     model = ctx.prepare(net(), strategy="flat")
@@ -162,7 +157,7 @@ with allranks.init() as ctx:
     (loss_of(model, x[b], y[b]) / 2).backward()
     tell(worst=max(once, worst(model, whole(8))))
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts["worst"] < 1e-15
 
 
@@ -209,7 +204,7 @@ with allranks.init() as ctx:
     assert everyone[0] == everyone[1] == everyone[2]
 
 
-def test_compressed_gradients_are_rounded_and_no_more(run_ranks):
+def test_compressed_gradients_are_rounded_and_no_more(facts_of):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     x, y = data(6)
@@ -224,74 +219,12 @@ with allranks.init() as ctx:
             found[strategy + compress] = worst(model, expected) / scale
     tell(**found)
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         for name, error in facts.items():
             assert 1e-7 < error < (2**-7 if "bf16" in name else 2**-10), name
 
 
-def test_running_statistics_are_those_of_rank_0(run_ranks):
-    script = f"""{HEAD}
-with allranks.init() as ctx:
-    model = ctx.prepare(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)), channels_last=True)
-    torch.manual_seed(ctx.rank)
-    for _ in range(3):
-        model(torch.randn(2, 2, 6, 6)).sum().backward()
-    before = model.module[1].running_mean.tolist()
-    with torch.no_grad():
-        model(torch.randn(2, 2, 6, 6))  # Without gradients nothing is sent.
-    model.train()
-    model(torch.randn(2, 2, 6, 6)).sum()
-    weight = model.module[0].weight
-    tell(kind=type(model).__name__, tracked=model.module[1].num_batches_tracked.item(), before=before,
-         last=weight.is_contiguous(memory_format=torch.channels_last), strides=weight.grad.stride() == weight.stride())
-"""
-    first, second = facts_of(run_ranks(script))
-    assert first["before"] != second["before"]  # Of its own batch, after the forward pass, as with DDP.
-    for facts in (first, second):
-        assert (facts["kind"], facts["tracked"], facts["last"], facts["strides"]) == ("Flat", 5, True, True)
-
-
-def test_unused_parameters_are_named_or_allowed(run_ranks):
-    script = f"""{HEAD}
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.left, self.never = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-    def forward(self, x, left=False):
-        return self.left(self.used(x)) if left else self.used(x)
-with allranks.init() as ctx:
-    found = {{}}
-    for strategy in ("flat", "ddp"):
-        model = ctx.prepare(Branches(), strategy=strategy)
-        optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
-        try:
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-        except RankError as error:
-            found[strategy] = str(error)
-        model = ctx.prepare(Branches(), strategy=strategy, find_unused_parameters=True)
-        optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
-        model(torch.ones(1, 2), left=ctx.rank == 0).sum().backward()
-        inner = model.module
-        found[strategy + " grads"] = [inner.left.bias.grad.tolist(), inner.never.bias.grad is None]
-        optimizer.step()
-    model = ctx.prepare(Branches(), strategy="ddp")  # Without our optimizer, torch notices in the next step.
-    model(torch.ones(1, 2)).sum().backward()
-    try:
-        model(torch.ones(1, 2))
-    except RankError as error:
-        found["late"] = str(error)
-    tell(**found)
-"""
-    for rank, facts in enumerate(facts_of(run_ranks(script))):
-        for when in ("flat", "ddp", "late"):
-            names = "left.weight, left.bias, never.weight, never.bias"
-            assert facts[when].startswith(f"4 parameters of the model got no gradient on rank {rank}: {names}\n")
-            assert "find_unused_parameters=True" in facts[when]
-        assert facts["flat grads"] == facts["ddp grads"] == [[0.5, 0.5], True]
-
-
-def test_a_model_called_past_its_wrapper_is_an_error(run_ranks):
+def test_a_model_called_past_its_wrapper_is_an_error(facts_of):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     model = ctx.prepare(net())
@@ -302,11 +235,11 @@ with allranks.init() as ctx:
     except RankError as error:
         tell(error=str(error))
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts["error"].startswith("optimizer.step() with gradients that were not averaged over the ranks")
 
 
-def test_gradients_for_somebody_else_send_nothing(run_ranks):
+def test_gradients_for_somebody_else_send_nothing(facts_of):
     """Only rank 0 asks for gradients of its input: a message would find nobody."""
     script = f"""{HEAD}
 with allranks.init() as ctx:
@@ -319,25 +252,11 @@ with allranks.init() as ctx:
     loss_of(model, *data(2)).backward()
     tell(worst=worst(model, whole(2)))
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts["worst"] < 1e-15
 
 
-def test_ranks_with_different_models(run_ranks):
-    script = f"""{HEAD}
-with allranks.init() as ctx:
-    try:
-        ctx.prepare(nn.Linear(3, 2 + (ctx.rank == 1)))
-    except RankError as error:
-        tell(error=str(error))
-"""
-    for facts in facts_of(run_ranks(script)):
-        assert facts["error"].startswith("rank 1 made another model than rank 0\n")
-        assert "rank 0 has bias (2,)" in facts["error"]
-        assert "rank 1 has bias (3,)" in facts["error"]
-
-
-def test_a_large_gradient_that_one_rank_lacks(run_ranks):
+def test_a_large_gradient_that_one_rank_lacks(facts_of):
     """The second layer is sent by itself; rank 1 leaves it out, and both send in the same order."""
     script = f"""{HEAD}
 class Branches(nn.Module):
@@ -358,7 +277,7 @@ with allranks.init() as ctx:
     expected = inner.first(torch.ones(1, 400)).double().sum().item() * 400
     tell(found=found, expected=expected)
 """
-    first, second = facts_of(run_ranks(script))
+    first, second = facts_of(script)
     assert first["found"] == second["found"]
     (once, never), (twice, never_again) = first["found"]
     assert (never, never_again) == (True, True)
@@ -366,7 +285,7 @@ with allranks.init() as ctx:
     assert twice[1] == pytest.approx(first["expected"], rel=1e-3, abs=1e-2)
 
 
-def test_ranks_that_cannot_share_memory_take_gloo(run_ranks):
+def test_ranks_that_cannot_share_memory_take_gloo(facts_of):
     script = f"""{HEAD}
 def refuse(name):
     raise OSError(24, "Too many open files")
@@ -379,13 +298,13 @@ with allranks.init() as ctx:
     loss_of(model, x[mine], y[mine]).backward()
     tell(worst=worst(model, whole(6)), buffer=type(model._late[0]).__name__)
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts["buffer"] == "Message"
         assert facts["worst"] < 1e-15
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_memory_is_shared_step_after_step(run_ranks, world_size):
+def test_memory_is_shared_step_after_step(facts_of, world_size):
     """Nobody overwrites what another rank still reads, whichever rank is late, and what is done to gradients is own."""
     script = f"""{HEAD}
 import random, time
@@ -404,58 +323,6 @@ with allranks.init() as ctx:
         model.module.weight.grad = None
     tell(worst=worst, buffer=type(model._late[0]).__name__)
 """
-    for facts in facts_of(run_ranks(script, world_size)):
+    for facts in facts_of(script, world_size):
         assert facts["buffer"] == "SharedMessage"
         assert facts["worst"] < 1e-12
-
-
-def test_buffers_that_a_model_assigns_anew_are_those_of_rank_0(run_ranks):
-    script = f"""{HEAD}
-class Average(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.register_buffer("mean", torch.zeros(1))
-    def forward(self, x):
-        seen = self.mean.item()
-        self.mean = 0.5 * self.mean + x.mean().reshape(1)
-        return self.layer(x), seen
-with allranks.init() as ctx:
-    model = ctx.prepare(Average(), strategy="flat")
-    seen = []
-    for _ in range(3):
-        out, mean = model(torch.full((2, 1), 1.0 + ctx.rank))
-        out.sum().backward()
-        seen.append(mean)
-    tell(seen=seen)
-"""
-    assert facts_of(run_ranks(script)) == [{"seen": [0.0, 1.0, 1.5]}] * 2
-
-
-@pytest.mark.parametrize("strategy", ["flat", "ddp", "fsdp"])
-def test_backward_passes_are_counted_once_whoever_calls_them(run_ranks, strategy):
-    script = f"""{HEAD}
-with allranks.init() as ctx:
-    model = ctx.prepare(nn.Linear(2, 1), strategy={strategy!r})
-    counts = []
-    for own in (True, False):
-        loss = model(torch.ones(1, 2)).sum()
-        ctx.backward(loss) if own else loss.backward()
-        counts.append([ctx.progress.backwards, ctx.progress.weighed])
-    tell(counts=counts)
-"""
-    assert facts_of(run_ranks(script)) == [{"counts": [[1, 1], [2, 1]]}] * 2
-
-
-def test_the_model_inside_works_on_rank_0_alone(run_ranks):
-    script = f"""{HEAD}
-with allranks.init() as ctx:
-    found = []
-    for strategy in ("flat", "ddp"):
-        module = nn.BatchNorm1d(2)
-        model = ctx.prepare(module, strategy=strategy)
-        out = ctx.on_main(lambda: ctx.unwrap(model)(torch.ones(4, 2)).sum().item())
-        found.append([ctx.unwrap(model) is module, out])
-    tell(found=found)
-"""
-    assert facts_of(run_ranks(script)) == [{"found": [[True, 0.0]] * 2}] * 2

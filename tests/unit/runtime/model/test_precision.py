@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import allranks
-
 HEAD = """
 import json, sys
 import torch
@@ -34,26 +32,6 @@ def full(t):
 def tell(**facts):
     sys.stdout.write(json.dumps(facts) + "\\n")
 """
-
-
-def facts_of(results):
-    assert [(code, err) for code, _, err in results] == [(0, "")] * len(results), results
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in results]
-
-
-@pytest.fixture
-def start(clean_env, monkeypatch):
-    opened = []
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-
-    def init(**options):
-        opened.append(allranks.init("gloo", **options))
-        return opened[-1]
-
-    yield init
-    for ctx in opened:
-        ctx.close()
 
 
 def net():
@@ -124,7 +102,7 @@ def test_two_optimizers_share_a_backward_pass_with_fp16(start):
 
 
 @pytest.mark.parametrize("strategy", ["flat", "ddp", "fsdp"])
-def test_checkpointed_activations_give_the_same_gradients(run_ranks, strategy):
+def test_checkpointed_activations_give_the_same_gradients(facts_of, strategy):
     script = f"""{HEAD}
 with allranks.init() as ctx:
     grads, calls, keys = [], [], []
@@ -140,11 +118,11 @@ with allranks.init() as ctx:
         keys.append([*model.state_dict()])
     tell(same=grads[0] == grads[1], calls=calls, keys=keys[0] == keys[1])
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts == {"same": True, "calls": [1, 2], "keys": True}
 
 
-def test_fsdp_shards_and_gives_the_gradients_of_all_samples(run_ranks):
+def test_fsdp_shards_and_gives_the_gradients_of_all_samples(facts_of):
     script = f"""{HEAD}
 with allranks.init(precision="fp32") as ctx:
     x, y = data()
@@ -172,13 +150,13 @@ with allranks.init(precision="fp32") as ctx:
     tell(worst=worst, apart=apart, quiet=quiet, local=list(model[0].a.weight.to_local().shape),
          same=unwrap(model) is module, fused=optimizer.param_groups[0]["fused"])
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts["worst"] < 1e-6
         assert facts["apart"] < 1e-4
         assert (facts["quiet"], facts["local"], facts["same"]) == ([True, False], [8, 8], True)
 
 
-def test_fsdp_with_fp16_skips_on_all_ranks_what_overflowed_on_one(run_ranks):
+def test_fsdp_with_fp16_skips_on_all_ranks_what_overflowed_on_one(facts_of):
     script = f"""{HEAD}
 with allranks.init(precision="fp16") as ctx:
     x, y = data()
@@ -199,7 +177,7 @@ with allranks.init(precision="fp16") as ctx:
         moved.append(any(not torch.equal(a, b) for a, b in zip(before, weights(), strict=True)))
     tell(moved=moved, scale=ctx.scaler.state_dict()["scale"])
 """
-    for facts in facts_of(run_ranks(script)):
+    for facts in facts_of(script):
         assert facts == {"moved": [True, False, True], "scale": 4.0}
 
 

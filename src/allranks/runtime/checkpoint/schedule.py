@@ -1,0 +1,76 @@
+"""When a checkpoint is due: what the script says of that, and the steps at which the ranks agree on it."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from allranks.errors import RankError
+
+#: Seconds between two agreements of the ranks: a request to stop waits up to so long.
+AGREE_SECONDS = 0.5
+_NAMES = {1: ("s", "sec", "second"), 60: ("m", "min", "minute"), 3600: ("h", "hour"), 86400: ("d", "day")}
+_UNITS = {name: seconds for seconds, names in _NAMES.items() for name in names}
+_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]+?)s?", re.ASCII | re.IGNORECASE)
+#: Most steps between two agreements: if the steps become slow suddenly, a request must not wait for long.
+_MOST = 256
+
+
+def check_keep(keep: object) -> None:
+    """Raise unless at least one checkpoint stays."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
+
+
+def parse_every(every: int | str | None) -> tuple[int | None, float | None]:
+    """Return the steps, or the seconds, of ``500``, ``"500 steps"``, ``"10min"``, ``"1.5 h"`` or ``"30 s"``."""
+    if every is None:
+        return None, None
+    if isinstance(every, int) and not isinstance(every, bool):
+        if every > 0:
+            return every, None
+    elif isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
+        number, unit = float(match[1]), match[2].lower()
+        if unit == "step" and number >= 1 and number == int(number):
+            return int(number), None
+        if unit in _UNITS and number > 0:
+            return None, number * _UNITS[unit]
+    raise RankError(
+        f"every={every!r} is neither a number of steps nor a span of time",
+        fix='write every=500, every="500 steps", every="10min" or every="1h"',
+    )
+
+
+def parse_time(name: str, value: str) -> float:
+    """Return the seconds of an argument such as ``"1min"`` or ``"90 s"``."""
+    match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise RankError(f"invalid span of time: {name}={value!r}", fix=f'write {name}="90 s", {name}="2min"')
+    return float(match[1]) * _UNITS[match[2].lower()]
+
+
+class AgreementSchedule:
+    """The steps at which ranks agree on a save or a stop: all know the next one, about ``seconds`` away.
+
+    The time of a step is that of the slowest rank, exchanged in the agreement itself. The distance at most doubles from
+    one agreement to the next, in case that time was an exception.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.next = step
+        self._last = step
+        self._distance = 1
+        self._since = time.perf_counter()
+
+    def microseconds_per_step(self, step: int) -> int:
+        """Return the mean time of this rank's steps since the last agreement."""
+        now = time.perf_counter()
+        mean = (now - self._since) / max(1, step - self._last)
+        self._since, self._last = now, step
+        return int(mean * 1e6)
+
+    def plan(self, step: int, microseconds: int, seconds: float) -> None:
+        """Set the next agreement, from the time of a step that all ranks agreed on."""
+        fitting = int(seconds * 1e6 / max(1, microseconds))
+        self._distance = max(1, min(fitting, 2 * self._distance, _MOST))
+        self.next = step + self._distance

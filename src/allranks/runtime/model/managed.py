@@ -1,0 +1,241 @@
+"""Optimizers of torch that know about micro-batches, ranks and scaled gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from allranks.errors import RankError
+from allranks.runtime.advance import advance
+from allranks.runtime.model.accumulation import Accumulation, weight
+from allranks.runtime.model.flat import Flat, unwrap
+from allranks.runtime.model.wrappers import Buckets, trained, unused
+from allranks.runtime.steptime import OPTIMIZER, OTHER
+
+if TYPE_CHECKING:
+    from allranks.runtime.context import Context
+    from allranks.runtime.progress import Progress
+
+
+class Scaler(torch.amp.GradScaler):
+    """torch's GradScaler that adapts the scale itself, once all optimizers of a backward pass have made their steps.
+
+    Several optimizers may share one backward pass: the scale changes only when the next loss is scaled, or when
+    the state is saved.
+    """
+
+    due = False
+
+    def scale(self, outputs: Any) -> Any:
+        """Multiply a loss by the scale."""
+        self._adapt()
+        return super().scale(outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return scale and counters, as the next step will see them."""
+        self._adapt()
+        return super().state_dict()
+
+    def _adapt(self) -> None:
+        if self.due:
+            self.due = False
+            self.update()
+
+    def unscale_on_all_ranks(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of a sharded model by the scale; an overflow in one rank's part counts for all."""
+        self.unscale_(optimizer)
+        found: dict[torch.device, torch.Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        for device, overflow in found.items():
+            local = overflow.to_local() if hasattr(overflow, "to_local") else overflow
+            distributed.all_reduce(local, distributed.ReduceOp.MAX)
+            found[device] = local
+
+
+@dataclass
+class Around:
+    """What an optimizer knows of the training around it, and what it saw of that at its last step.
+
+    Attributes:
+        parameters: what is trained, by ``id``.
+        counts_steps: whether its steps are those of the training.
+        start_step: of the metrics: writes what was logged, if it is time to.
+        check_used: whether to look for parameters without gradients.
+        weighed, backwards: what the progress counted until the last step.
+        blocks, plain: what it counted when a step was last asked for.
+        stepped: whether there was a step.
+        consumed: whether the gradients that there are went into a step.
+        in_scaler: whether the scaler is making the step.
+    """
+
+    ctx: Context
+    progress: Progress
+    model: nn.Module | None
+    sharded: bool
+    parameters: frozenset[int]
+    scaler: Scaler | None
+    clip_norm: float | None
+    counts_steps: bool
+    start_step: Callable[[], None]
+    check_used: bool
+    weighed: int
+    backwards: int
+    blocks: int = 0
+    plain: int = 0
+    stepped: bool = False
+    consumed: bool = False
+    in_scaler: bool = False
+
+
+class Managed(torch.optim.Optimizer):
+    """The part of an optimizer that knows of micro-batches and ranks; torch's own class makes the step."""
+
+    _around: Around
+    #: The norm of all gradients together before they were clipped, on the device; None without clipping.
+    grad_norm: Tensor | None = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make a step once the effective batch is complete; do nothing between its micro-batches."""
+        around = self._around
+        if around.in_scaler:
+            return super().step(closure)
+        progress = around.progress
+        if _waits(around):
+            progress.stepped = False
+            return None
+        progress.clock.enter(OPTIMIZER)
+        if progress.weighed == around.weighed and closure is None:
+            if around.stepped:
+                _check_new(around)
+            around.start_step()  # What ctx.backward does otherwise.
+            _check_plain_backward(around)
+        around.weighed, around.backwards = progress.weighed, progress.backwards
+        if isinstance(around.model, Flat):
+            _check_averaged(around.model, closure)
+        if around.check_used and around.model is not None:
+            _check_used(around, around.model)
+        result = self._step(around.scaler, closure)
+        around.consumed = around.stepped = progress.stepped = True
+        progress.clock.enter(OTHER)
+        if around.counts_steps:
+            progress.step += 1
+            progress.clock.count(progress.step)
+        advance()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined] # Hooks run around the step of torch's class, once.
+
+    def _step(self, scaler: Scaler | None, closure: Callable[[], float] | None) -> float | None:
+        """Clip the gradients and step; with a scaler, unless they overflowed."""
+        around = self._around
+        if scaler is not None and around.sharded:
+            scaler.unscale_on_all_ranks(self)
+        elif scaler is not None and around.clip_norm is not None:
+            scaler.unscale_(self)
+        if around.clip_norm is not None:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            self.grad_norm = nn.utils.clip_grad_norm_(parameters, around.clip_norm)
+        if scaler is None:
+            return super().step(closure)
+        around.in_scaler = True
+        try:
+            result: float | None = scaler.step(self)
+        finally:
+            around.in_scaler = False
+        scaler.due = True
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, unless they wait for the rest of an effective batch.
+
+        So it does not matter whether it is called before the backward pass or after the step. An effective batch that
+        is full and was not taken for a step, as after an error, is dropped.
+        """
+        around, progress = self._around, self._around.progress
+        adds_up = progress.accumulation > 1 and (progress.open > 0 or not progress.is_boundary)
+        if not around.consumed and (adds_up or _own_unfinished(around)):
+            return
+        around.consumed = False
+        super().zero_grad(set_to_none)
+
+
+def _own_unfinished(around: Around) -> list[Accumulation]:
+    """Return the effective batches of the optimizer's parameters that wait for further micro-batches."""
+    unfinished = [one for one in around.progress.groups.values() if one.unfinished]
+    return [one for one in unfinished if one.model is around.model or one.trains(around.parameters)]
+
+
+def _waits(around: Around) -> bool:
+    """Whether gradients wait for further micro-batches."""
+    progress = around.progress
+    own = _own_unfinished(around)
+    if not own and progress.is_boundary:
+        around.blocks, around.plain = progress.blocks, progress.plain
+        return False
+    left = around.blocks == progress.blocks and (around.plain != progress.plain or around.ctx.world_size == 1)
+    around.blocks, around.plain = progress.blocks, progress.plain
+    if not left:
+        return True
+    if own:
+        raise RankError(
+            f"optimizer.step() with an effective batch that was left after {own[0].words()}",
+            why="its gradients would be added to those of a backward pass outside of ctx.accumulate",
+            fix="finish it; or put that backward pass into ctx.accumulate(model, steps=1), which drops what was left",
+        )
+    progress.accumulation, progress.micro = 1, 0
+    return False
+
+
+def _check_new(around: Around) -> None:
+    """Check that there was a backward pass since the last step; not in a script that is alone."""
+    # Parameters without their model may be averaged by the script itself; a flat model knows by itself.
+    counted = around.sharded or isinstance(around.model, Buckets)
+    if counted and around.progress.backwards == around.backwards:
+        raise RankError(
+            "optimizer.step() without a backward pass since the last step",
+            why="the same gradients would be applied twice",
+            fix="call optimizer.step() once after each ctx.backward(loss)",
+        )
+
+
+def _check_plain_backward(around: Around) -> None:
+    """Check that ``loss.backward()``, without the context, was right."""
+    progress, world_size = around.progress, around.ctx.world_size
+    fix = "ctx.backward(loss), not loss.backward()"
+    if around.scaler is not None:
+        why = "with fp16 the loss has to be scaled, or small gradients become zero"
+    elif progress.accumulation > 1:
+        why = f"gradients of {progress.accumulation} micro-batches are added up, and have to be divided"
+    elif weight(progress, world_size) != 1.0:
+        why = f"this rank has {progress.samples} of {progress.total} samples of the batch, not its even share"
+    elif progress.last is not None and progress.last % world_size:
+        why = f"the last batch of the epoch has {progress.last} samples for {world_size} ranks, no even shares"
+        fix += ", or ctx.loader(..., drop_last=True)"
+    else:
+        return
+    raise RankError("optimizer.step() without ctx.backward(loss)", why=why, fix=fix)
+
+
+def _check_averaged(flat: Flat, closure: object) -> None:
+    """Check that the gradients are those of all ranks, and not this rank's own."""
+    if not flat.averaged and closure is None:
+        raise RankError(
+            "optimizer.step() with gradients that were not averaged over the ranks",
+            why="no backward pass went through what the prepared model returned since the last step",
+            fix='call the object that ctx.prepare() gave, not the model inside; where that cannot be, strategy="ddp"',
+        )
+    flat.averaged = False
+
+
+def _check_used(around: Around, model: nn.Module) -> None:
+    """Check that all parameters got gradients: in the first step, since torch's own check comes one step later.
+
+    Of a sharded model, which torch does not check, in each step.
+    """
+    around.check_used = around.sharded
+    missing = [name for name, parameter in trained(unwrap(model)).items() if parameter.grad is None]
+    if missing:
+        raise unused(missing, around.ctx.rank)
