@@ -41,7 +41,7 @@ class Meeting:
         self.port = self.listener.getsockname()[1]
         self.stores = self.losses = 0
         self.addresses = []
-        self.coordinator = Coordinator(spec, KEY, self.listener, self)
+        self.coordinator = Coordinator(spec, KEY, self.listener, self, "2.13.0")
         self.agents = []
 
     def open(self, address):
@@ -136,7 +136,7 @@ def test_nodes_with_different_versions_of_torch_do_not_begin(meet):
     for agent in agents:
         outcome = agent.hear("outcome")
         told = (outcome["state"], outcome["reason"], outcome["lost"])
-        versions = "it has torch 2.12.1, and node 0 (host0) has torch 2.13.0"
+        versions = f"it has torch 2.12.1, and node 0 ({socket.gethostname()}) has torch 2.13.0"
         assert told == ("FAILED", f"node 1 (host1) was rejected: {versions}", [])
 
 
@@ -180,7 +180,7 @@ def test_the_version_of_torch_is_told_without_its_import(tmp_path, monkeypatch, 
 def test_nodes_without_torch_begin_beside_those_that_have_it(meet):
     """Their ranks need none: the agents of others whose ranks need it end by themselves."""
     meeting = meet(orders(3))
-    agents = [*meeting.ready(0, torch=None), *meeting.ready(1), *meeting.ready(2, torch=None)]
+    agents = [*meeting.ready(0), *meeting.ready(1, torch=None), *meeting.ready(2, torch=None)]
     for agent in agents:
         assert len(agent.hear("generation")["nodes"]) == 3
 
@@ -311,7 +311,7 @@ def test_an_agent_that_begins_anew_while_it_is_dialled_is_dialled_again(meet, tm
                 meetings.append(meet(orders(2, master_port=port)))
                 meetings[0].listener.close()
                 meetings[0].listener = listener = listen(None, port)
-                meetings[0].coordinator = Coordinator(meetings[0].spec, KEY, listener, meetings[0])
+                meetings[0].coordinator = Coordinator(meetings[0].spec, KEY, listener, meetings[0], None)
             else:
                 meetings[0].coordinator.tick()
             client.tick()
@@ -418,7 +418,7 @@ def test_a_spare_that_comes_when_the_job_has_ended_is_told_how(meet):
 
 def test_who_could_not_be_started_is_not_waited_for(meet, monkeypatch):
     monkeypatch.setattr(coordinator_module, "LAST_CALL_SECONDS", 600)
-    absent = {1: ("host1", "ssh: no route to host")}
+    absent = {1: ("node 1 (host1)", "ssh: no route to host")}
     for spares, expected in ((0, [0, 2]), (1, [0, 3, 2])):
         meeting = meet(with_spares(3, spares, min_nodes=2))
         monkeypatch.setattr(coordinator_module, "not_started", lambda node: absent)
@@ -434,13 +434,13 @@ def test_the_others_hear_of_a_node_that_is_turned_away(meet):
     (other,) = meeting.ready(2, torch="1.0")
     assert other.hear("outcome")["state"] == "FAILED"
     lost = agents[0].hear("lost")
-    assert (lost["node"], lost["why"]) == (2, "it has torch 1.0, and node 0 (host0) has torch 2.13.0")
+    assert (lost["node"], lost["why"]) == (2, f"it has torch 1.0, and node 0 ({socket.gethostname()}) has torch 2.13.0")
     assert generation(agents) == [0, 1]
 
 
 def test_too_few_are_left_when_most_could_not_be_started(meet, monkeypatch):
     meeting = meet(orders(3, min_nodes=2))
-    absent = {1: ("host1", "no route"), 2: ("host2", "no key")}
+    absent = {1: ("node 1 (host1)", "no route"), 2: ("node 2 (host2)", "no key")}
     monkeypatch.setattr(coordinator_module, "not_started", lambda node: absent)
     (first,) = meeting.ready(0)
     why = "node 1 (host1) was lost: no route; node 2 (host2) was lost: no key (1 of 3 nodes left, 2 needed)"
