@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_coordinator import orders
+from meetings import orders
 
 from allranks import contract
 from allranks.agent.nodes.coordinator import filled, not_started
