@@ -11,15 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.contract import NodeSpec
 from allranks.launch.submit import copy_node_code
 from allranks.record import key
 from allranks.system.processes import marked
+from node_orders import NODE
 from waiting import PATIENCE
 
 #: Starts a command on a node, with an environment and files for stdout and stderr.
@@ -61,27 +61,9 @@ class ByHand:
         target = self.folder / "train.py"
         target.write_text(script)
         (self.folder / contract.KEY_FILE).write_text(key.written(self.key))
-        given: dict[str, Any] = {
-            "run_id": self.folder.name,
-            "run_dir": str(self.folder),
-            "attempt": 0,
-            "node": 0,
-            "nnodes": self.nodes,
-            "nproc_per_node": 1,
-            "kind": "script",
-            "target": str(target),
-            "args": args,
-            "python_options": (),
-            "warm": True,
-            "max_restarts": 0,
-            "restart_delay": 0.0,
-            "stop_timeout": 5.0,
-            "master_addr": "127.0.0.1",
-            "master_port": None,
-            "file_mode": 0o600,
-            "min_nodes": self.nodes,
-        }
-        (self.folder / "node.json").write_text(NodeSpec(**{**given, **fields}).to_json())
+        run = {"run_id": self.folder.name, "run_dir": str(self.folder), "nnodes": self.nodes, "min_nodes": self.nodes}
+        spec = replace(NODE, **{**run, "target": str(target), "args": args, **fields})
+        (self.folder / "node.json").write_text(spec.to_json())
         if not (self.folder / "code").exists():
             copy_node_code(self.folder / "code")
 

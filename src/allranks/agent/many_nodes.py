@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from allranks import contract
-from allranks.agent.nodes.client import CoordinatorClient
+from allranks.agent.nodes.client import CoordinatorClient, torch_to_match
 from allranks.agent.nodes.coordinator import Coordinator
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
@@ -51,7 +51,7 @@ def run_many_nodes(
     if listener:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # Each other node is a connection.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        coordinator = Coordinator(node, known, listener, stores)
+        coordinator = Coordinator(node, known, listener, stores, torch_to_match())
     client = CoordinatorClient(node, known, stop, events, coordinator)
     fork_client.coordinator = client
     why: str | None = "its agent failed"

@@ -113,10 +113,9 @@ class NodeFacts:
                 yield f"kernel: {line}"
 
     def _changed_links(self) -> Iterator[str]:
-        for name, before in self._links.items():
-            now = dict(_links((name,))).get(name, before)
-            if now > before:
-                yield f"link {name} went down {now - before} times since the ranks started"
+        for name, now in _links():
+            if (grown := now - self._links.get(name, now)) > 0:
+                yield f"link {name} went down {grown} times since the ranks started"
 
 
 def _open_kernel_log() -> int | None:
@@ -146,12 +145,12 @@ def _new_lines(descriptor: int) -> list[str]:
     return found[-_MOST_LINES:]
 
 
-def _links(names: Collection[str] | None = None) -> Iterator[tuple[str, int]]:
+def _links() -> Iterator[tuple[str, int]]:
     """Yield the network interfaces of hardware and the InfiniBand ports, with how often each has lost its link."""
     counters = [(path.parent.name, path.with_name("carrier_down_count")) for path in _NET.glob("*/device")]
     counters += [(path.parts[-5], path) for path in _INFINIBAND.glob("*/ports/*/counters/link_downed")]
     for name, path in counters:
-        if (names is None or name in names) and (text := text_of(path).strip()).isdecimal():
+        if (text := text_of(path).strip()).isdecimal():
             yield name, int(text)
 
 

@@ -175,35 +175,26 @@ def go_on(
     if ending := job.ending():
         return _given_up(decision, ending)
     notify()
-    if decision.without:
-        return _without_a_node(run, decision, decision.without, job)
-    # Recorded before: to be put back into the queue may end this process at once.
-    requeued = replace(decision, how="requeue", job=job.id)
-    _record(run / contract.attempt_dir(attempt), requeued)
-    refused = job.requeue(lost=decision.lost)
-    if refused is None:
-        return requeued
-    if ending := job.ending():  # It was cancelled meanwhile: another job would continue what a person has ended.
-        return _given_up(decision, ending)
-    new, problem = job.submit(run, lost=decision.lost)
-    if problem is None:
-        how = "dependent" if job.waits(lost=decision.lost) else "submit"
-        return replace(decision, how=how, job=new, why=f"{decision.why}; {refused}")
-    return _given_up(decision, f"{refused}, and {problem}")
+    refused = None
+    if decision.without is None:
+        # Recorded before: to be put back into the queue may end this process at once.
+        requeued = replace(decision, how="requeue", job=job.id)
+        _record(run / contract.attempt_dir(attempt), requeued)
+        refused = job.requeue(lost=decision.lost)
+        if refused is None:
+            return requeued
+        if ending := job.ending():  # It was cancelled meanwhile: another job would continue what a person has ended.
+            return _given_up(decision, ending)
+    elif not job.can_exclude:  # Another job has to leave the host out: that of a running job cannot be changed.
+        return _given_up(decision, f"{job.variables.name} cannot leave a node out")
+    new, problem = job.submit(run, lost=decision.lost, without=decision.without)
+    if problem is not None:
+        return _given_up(decision, f"{refused}, and {problem}" if refused else problem)
+    how = "dependent" if job.waits(lost=decision.lost) else "submit"
+    return replace(decision, how=how, job=new, why=f"{decision.why}; {refused}" if refused else decision.why)
 
 
-def _without_a_node(run: Path, decision: Decision, host: str, job: BatchJob) -> Decision:
-    """Submit another job that does not use a host: that of a running job cannot be changed."""
-    if not job.can_exclude:
-        problem: str | None = f"{job.variables.name} cannot leave a node out"
-    else:
-        new, problem = job.submit(run, lost=False, without=host)
-        if problem is None:
-            return replace(decision, how="dependent" if job.waits(lost=False) else "submit", job=new)
-    return _given_up(decision, problem)
-
-
-def _given_up(decision: Decision, against: str | None) -> Decision:
+def _given_up(decision: Decision, against: str) -> Decision:
     return Decision(False, f"{decision.why}, but {against}", given_up=True)
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,24 @@ class EventWriter:
             pass
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """Yield the complete events of a file, none if it is missing; a line that was cut off is skipped."""
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file of JSON lines, none if it is missing; a line that was cut off is skipped."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return
     for line in data.splitlines():
-        try:
+        with suppress(ValueError):
             raw = json.loads(line)
+            if isinstance(raw, dict):
+                yield raw
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the complete events of a file, none if it is missing."""
+    for raw in read_lines(path):
+        with suppress(KeyError):
             yield Event(raw.pop("time"), raw.pop("host"), raw.pop("kind"), raw.pop("rank", None), raw)
-        except (ValueError, KeyError, AttributeError, TypeError):
-            continue
 
 
 @dataclass(frozen=True)
@@ -78,18 +85,11 @@ class SaveRecord:
 
 def read_saves(run: Path) -> list[SaveRecord]:
     """Return the checkpoints of a run, oldest first; none if its script saves in its own way."""
-    try:
-        lines = (run / contract.CHECKPOINTS_FILE).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-            path = record["path"]
-            number, step, when = int(record["attempt"]), int(record["step"]), record.get("time")
-            save = SaveRecord(number, step, path and str(path), bool(record["leaving"]), when and float(when))
-        except (ValueError, KeyError, TypeError):
-            continue  # Cut off by the end of its writer.
-        found.append(save)
+    with suppress(OSError):
+        for record in read_lines(run / contract.CHECKPOINTS_FILE):
+            with suppress(ValueError, KeyError, TypeError):
+                path, when = record["path"], record.get("time")
+                number, step, leaving = int(record["attempt"]), int(record["step"]), bool(record["leaving"])
+                found.append(SaveRecord(number, step, path and str(path), leaving, when and float(when)))
     return found

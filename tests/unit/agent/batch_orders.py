@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from allranks.agent import pbs_job
-from allranks.contract import BatchSpec, NodeSpec
+from allranks.contract import BatchSpec
+from node_orders import NODE
 
 ORDERS = BatchSpec(
     module="allranks.agent.pbs_job",
@@ -20,25 +21,6 @@ ORDERS = BatchSpec(
     time=None,
     warn_before=0,
     removes_secrets=False,
-)
-NODE = NodeSpec(
-    run_id="x",
-    run_dir="/nowhere",
-    attempt=0,
-    node=0,
-    nnodes=1,
-    nproc_per_node=1,
-    kind="script",
-    target="/nowhere/train.py",
-    args=(),
-    python_options=(),
-    warm=True,
-    max_restarts=0,
-    restart_delay=0.0,
-    stop_timeout=2.0,
-    master_addr="127.0.0.1",
-    master_port=None,
-    file_mode=0o600,
 )
 
 

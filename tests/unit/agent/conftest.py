@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from meetings import Meeting
 
+from allranks.contract import NodeSpec
+from node_orders import NODE
 from waiting import PATIENCE
 
 HARNESS = Path(__file__).with_name("rank_harness.py")
@@ -51,7 +55,8 @@ class RankRunner:
             }
             for number in range(count)
         ]
-        run = {"starts": starts, "kind": kind, "target": target, "args": args, "plain": plain}
+        node = replace(NODE, kind=kind, target=target, args=args, stop_timeout=2.0)
+        run = {"starts": starts, "node": node.to_json(), "plain": plain}
         usual = {"preload": [], "open_files": 0, "signal": "", "clean": True, "abandoned": False}
         told = self._harness({**run, **usual, **options})
         return [self._ended(number, told) for number in range(count)], told
@@ -112,3 +117,17 @@ def rank(tmp_path: Path, allranks_env: dict[str, str]) -> RankRunner:
 def mode(request: pytest.FixtureRequest) -> dict[str, bool]:
     """Give the options for each of the two ways to start a rank."""
     return {"plain": request.param == "plain"}
+
+
+@pytest.fixture
+def meet() -> Iterator[Callable[[NodeSpec], Meeting]]:
+    """Give what makes a coordinator for the orders of its node."""
+    meetings: list[Meeting] = []
+
+    def make(spec: NodeSpec) -> Meeting:
+        meetings.append(Meeting(spec))
+        return meetings[-1]
+
+    yield make
+    for meeting in meetings:
+        meeting.close()

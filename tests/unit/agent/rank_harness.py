@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 import time
-from dataclasses import replace
 from importlib import import_module
 
 from allranks.agent.main import fork_server
@@ -15,26 +14,6 @@ from allranks.agent.workers.fork_server import ForkClient
 from allranks.agent.workers.rank import RankStart
 from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
-
-NODE = NodeSpec(
-    run_id="harness",
-    run_dir="/nowhere",
-    attempt=0,
-    node=0,
-    nnodes=1,
-    nproc_per_node=1,
-    kind="script",
-    target="",
-    args=(),
-    python_options=(),
-    warm=True,
-    max_restarts=0,
-    restart_delay=0.0,
-    stop_timeout=2.0,
-    master_addr="127.0.0.1",
-    master_port=None,
-    file_mode=0o600,
-)
 
 
 def start_all(ranks, raw):
@@ -65,8 +44,7 @@ def main():
         import_module(name)
     if raw["open_files"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raw["open_files"], raw["open_files"]))
-    node = replace(NODE, kind=raw["kind"], target=raw["target"], args=tuple(raw["args"]))
-    channel = fork_server(node, (sys.executable,) if raw["plain"] else None)
+    channel = fork_server(NodeSpec.from_json(raw["node"]), (sys.executable,) if raw["plain"] else None)
     ranks = ForkClient(channel, lambda: None, lambda: None)
     if raw["abandoned"]:
         ranks.start([RankStart(**start) for start in raw["starts"]])

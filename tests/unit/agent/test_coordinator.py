@@ -2,122 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
-import sys
 import time
 
-import pytest
+from meetings import orders
 
 from allranks import contract
-from allranks.agent.nodes import client as client_module
 from allranks.agent.nodes import coordinator as coordinator_module
-from allranks.agent.nodes.channel import Channel
-from allranks.agent.nodes.client import CoordinatorClient, torch_to_match
-from allranks.agent.nodes.coordinator import Coordinator
-from allranks.agent.stop import StopRequest
-from allranks.agent.stores import listen
-from allranks.contract import NodeSpec
-from allranks.errors import LaunchError
-from allranks.record.events import EventWriter
-from waiting import PATIENCE
-
-KEY = bytes(range(32))
-
-
-def orders(nodes=3, **fields):
-    given = {"run_id": "run", "run_dir": "/nowhere", "attempt": 2, "node": 0, "nnodes": nodes, "nproc_per_node": 2}
-    given |= {"kind": "script", "target": "/nowhere/train.py", "args": (), "python_options": (), "warm": True}
-    given |= {"max_restarts": 0, "restart_delay": 1.0, "stop_timeout": 5.0, "master_addr": "localhost"}
-    return NodeSpec(**{**given, "master_port": None, "file_mode": 0o600, "min_nodes": nodes, **fields})
-
-
-class Meeting:
-    """A coordinator, and what it did."""
-
-    def __init__(self, spec):
-        self.listener = listen(None, None)
-        self.spec = spec
-        self.port = self.listener.getsockname()[1]
-        self.stores = self.losses = 0
-        self.addresses = []
-        self.coordinator = Coordinator(spec, KEY, self.listener, self)
-        self.agents = []
-
-    def open(self, address):
-        self.stores += 1
-        self.addresses.append(address)
-        return 1000 + self.stores
-
-    def tick(self):
-        pass
-
-    def report_loss(self):
-        self.losses += 1
-
-    was_used = True
-
-    def agent(self, node, *, behind=0.0, ranks=2, **fields):
-        agent = Agent(self, behind)
-        said = {"attempt": 2, "node": node, "host": f"host{node}", "ranks": ranks, "torch": "2.13.0"}
-        agent.say("hello", **{**said, **fields})
-        return agent
-
-    def ready(self, *nodes, **options):
-        """Bring agents that are ready."""
-        agents = [self.agent(node, **options) for node in nodes]
-        for agent in agents:
-            agent.say("ready")
-        return agents
-
-    def close(self):
-        self.coordinator.close()
-        for agent in self.agents:
-            agent.socket.close()
-
-
-class Agent:
-    """The other end of a connection to the coordinator, with a clock that is so many seconds behind."""
-
-    def __init__(self, meeting, behind=0.0, key=KEY):
-        self.meeting = meeting
-        self.behind = behind
-        self.socket = socket.create_connection(("127.0.0.1", meeting.port))
-        meeting.agents.append(self)
-        self.channel = Channel(self.socket, key, is_coordinator=False, patient=True)
-        self.heard = []
-        self.wait("a greeting", lambda: self.channel.has_heard)
-
-    def say(self, kind, **fields):
-        self.channel.send(kind, **{"sent": time.time() - self.behind, **fields})
-
-    def hear(self, kind):
-        """Wait until the coordinator has said something of a kind, and return it."""
-        found = self.wait(kind, lambda: [message for message in self.heard if message["kind"] == kind])[0]
-        self.heard.remove(found)
-        return found
-
-    def wait(self, what, done):
-        deadline = time.monotonic() + PATIENCE
-        while not (found := done()):
-            assert time.monotonic() < deadline, f"waited for {what}, heard {self.heard}"
-            self.meeting.coordinator.tick()
-            select.select([self.channel], [], [], 0.01)
-            self.heard += self.channel.receive()
-        return found
-
-
-@pytest.fixture
-def meet():
-    meetings = []
-
-    def make(spec):
-        meetings.append(Meeting(spec))
-        return meetings[-1]
-
-    yield make
-    for meeting in meetings:
-        meeting.close()
 
 
 def test_nodes_that_come_in_any_order_are_numbered_as_the_scheduler_did(meet):
@@ -136,7 +27,7 @@ def test_nodes_with_different_versions_of_torch_do_not_begin(meet):
     for agent in agents:
         outcome = agent.hear("outcome")
         told = (outcome["state"], outcome["reason"], outcome["lost"])
-        versions = "it has torch 2.12.1, and node 0 (host0) has torch 2.13.0"
+        versions = f"it has torch 2.12.1, and node 0 ({socket.gethostname()}) has torch 2.13.0"
         assert told == ("FAILED", f"node 1 (host1) was rejected: {versions}", [])
 
 
@@ -149,38 +40,10 @@ def test_a_node_with_another_torch_is_left_out_where_it_is_not_needed(meet):
         assert agent.hear("generation")["nodes"] == [[0, "host0", 2], [1, "host1", 2]]
 
 
-@pytest.mark.parametrize(("backend", "wanted"), [("gloo", "2.13.0"), ("nccl", "2.13.0+cu130")])
-def test_the_build_of_torch_matters_where_it_says_which_nccl(monkeypatch, backend, wanted):
-    monkeypatch.setenv(contract.BACKEND, backend)
-    monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
-    assert torch_to_match() == wanted
-
-
-@pytest.mark.parametrize(
-    ("files", "version"),
-    [
-        ({"__init__.py": "1 / 0", "version.py": "a = '1'\n__version__ = '2.13.0+cu130'\n"}, "2.13.0+cu130"),
-        ({"__init__.py": "1 / 0", "version.py": "__version__: str = '2.13.0'\n"}, "2.13.0"),
-        ({"__init__.py": "1 / 0", "version.py": "from built import version\n"}, None),
-        ({"__init__.py": "1 / 0"}, None),
-        ({"readme.txt": ""}, None),
-        ({}, None),
-    ],
-    ids=["a build", "typed", "elsewhere", "broken", "a directory", "none"],
-)
-def test_the_version_of_torch_is_told_without_its_import(tmp_path, monkeypatch, files, version):
-    for name, text in files.items():
-        (tmp_path / "torch").mkdir(exist_ok=True)
-        (tmp_path / "torch" / name).write_text(text)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert torch_to_match() == version
-
-
 def test_nodes_without_torch_begin_beside_those_that_have_it(meet):
     """Their ranks need none: the agents of others whose ranks need it end by themselves."""
     meeting = meet(orders(3))
-    agents = [*meeting.ready(0, torch=None), *meeting.ready(1), *meeting.ready(2, torch=None)]
+    agents = [*meeting.ready(0), *meeting.ready(1, torch=None), *meeting.ready(2, torch=None)]
     for agent in agents:
         assert len(agent.hear("generation")["nodes"]) == 3
 
@@ -196,8 +59,7 @@ def test_the_earliest_failure_is_blamed_whatever_the_clocks_say(meet):
     agents[0].say("failed", rank=0, code=1, at=now - 0.4)
     agents[1].hear("end-ranks")
     agents[1].say("failed", rank=3, code=-9, at=now + 3600.0 - 0.9)
-    for agent in agents:
-        agent.say("over", cut=True, **{"continue": False})
+    end(*agents, cut=True)
     for agent in agents:
         outcome = agent.hear("outcome")
         assert (outcome["rank"], outcome["exit_code"]) == (3, 137)
@@ -212,8 +74,7 @@ def test_one_failure_is_followed_by_one_restart_of_all(meet):
             assert agent.hear("generation")["number"] == restart - 1
         agents[0].say("failed", rank=1, code=3, at=time.time())
         agents[1].hear("end-ranks")
-        for agent in agents:
-            agent.say("over", cut=True, **{"continue": False})
+        end(*agents, cut=True)
         if restart == 1:
             again = [agent.hear("again") for agent in agents]
             assert [(told["restart"], told["rank"], told["counted"]) for told in again] == [(1, 1, True)] * 2
@@ -227,7 +88,7 @@ def test_a_node_that_has_done_its_part_may_go(meet):
     meeting = meet(orders(2))
     first, second = meeting.ready(0, 1)
     first.hear("generation")
-    second.say("over", cut=False, **{"continue": False})
+    end(second)
     second.socket.close()
     assert first.hear("lost")["node"] == 1
     first.say("over", cut=False, **{"continue": True})
@@ -270,55 +131,10 @@ def test_who_does_not_belong_there_is_turned_away(meet):
     second.hear("generation")
 
 
-def make_client(spec, folder):
-    return CoordinatorClient(spec, KEY, StopRequest(lambda stop: None), EventWriter(folder / "agent.jsonl"), None)
-
-
-@pytest.mark.parametrize(
-    ("host", "why"),
-    [
-        ("127.0.0.1", "connection refused"),
-        ("no-such-host.invalid", "no-such-host.invalid cannot be resolved: "),
-    ],
-)
-def test_it_is_said_why_node_0_cannot_be_reached(tmp_path, monkeypatch, host, why):
-    monkeypatch.setattr(client_module, "DIAL_SECONDS", 0.2)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # It does not listen.
-        port = nobody.getsockname()[1]
-        client = make_client(orders(2, node=1, master_addr=host, master_port=port), tmp_path)
-        with pytest.raises(LaunchError) as caught:
-            client.join(time.sleep)
-    assert caught.value.what == f"node 1 ({socket.gethostname()}) cannot reach node 0 at {host}:{port} for 0.2 s"
-    assert str(caught.value.why).startswith(why)
-    where = "in its run's directory (the log of its job, or attempts/002/node-000/agent.log)"
-    assert str(caught.value.fix).startswith(f"see what the agent of node 0 says, {where};")
-
-
-def test_an_agent_that_begins_anew_while_it_is_dialled_is_dialled_again(meet, tmp_path):
-    """As when node 0 finds, after the import of torch, that it must not fork: others have dialled by then."""
-    with socket.create_server(("127.0.0.1", 0)) as before:
-        port = before.getsockname()[1]
-        client = make_client(orders(2, node=1, master_addr="127.0.0.1", master_port=port), tmp_path)
-        steps = iter(range(1000))
-        meetings = []
-
-        def wait(seconds):
-            if next(steps) == 0:
-                before.accept()[0].close()
-                before.close()
-            elif not meetings:
-                meetings.append(meet(orders(2, master_port=port)))
-                meetings[0].listener.close()
-                meetings[0].listener = listener = listen(None, port)
-                meetings[0].coordinator = Coordinator(meetings[0].spec, KEY, listener, meetings[0])
-            else:
-                meetings[0].coordinator.tick()
-            client.tick()
-
-        client.join(wait)
-    assert client.outcome is None
-    client.leave(time.sleep, 0.0, None)
+def end(*agents, cut=False):
+    """Have agents report that no rank of theirs is left."""
+    for agent in agents:
+        agent.say("over", cut=cut, **{"continue": False})
 
 
 def with_spares(nodes, spares, **fields):
@@ -347,8 +163,7 @@ def test_spares_wait_and_leave_with_the_others(meet):
     spares = meeting.ready(3, 2)
     agents = meeting.ready(1, 0)
     assert generation(agents) == [0, 1]
-    for agent in agents:
-        agent.say("over", cut=False, **{"continue": False})
+    end(*agents)
     for agent in (*agents, *spares):
         assert agent.hear("outcome")["state"] == "SUCCEEDED"
     heard = {message["kind"] for agent in spares for message in agent.heard}
@@ -385,8 +200,7 @@ def test_the_loss_of_a_spare_is_told_and_ends_nothing(meet):
     spare.socket.close()
     lost = second.hear("lost")
     assert (lost["node"], lost["why"], lost["goes_on"]) == (2, "it was to end", True)
-    for agent in (first, second):
-        agent.say("over", cut=False, **{"continue": False})
+    end(first, second)
     assert first.hear("outcome")["state"] == "SUCCEEDED"
     assert not [message for message in second.heard if message["kind"] == "end-ranks"]
 
@@ -398,8 +212,7 @@ def test_a_spare_that_comes_back_or_late_waits(meet):
     assert generation([first, second]) == [0, 1]
     (spare,) = meeting.ready(2)
     spare.hear("welcome")
-    for agent in (first, second):
-        agent.say("over", cut=False, **{"continue": False})
+    end(first, second)
     assert second.hear("outcome")["state"] == "SUCCEEDED"
     assert [message["kind"] for message in second.heard] == ["welcome"]
 
@@ -408,8 +221,7 @@ def test_a_spare_that_comes_when_the_job_has_ended_is_told_how(meet):
     meeting = meet(with_spares(2, 1))
     agents = meeting.ready(0, 1)
     assert generation(agents) == [0, 1]
-    for agent in agents:
-        agent.say("over", cut=False, **{"continue": False})
+    end(*agents)
     assert agents[0].hear("outcome")["state"] == "SUCCEEDED"
     late = meeting.agent(2)
     assert late.hear("welcome")["host"] == socket.gethostname()
@@ -418,7 +230,7 @@ def test_a_spare_that_comes_when_the_job_has_ended_is_told_how(meet):
 
 def test_who_could_not_be_started_is_not_waited_for(meet, monkeypatch):
     monkeypatch.setattr(coordinator_module, "LAST_CALL_SECONDS", 600)
-    absent = {1: ("host1", "ssh: no route to host")}
+    absent = {1: ("node 1 (host1)", "ssh: no route to host")}
     for spares, expected in ((0, [0, 2]), (1, [0, 3, 2])):
         meeting = meet(with_spares(3, spares, min_nodes=2))
         monkeypatch.setattr(coordinator_module, "not_started", lambda node: absent)
@@ -434,13 +246,13 @@ def test_the_others_hear_of_a_node_that_is_turned_away(meet):
     (other,) = meeting.ready(2, torch="1.0")
     assert other.hear("outcome")["state"] == "FAILED"
     lost = agents[0].hear("lost")
-    assert (lost["node"], lost["why"]) == (2, "it has torch 1.0, and node 0 (host0) has torch 2.13.0")
+    assert (lost["node"], lost["why"]) == (2, f"it has torch 1.0, and node 0 ({socket.gethostname()}) has torch 2.13.0")
     assert generation(agents) == [0, 1]
 
 
 def test_too_few_are_left_when_most_could_not_be_started(meet, monkeypatch):
     meeting = meet(orders(3, min_nodes=2))
-    absent = {1: ("host1", "no route"), 2: ("host2", "no key")}
+    absent = {1: ("node 1 (host1)", "no route"), 2: ("node 2 (host2)", "no key")}
     monkeypatch.setattr(coordinator_module, "not_started", lambda node: absent)
     (first,) = meeting.ready(0)
     why = "node 1 (host1) was lost: no route; node 2 (host2) was lost: no key (1 of 3 nodes left, 2 needed)"

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_coordinator import Agent, Meeting, orders
+from meetings import Agent, Meeting, orders
 
 from allranks.agent.nodes import coordinator as coordinator_module
 

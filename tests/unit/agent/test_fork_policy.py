@@ -7,27 +7,8 @@ from dataclasses import replace
 import pytest
 
 from allranks.agent.workers import fork_policy
-from allranks.contract import NodeSpec
+from node_orders import NODE
 
-NODE = NodeSpec(
-    run_id="r",
-    run_dir="/r",
-    attempt=0,
-    node=0,
-    nnodes=1,
-    nproc_per_node=1,
-    kind="script",
-    target="/nowhere/train.py",
-    args=(),
-    python_options=(),
-    warm=True,
-    max_restarts=0,
-    restart_delay=1.0,
-    stop_timeout=30.0,
-    master_addr="127.0.0.1",
-    master_port=None,
-    file_mode=0o600,
-)
 SETS = {
     "os.environ['OMP_NUM_THREADS'] = '2'": "OMP_NUM_THREADS",
     'os.environ[ "MKL_NUM_THREADS" ]= str(n)': "MKL_NUM_THREADS",

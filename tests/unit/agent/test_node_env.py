@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from allranks import contract
 from allranks.agent.main import placed
-from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
+from node_orders import NODE
 
-SPEC = NodeSpec(
-    run_id="run",
-    run_dir="/runs/run",
-    attempt=0,
-    node=0,
-    nnodes=4,
-    nproc_per_node=1,
-    kind="script",
-    target="/train.py",
-    args=("-x",),
-    python_options=(),
-    warm=True,
-    max_restarts=0,
-    restart_delay=1.0,
-    stop_timeout=30.0,
-    master_addr="127.0.0.1",
-    master_port=None,
-    file_mode=0o600,
-    min_nodes=1,
-)
+SPEC = replace(NODE, nnodes=4, args=("-x",))
 PLACE = {
     contract.ATTEMPT: "3",
     contract.NODE_RANK: "2",
@@ -81,7 +64,6 @@ def test_an_invalid_value_is_named(name, value, what):
 
 
 def test_too_few_nodes_are_said():
-    spec = NodeSpec.from_json(SPEC.to_json().replace('"min_nodes": 1', '"min_nodes": 4'))
     with pytest.raises(LaunchError) as caught:
-        placed(spec, PLACE)
+        placed(replace(SPEC, min_nodes=4), PLACE)
     assert caught.value.what == "3 of at least 4 nodes are here"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_coordinator import orders
+from meetings import orders
 
 from allranks import contract
 from allranks.agent.nodes.coordinator import filled, not_started
@@ -45,7 +45,7 @@ def test_who_was_not_started_is_read_when_it_is_whole(tmp_path: Path):
     path = tmp_path / "attempts" / "002" / "node-000" / contract.NOT_STARTED
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"node": 1, "host": "gpu1", "why": "no route"}) + "\n")
-    assert not_started(spec) == {1: ("gpu1", "no route")}
+    assert not_started(spec) == {1: ("node 1 (gpu1)", "no route")}
     assert not_started(replace(spec, min_nodes=3)) == {}
     path.write_text('{"node": 1, "ho')
     assert not_started(spec) == {}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TypeAlias
 
 from allranks import contract
 from allranks.logs.merge import MergedLogs
 from allranks.record.logindex import LogIndexWriter
+
+#: What a rank writes: its number, the text, its stream and its node; or a number of ms, after which the agents look.
+Step: TypeAlias = "int | tuple[int, bytes] | tuple[int, bytes, str] | tuple[int, bytes, str, int]"
 
 
 class FakeAttempt:
@@ -41,6 +45,13 @@ class FakeAttempt:
         self.ms += after
         for writer in self._writers.values():
             writer.tick()
+
+    def play(self, *steps: Step) -> None:
+        for step in steps:
+            if isinstance(step, int):
+                self.tick(step)
+            else:
+                self.write(*step)
 
     def merged(self, **options: object) -> MergedLogs:
         options.setdefault("clock", lambda: self.ms / 1000)

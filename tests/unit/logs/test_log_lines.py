@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from fake_attempt import FakeAttempt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.logs.lineform import LineForm
 from allranks.logs.streams import LONGEST, LineCutter
 
 
@@ -100,3 +102,58 @@ def test_chunks_make_no_difference(texts: list[bytes], data: st.DataObject) -> N
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
     chunks = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     assert b"".join(feed(*filter(None, chunks))) == b"".join(feed(whole))
+
+
+RAISED = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    step()
+  File "/home/me/allranks/.venv/lib/site-packages/torch/nn/linear.py", line 134, in forward
+    return F.linear(input)
+           ^^^^^^^^^^^^^^^
+  File "/opt/site-packages/lightning.py", line 2, in wrapped
+    wrapped()
+  [Previous line repeated 3 more times]
+  File "/usr/lib/python3.11/runpy.py", line 88, in run
+  File "/home/me/net.py", line 4, in step
+    return rows
+
+  File "/opt/site-packages/torch/functional.py", line 4, in cat
+    return _VF.cat()
+RuntimeError: shapes differ
+"""
+FOLDED = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    step()
+  … 3 frames in torch, lightning, python
+  File "/home/me/net.py", line 4, in step
+    return rows
+
+  … 1 frame in torch
+RuntimeError: shapes differ
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("fold_frames", "shown"), [(False, RAISED), (True, FOLDED)])
+def test_a_traceback_of_all_ranks_is_shown_once(
+    attempt: FakeAttempt, fold_frames: bool, shown: str, at_once: bool
+) -> None:
+    """Torch puts the rank before each line, once there is a process group."""
+    merged = attempt.merged(form=LineForm(fold_frames=fold_frames))
+    lines = RAISED.splitlines(keepends=True)
+    for part in [lines] if at_once else [lines[:4], lines[4:5], lines[5:14], lines[14:]]:
+        for rank in range(4):
+            text = "".join(f"[rank{rank}]: {line}" if line.strip() else line for line in part)
+            attempt.write(rank, text.encode(), "err")
+        attempt.tick(50)
+        merged.pump()
+    merged.finish()
+    assert attempt.err.data.decode() == "".join(f"[0-3] {line}" for line in shown.splitlines(keepends=True))
+
+
+def test_frames_at_the_end_of_a_log_are_counted(attempt: FakeAttempt) -> None:
+    attempt.play((0, RAISED[: RAISED.index("RuntimeError")].encode(), "err"), 50)
+    attempt.merged(form=LineForm(fold_frames=True)).finish()
+    assert attempt.shown().decode().endswith("\n[0]   … 1 frame in torch\n")

@@ -3,119 +3,72 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_attempt import FakeAttempt
+from fake_attempt import FakeAttempt, Step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks import contract
-from allranks.logs.lineform import LineForm
 from allranks.logs.merge import HOLD
 from allranks.logs.streams import LONGEST
 
+NODE = contract.ALL_OF_A_NODE
+STEPS = [step for number in range(20) for step in ((0, b"step %d\n" % number), 50, (1, b"step %d\n" % number))]
+OF_NODES = [*((rank, b"hello\n", "out", rank // 8) for rank in range(16)), (3, b"3\n"), (12, b"12\n", "out", 1), 50]
+BY_TIME = [(1, b"a\n"), 50, (0, b"b\n"), 50, (1, b"c\nd\n"), 50, (0, b"e\n"), 50]
+#: What ranks write, with the ms between, and what is shown then.
+MERGED = {
+    "by time, not by rank": (BY_TIME, b"[1] a\n[0] b\n[1] c\n[1] d\n[0] e\n"),
+    "equal lines a tick apart": ([(0, b"A\nX\n"), 50, (1, b"X\n"), 50], b"[0] A\n[0-1] X\n"),
+    "equal lines much later": ([(0, b"X\n"), 50, (1, b"X\n"), HOLD + 1], b"[0] X\n[1] X\n"),
+    "equal lines on both streams": ([(0, b"X\n"), (1, b"X\n", "err"), 50], b"[0] X\n[1] X\n"),
+    "equal lines that ticks cut apart": ([*STEPS, 50], b"".join(b"[0-1] step %d\n" % step for step in range(20))),
+    "unfinished last lines": ([(0, b"X"), (1, b"X"), 50], b"[0-1] X\n"),
+    "bytes that are not UTF-8": ([(0, b"\xff\xfe \x80\x00\n"), 50], b"[0] \xff\xfe \x80\x00\n"),
+    "two nodes": (OF_NODES, b"[0-15] hello\n[0:3] 3\n[1:12] 12\n"),
+    "one file for a node": ([(NODE, b"X\n", "out", 0), (NODE, b"X\n", "out", 1), 50], b"[node 0-1] X\n"),
+    "another rank, as torch writes it": (
+        [(1, b"[rank0]: X\nand [rank1]: Y\n", "err"), 50],
+        b"[1] [rank0]: X\n[1] and [rank1]: Y\n",
+    ),
+}
 
-@pytest.fixture
-def attempt(tmp_path: Path) -> Iterator[FakeAttempt]:
-    made = FakeAttempt(tmp_path / "000")
-    yield made
-    made.close()
 
-
-def test_time_order_not_rank_order(attempt: FakeAttempt) -> None:
-    for rank, text in ((1, b"a\n"), (0, b"b\n"), (1, b"c\nd\n"), (0, b"e\n")):
-        attempt.write(rank, text)
-        attempt.tick(50)
+@pytest.mark.parametrize(("steps", "shown"), MERGED.values(), ids=MERGED)
+def test_lines_are_merged(attempt: FakeAttempt, steps: list[Step], shown: bytes) -> None:
+    attempt.play(*steps)
     attempt.merged().finish()
-    assert attempt.shown() == b"[1] a\n[0] b\n[1] c\n[1] d\n[0] e\n"
+    assert attempt.shown() == shown
+
+
+def test_equal_lines_stay_apart_where_they_are_not_to_fold(attempt: FakeAttempt) -> None:
+    attempt.play((0, b"X\nY\n"), (1, b"X\n"), 50)
+    attempt.merged(fold=False).pump()
+    assert attempt.shown() == b"[0] X\n[0] Y\n[1] X\n"
 
 
 def test_what_all_ranks_of_a_node_wrote_into_one_file_is_the_nodes(attempt: FakeAttempt) -> None:
-    attempt.write(contract.ALL_OF_A_NODE, b"a\n")
-    attempt.tick(50)
-    attempt.write(contract.ALL_OF_A_NODE, b"b\n", "err")
-    attempt.tick(50)
-    attempt.write(contract.ALL_OF_A_NODE, b"nobody noted this\n")
+    attempt.play((NODE, b"a\n"), 50, (NODE, b"b\n", "err"), 50, (NODE, b"nobody noted this\n"))
     attempt.merged().finish()
     assert attempt.shown() == b"[node 0] a\n[node 0] b\n[node 0] nobody noted this\n"
     attempt.merged(ranks=[0]).finish()
     assert attempt.shown() == b""
 
 
-def test_lines_of_nodes_fold(attempt: FakeAttempt) -> None:
-    for node in (0, 1):
-        attempt.write(contract.ALL_OF_A_NODE, b"the same\n", node=node)
-        attempt.tick()
-    attempt.merged().finish()
-    assert attempt.shown() == b"[node 0-1] the same\n"
-
-
 @pytest.mark.parametrize("fold", [True, False])
 def test_stdout_and_stderr_go_apart_in_one_order(attempt: FakeAttempt, fold: bool) -> None:
-    attempt.write(0, b"out 1\n")
-    attempt.write(1, b"err 1\n", "err")
-    attempt.tick(50)
-    attempt.write(0, b"err 2\n", "err")
-    attempt.tick(50)
-    attempt.write(0, b"out 2\n")
-    attempt.tick(50)
+    attempt.play((0, b"out 1\n"), (1, b"err 1\n", "err"), 50, (0, b"err 2\n", "err"), 50, (0, b"out 2\n"), 50)
     attempt.merged(fold=fold).finish()
     assert attempt.shown() == b"[0] out 1\n[1] err 1\n[0] err 2\n[0] out 2\n"
     assert attempt.out.data == b"[0] out 1\n[0] out 2\n"
     assert attempt.err.data == b"[1] err 1\n[0] err 2\n"
 
 
-def test_the_same_line_folds_also_a_tick_apart(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"A\nX\n")
-    attempt.tick(50)
-    attempt.write(1, b"X\n")
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[0] A\n[0-1] X\n"
-
-
-def test_the_same_line_much_later_does_not_fold(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"X\n")
-    attempt.tick(50)
-    attempt.write(1, b"X\n")
-    attempt.tick(HOLD + 1)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[0] X\n[1] X\n"
-
-
-def test_the_same_line_on_stdout_and_stderr_does_not_fold(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"X\n")
-    attempt.write(1, b"X\n", "err")
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[0] X\n[1] X\n"
-
-
-def test_ticks_that_cut_through_a_step_do_not_keep_lines_from_folding(attempt: FakeAttempt) -> None:
-    for step in range(20):
-        attempt.write(0, b"step %d\n" % step)
-        attempt.tick(50)
-        attempt.write(1, b"step %d\n" % step)
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"".join(b"[0-1] step %d\n" % step for step in range(20))
-
-
-def test_no_folding_if_not_wanted(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"X\nY\n")
-    attempt.write(1, b"X\n")
-    attempt.tick(50)
-    merged = attempt.merged(fold=False)
-    merged.pump()
-    assert attempt.shown() == b"[0] X\n[0] Y\n[1] X\n"
-
-
 def test_a_lone_line_waits_only_for_a_moment(attempt: FakeAttempt) -> None:
     merged = attempt.merged()
-    attempt.write(0, b"X\n")
-    attempt.tick(50)
+    attempt.play((0, b"X\n"), 50)
     merged.pump()
     attempt.ms += HOLD - 1
     merged.pump()
@@ -129,9 +82,7 @@ def test_a_lone_line_waits_only_for_a_moment(attempt: FakeAttempt) -> None:
 
 def test_what_all_ranks_wrote_does_not_wait(attempt: FakeAttempt) -> None:
     merged = attempt.merged(world_size=2)
-    attempt.write(0, b"X\nA\n")
-    attempt.write(1, b"X\n")
-    attempt.tick()
+    attempt.play((0, b"X\nA\n"), (1, b"X\n"), 0)
     merged.pump()
     assert attempt.shown() == b"[0-1] X\n"
     merged.finish()
@@ -141,40 +92,26 @@ def test_what_all_ranks_wrote_does_not_wait(attempt: FakeAttempt) -> None:
 @pytest.mark.parametrize("options", [{"ranks": {1}}, {"world_size": 1}])
 def test_a_single_rank_waits_for_nobody(attempt: FakeAttempt, options: dict[str, object]) -> None:
     merged = attempt.merged(**options)
-    attempt.write(1, b"X\n")
-    attempt.tick()
+    attempt.play((1, b"X\n"), 0)
     merged.pump()
     assert attempt.shown() == b"[1] X\n"
 
 
 def test_an_unfinished_line_is_held_back(attempt: FakeAttempt) -> None:
     merged = attempt.merged(fold=False)
-    attempt.write(0, b"half")
-    attempt.tick(50)
+    attempt.play((0, b"half"), 50)
     merged.pump()
     assert attempt.shown() == b""
-    attempt.write(0, b" whole\nend")
-    attempt.write(1, b"x\n")
-    attempt.tick(50)
+    attempt.play((0, b" whole\nend"), (1, b"x\n"), 50)
     merged.pump()
     assert attempt.shown() == b"[0] half whole\n[1] x\n"
     merged.finish()
     assert attempt.shown() == b"[0] end\n"
 
 
-def test_unfinished_last_lines_fold(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"X")
-    attempt.write(1, b"X")
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[0-1] X\n"
-
-
 def test_10_mb_without_a_newline(attempt: FakeAttempt) -> None:
     merged = attempt.merged()
-    attempt.write(0, b"x" * 10_000_000)
-    attempt.write(1, b"y\n")
-    attempt.tick(50)
+    attempt.play((0, b"x" * 10_000_000), (1, b"y\n"), 50)
     merged.pump()
     merged.finish()
     lines = attempt.out.data.splitlines()
@@ -186,28 +123,16 @@ def test_10_mb_without_a_newline(attempt: FakeAttempt) -> None:
     assert b"[1] y" in lines
 
 
-def test_bytes_that_are_not_utf8(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"\xff\xfe \x80\x00\n")
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[0] \xff\xfe \x80\x00\n"
-
-
 def test_progress_bar(attempt: FakeAttempt) -> None:
     merged = attempt.merged(fold=False)
     assert merged.transient() is None
-    attempt.write(0, b"\r10%", "err")
-    attempt.tick(50)
+    attempt.play((0, b"\r10%", "err"), 50)
     merged.pump()
     assert (attempt.shown(), merged.transient()) == (b"", b"[0] 10%")
-    attempt.write(1, b"\r15%", "err")
-    attempt.tick(50)
-    attempt.write(0, b"text\n")
-    attempt.tick(50)
+    attempt.play((1, b"\r15%", "err"), 50, (0, b"text\n"), 50)
     merged.pump()
     assert (attempt.shown(), merged.transient()) == (b"[0] text\n", b"[1] 15%")
-    attempt.write(1, b"\r100%\n", "err")
-    attempt.tick(50)
+    attempt.play((1, b"\r100%\n", "err"), 50)
     merged.pump()
     assert (attempt.shown(), merged.transient()) == (b"[1] 100%\n", None)
     merged.finish()
@@ -226,9 +151,7 @@ def test_missing_index(attempt: FakeAttempt) -> None:
 
 
 def test_bytes_that_no_index_told_of_come_last(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"a\n")
-    attempt.tick(50)
-    attempt.write(0, b"z\n")
+    attempt.play((0, b"a\n"), 50, (0, b"z\n"))
     attempt.path(1).write_bytes(b"y\n")
     index = attempt.node() / contract.LOG_INDEX
     with index.open("ab") as stream:
@@ -251,12 +174,9 @@ def test_a_damaged_index_loses_nothing(attempt: FakeAttempt) -> None:
 def test_files_and_nodes_that_appear_late(attempt: FakeAttempt) -> None:
     merged = attempt.merged(nnodes=2, fold=False)
     merged.pump()
-    attempt.write(0, b"a\n")
-    attempt.tick(50)
+    attempt.play((0, b"a\n"), 50)
     merged.pump()
-    attempt.write(8, b"b\n", node=1)
-    attempt.write(1, b"c\n", "err")
-    attempt.tick(50)
+    attempt.play((8, b"b\n", "out", 1), (1, b"c\n", "err"), 50)
     merged.pump()
     assert attempt.shown() == b"[0:0] a\n[0:1] c\n[1:8] b\n"
 
@@ -274,13 +194,11 @@ def test_a_log_that_is_seen_later_than_its_index(attempt: FakeAttempt) -> None:
 
 def test_a_log_that_shrank_starts_over(attempt: FakeAttempt) -> None:
     merged = attempt.merged(fold=False)
-    attempt.write(0, b"one\ntwo\nhalf")
-    attempt.tick(50)
+    attempt.play((0, b"one\ntwo\nhalf"), 50)
     merged.pump()
     assert attempt.shown() == b"[0] one\n[0] two\n"
     os.truncate(attempt.path(0), 0)
-    attempt.write(0, b"new\n")
-    attempt.tick(50)
+    attempt.play((0, b"new\n"), 50)
     merged.pump()
     assert attempt.shown() == b"[0] half\n[0] new\n"
     os.truncate(attempt.path(0), 0)
@@ -291,25 +209,11 @@ def test_a_log_that_shrank_starts_over(attempt: FakeAttempt) -> None:
 
 
 def test_a_log_that_shrank_before_it_was_read(attempt: FakeAttempt) -> None:
-    attempt.write(0, b"one\ntwo\n")
-    attempt.tick(50)
+    attempt.play((0, b"one\ntwo\n"), 50)
     os.truncate(attempt.path(0), 0)
-    attempt.write(0, b"new\n")
-    attempt.tick(50)
-    attempt.write(0, b"and\nmore\n")
-    attempt.tick(50)
+    attempt.play((0, b"new\n"), 50, (0, b"and\nmore\n"), 50)
     attempt.merged().finish()
     assert attempt.shown() == b"[0] new\n[0] and\n[0] more\n"
-
-
-def test_two_nodes(attempt: FakeAttempt) -> None:
-    for rank in range(16):
-        attempt.write(rank, b"hello\n", node=rank // 8)
-    attempt.write(3, b"three\n")
-    attempt.write(12, b"twelve\n", node=1)
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[0-15] hello\n[0:3] three\n[1:12] twelve\n"
 
 
 @pytest.mark.parametrize(
@@ -453,66 +357,3 @@ def test_what_is_pending_is_counted_off_again(attempt: FakeAttempt) -> None:
     merged.finish()
     assert merged._pending_bytes == 0
     assert attempt.shown() == b"[0-2] X\n[0-2] \n[0] own 0\n[1] own 1\n[2] own 2\n[0-2] X\n[0-2] error\n"
-
-
-RAISED = """\
-Traceback (most recent call last):
-  File "/home/me/train.py", line 9, in <module>
-    step()
-  File "/home/me/allranks/.venv/lib/site-packages/torch/nn/linear.py", line 134, in forward
-    return F.linear(input)
-           ^^^^^^^^^^^^^^^
-  File "/opt/site-packages/lightning.py", line 2, in wrapped
-    wrapped()
-  [Previous line repeated 3 more times]
-  File "/usr/lib/python3.11/runpy.py", line 88, in run
-  File "/home/me/net.py", line 4, in step
-    return rows
-
-  File "/opt/site-packages/torch/functional.py", line 4, in cat
-    return _VF.cat()
-RuntimeError: shapes differ
-"""
-FOLDED = """\
-Traceback (most recent call last):
-  File "/home/me/train.py", line 9, in <module>
-    step()
-  … 3 frames in torch, lightning, python
-  File "/home/me/net.py", line 4, in step
-    return rows
-
-  … 1 frame in torch
-RuntimeError: shapes differ
-"""
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize(("fold_frames", "shown"), [(False, RAISED), (True, FOLDED)])
-def test_a_traceback_of_all_ranks_is_shown_once(
-    attempt: FakeAttempt, fold_frames: bool, shown: str, at_once: bool
-) -> None:
-    """Torch puts the rank before each line, once there is a process group."""
-    merged = attempt.merged(form=LineForm(fold_frames=fold_frames))
-    lines = RAISED.splitlines(keepends=True)
-    for part in [lines] if at_once else [lines[:4], lines[4:5], lines[5:14], lines[14:]]:
-        for rank in range(4):
-            text = "".join(f"[rank{rank}]: {line}" if line.strip() else line for line in part)
-            attempt.write(rank, text.encode(), "err")
-        attempt.tick(50)
-        merged.pump()
-    merged.finish()
-    assert attempt.err.data.decode() == "".join(f"[0-3] {line}" for line in shown.splitlines(keepends=True))
-
-
-def test_frames_at_the_end_of_a_log_are_counted(attempt: FakeAttempt) -> None:
-    attempt.write(0, RAISED[: RAISED.index("RuntimeError")].encode(), "err")
-    attempt.tick(50)
-    attempt.merged(form=LineForm(fold_frames=True)).finish()
-    assert attempt.shown().decode().endswith("\n[0]   … 1 frame in torch\n")
-
-
-def test_the_rank_of_another_is_no_prefix(attempt: FakeAttempt) -> None:
-    attempt.write(1, b"[rank0]: said so\nand [rank1]: this\n", "err")
-    attempt.tick(50)
-    attempt.merged().finish()
-    assert attempt.shown() == b"[1] [rank0]: said so\n[1] and [rank1]: this\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 from allranks import contract
 from allranks.agent.hangs import HangJudge
-from allranks.contract import NodeSpec
 from allranks.diagnosis.hangs import verdict
 from allranks.record.stacks import Collective
 from allranks.runs.hangs import Group, Hang, named, newest, span
+from node_orders import NODE
 
 TORCH = "/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 REDUCE = ((TORCH, 900, "all_reduce"), ("/me/train.py", 88, "step"))
@@ -138,10 +139,7 @@ QUIET = {"since": 100.0, "moving": False, "groups": [], "left": []}
 
 
 def judge(**fields: Any) -> HangJudge:
-    given = {"run_id": "r", "run_dir": "/r", "attempt": 0, "node": 0, "nnodes": 2, "nproc_per_node": 1}
-    given |= {"kind": "script", "target": "t", "args": (), "python_options": (), "warm": True, "max_restarts": 0}
-    given |= {"restart_delay": 1.0, "stop_timeout": 5.0, "master_addr": "a", "master_port": None, "file_mode": 0o600}
-    return HangJudge(NodeSpec(**{**given, **fields}))  # type: ignore[arg-type]
+    return HangJudge(replace(NODE, nnodes=2, **fields))
 
 
 def test_a_run_hangs_when_all_nodes_are_quiet_and_a_rank_stays() -> None:

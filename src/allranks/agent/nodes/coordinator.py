@@ -11,11 +11,11 @@ on each node by itself and numbers nodes by the text of their names.
 
 from __future__ import annotations
 
-import json
 import math
 import socket
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from allranks.agent.heartbeat import complain
 from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.workers.group import PREEMPTED, Outcome, failed, succeeded
 from allranks.contract import NodeSpec
+from allranks.record.events import read_lines
 
 if TYPE_CHECKING:
     from allranks.agent.stores import Stores
@@ -50,33 +51,27 @@ class _Peer:
     node: int
     host: str
     ranks: int
-    torch: str | None  # its version
     is_ready: bool = False  # for the next generation
     failure: Message | None = None  # the first of its ranks
     quiet: Quiet | None = None  # its ranks have not advanced for too long
     report: Message | None = None  # when all its ranks had ended
     #: The least seconds from its time of sending to our time of reading: how its clock differs from ours.
     behind: float = math.inf
-    why: str | None = None  # its reason to leave
 
     @property
     def name(self) -> str:
         return name_of(self.node, self.host)
 
-    @property
-    def is_fine(self) -> bool:
-        """Whether its ranks have all ended by themselves, and well."""
-        return self.report is not None and self.failure is None and not self.report["cut"]
-
 
 class Coordinator:
     """Reads the messages of all agents, which connect to ``listener``, and decides for them. It never blocks."""
 
-    def __init__(self, node: NodeSpec, key: bytes, listener: socket.socket, stores: Stores) -> None:
+    def __init__(self, node: NodeSpec, key: bytes, listener: socket.socket, stores: Stores, torch: str | None) -> None:
         self._node = node
         self._key = key
         self._listener = listener
         self._stores = stores
+        self._torch = torch  # what must be the same on all nodes of its version; None if this node has none
         self._unauthenticated: dict[Channel, float] = {}  # since when, in that order
         self._refused = 0
         self._peers: dict[int, _Peer] = {}
@@ -84,7 +79,6 @@ class Coordinator:
         self._places: list[int] = [*range(node.places)]  # the nodes that have them, in the order of their ranks
         self._number = 0
         self._failures = 0
-        self._awaits_own = False
         self._is_over = False
         self._outcome: Outcome | None = None
         self._start_gathering()
@@ -103,8 +97,7 @@ class Coordinator:
     def connect(self) -> socket.socket:
         """Return a connection for this node's own agent, which is treated as all others are."""
         ours, theirs = socket.socketpair()
-        self._awaits_own = True  # Before all others: if versions of torch differ, another node is refused, not this.
-        self._unauthenticated[self._channel(ours)] = time.monotonic()
+        self._greet(ours)
         return theirs
 
     def tick(self) -> None:
@@ -128,24 +121,18 @@ class Coordinator:
 
     def close(self) -> None:
         """Close all connections, and report how many were refused."""
-        for channel in (*self._unauthenticated, *(peer.channel for peer in self._peers.values())):
-            channel.close()
+        for connection in self.descriptors:
+            connection.close()
         if self._refused > 1:
             complain(f"note: {self._refused} connections that did not know the run's key were closed")
-        self._listener.close()
 
     # --- connections ---
 
     def _accept(self) -> None:
         """Accept connections; admit those that have proven to be agents of this run, and close what is none."""
-        try:
-            for _ in range(0 if self._awaits_own else _MOST_AT_ONCE):
-                channel = self._channel(self._listener.accept()[0])
-                if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
-                    self._refuse(next(iter(self._unauthenticated)), "it did not identify itself")
-                self._unauthenticated[channel] = time.monotonic()
-        except OSError:
-            pass  # There is no other connection, or it is closed already.
+        with suppress(OSError):  # There is no other connection, or it is closed already.
+            for _ in range(_MOST_AT_ONCE):
+                self._greet(self._listener.accept()[0])
         now = time.monotonic()
         for channel, since in [*self._unauthenticated.items()]:
             messages = channel.receive()
@@ -157,8 +144,11 @@ class Coordinator:
             elif now - since > _PROOF_SECONDS:
                 self._refuse(channel, f"it did not identify itself within {_PROOF_SECONDS:g} s")
 
-    def _channel(self, connection: socket.socket) -> Channel:
-        return Channel(connection, self._key, is_coordinator=True, patient=self._node.needs_all)
+    def _greet(self, connection: socket.socket) -> None:
+        channel = Channel(connection, self._key, is_coordinator=True, patient=self._node.needs_all)
+        if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
+            self._refuse(next(iter(self._unauthenticated)), "it did not identify itself")
+        self._unauthenticated[channel] = time.monotonic()
 
     def _refuse(self, channel: Channel, why: str) -> None:
         """Close a connection, and count it if it has sent something: monitors only test whether a port is open."""
@@ -173,14 +163,15 @@ class Coordinator:
             channel.send("refused", why=why)
             channel.close()
             return
-        peer = _Peer(channel, hello["node"], hello["host"], hello["ranks"], hello["torch"])
-        if why := self._other_torch(peer):
-            self._reject(peer, why)
+        peer = _Peer(channel, hello["node"], hello["host"], hello["ranks"])
+        channel.send("welcome", host=socket.gethostname())
+        # Ranks with another torch could hang, or worse. Without torch either they need none, or their agent reports it.
+        if self._torch and (hello["torch"] or self._torch) != self._torch:
+            own = name_of(self._node.node, socket.gethostname())
+            self._reject(peer, f"it has torch {hello['torch']}, and {own} has torch {self._torch}")
             return
         self._peers[peer.node] = peer
-        self._awaits_own = self._awaits_own and peer.node != self._node.node
         self._gone.pop(peer.node, None)
-        channel.send("welcome", host=socket.gethostname())
         if self._outcome:  # A spare may be late for a job of a second, which has not failed for that.
             channel.send("outcome", **asdict(self._outcome))
         for message in more:
@@ -199,24 +190,13 @@ class Coordinator:
             return f"the agent there expects {self._node.nnodes} nodes"
         return None
 
-    def _other_torch(self, peer: _Peer) -> str | None:
-        """Return how a node's version of torch differs from that of the others: ranks could hang, or worse.
-
-        A node without torch is not turned away: either the ranks need none, or its agent reports what is missing.
-        """
-        for here in self._peers.values():
-            if here.torch and peer.torch and here.torch != peer.torch:
-                return f"it has torch {peer.torch}, and {here.name} has torch {here.torch}"
-        return None
-
     def _reject(self, peer: _Peer, why: str) -> None:
         """Continue without a node that cannot take part; if too few are left, all fail for that reason."""
         outcome = Outcome("FAILED", 1, f"{peer.name} was rejected: {why}")
-        peer.channel.send("welcome", host=socket.gethostname())
         peer.channel.send("outcome", **asdict(outcome))
         peer.channel.close()
         self._gone[peer.node] = (peer.name, why)
-        if self._are_too_few and not self._nodes:
+        if self._too_few and not self._nodes:
             self.finish(outcome)
         else:
             self._report_loss(peer, why)
@@ -226,16 +206,16 @@ class Coordinator:
         peer.channel.close()
         if self._is_over:
             return
-        why = peer.why or peer.channel.lost or ""
+        why = peer.channel.lost or ""
         self._gone[peer.node] = (peer.name, why)
         self._report_loss(peer, why)
-        if peer.node in self._nodes and not peer.is_fine:
+        if peer.node in self._nodes and (not peer.report or peer.failure or peer.report["cut"]):  # Else it was done.
             self._has_lost = True
             self._stores.report_loss()
             self._end_ranks()
 
     def _report_loss(self, peer: _Peer, why: str) -> None:
-        self._send(self._peers, "lost", node=peer.node, host=peer.host, why=why, goes_on=not self._are_too_few)
+        self._send(self._peers, "lost", node=peer.node, host=peer.host, why=why, goes_on=not self._too_few)
 
     # --- messages ---
 
@@ -254,7 +234,7 @@ class Coordinator:
             case "over":
                 peer.report = message
             case "leaving":
-                peer.why = message["why"]
+                peer.channel.lost = message["why"]
             case "stop" if not self._is_over:
                 self._is_over = True
                 others = [node for node in self._peers if node != peer.node]
@@ -274,23 +254,31 @@ class Coordinator:
         self._is_ending = False
         self._deadline = time.monotonic() + JOIN_SECONDS
         self._missing: list[int] = []  # as all agents know it
-        self._reports_missing_at = time.monotonic() + contract.MISSING_SECONDS
+        self._reports_missing_at = time.monotonic() + contract.MISSING_SECONDS  # if that has changed by then
         self._enough_since: float | None = None
 
     def _gather(self) -> None:
         """Start a generation when all places are taken, or enough of them and no other node is to be expected."""
-        for node, (host, why) in not_started(self._node).items():
+        for node, known in not_started(self._node).items():
             if node not in self._peers:
-                self._gone.setdefault(node, (name_of(node, host), why))
-        self._report_missing()
+                self._gone.setdefault(node, known)
+        missing = [node for node in range(self._node.nnodes) if node not in self._peers and node not in self._gone]
+        if missing != self._missing and time.monotonic() >= self._reports_missing_at:
+            self._missing, self._reports_missing_at = missing, time.monotonic() + contract.MISSING_SECONDS
+            self._send(self._peers, "missing", nodes=missing)
         ready = sorted(node for node, peer in self._peers.items() if peer.is_ready)
         places = filled(self._places, ready)
         nodes = [node for node in places if node in ready]
-        is_late = time.monotonic() > self._deadline
-        if self._are_too_few:
-            self.finish(self._too_few())
+        now = time.monotonic()
+        is_late = now > self._deadline
+        if outcome := self._too_few:
+            self.finish(outcome)
         elif len(nodes) >= self._node.min_nodes:
-            if self._is_settled(places, ready) or is_late or self._is_last_call_over(ready):
+            expected = {*range(self._node.nnodes)}.difference(ready, self._gone)
+            is_settled = not expected or (nodes == places and expected.isdisjoint(self._places))
+            self._enough_since = self._enough_since or now
+            last_call = self._enough_since + (0.0 if self._number else LAST_CALL_SECONDS)
+            if is_settled or is_late or (len(ready) == len(self._peers) and now >= last_call):
                 self._places = places
                 self._start_generation(nodes)
         elif is_late:
@@ -298,32 +286,10 @@ class Coordinator:
             who = f"node {absent[0]}" if len(absent) == 1 else f"nodes {', '.join(absent)}"
             self.finish(Outcome("FAILED", 1, f"{who} did not come within {JOIN_SECONDS:g} s"))
 
-    def _report_missing(self) -> None:
-        """Report to all agents which nodes they wait for, if that has changed for some seconds."""
-        missing = [node for node in range(self._node.nnodes) if node not in self._peers and node not in self._gone]
-        if missing != self._missing and time.monotonic() >= self._reports_missing_at:
-            self._missing, self._reports_missing_at = missing, time.monotonic() + contract.MISSING_SECONDS
-            self._send(self._peers, "missing", nodes=missing)
-
-    def _is_settled(self, places: list[int], ready: list[int]) -> bool:
-        """Return whether no node is to be expected any more for which there is a place."""
-        expected = {*range(self._node.nnodes)}.difference(ready, self._gone)
-        return not expected or ({*places} <= {*ready} and expected.isdisjoint(self._places))
-
-    @property
-    def _are_too_few(self) -> bool:
-        return self._node.nnodes - len(self._gone) < self._node.min_nodes
-
-    def _is_last_call_over(self, ready: list[int]) -> bool:
-        self._enough_since = self._enough_since or time.monotonic()
-        patience = 0.0 if self._number else LAST_CALL_SECONDS
-        return len(ready) == len(self._peers) and time.monotonic() >= self._enough_since + patience
-
     def _start_generation(self, nodes: list[int]) -> None:
         peers = [self._peers[node] for node in nodes]
         # Our own name may mean the loopback on this machine: the others know the address at which they reach us.
-        known = (peer.channel.here for peer in self._peers.values() if peer.channel.here)
-        own = next(known, self._node.master_addr)
+        own = next(filter(None, (peer.channel.here for peer in self._peers.values())), self._node.master_addr)
         addresses = [peer.channel.here or own for peer in peers]
         port = self._stores.open(addresses[0] if len({*addresses}) == 1 else None)
         self._nodes = nodes
@@ -350,25 +316,27 @@ class Coordinator:
         has_room = len(self._nodes) < self._node.places
         if has_room and any(peer.is_ready for node, peer in self._peers.items() if node not in self._nodes):
             self._end_ranks()
-        self._check_hang(here)
+        if not self._is_ending:
+            self._check_hang(here)
         reports = [peer.report for peer in here if peer.report]
-        if len(reports) < len(here):
+        if len(reports) < len(here) or self._is_over:
             return
-        if self._is_over:
-            return
-        failures = [(peer.failure["at"] + peer.behind, peer) for peer in here if peer.failure]
-        is_cut = not failures and not self._ended_for_hang and any(report["cut"] for report in reports)
+        failures = [(peer.failure["at"] + peer.behind, peer.failure, peer.host) for peer in here if peer.failure]
+        is_cut = any(report["cut"] for report in reports) and not (failures or self._ended_for_hang)
         if self._has_lost or is_cut:
             # That nodes were lost or have come is no failure of the ranks.
-            if self._are_too_few:
-                self.finish(self._too_few())
+            if outcome := self._too_few:
+                self.finish(outcome)
             else:
-                self._restart(rank=None, counted=False)
+                self._restart(None, counted=False)
         elif self._ended_for_hang:
-            self._failures += 1
-            self._restart(rank=None, counted=True)
+            self._restart(None, counted=True)
         elif failures:
-            self._blame(min(failures, key=lambda failure: failure[0])[1])
+            _, failure, host = min(failures, key=lambda failed: failed[0])
+            if self._failures >= self._node.max_restarts:
+                self.finish(failed(failure["rank"], failure["code"], host))
+            else:
+                self._restart(failure["rank"], counted=True)
         elif any(report["continue"] for report in reports):
             self.finish(PREEMPTED)
         else:
@@ -376,8 +344,6 @@ class Coordinator:
 
     def _check_hang(self, here: list[_Peer]) -> None:
         """Report a hang of this generation to all nodes, or that it is over; end the ranks, if that is to follow."""
-        if self._is_ending:
-            return
         nodes = [peer for peer in here for _ in range(peer.ranks)]
         left = [rank for rank, peer in enumerate(nodes) if peer.report]
         if found := self._judge.judge([peer.quiet for peer in here if not peer.report], left):
@@ -391,21 +357,17 @@ class Coordinator:
             self._ended_for_hang = True
             self._end_ranks()
 
-    def _blame(self, peer: _Peer) -> None:
-        assert peer.failure
-        rank = peer.failure["rank"]
-        if self._failures >= self._node.max_restarts:
-            self.finish(failed(rank, peer.failure["code"], peer.host))
-        else:
-            self._failures += 1
-            self._restart(rank=rank, counted=True)
-
     def _restart(self, rank: int | None, *, counted: bool) -> None:
+        self._failures += counted
         self._send(self._members(), "again", restart=self._number, rank=rank, counted=counted)
         self._start_gathering()
 
-    def _too_few(self) -> Outcome:
+    @property
+    def _too_few(self) -> Outcome | None:
+        """How the attempt ends if so many nodes are lost that it cannot continue; else None."""
         left, least = self._node.nnodes - len(self._gone), self._node.min_nodes
+        if left >= least:
+            return None
         lost = "; ".join(f"{name} was lost: {why}" for name, why in self._gone.values())
         reason = f"{lost} ({left} of {self._node.nnodes} nodes left, {least} needed)"
         return Outcome("FAILED", 1, reason, lost=tuple(name for name, _ in self._gone.values()))
@@ -426,15 +388,12 @@ def filled(places: Sequence[int], ready: Collection[int]) -> list[int]:
 
 
 def not_started(node: NodeSpec) -> dict[int, tuple[str, str]]:
-    """Return the nodes whose agents the launcher could not start: their hosts, and why.
+    """Return the nodes whose agents the launcher could not start, as far as is known yet: their names, and why.
 
     Where all are needed it starts none without the others; then nothing is read.
     """
-    if node.needs_all:
-        return {}
     path = Path(node.run_dir, contract.node_dir(node.attempt, 0), contract.NOT_STARTED)
-    try:
-        reports = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {report["node"]: (report["host"], report["why"]) for report in reports}
-    except (OSError, ValueError):
-        return {}  # All have been started, as far as is known yet, or the file is being written.
+    with suppress(OSError):
+        reports = () if node.needs_all else read_lines(path)
+        return {each["node"]: (name_of(each["node"], each["host"]), each["why"]) for each in reports}
+    return {}
