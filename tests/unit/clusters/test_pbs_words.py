@@ -168,9 +168,7 @@ def test_a_hold_for_another_job_is_no_hold_of_a_person() -> None:
 
 
 def test_a_job_that_was_moved() -> None:
-    assert str(reason_of("M", "", "", "")) == (
-        "it was moved to another server, and this one does not know what becomes of it"
-    )
+    assert str(reason_of("M", "", "", "")) == "it was moved to another server, which alone knows its state"
 
 
 def test_a_job_that_is_new() -> None:
