@@ -341,18 +341,18 @@ def connect(address: str, port: int, word: str, node: int) -> Peer:
         connection.close()
         raise _why(ConnectionRefusedError(errno.ECONNREFUSED, ""))
     peer, middle = Peer(connection), len(word) // 2
-    error = PeerError("closed", "the listener there closes the connection without an answer")
+    why = PeerError("closed", "the listener there closes the connection without an answer")
     try:
         peer.send(f"{word[:middle]} {node}")
         if (heard := peer.read()) == word[middle:]:
             return peer
         if heard:
-            error = PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
-    except OSError as failure:
-        if isinstance(failure, TimeoutError):
-            error = PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s")
+            why = PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            why = PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s")
     peer.close()
-    raise error
+    raise why
 
 
 def accept(connection: socket.socket, word: str) -> tuple[Peer, int] | None:
