@@ -65,8 +65,8 @@ _ONE_AT_A_TIME = "one run at a time: allranks ps --state running names them, all
 _NOT_HERE = {
     **dict.fromkeys((("cancel", "--all"), ("cancel", "-a")), _ONE_AT_A_TIME),
     **dict.fromkeys((("ps", "--all"), ("ps", "-a")), "all runs are listed, in every state; -n 1000 lists more than 20"),
-    ("ps", "--watch"): "allranks watch --all",
-    ("status", "--watch"): "allranks watch",
+    **dict.fromkeys((("ps", "--watch"), ("ps", "-w")), "allranks watch --all"),
+    **dict.fromkeys((("status", "--watch"), ("status", "-w")), "allranks watch"),
 }
 #: What click says in errors of its own, where it keeps no more than the text.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
