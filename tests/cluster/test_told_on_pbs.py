@@ -93,7 +93,7 @@ REFUSED = {
     "--constraint nosuch=2": [
         "error: PBS refuses the job",
         "  why: Unknown resource: nosuch",
-        "  fix: take it out of scheduler.constraint, scheduler.resources or scheduler.directives: PBS does not know it",
+        "  fix: change scheduler.constraint, scheduler.resources or scheduler.directives",
     ],
     "--exclude pbs01": [
         "error: scheduler.exclude: PBS cannot leave hosts out",

@@ -30,7 +30,6 @@ def test_nvml_tells_what_torch_sees():
     assert sorted(gpu["uuid"].split("-", 1)[1] for gpu in told["gpus"]) == sorted(str(each.uuid) for each in seen)
     for gpu in told["gpus"]:
         assert 0 < gpu["memory"]["free"] <= gpu["memory"]["total"]
-        assert gpu["temperature"] > 0
 
 
 def test_only_visible_gpus_are_told(monkeypatch):
@@ -44,7 +43,7 @@ def test_the_command_finds_nothing_that_cannot_work(allranks):
     pytest.importorskip("pynvml")
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         allranks.env["CUDA_VISIBLE_DEVICES"] = visible
-    names = "gpu-count,gpu-driver,gpu-memory,gpu-ecc,gpu-throttle,gpu-temperature,gpu-pcie,nvlink,gpu-peers"
+    names = "gpu-count,gpu-driver,gpu-memory,gpu-ecc,gpu-throttle,gpu-pcie,nvlink,gpu-peers"
     done = allranks("check", "--json", "--only", names)
     assert done.rc == 0, done.stdout
     grades = {found["check"]: (found["grade"], found["what"]) for found in json.loads(done.stdout)["checks"]}

@@ -94,30 +94,6 @@ if __name__ == "__main__":
     main()
 '''
 
-MINIMAL_JOB: Final = "script: train.py\n"
-
-MINIMAL_SCRIPT: Final = """\
-import torch
-from torch.utils.data import TensorDataset
-
-import allranks
-
-with allranks.init() as ctx:
-    inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))  # the same data on all ranks
-    data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-    model = ctx.prepare(torch.nn.Linear(8, 1))
-    optimizer = ctx.optimizer(torch.optim.SGD, model, lr=0.1)
-    loader = ctx.loader(data, batch_size=32)  # each rank gets its share
-    for epoch in loader.epochs(3):
-        for batch, target in loader:
-            loss = torch.nn.functional.mse_loss(model(batch), target)
-            ctx.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            ctx.metrics.log(loss=loss)
-        ctx.print(f"epoch {epoch + 1}: loss {ctx.metrics.means()['loss']:.4f}")
-"""
-
 #: What a run, and the script started alone, leave in the project.
 IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")
 
@@ -126,9 +102,8 @@ IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")
 @click.argument("folder", default=".", type=click.Path(file_okay=False))
 @click.option("--recipe", metavar="NAME", help="Copy a complete training, such as mnist, instead.")
 @click.option("--list", "listing", is_flag=True, help="List the recipes, and write nothing.")
-@click.option("--minimal", is_flag=True, help="Write the shortest script that trains, and a job file of one line.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
-def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force: bool) -> int:
+def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
     """Write a commented job.yaml, a train.py and a .gitignore into FOLDER (default: here).
 
     A train.py that is there already is kept, and job.yaml runs it. With --recipe, the files are those of a complete
@@ -138,14 +113,9 @@ def command(folder: str, recipe: str | None, listing: bool, minimal: bool, force
         rows = [(name, _summary(path)) for name, path in _recipes().items()]
         render.data(render.table(("RECIPE", "WHAT IT TRAINS"), rows))
         return 0
-    if recipe and minimal:
-        raise UsageError("--recipe and --minimal exclude each other", fix="give one of them")
+    files = {"job.yaml": JOB_TEMPLATE.encode(), "train.py": SCRIPT_TEMPLATE.encode()}
     if recipe:
         files = _files_of(recipe)
-    elif minimal:
-        files = {"job.yaml": MINIMAL_JOB.encode(), "train.py": MINIMAL_SCRIPT.encode()}
-    else:
-        files = {"job.yaml": JOB_TEMPLATE.encode(), "train.py": SCRIPT_TEMPLATE.encode()}
     is_yours = not (recipe or force or (Path(folder) / "job.yaml").exists()) and (Path(folder) / "train.py").is_file()
     if is_yours:  # What arguments it takes is not known.
         files = {"job.yaml": files["job.yaml"].replace(b"\nargs:", b"\n# args:")}

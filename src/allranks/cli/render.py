@@ -97,13 +97,8 @@ def _print(text: str) -> None:
 
 def frame(text: str) -> None:
     """Show a text on a cleared terminal, cut to its size."""
-    lines = harmless(text).splitlines()[: frame_lines()]
+    lines = harmless(text).splitlines()[: terminal_size().lines - 1]
     _print("\x1b[H\x1b[2J" + "\n".join(map(_cut, lines)))
-
-
-def frame_lines() -> int:
-    """Return how many lines a frame has at most."""
-    return terminal_size().lines - 1
 
 
 def terminal_size() -> os.terminal_size:

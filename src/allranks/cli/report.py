@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +10,6 @@ from allranks.cli import render
 from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import AllranksError, UsageError
 from allranks.runs.comparison import read
-
-if TYPE_CHECKING:
-    from allranks.runs.record import Run
 
 #: How a report starts: a file that does not is somebody's own, and stays.
 _MARK = "<!doctype html>\n<!-- allranks report"
@@ -35,32 +30,25 @@ def command(names: tuple[str, ...], output: str, trace: str | None, folder: str 
     The file needs no network and no other file, so it can be mailed. With --trace the attempts, ranks, restarts and
     checkpoints of each node go to a JSON file, which https://ui.perfetto.dev and chrome://tracing open.
     """
-    from allranks.view.report import to_data, to_page
-
     runs = find_each(folder, names or (None,))
     if trace is not None:
-        _write_trace(runs, trace)
-        return 0
-    data = to_data([read(run) for run in runs])
-    if as_json:
-        render.as_json(data)
-    elif output == "-":
-        render.data(to_page(data))
+        from allranks.view.trace import MARK, to_trace
+
+        what, output, mark, text = "timeline of", trace, MARK, to_trace(runs)
     else:
-        _write(Path(output), to_page(data), _MARK)
-        render.talk(f"allranks: report on {', '.join(run.record.id for run in runs)}: {output}")
-    return 0
+        from allranks.view.report import to_data, to_page
 
-
-def _write_trace(runs: Sequence[Run], output: str) -> None:
-    from allranks.view.trace import MARK, to_trace
-
-    text = to_trace(runs)
+        data = to_data([read(run) for run in runs])
+        if as_json:
+            render.as_json(data)
+            return 0
+        what, mark, text = "report on", _MARK, to_page(data)
     if output == "-":
         render.data(text)
     else:
-        _write(Path(output), f"{text}\n", MARK)
-        render.talk(f"allranks: timeline of {', '.join(run.record.id for run in runs)}: {output}")
+        _write(Path(output), f"{text.rstrip()}\n", mark)
+        render.talk(f"allranks: {what} {', '.join(run.record.id for run in runs)}: {output}")
+    return 0
 
 
 def _write(path: Path, text: str, mark: str) -> None:

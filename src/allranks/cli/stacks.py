@@ -12,7 +12,7 @@ from allranks.cli.runs import find_unfinished, json_option, run_arguments
 from allranks.errors import RunNotFoundError
 from allranks.logs.cause import is_foreign
 from allranks.logs.lineform import ranges
-from allranks.record.stacks import Frame, RankStack, groups
+from allranks.record.stacks import groups
 from allranks.runs.hangs import named
 from allranks.runs.stacks import Stacks, ask
 
@@ -59,16 +59,9 @@ def _lines(stacks: Stacks, show_all: bool) -> Iterator[str]:
         told = [f"{named(example.collective)} is pending"] if example.collective else []
         told += [] if example.frames else ["no Python frame"]
         yield _ranks(ranks) + (f": {', '.join(told)}" if told else "")
-        yield from (f"  {_frame(frame)}" for frame in (example.frames if show_all else _telling(example)))
-
-
-def _telling(stack: RankStack) -> list[Frame]:
-    """Return the innermost frames of a stack, and those in the user's code."""
-    return [frame for at, frame in enumerate(stack.frames) if at < _SHOWN or not is_foreign(frame.file)]
-
-
-def _frame(frame: Frame) -> str:
-    return f"{frame.file}:{frame.line} in {frame.function}"
+        for at, frame in enumerate(example.frames):
+            if show_all or at < _SHOWN or not is_foreign(frame.file):
+                yield f"  {frame.file}:{frame.line} in {frame.function}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

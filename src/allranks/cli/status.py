@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -15,27 +14,17 @@ from allranks.job.units import format_count, format_seconds, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
 
-_SECONDS = 2.0
-
 
 @click.command("status")
 @run_arguments
-@click.option("--watch", "-w", "is_watched", is_flag=True, help="Refresh every 2 s until the run ends, on a terminal.")
 @json_option
-def command(run: str | None, folder: str | None, is_watched: bool, as_json: bool) -> int:
+def command(run: str | None, folder: str | None, as_json: bool) -> int:
     """Show a run's status: the newest here, or RUN (its id, the beginning of it, or its directory)."""
     found = find(runs_folder(folder), run)
-    is_watched = is_watched and not as_json and render.is_lively(sys.stdout)
     if not found.record.status.state.is_final:
-        from allranks.clusters.registry import load_kind
         from allranks.launch.refresh import settled
 
-        kind = load_kind(found.record.kind)  # One object: it limits how often its cluster is queried.
-        found = settled(found, kind)
-        while is_watched and not found.record.status.state.is_final:
-            render.frame(render.table((), _rows(found)))
-            time.sleep(_SECONDS)
-            found = settled(found, kind)
+        found = settled(found)
     if as_json:
         render.as_json(report(found))
         return 0

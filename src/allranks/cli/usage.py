@@ -60,12 +60,13 @@ _OPTIONS_OF_OTHERS = {
     **dict.fromkeys(("--multi-gpu", "--cpu"), f"{_NOT_NEEDED}; all GPUs are used, or the CPU if there is none"),
     "--mixed-precision": 'write allranks.init(precision="bf16") in the script',
 }
+_ONE_AT_A_TIME = "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one"
 #: Options of our own verbs that people expect elsewhere: by verb and option.
 _NOT_HERE = {
-    ("cancel", "--all"): "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one",
-    ("cancel", "-a"): "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one",
-    ("ps", "-a"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
-    ("ps", "--all"): "all runs are listed, in every state; -n 1000 lists more than the newest 20",
+    **dict.fromkeys((("cancel", "--all"), ("cancel", "-a")), _ONE_AT_A_TIME),
+    **dict.fromkeys((("ps", "--all"), ("ps", "-a")), "all runs are listed, in every state; -n 1000 lists more than 20"),
+    **dict.fromkeys((("ps", "--watch"), ("ps", "-w")), "allranks watch --all"),
+    **dict.fromkeys((("status", "--watch"), ("status", "-w")), "allranks watch"),
 }
 #: What click says in errors of its own, where it keeps no more than the text.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)

@@ -23,13 +23,12 @@ from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
 from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, overall
-from allranks.clusters.pbs_words import Flavour, seconds
+from allranks.clusters.pbs_directives import LONGEST_NAME, directives, own, own_nodes
+from allranks.clusters.pbs_words import Flavour, parse_jobs, seconds
 from allranks.errors import JobError, LaunchError, PreflightError
-from allranks.job.units import format_count, format_duration, parse_memory, reading, time_of
-from allranks.plan.directives import Directive, fits, given, lines_of, mail_letters, plain_name, words_for_shell
+from allranks.job.units import parse_memory, reading
+from allranks.plan.directives import fits, plain_name, words_for_shell
 from allranks.plan.entry import name_of
-from allranks.runs.status import State
-from allranks.system.hostlist import expand
 
 if TYPE_CHECKING:
     from allranks.clusters.batch.plan import Draft
@@ -41,43 +40,10 @@ OWN_LOG, OWN_LOG_OF_TASKS = "pbs.out", "pbs.^array_index^.out"
 
 # --- Jobs: commands about them, and their answers.
 
-_PLAIN_LINE = re.compile(r"^    (\w+(?:\.\w+)?) = (.*)$", re.MULTILINE)
 #: Options of qstat that show all of a job, the best first. Without -x no job is shown after its end, and there may be
 #: no history; without -w lines are wrapped, and a line of a variable's may look like one of PBS'.
 _QUERIES: dict[Flavour, tuple[str, ...]] = {"openpbs": ("-x -f -w", "-f -w", "-x -f", "-f"), "torque": ("-f",)}
 _FLAVOURS: dict[str, Flavour] = {}
-
-
-def parse_jobs(text: str) -> tuple[JobInfo, ...]:
-    """Read what ``qstat -f`` prints: one job, or an array and its subjobs. Long lines may be wrapped, or not.
-
-    A variable of the user's may hold lines that look like PBS' own. Those before the variables count first, and of
-    those after their start the last.
-    """
-    jobs = []
-    for part in re.split(r"^Job Id: *", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
-        job_id, _, rest = part.partition("\n")
-        before, _, after = rest.partition("\n    Variable_List = ")
-        lines = _PLAIN_LINE.findall(after) + _PLAIN_LINE.findall(before)
-        jobs.append(_info(job_id.strip(), {name.lower(): value for name, value in lines}))
-    return tuple(jobs)
-
-
-def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
-    letter, word = fields.get("job_state", ""), fields.get("comment", "").strip()
-    info = JobInfo(job_id, *pbs_words.state_of(letter), word)
-    if letter not in pbs_words.ENDED:
-        held, depend = fields.get("hold_types", "").replace("n", ""), fields.get("depend", "")
-        info = replace(info, why=pbs_words.reason_of(letter, word, held, depend))
-    if info.state is State.PENDING:
-        return info
-    memory = reading(fields.get("resources_used.mem", ""), parse_memory) or None
-    started = time_of(fields.get("stime") or fields.get("start_time", ""))
-    info = replace(info, started=started, peak_memory=memory)
-    if letter not in pbs_words.ENDED:
-        return info
-    times = (fields.get(name) for name in ("obittime", "comp_time", "history_timestamp", "mtime"))
-    return replace(pbs_words.ending(info, fields), ended=time_of(next(filter(None, times), "")))
 
 
 def flavour(environ: Mapping[str, str]) -> Flavour | None:
@@ -122,10 +88,6 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
             return overall([job for job in jobs if "[]" not in job.job_id] or jobs)
     what = f"qstat printed nothing about job {job_id} that allranks can parse"
     raise LaunchError(what, fix="qstat --version shows which it is")
-
-
-#: Says nothing of the cause of an end.
-_LOG_NOISE = re.compile(r"pbsdsh: |pbs_tmrsh: ")
 
 
 def logs(folder: str, job_id: str, _: Mapping[str, str]) -> Sequence[str]:
@@ -241,136 +203,14 @@ def limits(requested: Sequence[Requested], name: str, queue: Mapping[str, str]) 
         yield from beyond(of, amount, f"queue {name}", _OTHER, most=most, least=least)
 
 
-# --- The plan: what qsub is asked for, what an allocation has, and what of the scripts is PBS' own.
-# Sources: qsub(1B) and pbs_resources(7B) of OpenPBS, and Torque's "Requesting resources". Of two requests for the same
-# resource (-l) PBS takes the first, of two other directives the last: there those that the user has written stand.
+# --- The plan: what an allocation has, and what of the scripts is PBS' own.
 
-#: The longest name of a job that all versions take.
-_LONGEST_NAME = 15
-#: A user's own request for nodes: OpenPBS' chunks, and Torque's nodes.
-_OWN_NODES = re.compile(r"-l\s*(?:\S*,)?(?:select|nodes)=(?P<value>[^\s,]+)")
-_OWN_PLACE = re.compile(r"-l\s*(?:\S*,)?(?:place|nodes)=")
-_GPUS = re.compile(r"(?:^|:)n?gpus=(\d+)(?:$|:)")
 #: What -o takes: what stands before a colon is a host, and each version has variables of its own.
 _PLAIN_PATH = re.compile(r"[^:\"'\\#,$%^]+")
 #: Options for a batch script alone; a shell sends no mail.
 _FOR_A_SCRIPT = re.compile(r"-[ejkJmMorRSt](?![A-Za-z])")
 #: PBS starts a shell in the home directory, with the PATH of a login: this goes to where the command was typed.
 _HERE = 'cd -- "$0" && export PATH="$1" && shift && exec "$@"'
-
-
-def own_nodes(job: Job) -> str | None:
-    """Return what the user's own directives ask for instead of ours: the value of select, or of nodes."""
-    return next((found["value"] for line in lines_of(job, "#PBS") if (found := _OWN_NODES.match(line))), None)
-
-
-def own(job: Job) -> tuple[int | None, int | None]:
-    """Return how many chunks, or nodes of Torque, the user's own directives ask for, and the GPUs of each.
-
-    None if they do not ask for nodes, and if nodes differ in their GPUs.
-    """
-    value = own_nodes(job)
-    chunks = (value or "").split("+")
-    counts = [re.match(r"(\d*)(?::|$)", chunk) for chunk in chunks]  # One with a host first is one.
-    count = sum(int(found[1] or 1) if found else 1 for found in counts)
-    gpus = {int(found[1]) if (found := _GPUS.search(chunk)) else 0 for chunk in chunks}
-    return count if value else None, gpus.pop() if len(gpus) == 1 else None
-
-
-def directives(job: Job, nproc: int, output: str | None, flavour: Flavour) -> Iterator[Directive]:
-    """Yield the directives of a job with ``nproc`` ranks on each node.
-
-    What PBS itself says goes to ``output`` when the job has ended; None: as PBS names it, where the job is submitted.
-
-    Raises:
-        JobError: the job asks for what this PBS cannot do.
-    """
-    requested, resources, is_torque = job.scheduler, job.resources, flavour == "torque"
-    _refuse(job, flavour)
-    named, again = [line.partition("=") for line in requested.resources], job.retry.by_scheduler
-    users = [Directive(line, None, "scheduler.directives") for line in lines_of(job, "#PBS")]
-    yield from (line for line in users if line.option.startswith("-l"))
-    yield Directive("-N", plain_name(name_of(job), _LONGEST_NAME), "name")
-    yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")
-    if not own_nodes(job):
-        yield from _nodes(job, nproc, is_torque)
-    if not (is_torque or any(map(_OWN_PLACE.match, lines_of(job, "#PBS")))):
-        excl, why = (":excl", ", scheduler.exclusive") if requested.exclusive else ("", "")
-        note = "else chunks may lie on one node together"
-        yield Directive("-l place", f"scatter{excl}", f"a node for each chunk{why}", note)
-    yield from given(
-        ("-l walltime", resources.time and format_duration(resources.time), "resources.time"),
-        ("-q", requested.partition, "scheduler.partition"),
-        ("-l advres" if is_torque else "-q", requested.reservation, "scheduler.reservation"),
-        ("-A", requested.account, "scheduler.account"),
-        ("-P", requested.project, "scheduler.project"),
-        ("-l qos", requested.qos, "scheduler.qos"),
-        *((f"-l {name}", value or True, "scheduler.resources") for name, _, value in named),
-        ("-t" if is_torque else "-J", requested.array, "scheduler.array"),
-        ("-M", job.notify.mail, "notify.mail"),
-        ("-m", job.notify.mail and mail_letters(job), "notify.on"),
-        ("-j", "oe", "one log"),
-        ("-o", output, "in the run's directory", "what PBS itself says; it comes when the job has ended"),
-        ("-r", again and "y", "retry.requeue", "back into the queue when a node fails, and when it is preempted"),
-        ("-r", not again and "n", "retry.requeue is false", "when a node fails, the job ends"),
-    )
-    yield from (line for line in users if not line.option.startswith("-l"))
-
-
-def _refuse(job: Job, flavour: Flavour) -> None:
-    requested = job.scheduler
-    if requested.exclude:
-        fix = "name those to use in scheduler.include, or a feature that they have in scheduler.constraint"
-        raise JobError("scheduler.exclude: PBS cannot leave hosts out", why="it has no option for that", fix=fix)
-    if requested.qos and flavour == "openpbs":
-        fix = "choose another scheduler.partition"
-        raise JobError("scheduler.qos: OpenPBS and PBS Pro have no quality of service", fix=fix)
-    if requested.project and flavour == "torque":
-        raise JobError("scheduler.project: Torque has no projects", fix="scheduler.account (-A) names who is charged")
-    if requested.reservation and requested.partition and flavour == "openpbs":
-        both, why = "scheduler.reservation and scheduler.partition", "a reservation of OpenPBS is a queue"
-        raise JobError(f"{both} exclude each other", why=why, fix="leave out scheduler.partition")
-
-
-def _nodes(job: Job, nproc: int, is_torque: bool) -> Iterator[Directive]:
-    """Yield what asks for nodes: chunks that are alike, but for hosts that must be among them."""
-    requested, resources, count = job.scheduler, job.resources, job.resources.nodes[1]
-    cpus = resources.cpus_per_node or (nproc if job.launch.is_direct else int(is_torque))
-    has = [f"{'ppn' if is_torque else 'ncpus'}={cpus}"] if cpus else []
-    if resources.gpus_per_node:
-        has.append(f"{'gpus' if is_torque else 'ngpus'}={resources.gpus_per_node}")
-    if not is_torque:
-        has += [f"mem={_memory(resources.memory)}"] if resources.memory else []
-        has.append("mpiprocs=1")  # How often the node stands in the file of nodes.
-    each = ":".join([*has, requested.constraint] if requested.constraint else has)
-    try:
-        hosts = list(expand(",".join(requested.include))) if requested.include else []
-    except ValueError as error:
-        raise JobError(f"scheduler.include: {error}", fix="write them like gpu[01-03,07]") from error
-    if len(hosts) > count:
-        raise JobError(
-            f"scheduler.include names {format_count(len(hosts), 'host')}, for {format_count(count, 'node')}",
-            why="all of them would have to be among the nodes",
-            fix=f"--nodes {len(hosts)}, or fewer hosts",
-        )
-    # OpenPBS knows hosts by their short names.
-    chunks = [f"{host}:{each}" if is_torque else f"1:{each}:host={host.partition('.')[0]}" for host in hosts]
-    value = "+".join([*chunks, f"{count - len(hosts)}:{each}"] if count > len(hosts) else chunks)
-    if not is_torque:
-        yield Directive("-l select", value, "resources, for each node", "one chunk on each node")
-        return
-    yield Directive("-l nodes", value, "resources, for each node")
-    if resources.memory:
-        total = _memory(resources.memory * count)
-        yield Directive("-l mem", total, "resources.memory", "of all nodes together, as Torque counts")
-    if requested.exclusive:
-        yield Directive("-l naccesspolicy", "singlejob", "scheduler.exclusive")
-
-
-def _memory(size: int) -> str:
-    """Return a size in the largest unit that it is a whole number of, as PBS writes them."""
-    units = (("gb", 1 << 30), ("mb", 1 << 20))
-    return next((f"{size // factor}{unit}" for unit, factor in units if size % factor == 0), f"{size >> 10}kb")
 
 
 def nodes_there(environ: Mapping[str, str]) -> int:
@@ -416,7 +256,7 @@ def _notes(draft: Draft, names_log: bool) -> Iterator[str]:
     if nodes and used:
         yield f"scheduler.directives asks for the nodes: {', '.join(used)} not used"
     if not names_log:
-        name = plain_name(name_of(job), _LONGEST_NAME)
+        name = plain_name(name_of(job), LONGEST_NAME)
         yield f"what PBS itself says is where qsub is typed, in {name}.o<job>, when the job has ended"
 
 
@@ -460,7 +300,7 @@ PBS = Scheduler(
     unreachable=pbs_words.UNREACHABLE,
     refused=pbs_words.REFUSED,
     logs=logs,
-    log_noise=_LOG_NOISE,
+    log_noise=re.compile(r"pbsdsh: |pbs_tmrsh: "),
 )
 run_command = partial(query.run_command, PBS)
 PbsCluster = partial(BatchCluster, PBS)

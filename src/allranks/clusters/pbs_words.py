@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobInfo, JobReason, explained, first_fix
+from allranks.job.units import parse_memory, reading, time_of
 from allranks.runs.status import State
 
 #: Of PBS: OpenPBS and PBS Pro are used alike.
@@ -23,7 +24,6 @@ _SHORTER = "a shorter resources.time may fit in before"
 
 #: Letters of jobs that have ended; how, is in other fields. X is a subjob whose array continues, C is Torque's.
 ENDED = frozenset("FXC")
-_MOVED = JobReason("it was moved to another server, and this one does not know what becomes of it")
 #: PBS' letter for a state: ours, what the letter stands for, and what it means where that does not say it.
 _STATES: dict[str, tuple[State, str, JobReason | None]] = {
     "Q": (State.PENDING, "queued", None),
@@ -34,11 +34,10 @@ _STATES: dict[str, tuple[State, str, JobReason | None]] = {
     "B": (State.RUNNING, "array started", None),
     "E": (State.RUNNING, "exiting", JobReason("it is ending")),
     "S": (State.RUNNING, "suspended", JobReason("it is suspended")),
-    "U": (State.RUNNING, "suspended", JobReason("it is suspended: its workstation is in use")),
     "F": (State.UNKNOWN, "finished", None),
     "X": (State.UNKNOWN, "subjob finished", None),
     "C": (State.UNKNOWN, "completed", None),
-    "M": (State.UNKNOWN, "moved", _MOVED),
+    "M": (State.UNKNOWN, "moved", JobReason("it was moved to another server, which alone knows its state")),
 }
 #: Of several holds, that counts first which a user cannot release.
 _HOLDS = {
@@ -82,10 +81,7 @@ _COMMENTS: tuple[tuple[str, ...], ...] = (
     (r"^job held by", "it is held", _RELEASE),
     (r"not enough total nodes", "it asks for more nodes than there are", "lower resources.nodes"),
     (r"placement set|\bset .* has too few free resources", "no group of nodes that belong together has room for it"),
-    (
-        r"not enough free nodes|No available resources on nodes|Too few free resources",
-        "the nodes that it needs are in use",
-    ),
+    (r"not enough free nodes|no available resources on|too few free resources", "the nodes that it needs are in use"),
     (r"right type of nodes", "the nodes that it asks for are in use, or there are none such", _NODES),
     (r"queue not started", "its queue starts no jobs", _QUEUES),
     (r"not an execution queue", "its queue only hands jobs on", _QUEUES),
@@ -148,10 +144,7 @@ REFUSED = (
     (rf"{_VALUE}Resource_List\.place", "change -l place in scheduler.directives"),
     (rf"{_VALUE}Resource_List\.select", "change resources.nodes or scheduler.constraint"),
     (r"filesystems", "set scheduler.resources, such as filesystems=home:scratch"),
-    (
-        r"unknown resource",
-        "take it out of scheduler.constraint, scheduler.resources or scheduler.directives: PBS does not know it",
-    ),
+    (r"unknown resource", "change scheduler.constraint, scheduler.resources or scheduler.directives"),
     (
         r"queue and/or server resource limits|exceeds queue resource|Resource limit exceeds|all possible destinations",
         "lower resources.time, resources.nodes, resources.cpus_per_node, resources.gpus_per_node or resources.memory, "
@@ -259,7 +252,7 @@ def _limit(text: str) -> JobReason | None:
     return JobReason(f"{whose} reached the limit of {where} on {thing}")
 
 
-# --- Ends: what a job's exit status, its substate and its comment say together.
+# --- Answers about jobs. How one ended, its exit status, its substate and its comment say together.
 
 #: Added by PBS to the number of the signal that ended the script, and by a shell to that of its last command.
 _SIGNALLED, _BY_SHELL, _LAST_SIGNAL, _TERM, _KILL = 256, 128, 64, signal.SIGTERM, signal.SIGKILL
@@ -267,8 +260,6 @@ _NOT_STARTED = JobReason("PBS could not start it", "ask the site's support; the 
 _OUT_OF_CPU_TIME = JobReason("it reached its limit on CPU time", "ask for more with -l cput in scheduler.directives")
 _TOO_MANY_CPUS = JobReason("it used more CPUs than it requested", "raise resources.cpus_per_node")
 _ABORTED = JobReason("PBS on its first node was restarted, and ended it")
-_NOT_JOINED = JobReason("one of its nodes could not join it", "pbsnodes -l lists nodes that are down")
-_HOOK = JobReason("a hook of the site refused or deleted it", _SITE)
 #: PBS' own exit statuses, which are below zero: those of OpenPBS and PBS Pro, and those of Torque.
 _OWN: dict[Flavour, dict[int, tuple[State, JobReason]]] = {
     "openpbs": {
@@ -276,12 +267,12 @@ _OWN: dict[Flavour, dict[int, tuple[State, JobReason]]] = {
         -10: (State.FAILED, JobReason("its user or group is not known on its nodes", _SITE)),
         -13: (State.FAILED, JobReason("its password is not valid", _SITE)),
         **dict.fromkeys((-14, -20), (State.NODE_FAIL, JobReason("a node failed"))),
-        **dict.fromkeys((-16, -17, -18, -19, -22), (State.FAILED, _HOOK)),
+        **dict.fromkeys((-16, -17, -18, -19, -22), (State.FAILED, JobReason("a hook of the site rejected it", _SITE))),
         **dict.fromkeys((-24, -25), (State.FAILED, _TOO_MANY_CPUS)),
         **dict.fromkeys((-26, -27), (State.OUT_OF_MEMORY, OUT_OF_MEMORY)),
         -28: (State.TIMEOUT, _OUT_OF_CPU_TIME),
         -29: (State.TIMEOUT, OUT_OF_TIME),
-        -30: (State.NODE_FAIL, _NOT_JOINED),
+        -30: (State.NODE_FAIL, JobReason("a node could not join it", "pbsnodes -l lists nodes that are down")),
     },
     "torque": {
         **dict.fromkeys((-4, -5, -6), (State.NODE_FAIL, _ABORTED)),
@@ -291,9 +282,42 @@ _OWN: dict[Flavour, dict[int, tuple[State, JobReason]]] = {
         -12: (State.TIMEOUT, _OUT_OF_CPU_TIME),
     },
 }
+_PLAIN_LINE = re.compile(r"^    (\w+(?:\.\w+)?) = (.*)$", re.MULTILINE)
 
 
-def ending(info: JobInfo, fields: Mapping[str, str]) -> JobInfo:
+def parse_jobs(text: str) -> tuple[JobInfo, ...]:
+    """Read what ``qstat -f`` prints: one job, or an array and its subjobs. Long lines may be wrapped, or not.
+
+    A variable of the user's may hold lines that look like PBS' own. Those before the variables count first, and of
+    those after their start the last.
+    """
+    jobs = []
+    for part in re.split(r"^Job Id: *", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
+        job_id, _, rest = part.partition("\n")
+        before, _, after = rest.partition("\n    Variable_List = ")
+        lines = _PLAIN_LINE.findall(after) + _PLAIN_LINE.findall(before)
+        jobs.append(_info(job_id.strip(), {name.lower(): value for name, value in lines}))
+    return tuple(jobs)
+
+
+def _info(job_id: str, fields: Mapping[str, str]) -> JobInfo:
+    letter, word = fields.get("job_state", ""), fields.get("comment", "").strip()
+    info = JobInfo(job_id, *state_of(letter), word)
+    if letter not in ENDED:
+        held, depend = fields.get("hold_types", "").replace("n", ""), fields.get("depend", "")
+        info = replace(info, why=reason_of(letter, word, held, depend))
+    if info.state is State.PENDING:
+        return info
+    memory = reading(fields.get("resources_used.mem", ""), parse_memory) or None
+    started = time_of(fields.get("stime") or fields.get("start_time", ""))
+    info = replace(info, started=started, peak_memory=memory)
+    if letter not in ENDED:
+        return info
+    times = (fields.get(name) for name in ("obittime", "comp_time", "history_timestamp", "mtime"))
+    return replace(_ending(info, fields), ended=time_of(next(filter(None, times), "")))
+
+
+def _ending(info: JobInfo, fields: Mapping[str, str]) -> JobInfo:
     """Add how a job has ended to what is known of it; names of fields are in small letters."""
     found = re.fullmatch(r"-?\d+", fields.get("exit_status", ""))
     status, is_torque, has_run = int(found[0]) if found else None, info.native[0] == "C", bool(fields.get("exec_host"))

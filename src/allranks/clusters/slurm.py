@@ -9,9 +9,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-import signal
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,13 +22,13 @@ from allranks.clusters.base import Feasibility, Issue
 from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
-from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, UsableGpus, overall
+from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, UsableGpus, overall
+from allranks.clusters.slurm_words import ACCOUNTED, parse_accounted, parse_shown
 from allranks.errors import LaunchError
 from allranks.job.units import format_duration, format_memory, parse_duration, parse_memory, reading, time_of
 from allranks.plan.directives import Directive, given, lines_of, warning_seconds, words_for_shell
 from allranks.plan.entry import name_of
 from allranks.plan.layout import MOST_RANKS_PER_CPU
-from allranks.runs.attempt import Failure
 from allranks.runs.status import State
 from allranks.system.hostlist import expand
 
@@ -40,75 +39,17 @@ if TYPE_CHECKING:
 
 _IN_UTC = {"TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}  # With these its commands write times as we read them.
 _ACCOUNTING_SECONDS = 20.0  # Accounting only adds to what the controller reports, and may be slow or away.
-#: Slurm's own "signals": the script could not be started, and (a number that no signal has) memory ran out.
-_NOT_STARTED, _OUT_OF_MEMORY = 53, 125
 
-# --- Jobs: commands about them, and their answers.
+# --- Jobs: commands about them, and their logs.
 
-#: The fields that accounting is queried for.
-ACCOUNTED = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "MaxRSS", "Reason")
 _SHOW = ("scontrol", "show", "job")
 _ACCOUNT = ("sacct", "--parsable2", "--noheader", f"--format={','.join(ACCOUNTED)}", "--jobs")
-#: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
-_SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
 
 
 def about(job_id: str, name: str, *words: str) -> tuple[str, ...]:
     """Build a command about a job, whose number comes last; the job may be one of another cluster."""
     number, _, cluster = job_id.partition(";")
     return (name, *([f"--clusters={cluster}"] if cluster else []), *words, number)
-
-
-def parse_shown(text: str) -> tuple[JobInfo, ...]:
-    """Read what scontrol shows: one job, or each task of an array."""
-    found = []
-    for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
-        # Names, comments and paths may hold anything, even what looks like a field: of two the first counts.
-        fields = defaultdict(str, reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
-        job = re.match(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?", part)
-        if job and fields["JobState"]:
-            job_id = f"{job[2]}_{job[3]}" if job[2] else job[1]
-            found.append(_info(job_id, fields["JobState"], fields, fields["StartTime"], fields["EndTime"]))
-    return tuple(found)
-
-
-def parse_accounted(text: str) -> tuple[JobInfo, ...]:
-    """Read what accounting has of :data:`ACCOUNTED`: one job, or each task of an array.
-
-    Of a job that was requeued the last record counts. A job with a step that was out of memory was so too, although
-    Slurm calls it FAILED.
-    """
-    records: dict[str, list[Mapping[str, str]]] = {}
-    for line in text.splitlines():
-        row = defaultdict(str, zip(ACCOUNTED, line.split("|"), strict=False))
-        job_id, _, step = row["JobID"].partition(".")
-        records[job_id] = [*records.get(job_id, []), row] if step else [row]
-    found = []
-    for job_id, (job, *steps) in records.items():
-        is_oom = job["State"] == "FAILED" and any(step["State"] == "OUT_OF_MEMORY" for step in steps)
-        info = _info(job_id, "OUT_OF_MEMORY" if is_oom else job["State"], job, job["Start"], job["End"])
-        peak = max(reading(f"{row['MaxRSS']}B", parse_memory) for row in (job, *steps))
-        found.append(replace(info, peak_memory=peak or None))
-    return tuple(found)
-
-
-def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: str) -> JobInfo:
-    """Read what both answers hold in the same words."""
-    nodes, word = re.sub(r"\(null\)|None assigned", "", fields["NodeList"]), fields["Reason"]
-    state, why = slurm_words.state_of(native, word)
-    exit_code, killed_by = map(reading, fields["ExitCode"].partition(":")[::2])
-    if state is State.SUCCEEDED and (exit_code or killed_by):
-        state = State.FAILED
-    if state is State.FAILED and killed_by == _NOT_STARTED:
-        lacks = "its work directory, or that of its output, is not there on the node"
-        why = JobReason(f"Slurm could not start the script: {lacks}")
-    if state is State.NODE_FAIL and (node := fields["FailedNode"]):
-        why = JobReason(f"node {node} failed")
-    code = exit_code if state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED) else None
-    number = killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None
-    started = time_of(start) if nodes and state is not State.PENDING else None
-    ended = time_of(end) if state.is_final else None
-    return JobInfo(job_id, state, native, word, code, number, started, ended, nodes, why=why)
 
 
 def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo | None:
@@ -132,29 +73,6 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
                 shown = replace(shown, state=task.state, native=task.native, why=task.why)
             tasks[task.job_id] = replace(shown, peak_memory=task.peak_memory)
     return overall(tasks.values())
-
-
-# --- Logs: which rank srun says failed first, and what of a log may tell a cause.
-
-#: What srun says when tasks have ended badly, from Slurm 22.05 to 26.11; of a signal it gives the C library's words.
-_ENDED = re.compile(
-    r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)"
-)
-_SIGNALS = {words: number for number in signal.valid_signals() if (words := signal.strsignal(number))}
-
-
-def first_failure(lines: Iterable[str]) -> Failure | None:
-    """Return how the rank ended that failed first, in an attempt's log; srun exits with the highest code, or 143."""
-    has_left = False
-    for hosts, rank, exited, words in (found.groups() for line in lines if (found := _ENDED.fullmatch(line.rstrip()))):
-        is_oom = words == "Out Of Memory"
-        code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
-        if code == contract.CONTINUE_LATER:
-            has_left = True
-        elif code and not (has_left and code in (-signal.SIGTERM, -signal.SIGKILL)):  # Srun ends the others so.
-            host = None if hosts == "Unknown" or "[" in hosts or "," in hosts else hosts
-            return Failure(int(rank), host, code, is_oom)
-    return None
 
 
 def logs(folder: str, job_id: str, requested: Mapping[str, str]) -> Sequence[str]:
@@ -455,7 +373,7 @@ SLURM = Scheduler(
         r"srun: (?:error: \S+: tasks? \S+: |launch/slurm: |(?:Force )?Terminat|Job step aborted)"
         r"|slurmstepd\S*: error: \*\*\* "
     ),
-    failure=first_failure,
+    failure=slurm_words.first_failure,
 )
 run_command = partial(query.run_command, SLURM)
 SlurmCluster = partial(BatchCluster, SLURM)

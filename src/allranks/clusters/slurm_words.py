@@ -1,4 +1,4 @@
-"""What Slurm's words mean, and what to do: states of jobs, reasons why they wait, and what commands print if they fail.
+"""What Slurm says of jobs, what that means and what to do: states, why they wait, how they ended, errors of commands.
 
 Words are those of Slurm's manual (squeue(1), "Job Reason Codes"), which only ever grew. Words of a kind, such as
 ``QOSMaxCpuPerUserLimit``, are taken apart by one rule. A word that is not known is handed on as it is.
@@ -7,10 +7,16 @@ Words are those of Slurm's manual (squeue(1), "Job Reason Codes"), which only ev
 from __future__ import annotations
 
 import re
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobReason
+from allranks import contract
+from allranks.clusters.batch.scheduler import OUT_OF_MEMORY, OUT_OF_TIME, JobInfo, JobReason
+from allranks.job.units import parse_memory, reading, time_of
+from allranks.runs.attempt import Failure
 from allranks.runs.status import State
 
 _never = partial(JobReason, hopeless=True)
@@ -81,7 +87,6 @@ _PENDING: dict[str, JobReason] = {
     "QOSUsageThreshold": JobReason("its account has used more than its QOS allows for now"),
     "AccountingPolicy": JobReason("a limit of its account or QOS is reached"),
     "NodeDown": JobReason("a node that it needs is down", _NODES),
-    "FrontEndDown": JobReason("no front end node is up", _SITE),
     "Reservation": JobReason("its reservation has not started"),
     "ReservationDeleted": _never("its reservation is gone", "change scheduler.reservation"),
     "ReservationInvalid": _never("its reservation is not valid", "change scheduler.reservation"),
@@ -90,9 +95,6 @@ _PENDING: dict[str, JobReason] = {
     "BurstBufferResources": JobReason("there is no room in the burst buffer"),
     "BurstBufferStageIn": JobReason("its files are being copied into the burst buffer"),
     "BurstBufferOperation": JobReason("an operation of the burst buffer failed", _SITE),
-    "PowerNotAvail": JobReason("there is not enough electric power"),
-    "PowerReserved": JobReason("the electric power is reserved"),
-    "FedJobLock": JobReason("the clusters of the federation agree on who runs it"),
     "SchedDefer": JobReason("Slurm starts no job at once"),
     "SystemFailure": JobReason("something of the site failed", _SITE),
 }
@@ -109,7 +111,6 @@ _THINGS = {
     "license": ("licences", ""),
     "bb": ("burst buffer", ""),
     "billing": ("billing units", ""),
-    "energy": ("energy", ""),
     "": ("resources of a kind", ""),
 }
 _LIMIT = re.compile(
@@ -187,3 +188,84 @@ def why_pending(word: str) -> JobReason:
     whose = "your jobs" if limit["kind"] == "Max" else f"the jobs of {who}"
     whose = "the jobs of your account" if limit["each"] == "Account" else whose
     return JobReason(f"{whose} have reached the limit of {who} on {thing}")
+
+
+# --- Answers about jobs, and which rank srun says failed first.
+
+#: The fields that accounting is queried for.
+ACCOUNTED = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "MaxRSS", "Reason")
+#: Of the answer of scontrol, these lines hold no text of the user's, and each comes once, before all that do.
+_SHOWN_LINE = re.compile(r"^   (?=(?:JobState|Requeue|StartTime|NodeList)=)(.*)$", re.MULTILINE)
+#: Slurm's own "signals": the script could not be started, and (a number that no signal has) memory ran out.
+_NOT_STARTED, _OUT_OF_MEMORY = 53, 125
+#: What srun says when tasks have ended badly, from Slurm 22.05 to 26.11; of a signal it gives the C library's words.
+_ENDED = re.compile(
+    r"srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+?)(?: \(core dumped\))?)"
+)
+_SIGNALS = {words: number for number in signal.valid_signals() if (words := signal.strsignal(number))}
+
+
+def parse_shown(text: str) -> tuple[JobInfo, ...]:
+    """Read what scontrol shows: one job, or each task of an array."""
+    found = []
+    for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
+        # Names, comments and paths may hold anything, even what looks like a field: of two the first counts.
+        fields = defaultdict(str, reversed(re.findall(r"(\S+?)=(\S*)", "\n".join(_SHOWN_LINE.findall(part)))))
+        job = re.match(r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) )?", part)
+        if job and fields["JobState"]:
+            job_id = f"{job[2]}_{job[3]}" if job[2] else job[1]
+            found.append(_info(job_id, fields["JobState"], fields, fields["StartTime"], fields["EndTime"]))
+    return tuple(found)
+
+
+def parse_accounted(text: str) -> tuple[JobInfo, ...]:
+    """Read what accounting has of :data:`ACCOUNTED`: one job, or each task of an array.
+
+    Of a job that was requeued the last record counts. A job with a step that was out of memory was so too, although
+    Slurm calls it FAILED.
+    """
+    records: dict[str, list[Mapping[str, str]]] = {}
+    for line in text.splitlines():
+        row = defaultdict(str, zip(ACCOUNTED, line.split("|"), strict=False))
+        job_id, _, step = row["JobID"].partition(".")
+        records[job_id] = [*records.get(job_id, []), row] if step else [row]
+    found = []
+    for job_id, (job, *steps) in records.items():
+        is_oom = job["State"] == "FAILED" and any(step["State"] == "OUT_OF_MEMORY" for step in steps)
+        info = _info(job_id, "OUT_OF_MEMORY" if is_oom else job["State"], job, job["Start"], job["End"])
+        peak = max(reading(f"{row['MaxRSS']}B", parse_memory) for row in (job, *steps))
+        found.append(replace(info, peak_memory=peak or None))
+    return tuple(found)
+
+
+def _info(job_id: str, native: str, fields: Mapping[str, str], start: str, end: str) -> JobInfo:
+    """Read what both answers hold in the same words."""
+    nodes, word = re.sub(r"\(null\)|None assigned", "", fields["NodeList"]), fields["Reason"]
+    state, why = state_of(native, word)
+    exit_code, killed_by = map(reading, fields["ExitCode"].partition(":")[::2])
+    if state is State.SUCCEEDED and (exit_code or killed_by):
+        state = State.FAILED
+    if state is State.FAILED and killed_by == _NOT_STARTED:
+        lacks = "its work directory, or that of its output, is not there on the node"
+        why = JobReason(f"Slurm could not start the script: {lacks}")
+    if state is State.NODE_FAIL and (node := fields["FailedNode"]):
+        why = JobReason(f"node {node} failed")
+    code = exit_code if state.is_final and not killed_by and (exit_code or state is State.SUCCEEDED) else None
+    number = killed_by if state.is_final and killed_by not in (0, _OUT_OF_MEMORY) else None
+    started = time_of(start) if nodes and state is not State.PENDING else None
+    ended = time_of(end) if state.is_final else None
+    return JobInfo(job_id, state, native, word, code, number, started, ended, nodes, why=why)
+
+
+def first_failure(lines: Iterable[str]) -> Failure | None:
+    """Return how the rank ended that failed first, in an attempt's log; srun exits with the highest code, or 143."""
+    has_left = False
+    for hosts, rank, exited, words in (found.groups() for line in lines if (found := _ENDED.fullmatch(line.rstrip()))):
+        is_oom = words == "Out Of Memory"
+        code = int(exited) if exited else -signal.SIGKILL if is_oom else -_SIGNALS.get(words, 0)
+        if code == contract.CONTINUE_LATER:
+            has_left = True
+        elif code and not (has_left and code in (-signal.SIGTERM, -signal.SIGKILL)):  # Srun ends the others so.
+            host = None if hosts == "Unknown" or "[" in hosts or "," in hosts else hosts
+            return Failure(int(rank), host, code, is_oom)
+    return None

@@ -67,7 +67,7 @@ def said(check: str, given: Seen) -> tuple[Grade, str]:
 
 def test_a_healthy_node_with_eight(ask: Ask) -> None:
     given = seen(ask("8_h100"), ranks=8)
-    names = ["count", "driver", "memory", "ecc", "throttle", "temperature", "persistence", "pcie", "peers"]
+    names = ["count", "driver", "memory", "ecc", "throttle", "pcie", "peers"]
     assert [said(name, given) for name in ["nvlink", *(f"gpu-{name}" for name in names)]] == [
         (Grade.PASS, "18 links are up"),
         (Grade.PASS, f"8 x {H100}"),
@@ -75,8 +75,6 @@ def test_a_healthy_node_with_eight(ask: Ask) -> None:
         (Grade.PASS, "99% or more of it is free on each GPU"),
         (Grade.PASS, "every error was corrected since the driver was loaded"),
         (Grade.PASS, "none is slowed down"),
-        (Grade.PASS, "below 40 °C"),
-        (Grade.PASS, "on"),
         (Grade.PASS, "x16, as wide as card and slot can"),
         (Grade.PASS, "each reaches each other one"),
     ]
@@ -128,7 +126,7 @@ def test_no_driver(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "the NVIDIA driver does not answer: Driver Not Loaded"
     assert said("gpu-count", seen(facts)) == (Grade.SKIP, f"the job asks for no GPU: {why}")
     assert said("gpu-count", seen(facts, ranks=2)) == (Grade.FAIL, f"0 of 2 GPUs: {why}")
-    for name in ("gpu-driver", "gpu-memory", "gpu-ecc", "gpu-temperature", "gpu-peers", "nvlink"):
+    for name in ("gpu-driver", "gpu-memory", "gpu-ecc", "gpu-peers", "nvlink"):
         assert said(name, seen(facts)) == (Grade.SKIP, why)
 
 
@@ -252,9 +250,7 @@ def test_hot_and_slowed_down(ask: Ask) -> None:
     given = seen(ask("2_2080ti_hot"))
     why = "GPU 1: slowed down: hardware slowdown, heat (driver), heat (hardware)"
     assert said("gpu-throttle", given) == (Grade.WARN, why)
-    assert said("gpu-temperature", given) == (Grade.WARN, "GPU 1: 88 °C, and from 91 °C on it slows down")
     assert said("gpu-pcie", given) == (Grade.WARN, "GPU 1: x4 of x16 lanes")
-    assert said("gpu-persistence", given) == (Grade.WARN, "GPU [0-1]: persistence mode is off")
 
 
 def test_what_an_old_card_does_not_tell(ask: Ask) -> None:

@@ -58,10 +58,9 @@ def git(folder: Path, *args: str) -> str:
     return subprocess.run(["git", *args], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("minimal", [[], ["--minimal"]], ids=["commented", "minimal"])
-def test_git_sees_nothing_of_what_a_run_leaves(allranks, minimal: list[str]):
+def test_git_sees_nothing_of_what_a_run_leaves(allranks):
     git(allranks.folder, "init", "-q")
-    result = allranks("init", "project", *minimal)
+    result = allranks("init", "project")
     project = allranks.folder / "project"
     assert (result.rc, result.stderr.splitlines()[2]) == (0, "wrote project/.gitignore")
     ran = allranks("run", "project/job.yaml", "--runs-folder", "project/runs")
@@ -74,12 +73,6 @@ def test_git_sees_nothing_of_what_a_run_leaves(allranks, minimal: list[str]):
     left = set(git(project, "status", "--short", "-uall", ".").split()) - {"??"}
     assert left == {".gitignore", "job.yaml", "train.py"}
     assert {path.name for path in project.iterdir()} >= {"runs", "metrics.jsonl"} | left
-
-
-def test_init_minimal_has_no_comments_in_the_job_file(allranks):
-    assert allranks("init", "--minimal").rc == 0
-    assert (allranks.folder / "job.yaml").read_text() == "script: train.py\n"
-    assert len((allranks.folder / "train.py").read_text().splitlines()) == 19
 
 
 @pytest.mark.parametrize(

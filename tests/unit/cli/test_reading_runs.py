@@ -102,7 +102,7 @@ def test_verbs_that_start_and_cancel_runs_write_json(allranks):
 
 def test_ps_of_some_states(at, failed_run: Path):
     assert at("ps", "--state", "failed").stdout.splitlines()[1].split()[0] == failed_run.name
-    assert at("ps", "--state", "RUNNING", "--state", "FAILED", "--watch").stdout.count(failed_run.name) == 1
+    assert at("ps", "--state", "RUNNING", "--state", "FAILED").stdout.count(failed_run.name) == 1
     assert at("ps", "--state", "running").stdout == ""
     assert json.loads(at("ps", "--state", "running", "--json").stdout) == []
 

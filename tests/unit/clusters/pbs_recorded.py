@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from allranks.clusters.batch.scheduler import JobInfo
-from allranks.clusters.pbs import parse_jobs
+from allranks.clusters.pbs_words import parse_jobs
 
 ANSWERS = Path(__file__).parents[2] / "cluster" / "answers" / "openpbs-23.06"
 

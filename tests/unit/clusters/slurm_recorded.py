@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.clusters.batch.scheduler import JobInfo
-from allranks.clusters.slurm import ACCOUNTED, parse_accounted, parse_shown
+from allranks.clusters.slurm_words import ACCOUNTED, parse_accounted, parse_shown
 
 ANSWERS = Path(__file__).parents[2] / "cluster" / "answers" / "slurm-22.05"
 NAMES = sorted(folder.name for folder in ANSWERS.iterdir() if folder.is_dir())

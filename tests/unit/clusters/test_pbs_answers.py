@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pbs_recorded import ANSWERS, PBS_PRO, TORQUE_RUNNING, as_plain, at, recorded, text_of, torque_ended
 
 from allranks.clusters.batch.scheduler import JobInfo, JobReason
-from allranks.clusters.pbs import PBS, parse_jobs
+from allranks.clusters.pbs import PBS
+from allranks.clusters.pbs_words import parse_jobs
 from allranks.errors import LaunchError
 from allranks.runs.status import State
 

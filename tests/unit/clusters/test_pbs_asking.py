@@ -50,7 +50,7 @@ LIMITS = (
     "qstat -Q -f shows the limits of the queues"
 )
 NAME = "change name: letters, digits, ., _, + and -, and not too long"
-TAKE_OUT = "take it out of scheduler.constraint, scheduler.resources or scheduler.directives: PBS does not know it"
+TAKE_OUT = "change scheduler.constraint, scheduler.resources or scheduler.directives"
 SELECT = "take -l nodes, or what asks for select, out of scheduler.directives"
 SCRIPT = "name a script that exists and is not empty"
 REFUSED = [

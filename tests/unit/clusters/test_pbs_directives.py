@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.clusters.pbs import directives, own, own_nodes
+from allranks.clusters.pbs_directives import directives, own, own_nodes
 from allranks.clusters.pbs_words import Flavour
 from allranks.errors import JobError
 from allranks.job.spec import Job

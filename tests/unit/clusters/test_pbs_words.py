@@ -12,7 +12,7 @@ from pbs_recorded import recorded
 from allranks.clusters.pbs_words import reason_of, state_of, waits_for, why_pending
 from allranks.runs.status import State
 
-STATES = {State.PENDING: "QHWT", State.RUNNING: "RBESU", State.UNKNOWN: "FXCM?"}
+STATES = {State.PENDING: "QHWT", State.RUNNING: "RBES", State.UNKNOWN: "FXCM?"}
 #: Reasons of the recorded jobs: whether waiting is in vain, and what is told.
 RECORDED = {
     "held": (False, "it is held: let it go with qrls 263.pbsctl"),
@@ -168,9 +168,7 @@ def test_a_hold_for_another_job_is_no_hold_of_a_person() -> None:
 
 
 def test_a_job_that_was_moved() -> None:
-    assert str(reason_of("M", "", "", "")) == (
-        "it was moved to another server, and this one does not know what becomes of it"
-    )
+    assert str(reason_of("M", "", "", "")) == "it was moved to another server, which alone knows its state"
 
 
 def test_a_job_that_is_new() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slurm_recorded import NAMES, accounted, accounting, at, json_of, shown, text_of
 
 from allranks.clusters.batch.scheduler import JobInfo, JobReason
-from allranks.clusters.slurm import SLURM, parse_accounted, parse_shown
-from allranks.clusters.slurm_words import state_of
+from allranks.clusters.slurm import SLURM
+from allranks.clusters.slurm_words import parse_accounted, parse_shown, state_of
 from allranks.errors import LaunchError
 from allranks.runs.status import State
 

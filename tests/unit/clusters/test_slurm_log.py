@@ -10,7 +10,8 @@ import pytest
 
 from allranks import contract
 from allranks.clusters.batch.cluster import blame
-from allranks.clusters.slurm import SLURM, first_failure
+from allranks.clusters.slurm import SLURM
+from allranks.clusters.slurm_words import first_failure
 from allranks.runs.attempt import Failure, lines_of
 from allranks.runs.status import State, Status
 

@@ -23,7 +23,6 @@ _P2P_READ = 0
 _P2P = {1: "chipset", 2: "model of GPU", 3: "topology", 4: "registry key of the driver", 5: "not supported"}
 _RECOVERY_FIELD = 230
 _RECOVERY = {1: "reset", 2: "reboot", 3: "drain", 4: "drain and reset"}
-_SLOWDOWN = 1
 _REMOTES = {0: "gpu", 1: "cpu", 2: "switch"}
 
 
@@ -201,7 +200,6 @@ def _owner(pid: int) -> dict[str, Any]:
 
 def _of_the_card(nvml: ModuleType, handle: Any) -> dict[str, Any]:
     capability = _query(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
-    temperature = _query(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
     # Since the driver was loaded.
     errors = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     rows = _query(nvml, "nvmlDeviceGetRemappedRows", handle)
@@ -211,9 +209,6 @@ def _of_the_card(nvml: ModuleType, handle: Any) -> dict[str, Any]:
         "remapped": {"pending": bool(rows[2]), "failure": bool(rows[3])} if rows else None,
         "recovery": _recovery(nvml, handle),
         "throttled": _throttled(nvml, handle),
-        "temperature": temperature,
-        "margin": _margin(nvml, handle, temperature),
-        "persistence": _query(nvml, "nvmlDeviceGetPersistenceMode", handle),
         "pcie": {
             "width": _query(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
             "max_width": _query(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
@@ -239,15 +234,6 @@ def _throttled(nvml: ModuleType, handle: Any) -> list[str] | None:
         if bits is not None:
             return [reason for bit, reason in _THROTTLES.items() if bits & bit]
     return None
-
-
-def _margin(nvml: ModuleType, handle: Any, temperature: int | None) -> int | None:
-    """Return how many degrees are left until it slows down: older drivers report only the limit."""
-    margin: int | None = _query(nvml, "nvmlDeviceGetMarginTemperature", handle)
-    if margin is None and temperature is not None:
-        slowdown = _query(nvml, "nvmlDeviceGetTemperatureThreshold", handle, _SLOWDOWN)
-        margin = slowdown - temperature if slowdown else None
-    return margin
 
 
 def _nvlinks(nvml: ModuleType, handle: Any) -> list[str]:

@@ -31,7 +31,7 @@ ANSWER_SECONDS = 5.0
 PATIENCE = 10.0
 #: Seconds that the first node waits for all of them.
 _ALTOGETHER = 20.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
+_PAUSE = 0.05
 #: All must be there at the same time to connect to each other, and more are not reached over SSH at once.
 _MOST_NODES = 64
 _CLOCK, _BYE, _MESH = "clock", "bye", "mesh"
@@ -107,8 +107,7 @@ def mesh(request: ProbeRequest) -> dict[str, Any] | None:
 def _met(request: ProbeRequest) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     if request.nnodes == 1 or not request.master_port or not request.master_addr:
         return None, None
-    is_mesh = "mesh" in request.wanted and request.nnodes <= _MOST_NODES
-    mesh_port = _MeshPort(request.word) if is_mesh else None
+    mesh_port = _MeshPort(request.word) if "mesh" in request.wanted and request.nnodes <= _MOST_NODES else None
     try:
         return _wait_on_first(request, mesh_port) if request.node == 0 else _join_first(request, mesh_port)
     finally:
@@ -183,7 +182,7 @@ class _Meeting:
         """Send a node the ports of the others, and wait until it has tried to connect to them, and until all have."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed)
-            ports = {str(other): place for other, place in self.came.items() if place[1] and other != node}
+            ports = {str(other): place for other, place in self._in_mesh().items() if other != node}
         with contextlib.suppress(OSError):  # It is gone: the others need not wait for it.
             # Address and port of each; no address: that of the first node as seen from there.
             peer.send(json.dumps({**ports, "0": ("", self._mesh_port)}))
@@ -192,7 +191,7 @@ class _Meeting:
 
     def try_all(self, mesh_port: _MeshPort) -> dict[str, Any]:
         """Connect to all others too, and wait until all have."""
-        found = mesh_port.try_all({node: place for node, place in self.came.items() if place[1]}, 0)
+        found = mesh_port.try_all(self._in_mesh(), 0)
         self._finish(0)
         return found
 
@@ -200,11 +199,12 @@ class _Meeting:
         with self._changed:
             self._done.add(node)
             self._changed.notify_all()
-            self._changed.wait_for(self._are_all_done, _ALTOGETHER)
+            # Until all have tried to connect to all, those included that come while this waits.
+            self._changed.wait_for(lambda: self._done >= {0, *self._in_mesh()}, _ALTOGETHER)
 
-    def _are_all_done(self) -> bool:
-        """Return True if all have tried to connect to all, those included that have come since this is waited for."""
-        return self._done >= {0} | {node for node, (_, port) in self.came.items() if port}
+    def _in_mesh(self) -> dict[int, tuple[str, int]]:
+        """Return address and port of the nodes that have come and have a port for the mesh."""
+        return {node: place for node, place in self.came.items() if place[1]}
 
 
 # --- the others ---
@@ -236,15 +236,14 @@ def _join_first(request: ProbeRequest, mesh_port: _MeshPort | None) -> tuple[dic
 
 def _connect_to_first(request: ProbeRequest) -> Peer:
     """Connect to the first node; it may not listen yet."""
-    until, pause = time.monotonic() + PATIENCE, _FIRST_PAUSE
+    until = time.monotonic() + PATIENCE
     while True:
         try:
             return connect(request.master_addr, request.master_port, request.word, request.node)
         except PeerError as error:
-            if error.kind not in ("refused", "closed") or time.monotonic() + pause > until:
+            if error.kind not in ("refused", "closed") or time.monotonic() + _PAUSE > until:
                 raise
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        time.sleep(_PAUSE)
 
 
 def _compare_clocks(peer: Peer) -> dict[str, float]:
@@ -342,20 +341,18 @@ def connect(address: str, port: int, word: str, node: int) -> Peer:
         connection.close()
         raise _why(ConnectionRefusedError(errno.ECONNREFUSED, ""))
     peer, middle = Peer(connection), len(word) // 2
+    why = PeerError("closed", "the listener there closes the connection without an answer")
     try:
         peer.send(f"{word[:middle]} {node}")
-        heard = peer.read()
-    except TimeoutError:
-        peer.close()
-        raise PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s") from None
-    except OSError:
-        heard = ""
-    if heard != word[middle:]:
-        peer.close()
-        if not heard:
-            raise PeerError("closed", "the listener there closes the connection without an answer")
-        raise PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
-    return peer
+        if (heard := peer.read()) == word[middle:]:
+            return peer
+        if heard:
+            why = PeerError("stranger", f"{_STRANGER} it says {heard[:40]!r}")
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            why = PeerError("stranger", f"{_STRANGER} it sends nothing for {ANSWER_SECONDS:g} s")
+    peer.close()
+    raise why
 
 
 def accept(connection: socket.socket, word: str) -> tuple[Peer, int] | None:

@@ -19,8 +19,6 @@ _HELD, _LEFT = 0.10, 0.05
 #: From this version of CUDA on a driver serves every version with the same first number: NVIDIA, "CUDA Compatibility",
 #: Minor Version Compatibility. Before it, none that is newer.
 _MINOR_COMPATIBLE = 11
-#: Degrees Celsius below the temperature from which on a GPU slows itself down.
-_CLOSE = 5
 #: What the driver wants before a GPU is used again. Of NVIDIA's words for these (GPU Memory Error Management, recovery
 #: action flag) only the first two mean that it cannot be used.
 _UNUSABLE = ("reset", "reboot")
@@ -35,11 +33,11 @@ GpuCheck = Callable[[list[Gpu], Node, Seen], Finding]
 Measured = Mapping[str, Any]
 
 
-def on_gpus(name: str, *, why: str, is_full: bool = False) -> Callable[[GpuCheck], GpuCheck]:
+def on_gpus(name: str, *, why: str) -> Callable[[GpuCheck], GpuCheck]:
     """Register a check of those GPUs of each node which answer; a node without them is skipped."""
 
     def register(function: GpuCheck) -> GpuCheck:
-        @on_each_node(name, why=why, fact="gpus", is_full=is_full)
+        @on_each_node(name, why=why, fact="gpus")
         def find(fact: Any, node: Node, seen: Seen) -> Finding:
             gpus = answering(fact)
             return function(gpus, node, seen) if gpus else skipped(fact["why"] or "no GPU answers")
@@ -221,37 +219,6 @@ def throttle(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
         fix = f"check cooling and power of {node.host}: nvidia-smi -q -d PERFORMANCE"
         return warned(together(slowed), fix=fix, exclude=node.host)
     return passed("none is slowed down")
-
-
-@on_gpus("gpu-temperature", why="an overheated GPU throttles itself, and slows all ranks")
-def temperature(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
-    """Check how far GPUs are from slowing themselves down."""
-    known = [gpu for gpu in gpus if gpu["temperature"] is not None]
-    if not known:
-        return skipped("these GPUs do not report their temperature")
-    warm = []
-    for gpu in known:
-        if gpu["margin"] is not None and gpu["margin"] <= _CLOSE:
-            limit = gpu["temperature"] + gpu["margin"]
-            warm.append((label(gpu), f"{gpu['temperature']} °C, and from {limit} °C on it slows down"))
-    if warm:
-        return warned(together(warm), fix=f"check the cooling of {node.host}, or what runs there: nvidia-smi")
-    return passed(f"below {(max(gpu['temperature'] for gpu in known) // 10 + 1) * 10} °C")
-
-
-@on_gpus(
-    "gpu-persistence",
-    why="without it the driver initialises the GPU at each start, which takes seconds; training speed is the same",
-    is_full=True,
-)
-def persistence(gpus: list[Gpu], node: Node, seen: Seen) -> Finding:
-    """Check that the driver keeps idle GPUs ready."""
-    if all(gpu["persistence"] is None for gpu in gpus):
-        return skipped("the driver does not report")
-    off = [(label(gpu), "persistence mode is off") for gpu in gpus if gpu["persistence"] == 0]
-    if off:
-        return warned(together(off), fix=f"on {node.host} as root: nvidia-smi -pm 1, or start nvidia-persistenced")
-    return passed("on")
 
 
 @on_gpus("gpu-pcie", why="a badly seated card, or one in the wrong slot, gets a fraction of the bandwidth")

@@ -15,7 +15,7 @@ Severity = Literal["fatal", "likely", "hint"]
 
 SBATCH, SRUN = "slurm.schedmd.com/sbatch.html", "slurm.schedmd.com/srun.html"
 TORCHRUN = "torch/distributed/run.py of torch 2.13"
-BASH = "bash(1)"
+QSUB, BASH = "qsub(1B) of OpenPBS 23.06", "bash(1)"
 
 
 @dataclass(frozen=True)
