@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ranks_told import PLACES, TELL, WHO, expected, ranks_saying, told, who
 from slurm_cluster import SlurmCluster
 
 from allranks.system.hostlist import expand
+from mnist_files import idx
 from waiting import PATIENCE
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
@@ -55,8 +55,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind, data in (("images-idx3", found.images * 15), ("labels-idx1", found.target)):
         for part, samples in parts.items():
             values = data[samples].astype("uint8")
-            header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
-            (folder / f"{part}-{kind}-ubyte").write_bytes(header + values.tobytes())
+            (folder / f"{part}-{kind}-ubyte").write_bytes(idx(values.tobytes(), *values.shape))
     return folder
 
 

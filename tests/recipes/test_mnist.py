@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
 from environments import clean_environment
+from mnist_files import random_idx, write_mnist
 from waiting import PATIENCE
 from warm_python import free_port
 
@@ -83,23 +83,6 @@ def test_stopped_and_continued_equals_undisturbed_to_the_bit(tmp_path, train):
     assert not EPOCH.findall(again.stdout)
 
 
-def idx(*shape, high):
-    """Write random bytes in the IDX format."""
-    size = torch.Size(shape).numel()
-    values = torch.randint(high, (size,), generator=torch.Generator().manual_seed(1)).tolist()
-    return struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(values)
-
-
-def write_mnist(folder, joint="-", packed=False):
-    for part, samples in (("train", 32), ("t10k", 10)):
-        for name, data in (
-            (f"{part}-images{joint}idx3-ubyte", idx(samples, 28, 28, high=256)),
-            (f"{part}-labels{joint}idx1-ubyte", idx(samples, high=10)),
-        ):
-            path = folder / (name + ".gz" if packed else name)
-            path.write_bytes(gzip.compress(data) if packed else data)
-
-
 @pytest.mark.parametrize(("joint", "packed", "watched"), [("-", False, False), (".", True, True)])
 def test_mnist_files_and_a_progress_bar_on_a_terminal(tmp_path, train, joint, packed, watched):
     write_mnist(tmp_path, joint, packed)
@@ -130,9 +113,9 @@ def test_idx_values_are_read_as_written(tmp_path, data):
     [
         (b"", "cannot read"),
         (b"<html>not found</html>", "is no IDX file of bytes"),
-        (idx(4, 2, high=9)[:-1], "is corrupt"),
-        (idx(4, 2, high=9) + b"x", "is corrupt"),
-        (idx(4, 2, high=9)[:7], "cannot read"),
+        (random_idx(4, 2, high=9)[:-1], "is corrupt"),
+        (random_idx(4, 2, high=9) + b"x", "is corrupt"),
+        (random_idx(4, 2, high=9)[:7], "cannot read"),
         (struct.pack(">HBBI", 0, 8, 1, 0), "is corrupt"),
         (struct.pack(">HBB", 0, 13, 1) + bytes(8), "is no IDX file of bytes"),
     ],
@@ -148,7 +131,7 @@ def test_bad_idx_files_are_named(tmp_path, data, content, text):
 
 def test_a_damaged_gzip_file_is_named(tmp_path, data):
     path = tmp_path / "labels.gz"
-    packed = gzip.compress(idx(64, 64, high=256))
+    packed = gzip.compress(random_idx(64, 64, high=256))
     for content in (packed[:40], b"no gzip", packed[:60] + b"\xff" * 20 + packed[80:]):
         path.write_bytes(content)
         with pytest.raises(SystemExit, match="cannot read"):
@@ -161,7 +144,7 @@ def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, train, d
     assert f"error: {tmp_path}/nowhere has no file train-images-idx3-ubyte" in done.stderr
     assert "Traceback" not in done.stderr
     write_mnist(tmp_path)
-    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(9, high=10))
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(random_idx(9, high=10))
     with pytest.raises(SystemExit, match=r"the t10k files hold images of shape \(10, 28, 28\)"):
         data.load_mnist(tmp_path)
 
