@@ -6,11 +6,13 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import termios
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from waiting import PATIENCE
@@ -66,3 +68,34 @@ class Terminal:
             self.shown += os.read(self._end, 65536).decode(errors="replace")
             return True
         return False
+
+
+class Tmux:
+    """A command in tmux, a terminal that knows what its screen shows.
+
+    Args:
+        lab: whose directory and environment it has.
+        socket: a path for tmux's own use; tmux ends with the command, or with ``close``.
+        size: columns and lines.
+        words: the command's.
+    """
+
+    def __init__(self, lab: Any, socket: Path, size: tuple[int, int], *words: str) -> None:
+        self._tmux = ("tmux", "-u", "-S", str(socket), "-f", "/dev/null")
+        others = {name: value for name, value in lab.env.items() if name not in ("COLUMNS", "LINES")}
+        self._env = {**others, "LC_ALL": "C.UTF-8"}
+        command = f"{shlex.join([sys.executable, '-m', 'allranks', *words])}; exec sleep 600"
+        place = ("-d", "-x", str(size[0]), "-y", str(size[1]), "-c", str(lab.folder))
+        self._call("new-session", *place, command)
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines of its screen, without the empty ones at the bottom."""
+        return self._call("capture-pane", "-p").rstrip("\n").split("\n")
+
+    def close(self) -> None:
+        """Take the terminal away."""
+        self._call("kill-server")
+
+    def _call(self, *words: str) -> str:
+        return subprocess.run([*self._tmux, *words], env=self._env, capture_output=True, text=True, check=True).stdout

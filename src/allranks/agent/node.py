@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 
 
-def _event_writer(node: NodeSpec, path: Path) -> EventWriter:
-    """Return the writer of an agent's events; on the first node of a run that notifies, one that does so."""
+def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
+    """Return the writer of an agent's events; on the first node of a run that notifies, one that does so.
+
+    ``umask``: that of the user, for the command that notifies.
+    """
     run = Path(node.run_dir)
     if node.node or not (run / contract.NOTIFY_FILE).exists():
         return EventWriter(path, node.file_mode)
@@ -38,7 +41,8 @@ def _event_writer(node: NodeSpec, path: Path) -> EventWriter:
     from allranks.record.notify import Notifier
 
     has_supervisor = (run / contract.BATCH_ORDERS).exists()
-    return NotifyingWriter(path, node.file_mode, Notifier(run, node.attempt), has_supervisor=has_supervisor)
+    notifier = Notifier(run, node.attempt, umask=umask)
+    return NotifyingWriter(path, node.file_mode, notifier, has_supervisor=has_supervisor)
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,12 @@ class Agent:
     """The agent of a node. It opens files: the fork server, which must not inherit them, is forked before."""
 
     def __init__(self, node: NodeSpec) -> None:
-        os.umask(0o666 & ~node.file_mode)  # For the agent's own files: the fork server, and the ranks, have the user's.
+        # For the agent's own files: the fork server, the ranks and a command that notifies have the user's.
+        umask = os.umask(0o666 & ~node.file_mode)
         self._node = node
         self._folder = Path(node.run_dir, contract.node_dir(node.attempt, node.node))
         self._folder.mkdir(node.folder_mode, parents=True, exist_ok=True)
-        self._events = _event_writer(node, self._folder / contract.AGENT_EVENTS)
+        self._events = _event_writer(node, self._folder / contract.AGENT_EVENTS, umask)
 
     def stop_early(self, stop: StopRequest) -> NoReturn:
         """Exit at once, before there is any rank, because of a signal."""

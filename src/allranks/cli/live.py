@@ -66,18 +66,25 @@ class Live:
             without the frames of other people's code.
         keeps_stdout: whether all lines go to stderr, because stdout is for something else.
         keyboard: the rank that reads the terminal, whose prompts are shown; None if there is none.
+        plain: whether a terminal is treated as one that cannot move its cursor: nothing is drawn below the log.
 
     Attributes:
+        is_lively: whether something is drawn below the log.
         status: returns what a terminal shows below the log while there is neither prompt nor bar.
     """
 
     def __init__(
-        self, form: LineForm | None = None, *, keeps_stdout: bool = False, keyboard: int | None = None
+        self,
+        form: LineForm | None = None,
+        *,
+        keeps_stdout: bool = False,
+        keyboard: int | None = None,
+        plain: bool = False,
     ) -> None:
         self.status: Callable[[], str] = str
         self._keyboard = keyboard
         self._form = form or LineForm(fold_frames=sys.stderr.isatty())
-        self._lively = render.is_lively(sys.stderr)
+        self.is_lively = render.is_lively(sys.stderr) and not plain
         self._out, self._err = Outlet(1, self.wipe), Outlet(2, self.wipe)
         out, err = self._out.write, self._err.write
         self._sinks = (err if keeps_stdout else out, out if self._form.as_json else err)
@@ -140,20 +147,20 @@ class Live:
 
     def wipe(self) -> None:
         """Wipe the bar."""
-        if self._drawn and self._lively:
-            _to_terminal(b"\r\x1b[K")
+        if self.is_lively:
+            self._replace(b"")
         self._drawn = b""
 
     def show(self, text: str) -> None:
         """Show a text on a terminal's last line."""
-        if self._lively:
+        if self.is_lively:
             _to_terminal(b"\r\x1b[K")
             self._draw(text.encode())
 
     def draw(self, merged: MergedLogs, awaited: str = "") -> None:
         """Draw the prompt or the bar of the rank that has one, or else what is waited for."""
         prompt = merged.prompt() or b""
-        if self._lively:
+        if self.is_lively:
             status = self.status() if _is_foreground() else ""  # In the background others type on that line.
             self._draw(prompt or merged.transient() or self._spinner(awaited) or status.encode())
         elif prompt != self._waiting:
@@ -173,14 +180,22 @@ class Live:
         return f"{frame} {awaited} ({int(now - self._awaited_since)} s)".encode()
 
     def _draw(self, text: bytes) -> None:
-        plain = _ESCAPE.sub("", text.decode(errors="replace"))
-        shown = printable(plain)[: render.terminal_size().columns - 1].encode()
-        if shown == self._drawn:
-            return
-        self.wipe()
-        if shown:
-            _to_terminal(shown)
-        self._drawn = shown
+        plain = printable(_ESCAPE.sub("", text.decode(errors="replace")))
+        self._replace(cut(plain, render.terminal_size().columns - 1).encode())
+
+    def _replace(self, text: bytes) -> None:
+        if text != self._drawn:  # In one write, so that it does not flicker.
+            _to_terminal(b"\r\x1b[K" * bool(self._drawn) + text)
+        self._drawn = text
+
+
+def cut(line: str, width: int) -> str:
+    """Cut a line to the cells of a terminal: a wide character takes two, a combining one none."""
+    if line.isascii():
+        return line[:width]
+    from rich.cells import cell_len, set_cell_size  # Commands start sooner without it.
+
+    return line if cell_len(line) <= width else set_cell_size(line, width)
 
 
 def _is_foreground() -> bool:

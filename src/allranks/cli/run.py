@@ -83,7 +83,7 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, plain: bool, 
     kind = kind_for(loaded, os.environ)
     run, plan = launching.prepare(launch, kind, point_latest)
     if is_checked:
-        _show_wait(plan, "checking")
+        _show_wait(plan, "checking", plain)
         check_first(run, plan, kind, launch)
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, plain=plain, as_json=as_json)
 
@@ -100,14 +100,14 @@ def carry_out(
 ) -> int:
     """Start a run that has been prepared, show all its ranks, and return the exit code.
 
-    ``environ`` has the job's secrets too. With ``plain`` a terminal shows no status line. With ``as_json`` stdout gets
-    the run as JSON, and nothing else.
+    ``environ`` has the job's secrets too. With ``plain`` nothing is drawn below the log on a terminal. With ``as_json``
+    stdout gets the run as JSON, and nothing else.
     """
     from allranks.launch import submit as launching
 
     keyboard = plan.stdin if sys.stdin is not None and sys.stdin.isatty() else None
-    live = Live(keeps_stdout=as_json, keyboard=keyboard)
-    _show_wait(plan, "starting on")
+    live = Live(keeps_stdout=as_json, keyboard=keyboard, plain=plain)
+    _show_wait(plan, "starting on", plain)
     relay = Relay(plan.stop_timeout)  # Before there is anything that a signal could leave behind.
     watched = not detach and render.is_lively(sys.stderr)
     run, started = launching.start(
@@ -125,7 +125,7 @@ def carry_out(
         render.talk(f"next: allranks logs -f {name_to_type(run)}")
         return 0
     relay.attach(started, run)
-    if watched and not plain:
+    if live.is_lively:
         from allranks.view.progress import StatusLine
 
         live.status = StatusLine(run.folder)
@@ -166,10 +166,10 @@ def introduce(plan: Plan, run: Run) -> None:
         render.talk(f"allranks: note: {note}")
 
 
-def _show_wait(plan: Plan, what: str) -> None:
+def _show_wait(plan: Plan, what: str, plain: bool) -> None:
     """Show on a terminal that other machines are waited for, until the next message."""
     if plan.kind != "local":
-        Live().show(f"{what} {render.nodes(plan)} of {plan.cluster}")
+        Live(plain=plain).show(f"{what} {render.nodes(plan)} of {plan.cluster}")
 
 
 class _News:
@@ -191,7 +191,7 @@ class _News:
             self._wait_is_long_at = None
         elif self._wait_is_long_at is None:
             self._wait_is_long_at = now + _LONG_WAIT
-        elif now >= self._wait_is_long_at and not render.is_lively(sys.stderr):
+        elif now >= self._wait_is_long_at and not self._live.is_lively:
             self._wait_is_long_at = math.inf
             self._say(f"still {awaited}")
 

@@ -54,7 +54,9 @@ run_json_option = click.option(
     is_flag=True,
     help="Write the run as JSON to stdout, as status does, at its end or with --detach; all else goes to stderr.",
 )
-plain_option = click.option("--plain", is_flag=True, help="Show no status line below the log on a terminal.")
+plain_option = click.option(
+    "--plain", is_flag=True, help="On a terminal, draw no status line, spinner or progress bar below the log."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 folder_option = click.option("--runs-folder", "folder", metavar="DIR", help="Directory of all runs.")
 

@@ -2,17 +2,21 @@
 
 What cannot be sent is a line on stdout, for the agent or supervisor that has started this. No line holds the URL of a
 webhook, which is a secret: only its host.
+
+A child sends: the end of a run does not wait for a dead server, and a slow one still gets its event.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -26,6 +30,8 @@ from allranks.record.events import read_events
 
 #: How long each way may take, and how long the verdict, which reads the logs of all ranks.
 _SECONDS, _VERDICT_SECONDS = 10.0, 30.0
+#: How long a run waits for that, unless what goes on after it would be killed: a scheduler ends all of a job at once.
+_PATIENCE = 3.0
 #: A command that is killed has ended within so many seconds more, also on a busy machine.
 _END_SECONDS = 5.0
 _LONGEST = 500
@@ -35,8 +41,27 @@ _Found = TypeVar("_Found")
 def main(argv: Sequence[str]) -> NoReturn:
     """Send the event on stdin about the attempt in the directory ``argv[0]``, and print what could not be sent."""
     attempt = Path(argv[0])
-    orders = json.loads((attempt.parents[1] / contract.NOTIFY_FILE).read_text(encoding="utf-8"))
+    run = attempt.parents[1]
+    orders = json.loads((run / contract.NOTIFY_FILE).read_text(encoding="utf-8"))
     event = completed(json.load(sys.stdin), attempt)
+    reads, writes = os.pipe()
+    sender = os.fork()
+    if not sender:
+        os.dup2(writes, 1)  # It can write there when nothing reads any more: it has the other end too.
+        _send(event, orders)
+    os.close(writes)
+    deadline = time.monotonic() + _PATIENCE
+    is_job = (run / contract.BATCH_ORDERS).exists()
+    while select.select([reads], [], [], None if is_job else max(0.0, deadline - time.monotonic()))[0]:
+        if not (problems := os.read(reads, 65536)):
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(sender, 0)[1]))
+        os.write(1, problems)
+    print(f"not confirmed within {_PATIENCE:g} s; allranks tries for {_SECONDS - _PATIENCE:g} s more", flush=True)
+    os._exit(0)
+
+
+def _send(event: Mapping[str, Any], orders: Mapping[str, Any]) -> NoReturn:
+    """Send an event by all ways, and print what could not be sent."""
     url = os.environ.get(contract.NOTIFY_WEBHOOK) if orders["webhook"] else None
     if orders["webhook"] and not url:
         print(f"{contract.NOTIFY_WEBHOOK} is not set where the run was started", flush=True)

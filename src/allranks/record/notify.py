@@ -37,6 +37,7 @@ class Notifier:
         attempt: its number.
         environ: with the URL of the webhook; None: the environment of this process.
         workdir: where the command is run; None: the working directory of this process.
+        umask: of the command, which is the user's; -1: that of this process.
         facts: what all events hold in addition.
     """
 
@@ -46,6 +47,7 @@ class Notifier:
         attempt: int,
         environ: Mapping[str, str] | None = None,
         workdir: str | None = None,
+        umask: int = -1,
         **facts: Any,
     ) -> None:
         self._run, self._attempt = run, run / contract.attempt_dir(attempt)
@@ -53,7 +55,10 @@ class Notifier:
         self._facts: dict[str, Any] = {"run": run.name, "attempt": attempt + 1, **where, **facts}
         if run.name.startswith(contract.TASK):
             self._facts["run"] = f"{run.parent.name}/{run.name}"
-        self._environ, self._workdir = environ, workdir
+        # Without the mark of the run's processes: whatever ends these does not wait for a notification, nor kills it.
+        self._environ = {**(os.environ if environ is None else environ)}
+        self._environ.pop(contract.RUN_DIR, None)
+        self._workdir, self._umask = workdir, umask
         self._began = time.time()
         self._sending: list[tuple[str, float, subprocess.Popen[bytes]]] = []
         self._problems: list[tuple[str, str]] = []
@@ -79,6 +84,7 @@ class Notifier:
                 stdout=subprocess.PIPE,
                 env=self._environ,
                 cwd=self._workdir,
+                umask=self._umask,
                 start_new_session=True,
             )
             assert process.stdin

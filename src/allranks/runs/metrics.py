@@ -8,8 +8,8 @@ import math
 import os
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks import contract
 from allranks.errors import RunFolderError
@@ -20,8 +20,7 @@ SPEED = "_per_second"
 _BLOCK = 1 << 24
 
 
-@dataclass(frozen=True)
-class MetricLine:
+class MetricLine(NamedTuple):
     """One line of ``metrics.jsonl``: the values of a step, and when they were written, in seconds since 1970."""
 
     step: int
@@ -42,8 +41,10 @@ def read_metrics(folder: Path, *, finite: bool = True) -> list[MetricLine]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:
                 if line := _line(text):
-                    values = {name: each for name, each in line.values.items() if math.isfinite(each) or not finite}
-                    lines.append(replace(line, values=values))
+                    if finite and not all(map(math.isfinite, line.values.values())):
+                        values = {name: each for name, each in line.values.items() if math.isfinite(each)}
+                        line = line._replace(values=values)
+                    lines.append(line)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -56,9 +57,10 @@ def _line(text: str | bytes) -> MetricLine | None:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
         found = json.loads(text)
         step, when = int(found.pop("step")), float(found.pop("time"))
-        numbers = {name: math.nan if value is None else value for name, value in found.items()}
-        values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
-        return MetricLine(step, when, values)
+        if {*map(type, found.values())} != {float}:  # In most lines they are all that.
+            numbers = {name: math.nan if value is None else value for name, value in found.items()}
+            found = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+        return MetricLine(step, when, found)
     return None
 
 

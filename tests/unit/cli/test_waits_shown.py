@@ -117,7 +117,7 @@ def test_a_bar_of_a_rank_wins_over_the_spinner(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(merged, "transient", lambda: bar.pop(0))
     for awaited in ("restarting", "restarting", ""):
         live.draw(merged, awaited)
-    assert drawn == [b"[0] 10%", b"\r\x1b[K", b"- restarting (0 s)", b"\r\x1b[K"]
+    assert drawn == [b"[0] 10%", b"\r\x1b[K- restarting (0 s)", b"\r\x1b[K"]
 
 
 class Waiting:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from terminals import Terminal
+from terminals import Terminal, Tmux
 from waiting import PATIENCE, wait_for
 
 #: Ends when it is told to.
@@ -85,3 +85,48 @@ def test_the_status_line_stands_below_the_log_and_goes_away(allranks, at_termina
     assert not re.search(STATUS, terminal.shown.rpartition("succeeded")[2])
     (run,) = allranks.folder.glob("runs/train-*")
     assert allranks("logs", run.name).stdout == "[0] logged\n"
+
+
+def test_plain_draws_nothing_below_the_log_whose_lines_are_the_same(allranks, at_terminal):
+    allranks.script(TRAINING)
+
+    def run(*words: str) -> str:
+        (allranks.folder / "end").unlink(missing_ok=True)
+        terminal = at_terminal("run", "train.py", "--no-check", "--name", "demo", *words)
+        terminal.read_until(r"logged\r\n")
+        if not words:
+            terminal.read_until(STATUS)
+        (allranks.folder / "end").touch()
+        assert terminal.wait() == 0
+        return re.sub(r"demo-[0-9-]+|in [0-9.]+ s", "", terminal.shown)
+
+    drawn, plain = run(), run("--plain")
+    # Each message of allranks itself wipes what the terminal may show of a key that was pressed.
+    assert plain.replace("\r\x1b[Kallranks: ", "allranks: ").count("\x1b[K") == 0
+    assert not re.search(STATUS, plain)
+    assert "".join(re.split(r"[^\n]*\r\x1b\[K", drawn)) == plain.replace("\r\x1b[K", "")
+
+
+#: Draws a progress bar that is wider than the terminal, in characters of two cells, of none, and of one.
+WIDE = """\
+import pathlib, time
+print("\\r" + "語" * 30 + "\\N{GRINNING FACE}" * 10 + "e\\N{COMBINING ACUTE ACCENT}" * 60, end="", flush=True)
+while not pathlib.Path("end").exists():
+    time.sleep(0.01)
+print("\\rdone")
+"""
+
+
+def test_a_bar_of_wide_characters_is_cut_to_one_line_of_the_terminal(allranks, tmp_path):
+    if not shutil.which("tmux"):
+        pytest.skip("needs tmux")
+    allranks.script(WIDE)
+    with closing(Tmux(allranks, tmp_path / "tmux", (40, 10), "run", "train.py", "--no-check")) as terminal:
+        wait_for("the bar", lambda: "語" in "".join(terminal.screen))
+        shown = [line for line in terminal.screen if "語" in line]
+        (allranks.folder / "end").touch()
+        wait_for("the end", lambda: "succeeded" in "".join(terminal.screen))
+        left = terminal.screen
+    assert shown == ["[0] " + "語" * 17]
+    assert "語" not in "".join(left)
+    assert "[0] done" in left

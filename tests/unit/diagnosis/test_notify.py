@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from allranks.diagnosis.notify import completed, deliver, text_of
 from allranks.record.notify import Notifier
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_for
 
 EVENT = {"event": "end", "run": "train-1", "state": "SUCCEEDED", "seconds": 61.4, "attempt": 1, "host": "n1"}
 
@@ -229,6 +230,31 @@ def test_the_command_notifies_of_a_run_whose_agent_cannot(allranks):
         assert allranks("run", ALLRANKS_NOTIFY_WEBHOOK=there.url).rc != 0
     assert there.events == ["failure"]
     assert there.got[0]["state"] == "FAILED"
+
+
+def test_a_run_ends_before_what_does_not_answer_which_still_gets_its_event(allranks):
+    _job(allranks, "print('hi')\n", "  command: until [ -e over ]; do sleep 0.05; done; cat >got\n")
+    with hook() as there:
+        there.may_answer.clear()
+        result = allranks("run", ALLRANKS_NOTIFY_WEBHOOK=there.url)
+        (allranks.folder / "over").touch()
+        (event,) = wait_for("the webhook", lambda: there.got)
+        got = allranks.folder / "got"
+        wait_for("the command", lambda: got.exists() and got.read_text().endswith("}"))
+    assert result.rc == 0
+    why = "not confirmed within 3 s; allranks tries for 7 s more"
+    assert f"allranks: {allranks.run().name}: note: notification of the end failed: {why}\n" in result.stderr
+    assert json.loads(got.read_text()) == event
+
+
+def test_the_command_has_the_users_umask(allranks):
+    _job(allranks, "print('hi')\n", "  command: umask >mask\n")
+    before = os.umask(0o027)
+    try:
+        assert allranks("run").rc == 0
+    finally:
+        os.umask(before)
+    assert (allranks.folder / "mask").read_text() == "0027\n"
 
 
 def test_a_url_that_is_none_is_not_shown():
