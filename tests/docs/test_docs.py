@@ -20,6 +20,8 @@ from allranks.job.load import load_job
 from allranks.job.options import OPTIONS, TARGETS
 from waiting import PATIENCE
 
+#: Names of clusters in the job files that are shown, and their kinds.
+CLUSTERS = {"lab": "slurm", "slurm": "slurm", "pbs": "pbs", "pdsh": "pdsh"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 # Written in parts, so that this file is not found by its own test.
@@ -70,12 +72,12 @@ def test_a_command_that_does_not_exist_is_found(line):
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_a_job_file_that_is_shown_loads(block: Block, tmp_path, monkeypatch):
-    environ = {"HF_TOKEN": "not a real one"}
+    environ = {"HF_TOKEN": "not a real one", "WANDB_API_KEY": "not a real one"}
     if block.text.startswith("# clusters.yaml"):
         (tmp_path / "clusters.yaml").write_text(block.text)
         load_job(None, flags={"script": "train.py", "cluster": "local"}, environ=environ, cwd=tmp_path)
         return
-    (tmp_path / "clusters.yaml").write_text("lab: {kind: slurm}\n")
+    (tmp_path / "clusters.yaml").write_text("".join(f"{name}: {{kind: {kind}}}\n" for name, kind in CLUSTERS.items()))
     (tmp_path / "job.yaml").write_text(block.text)
     loaded = load_job(Path("job.yaml"), flags={}, environ=environ, cwd=tmp_path)
     assert any(getattr(loaded.job, target) for target in TARGETS)

@@ -40,7 +40,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
     Exits with 1 if a job file does not load or cannot be planned, or an argument's value is not known.
     """
     from allranks.convert.convert import drafts_of
-    from allranks.convert.write import job_text, report, together
+    from allranks.convert.write import job_text, place_of, report, together
     from allranks.lint.files import read
 
     if not files:
@@ -80,8 +80,8 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
         for other, flags in others:
             for note in other.notes:
                 if note.kind != "left out" and note.what not in said:
-                    render.talk(f"{note.kind}: {other.path}:{note.line}: {note.what}")
-            render.talk(f"{render.one_line(other.path)}: allranks run {name} {' '.join(flags)}".rstrip())
+                    render.talk(f"{note.kind}: {place_of(other, note.line)}: {note.what}")
+            render.talk(f"{render.one_line(other.path)}: {other.command(name, flags)}")
     if output is None:
         render.data(next(iter(found.values())).rstrip("\n"))
     if clusters:
@@ -151,6 +151,8 @@ def _try(text: str, draft: Draft, folder: Path, kinds: list[str]) -> AllranksErr
     secrets = {path.rpartition(".")[2]: "x" * 16 for path, given in draft.values.items() if given.value == "<secret>"}
     hostfile = draft.get("resources.hostfile")
     flags: dict[str, object] = {"resources.hostfile": str(folder.absolute() / hostfile)} if hostfile else {}
+    if draft.node:
+        flags["resources.nodes"] = "1"  # Of which each is started for itself.
     flags["workdir"] = str(folder.absolute() / str(draft.get("workdir") or "."))
     if str(draft.get("workdir") or "").startswith("~"):
         del flags["workdir"]

@@ -83,7 +83,7 @@ def command(
             after = mended(data, found)
             _write(Path(name), data, after)
             found = lint(name, after, rules)
-        findings += found
+        findings += [finding for finding in found if finding not in findings]
     _show(findings, count, as_json=as_json, as_sarif=as_sarif)
     return int(any(finding.rule.severity != "hint" for finding in findings))
 

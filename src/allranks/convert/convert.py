@@ -17,7 +17,7 @@ from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
 
 #: Families of rules whose faults a job file does not have: processes, rendezvous, directives, remote shells, outcomes.
-_GONE = ("AR1", "AR3", "AR4", "AR6", "AR7", "AR80", "AR81", "AR211", "AR213", "AR214", "AR216")
+_GONE = ("AR1", "AR3", "AR4", "AR6", "AR7", "AR80", "AR81", "AR211", "AR213", "AR214", "AR216", "AR903", "AR904")
 
 
 def drafts_of(path: str, data: bytes) -> list[Draft]:
@@ -57,7 +57,7 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
     draft = Draft(view, path, "local" if script.kind == "plain" else script.kind)
     codes: dict[int, set[str]] = {}
     for finding in findings:
-        codes.setdefault(finding.place.line, set()).add(finding.rule.code)
+        codes.setdefault(draft.line(finding.at), set()).add(finding.rule.code)
     take_directives(draft)
     lines = {draft.line(at) for launch in group for at in (launch.command.at, launch.command.root.at)}
     take_launch(draft, group, {code for line in lines for code in codes.get(line, ())})
@@ -97,7 +97,7 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
         brings = [name for name in brings if name == "modules"]
     if brings and not environment & {"conda", "venv", "python", "container"} and "binary" not in draft.values:
         draft.put("environment.python", ["python"], -1, f"the first on PATH after environment.{brings[-1]}")
-    if draft.kind == "local" and draft.get("resources.nodes") not in (None, 1):
+    if draft.kind == "local" and draft.get("resources.nodes") not in (None, 1) and not draft.node:
         draft.not_taken(-1, "the machines are not in the script: resources.hosts, or start each with allranks node")
     if "name" not in draft.values and draft.kind not in ("local", "ssh", "pdsh"):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(draft.path).stem).strip("-._")[:64]
@@ -106,13 +106,8 @@ def _finish(draft: Draft, findings: list[Finding]) -> None:
     for finding in findings:
         if finding.rule.severity == "hint":
             continue
-        at, code = _offset(draft, finding), finding.rule.code
-        if code.startswith(_GONE) and finding.place.line not in kept:
+        at, code = finding.at, finding.rule.code
+        if code.startswith(_GONE) and draft.line(at) not in kept:
             draft.changed(at, f"{code}: {finding.what}")
         elif not any(code in note.what for note in draft.notes):
             draft.not_taken(at, f"{code} is still there: {finding.what}; {finding.fix}")
-
-
-def _offset(draft: Draft, finding: Finding) -> int:
-    lines = draft.view.script.text.data.split(b"\n")[: finding.place.line - 1]
-    return sum(len(line) + 1 for line in lines)

@@ -49,6 +49,7 @@ class Draft:
     values: dict[str, Given] = field(default_factory=dict)
     setup: dict[str, list[Given]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    node: str = ""  # Its options of ``allranks node``, where each node's script is started by hand.
     incomplete: bool = False  # An argument of the training has a value that is not known.
 
     @property
@@ -81,6 +82,10 @@ class Draft:
     def not_taken(self, at: int, what: str) -> None:
         """Record what needs the user's hand."""
         self.note("not taken over", at, what)
+
+    def command(self, name: str, flags: Iterable[str] = ()) -> str:
+        """Return what is typed in place of the script, with the job file of this name."""
+        return " ".join(["allranks", "node" if self.node else "run", name, *flags, *self.node.split()])
 
     def get(self, path: str) -> Any:
         """Return a value; None if it is not set."""

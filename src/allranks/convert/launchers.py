@@ -11,6 +11,7 @@ from typing import Final
 from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
+from allranks.lint.beside import file_beside
 from allranks.lint.launches import MPI, Launch
 from allranks.lint.model import Assignment, Command, Part, Word
 from allranks.lint.syntax import read_call
@@ -25,6 +26,11 @@ RANK_VARIABLES: Final = {
     **dict.fromkeys(("SLURM_NODEID", "GROUP_RANK"), "GROUP_RANK"),
     **dict.fromkeys(("SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE"), "LOCAL_WORLD_SIZE"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), ""),
+}
+#: Variables that people set for the command line of a launcher, and those that pdsh reads.
+_OF_LAUNCHERS = {
+    *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUM_NODES"),
+    *("PDSH_RCMD_TYPE", "PDSH_SSH_ARGS", "PDSH_SSH_ARGS_APPEND", "FANOUT"),
 }
 #: Codes of counts that cannot be meant: there is one rank for each GPU then.
 _WRONG_COUNTS = {"AR102", "AR106", "AR107", "AR108", "AR114", "AR117", "AR815"}
@@ -57,6 +63,14 @@ def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]
 
 def _typed(launch: Launch) -> list[str]:
     return [word.shown for word in (launch.command.args if launch.is_python else launch.call.rest)]
+
+
+def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
+    """Return the top level of the file of ``accelerate launch --config_file``, as text; empty if it is not here."""
+    given = launch.call.get("--config-file") if launch.name == "accelerate" else None
+    found = file_beside(draft.path, given.value) if given else None
+    text = found[1].decode("utf-8", "replace") if found else ""
+    return {key: value.strip("\"' ") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
 
 
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
@@ -133,6 +147,8 @@ def _take_srun(draft: Draft, launch: Launch) -> None:
 def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
     """Set nodes, and ranks on each node."""
     at, call = launch.command.at, launch.call
+    config = _config_of(draft, launch)
+    machines, processes = (config.get(key, "") for key in ("num_machines", "num_processes"))
     option = call.get("--nnodes", "--num-machines", "--num-nodes")
     if option and "resources.nodes" not in draft.values and not draft.get("resources.hosts"):
         value, typed = option.value.value, f"{option.name}={option.value.shown}"
@@ -141,8 +157,13 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
                 draft.put("resources.nodes", int(value) if value.isdecimal() else value, at, typed)
         elif not draft.get("resources.hostfile"):
             draft.not_taken(at, f"{typed}: the number of nodes is not in the script: --nodes N")
+    elif machines.isdecimal() and int(machines) > 1 and "resources.nodes" not in draft.values:
+        draft.put("resources.nodes", int(machines), at, f"num_machines: {machines} of --config_file")
     gpus = draft.get("resources.gpus_per_node")
     ranks: int | str | None = launch.nproc
+    if ranks is None and processes.isdecimal() and not call.get("--num-processes"):
+        nodes = call.number("--num-machines") or int(machines if machines.isdecimal() else 1)
+        ranks = int(processes) // max(1, nodes) or None
     why = f"{launch.name} starts {ranks} ranks on each node"
     if launch.is_python:
         ranks = launch.tasks_per_node if launch.starter else 1
@@ -164,7 +185,12 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
 
 def _take_options(draft: Draft, launch: Launch) -> None:
     """Take over the launcher's other options, or name them."""
-    call, at = launch.call, launch.command.at
+    call, at, config = launch.call, launch.command.at, _config_of(draft, launch)
+    for key, value in config.items():
+        if key == "mixed_precision" and value != "no":
+            draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", value, at, f"{key}: {value} of --config_file")
+        elif not value or (key == "distributed_type" and not value.startswith(("MULTI_", "NO"))):
+            draft.not_taken(at, f"{key}: {value}".strip() + " of --config_file: give it to Accelerator() in the script")
     left = [given for given in call.given if _RENDEZVOUS.fullmatch(given.name)]
     kept = {"--nproc-per-node", "--max-restarts", "--module", "--no-python", "--mixed-precision", "--hostfile"}
     if names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
@@ -175,8 +201,12 @@ def _take_options(draft: Draft, launch: Launch) -> None:
             draft.put("launch.max_restarts", call.number("--max-restarts"), at, typed)
         elif given.name == "--mixed-precision" and given.value.value:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
-        elif given not in left:
+        elif given not in left and not (given.name == "--config-file" and config):
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
+    of_node = [given for given in left if given.name in ("--node-rank", "--master-addr", "--master-port")]
+    typed = " ".join(f"{given.name} {given.value.value}" for given in of_node)
+    if draft.kind == "local" and launch.has_many_nodes and re.fullmatch(r"(--[a-z-]+ (?!None)[\w.:]+ ?){2,3}", typed):
+        draft.node = typed
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:
@@ -275,7 +305,7 @@ def take_variable(draft: Draft, given: Assignment, where: str) -> bool:
     """Take over a variable that is exported; return whether it needs a line of shell instead."""
     name, word = given.name, Word(given.parts or (), given.at, given.at)
     typed = f"{name}={word.shown}"
-    if name in RANK_VARIABLES or name in ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUM_NODES"):
+    if name in RANK_VARIABLES or name in _OF_LAUNCHERS:
         draft.left_out(given.at, f"{typed}: allranks sets what the ranks need of it")
         return False
     if is_secret(name) and word.value:

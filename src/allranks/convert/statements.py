@@ -11,7 +11,7 @@ from typing import Final
 from allranks.convert.draft import Draft, home, path_of, short
 from allranks.convert.launchers import RANK_VARIABLES, take_variable
 from allranks.lint.launches import Launch
-from allranks.lint.model import Assignment, Command
+from allranks.lint.model import REMOTE, Assignment, Command
 
 #: Commands that only print, wait or handle signals, and ``export``, whose variables are taken one by one.
 _QUIET_NAMES: Final = """
@@ -29,6 +29,7 @@ _PLAIN: Final = {
 _OF_SHELL: Final = {"source", ".", "ulimit", "umask", "unset", "module", "ml"}
 #: Commands that stand before the training in one list with it, and fail only where the job would.
 _SETS_UP: Final = _OF_SHELL | {"cd", "pushd", "conda", "export"}
+_NONE: Final = "a job needs none of it"
 _ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
 #: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
 _DROPPED: Final = {"AR501", "AR503", "AR504", "AR505", "AR507", "AR511", "AR512", "AR513", "AR514", "AR516", "AR517"}
@@ -54,34 +55,55 @@ class Statements:
         for each in self.script.commands:
             inside.setdefault(each.context.function, set()).add(each.name)
         self.quiet = _QUIET | self.functions | {name for name, names in inside.items() if name and names <= _QUIET}
-        ends = [(each.command.root.at, each.program.at if each.program else each.command.end) for each in group]
+        file_of = self.script.text.file_of
+        ends = [(each.command.at, each.program.at if each.program else each.command.end) for each in group]
+        for (at, end), command in zip([*ends], self.group, strict=True):
+            is_same = file_of(command.root.at) is file_of(at)
+            ends.append((command.root.at, end if is_same else command.root.end))
         #: Variables that the launchers' own options read: addresses, ports, node ranks.
         self.of_launchers = {use.name for use in self.script.uses if any(at <= use.at < end for at, end in ends)}
         self.activating: list[tuple[str, int]] = []
         self.is_activated = False
+        self.taken: list[tuple[int, int]] = []
 
     def take(self) -> None:
         """Take over all statements of the script."""
-        spans = self.script.statements
+        self._take(self.script.statements, is_inner=False)
+        kept = {given.value for lines in self.draft.setup.values() for given in lines}
+        for start, end in self.taken:
+            source = self.draft.source(start, end)
+            name = re.match(r"(\w+)\+?=", source)
+            if name and name[1] not in self.script.exported and source not in kept:
+                self.draft.left_out(start, f"{short(source, 60)}: its value stands where it is used")
+
+    def _take(self, spans: list[tuple[int, int]], *, is_inner: bool) -> None:
+        """Take over statements of one file; ``is_inner`` is whether it runs on each node."""
+        spans = self.script.unfolded(spans)
         training = [any(each.order in self.orders for each in self._inside(*span)) for span in spans]
         calls = [any(each.name in self.functions for each in self._inside(*span)) for span in spans]
         last = max((at for at in range(len(spans)) if training[at] or calls[at]), default=0)
         for at, (start, end) in enumerate(spans):
             if training[at]:
                 self._around(start, end)
+                self._of_files(start, end)
             elif calls[at]:
                 self._conditions([each for each in self._inside(start, end) if each.name in self.functions])
             elif at > last:
                 if any(map(self._acts, self._inside(start, end))):
                     self._stands("after", start, end)
             else:
-                self._one(start, end)
-        kept = {given.value for lines in self.draft.setup.values() for given in lines}
-        for at, (start, end) in enumerate(spans):
-            source = self.draft.source(start, end)
-            name = re.match(r"(\w+)\+?=", source)
-            if name and name[1] not in self.script.exported and source not in kept and not training[at]:
-                self.draft.left_out(start, f"{short(source, 60)}: its value stands where it is used")
+                self._one(start, end, is_inner=is_inner)
+            if not training[at]:
+                self.taken.append((start, end))
+
+    def _of_files(self, start: int, end: int) -> None:
+        """Take over the statements of a script that a statement runs, and that starts the training."""
+        text = self.script.text
+        for file in text.files[1:]:
+            inside = [each for each in self.group if text.file_of(each.at) is file]
+            if not file.is_sourced and start <= file.at < end and inside:
+                is_remote = any(each.name in REMOTE and each.at <= file.at for each in inside[0].context.via)
+                self._take(file.statements, is_inner=is_remote)
 
     def _inside(self, start: int, end: int) -> list[Command]:
         """Return the commands of a statement, without those whose output or exit code is asked for."""
@@ -100,13 +122,25 @@ class Statements:
             if command.order in self.orders or command.context.is_condition:
                 continue
             is_before = command.order < max(self.orders)
-            is_near = any(command.context.via == each.context.via for each in self.group)
+            is_near = any(self._is_near(command, each) for each in self.group)
             is_remote = command.context.level > 0
             if is_before and is_near and (is_remote or not self.draft.is_remote):
                 self._one(command.at, command.end, is_inner=is_remote)
+            elif is_before and self._only_reaches(command):
+                self.draft.left_out(command.at, f"{short(self.draft.source(command.at, command.end), 60)}: {_NONE}")
             elif self._acts(command) and (not command.context.via or not is_before):
                 self._stands("beside", command.at, command.end)
         self._conditions([each for each in self.group if start <= each.at < end])
+
+    def _is_near(self, command: Command, launch: Command) -> bool:
+        """Return whether the shell that runs a command also starts the training, by ``nohup`` or the like too."""
+        via = command.context.via
+        return command.context.level == launch.context.level and launch.context.via[: len(via)] == via
+
+    def _only_reaches(self, command: Command) -> bool:
+        """Return whether a command has other machines do what a job needs none of, and is done there."""
+        there = [each for each in self.script.commands if command in each.context.via]
+        return command.name in REMOTE and bool(there) and not any(map(self._acts, there))
 
     def _conditions(self, commands: Sequence[Command]) -> None:
         """Name a condition or a loop around the training."""
@@ -120,7 +154,8 @@ class Statements:
 
     def _follows_a_setup(self, command: Command) -> bool:
         """Return whether what a command depends on are set-up lines alone: ``cd /work && torchrun``."""
-        start = max(at for at, _ in self.script.statements if at <= command.at)
+        file = self.script.text.file_of(command.at)
+        start = max(at for at, _ in file.statements or self.script.statements if at <= command.at)
         beside = [each for each in self._inside(start, command.at) if each.context.via == command.context.via]
         before = [each for each in beside if each.context.chain == "&&"]
         names = {each.name for each in before}
@@ -131,7 +166,7 @@ class Statements:
         draft, source, commands = self.draft, self.draft.source(start, end), self._inside(start, end)
         names = {each.name for each in commands if self._acts(each)}
         simple = commands[0] if len(commands) == 1 else None
-        if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", source) and not is_inner:
+        if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", source):
             return  # A function: it is kept with the line that calls it.
         if "eval" in source and re.search(r"conda|mamba", source):
             draft.left_out(start, f"{source}: allranks sets conda up")
@@ -220,11 +255,12 @@ class Statements:
         """Take over the variables that a statement exports, if it does nothing else that a job needs."""
         draft, source = self.draft, self.draft.source(start, end)
         exported = [each for each in self.script.assignments if start <= each.at < end and self._is_exported(each)]
-        is_compound = not is_inner and (source.startswith("if ") or any(each.context.loops for each in commands))
+        has_loop = not is_inner and any(each.context.loops for each in commands)
+        is_compound = source.startswith(("if ", "for ", "while ")) or has_loop
         if is_compound and any(each.name not in RANK_VARIABLES for each in exported):
             self._keep(start, end, is_inner)
         elif not exported and any(each.name != "export" for each in commands):
-            draft.left_out(start, f"{short(source, 60)}: a job needs none of it")
+            draft.left_out(start, f"{short(source, 60)}: {_NONE}")
         for each in exported if not is_compound else ():
             if faults := self.codes.get(draft.line(each.at), set()) & _DROPPED:
                 draft.changed(each.at, f"{short(source, 60)} is left out: {', '.join(sorted(faults))}")
@@ -246,10 +282,10 @@ class Statements:
         """Keep a statement, after those that set its variables or define its functions."""
         names = {each.name for each in self.script.uses if start <= each.at < end}
         names |= {each.name for each in self._inside(start, end)}
-        for first, last in self.script.statements:
+        for first, last in self.taken:
             source = self.draft.source(first, last)
             name = re.match(r"(?:function\s+)?([\w-]+)(?:\+?=|\s*(?:\(\s*\))?\s*\{)", source)
-            if last <= start and name and name[1] in names:
+            if name and name[1] in names:
                 self.draft.add_line(where, source, first)
         self.draft.add_line(where, self.draft.source(start, end), start)
 

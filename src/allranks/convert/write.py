@@ -44,10 +44,11 @@ def job_text(draft: Draft, name: str, others: Sequence[tuple[Draft, list[str]]])
     for section in _SECTIONS:
         body += _section(draft, section, comments)
     lines = [f"# Written by allranks convert from {short(draft.path)}."]
-    lines += [f"# {short(other.path)}: allranks run {name} {' '.join(flags)}" for other, flags in others]
+    each = [*([(draft, [])] if draft.node else []), *others]
+    lines += [f"# {short(other.path)}: {other.command(name, flags)}" for other, flags in each]
     lines += comments.header()
     missing = [note for note in draft.notes if note.kind == "not taken over"]
-    foot = [f"# {_where(draft, note.line)}: {note.what}" for note in missing]
+    foot = [f"# {place_of(draft, note.line)}: {note.what}" for note in missing]
     return "\n".join([*lines, *body, *(["", "# Not taken over:", *foot] if foot else [])]) + "\n"
 
 
@@ -73,13 +74,15 @@ def _section(draft: Draft, section: str, comments: _Comments) -> Iterator[str]:
         yield from _entry(draft, path.rpartition(".")[2], draft.values[path], "    ")
 
 
-def _where(draft: Draft, line: int) -> str:
-    return f"{short(PurePath(draft.path).name)}:{line}" if line else short(PurePath(draft.path).name)
+def place_of(draft: Draft, line: int) -> str:
+    """Return the file and the line of a line of a draft's text; 0 is the script as a whole."""
+    path, line = draft.view.script.text.where(line) if line else (draft.path, 0)
+    return f"{short(PurePath(path).name)}:{line}" if line else short(PurePath(path).name)
 
 
 def _entry(draft: Draft, key: str, given: Given, indent: str) -> Iterator[str]:
     """Write a key with its value, and where that came from; a short list on one line."""
-    where = f"  # {_where(draft, given.line) if given.line else ''} {given.why}".rstrip().replace("#  ", "# ")
+    where = f"  # {place_of(draft, given.line) if given.line else ''} {given.why}".rstrip().replace("#  ", "# ")
     first, *items = dump_yaml({key: given.value}).rstrip("\n").split("\n")
     flat = f"{indent}{first} [{', '.join(item.strip().removeprefix('- ') for item in items)}]"
     if items and len(flat) <= _WIDTH:
@@ -91,7 +94,7 @@ def _entry(draft: Draft, key: str, given: Given, indent: str) -> Iterator[str]:
 
 def _line(draft: Draft, given: Given, indent: str) -> Iterator[str]:
     """Write a line of shell, or several, as an item of a list."""
-    where = f"  # {_where(draft, given.line)}"
+    where = f"  # {place_of(draft, given.line)}"
     text = given.value.rstrip("\n")
     if "\n" not in text or not all(char.isprintable() or char in "\n" for char in text):
         yield f"{indent}- {dump_yaml({'x': text})[3:].rstrip()}{where}"
@@ -181,9 +184,9 @@ def report(draft: Draft) -> Iterator[str]:
         (given.line, f"{_LINES[name]}.{name}", given.value) for name, found in draft.setup.items() for given in found
     ]
     yield "kept:"
-    yield from (f"  {_where(draft, line)}: {path}: {short(why, 80)}".rstrip(": ") for line, path, why in sorted(kept))
+    yield from (f"  {place_of(draft, line)}: {path}: {short(why, 80)}".rstrip(": ") for line, path, why in sorted(kept))
     for kind, meaning in KINDS.items():
         notes = sorted((note for note in draft.notes if note.kind == kind), key=lambda note: note.line)
         if notes:
             yield f"{kind} ({meaning}):"
-            yield from (f"  {_where(draft, note.line)}: {note.what}" for note in notes)
+            yield from (f"  {place_of(draft, note.line)}: {note.what}" for note in notes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allranks.errors import UsageError
+from allranks.lint.files import LARGEST
 from allranks.lint.model import Place, Text
-from allranks.lint.reading import LARGEST, View, read_scripts
+from allranks.lint.reading import View, read_scripts
 from allranks.lint.rules import RULES
 from allranks.lint.rules.base import Edit, Rule
 
@@ -26,9 +27,10 @@ class Finding:
     rule: Rule
     path: str
     place: Place
+    at: int = field(compare=False)  # Its offset in the text of the script.
     what: str
     fix: str
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[Edit, ...] = field(default=(), compare=False)
 
     @property
     def page(self) -> str:
@@ -84,24 +86,29 @@ def why_not_read(data: bytes) -> str:
 
 def lint(path: str, data: bytes, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Return what the rules find in a script, in the order of its lines."""
-    found: dict[tuple[str, int], Finding] = {}
+    found: dict[tuple[str, str, Place], Finding] = {}
     ignored: dict[int, Collection[str]] | None = None
     for view in read_scripts(path, data):
         for rule in rules:
-            for finding, at in _findings(rule, view):
+            for finding in _findings(rule, view):
                 if ignored is None:
                     ignored = _ignored(view.script.text)
-                codes = ignored.get(finding.place.line)
+                codes = ignored.get(view.place(finding.at).line)
                 if codes is None or (codes and rule.code not in codes and rule.name not in codes):
-                    found.setdefault((rule.code, at), finding)
-    return sorted(found.values(), key=lambda finding: (finding.place, finding.rule.code))
+                    found.setdefault((rule.code, finding.path, finding.place), finding)
+    # The script's own first.
+    return sorted(found.values(), key=lambda each: (each.path != path, each.path, each.place, each.rule.code))
 
 
-def _findings(rule: Rule, view: View) -> Iterator[tuple[Finding, int]]:
+def _findings(rule: Rule, view: View) -> Iterator[Finding]:
+    text = view.script.text
     for hit in rule.check(view):
         fields = {name: _shown(value) for name, value in hit.fields.items()}
         what, fix = rule.what.format(**fields), rule.fix.format(**fields)
-        yield Finding(rule, view.script.path, view.place(hit.at), what, fix, hit.edits), hit.at
+        place = view.place(hit.at)
+        path, line = text.where(place.line)
+        edits = tuple(edit for edit in hit.edits if edit.end <= text.size)
+        yield Finding(rule, path, Place(line, place.column), hit.at, what, fix, edits)
 
 
 def _shown(value: object) -> str:

@@ -33,11 +33,12 @@ class Piece:
     data: bytes  # The text; what an outer shell has put in is a number between marks.
     offsets: tuple[int, ...] | None = None  # Of each byte, where it stands in the file; None: at the same offset.
     marked: tuple[Part, ...] = ()  # The parts that the numbers stand for.
+    start: int = 0  # Where it starts, if it is a file that the script reads.
 
     def at(self, offset: int) -> int:
         """Return where a byte stands in the file."""
         if self.offsets is None:
-            return offset
+            return self.start + offset
         return self.offsets[min(offset, len(self.offsets) - 1)] if self.offsets else 0
 
 
@@ -73,9 +74,11 @@ class Expander:
         """Return the words of ``${NAME[@]}``, if the node is that and they are known."""
         if node.type == "string" and node.named_child_count == 1:
             node = node.named_children[0]
-        if node.type != "expansion" or not self._source(node).endswith(("[@]}", "[*]}")):
+        source = self._source(node)
+        if source in ("$@", "$*") or (node.type == "expansion" and source.endswith(("[@]}", "[*]}"))):
+            name = source[2:-4] or source[1:]
+        else:
             return None
-        name = self._source(node)[2:-4]
         items = array_of(self.values.get(name))
         if items is not None:
             self._use(name, node, Context(), "")

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allranks.errors import UsageError
-from allranks.lint.reading import LARGEST
 from allranks.plan.directives import DIRECTIVE
 
+#: What is read of a file; launch scripts of people have up to some thousand lines.
+LARGEST = 256 * 1024
 #: How the names of launch scripts end.
 _ENDS = (
     *(".sh", ".bash", ".sbatch", ".slurm", ".slm", ".pbs", ".qsub", ".sge"),

@@ -24,12 +24,49 @@ class Place(NamedTuple):
     column: int
 
 
-class Text:
-    """The bytes of a script, and where their lines begin."""
+@dataclass
+class Included:
+    """A file that a script sources or runs."""
 
-    def __init__(self, data: bytes) -> None:
+    path: str
+    start: int  # Where it starts in the text.
+    line: int  # Its first line in the text.
+    at: int  # The offset of the command that reads it.
+    is_sourced: bool  # Whether the shell itself reads it, and knows what it sets afterwards.
+    statements: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Text:
+    """The bytes of a script, and where their lines begin; those of the files that it reads follow its own."""
+
+    def __init__(self, data: bytes, path: str = "") -> None:
         self.data = data
+        self.size = len(data)  # Of the script itself.
         self._starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
+        self.files = [Included(path, 0, 1, 0, is_sourced=True)]
+
+    def include(self, path: str, data: bytes, at: int, *, is_sourced: bool) -> Included:
+        """Add a file that the command at an offset reads."""
+        start = len(self.data) + 2
+        self.data += b"\n\n" + data
+        self._starts += [start - 1, start, *(start + place + 1 for place, byte in enumerate(data) if byte == 10)]
+        self.files.append(Included(path, start, len(self._starts) - data.count(b"\n"), at, is_sourced))
+        return self.files[-1]
+
+    def file_of(self, offset: int) -> Included:
+        """Return the file in which an offset lies; the script itself is the first."""
+        return self.files[bisect_right(self.files, offset, key=lambda file: file.start) - 1]
+
+    def root(self, offset: int) -> int:
+        """Return the offset of the script's own command through which a command of another file runs."""
+        while (file := self.file_of(offset)) is not self.files[0]:
+            offset = file.at
+        return offset
+
+    def where(self, line: int) -> tuple[str, int]:
+        """Return the file and the line in it of a line of the text."""
+        file = self.files[bisect_right(self.files, line, key=lambda file: file.line) - 1]
+        return file.path, line - file.line + 1
 
     def place(self, offset: int) -> Place:
         """Return the position of an offset. Columns count characters."""
@@ -287,6 +324,14 @@ class Script:
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
+
+    def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return where statements start and end, with those of a file in the place of the one that sources it."""
+        sourced = {file.at: file.statements for file in self.text.files[1:] if file.is_sourced}
+        found: list[tuple[int, int]] = []
+        for start, end in spans:
+            found += self.unfolded(sourced[start]) if start in sourced else [(start, end)]
+        return found
 
     def named(self, *names: str) -> Iterator[Command]:
         """Yield the commands with one of these names."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from allranks.lint.beside import file_beside
 from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, text_of
 from allranks.lint.model import REMOTE, Assignment, Command, Context, Loop, Part, Script, Word
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _BUDGET = 2 << 20
 #: Commands of a file, and words of a command, that are kept.
 _COMMANDS, _WORDS = 3000, 2000
+#: Files that are read beside one.
+_FILES = 20
 _STATEMENTS_SKIPPED = {"comment", "heredoc_body", "\n", ";", ";;", "&", "&&", "||", "|", "|&"}
 #: Commands that give values to the variables that they name.
 _READERS = {"read", "mapfile", "readarray", "getopts", "let", "printf"}
@@ -43,6 +46,7 @@ class Walker(Expander):
         super().__init__(script, known)
         self._unwrap = unwrap
         self._budget = _BUDGET
+        self._open = [script.path]  # The files that are being walked over, the innermost last.
 
     def walk(self, piece: Piece, context: Context) -> None:
         """Walk over a text in a context."""
@@ -52,14 +56,29 @@ class Walker(Expander):
         outer, self._piece = self._piece, piece
         self._depth += 1
         root = _parser().parse(piece.data).root_node
-        if root.has_error and context.level == 0:
+        if root.has_error and self._depth == 1:
             self.script.broken += [piece.at(node.start_byte) for node in _errors(root)]
-        if self._depth == 1:
+        if self._depth == 1 or piece.start:
             spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
-            self.script.statements = [(piece.at(child.start_byte), piece.at(child.end_byte)) for child in spans]
+            owner = self.script.text.file_of(piece.start) if piece.start else self.script
+            owner.statements = [(piece.at(child.start_byte), piece.at(child.end_byte)) for child in spans]
         self._block(root, context)
         self._depth -= 1
         self._piece = outer
+
+    def include(self, word: Word, at: int, context: Context, *, is_sourced: bool) -> None:
+        """Walk over a file that the command at an offset reads, if it lies below the script's directory."""
+        text = self.script.text
+        found = file_beside(text.files[0].path, word) if len(text.files) <= _FILES else None
+        if found is None or found[0] in self._open:
+            return
+        path, data = found
+        if _parser().parse(data).root_node.has_error:
+            return
+        self._open.append(path)
+        start = text.include(path, data, at, is_sourced=is_sourced).start
+        self.walk(Piece(data, start=start), context)
+        self._open.pop()
 
     # --- statements ---------------------------------------------------------------------------------------------
 

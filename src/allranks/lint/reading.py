@@ -15,8 +15,6 @@ from allranks.lint.parse import Walker
 from allranks.lint.syntax import Call, Given, read_call
 from allranks.lint.unwrap import unwrap
 
-#: What is read of a file; launch scripts of people have up to some thousand lines.
-LARGEST = 256 * 1024
 _DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS)\s", re.MULTILINE)
 
 
@@ -76,7 +74,7 @@ class View:
 
 def read_scripts(path: str, data: bytes) -> list[View]:
     """Return the script in a file, and those that it writes or submits as here-documents."""
-    text = Text(data)
+    text = Text(data, path)
     main = _read(path, text, Piece(data))
     found = [main]
     for command in main.script.commands:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from allranks.lint.expand import piece_of
+from allranks.lint.expand import Value, piece_of
 from allranks.lint.model import REMOTE, Assignment, Command, Part, Word
 from allranks.lint.parse import Walker
 from allranks.lint.syntax import SYNTAX, WRAPPERS, read_call
@@ -14,6 +14,8 @@ from allranks.lint.syntax import SYNTAX, WRAPPERS, read_call
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 #: Programs that join their words and have a shell on the other machine read the result.
 JOINED = frozenset({"ssh", "pdsh", "clush", "rsh", "dsh"})
+#: Of those that start commands elsewhere: they take the variables of the shell along.
+_TAKE_VARIABLES = frozenset({"srun", "mpirun", "mpiexec"})
 #: Programs with options of their own before a command: it begins at the first word that is one of STARTERS.
 _LOOSE = frozenset(
     {
@@ -55,6 +57,10 @@ def unwrap(walker: Walker, command: Command) -> None:
         if name in ("ssh", "rsh", "dsh"):
             rest = rest[1:]
         _nested(walker, command, rest or _heredoc(command))
+    elif name in ("source", ".") and command.args:
+        walker.include(command.args[0], command.at, command.context, is_sourced=True)
+    elif name.endswith((".sh", ".bash")):
+        _script(walker, command, command.words)
     elif name in ("eval", "trap"):
         _nested(walker, command, command.args[:1] if name == "trap" else command.args)
     elif is_python(name):
@@ -93,8 +99,22 @@ def _shell(walker: Walker, command: Command) -> None:
                 _nested(walker, command, command.args[position + 1 : position + 2])
                 return
         elif not value.startswith("-"):
+            _script(walker, command, command.args[position:])
             return
     _nested(walker, command, _heredoc(command))
+
+
+def _script(walker: Walker, command: Command, words: Sequence[Word]) -> None:
+    """Walk over a script that a command runs, with its arguments."""
+    before, context = walker.values, command.context
+    outer = (*context.via, command)
+    is_elsewhere = any(each.name in REMOTE and each.name not in _TAKE_VARIABLES for each in outer)
+    exported = {} if is_elsewhere else {name: before[name] for name in walker.script.exported if name in before}
+    given: dict[str, Value] = {str(number): word.parts for number, word in enumerate(words[1:], 1)}
+    walker.values = {**exported, **given, "@": tuple(words[1:]), "*": tuple(words[1:])}
+    inner = replace(context, via=outer, level=context.level + 1, pipe=(), chain="")
+    walker.include(words[0], command.at, inner, is_sourced=False)
+    walker.values = before
 
 
 def _heredoc(command: Command) -> list[Word]:
@@ -107,7 +127,7 @@ def _nested(walker: Walker, command: Command, words: Sequence[Word]) -> None:
         return
     before = dict(walker.values)
     known = walker.known
-    if command.name in REMOTE and command.name not in ("srun", "mpirun", "mpiexec"):
+    if command.name in REMOTE and command.name not in _TAKE_VARIABLES:
         walker.values, walker.known = {}, {}
     context = command.context
     inner = replace(context, via=(*context.via, command), level=context.level + 1, pipe=(), chain="")

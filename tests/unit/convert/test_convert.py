@@ -116,3 +116,93 @@ def test_a_script_that_a_script_writes_and_submits(folder: Path, capfd: pytest.C
     said = capfd.readouterr()
     assert "gpus_per_node: 4  # submit.sh:4 --gpus-per-node=4\n" in said.out
     assert "# submit.sh:5: --nnodes=$n: the number of nodes is not in the script: --nodes N\n" in said.out
+
+
+def job_of(folder: Path, capfd: pytest.CaptureFixture[str], script: str, **files: str) -> tuple[str, str]:
+    """Return the job file that a script and the files beside it become, without comments, and what is said of it."""
+    for name, text in {"start_sh": script, **files}.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    typed("start.sh")
+    said = capfd.readouterr()
+    lines = [line.partition("  # ")[0] for line in said.out.splitlines() if not line.lstrip().startswith("#")]
+    return "\n".join(line for line in lines if line), said.err
+
+
+def test_a_file_that_is_sourced_is_taken_over(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    env = "module load cuda/12.4\nconda activate mine\nexport DATA=/data  # shared\nRANKS=4\n"
+    script = "source ./env.sh\ntorchrun --standalone --nproc-per-node=$RANKS train.py --data $DATA\n"
+    job, said = job_of(folder, capfd, script, env_sh=env)
+    assert job == (
+        'script: train.py\nargs: ["--data", /data]\nlaunch:\n  nproc_per_node: 4\nenvironment:\n'
+        "  modules: [cuda/12.4]\n  conda: mine\n  variables:\n    DATA: /data"
+    )
+    assert "  env.sh:1: environment.modules: module load cuda/12.4\n" in said
+    assert "  env.sh:4: RANKS=4: its value stands where it is used\n" in said
+
+
+def test_a_file_that_is_sourced_from_elsewhere_is_kept(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job, _ = job_of(folder, capfd, "source /opt/site/env.sh\ntorchrun --standalone --nproc-per-node=2 train.py\n")
+    assert '  setup:\n    - "source /opt/site/env.sh"' in job
+
+
+def test_a_script_that_nodes_run_is_taken_over(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=4 --ntasks-per-node=1\nexport HEAD=$(hostname)\n"
+        "srun bash node.sh $HEAD 4\n"
+    )
+    node = (
+        "cd project\nif [ -d /scratch ]; then export TMPDIR=/scratch; fi\nsource venv/bin/activate\nulimit -n 4096\n"
+        "torchrun --nnodes=2 --nproc-per-node=$2 --node-rank=$SLURM_NODEID --master-addr=$1 "
+        "--master-port=29500 train.py\n"
+    )
+    job, _ = job_of(folder, capfd, script, node_sh=node)
+    assert job == (
+        "name: start\nscript: train.py\nworkdir: project\ncluster: slurm\nresources:\n  nodes: 2\n  gpus_per_node: 4\n"
+        "environment:\n  venv: project/venv\n  node_setup:\n"
+        '    - "if [ -d /scratch ]; then export TMPDIR=/scratch; fi"\n    - "ulimit -n 4096"'
+    )
+
+
+def test_what_stands_beside_a_training_in_the_background_is_taken_over(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = (
+        "for host in gpu1 gpu2; do\n  ssh -n $host 'pkill -f train.py'\n"
+        "  ssh -n $host 'cd ~/project; source venv/bin/activate; export NCCL_DEBUG=WARN; nohup torchrun --nnodes=2 "
+        "--nproc-per-node=8 train.py > log 2>&1 &'\ndone\n"
+    )
+    job, said = job_of(folder, capfd, script)
+    assert 'workdir: "~/project"' in job
+    assert '  venv: "~/project/venv"\n  variables:\n    NCCL_DEBUG: WARN' in job
+    assert "not taken over" not in said
+
+
+def test_scripts_of_nodes_that_are_started_by_hand_become_one_job_file(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        (folder / f"node{rank}.sh").write_text(
+            f"torchrun --nnodes=2 --nproc-per-node=8 --node-rank={rank} --master-addr=gpu1 "
+            "--master-port=29500 train.py\n"
+        )
+    assert typed("node0.sh", "node1.sh") == 0
+    said = capfd.readouterr()
+    assert said.out.splitlines()[1:3] == [
+        "# node0.sh: allranks node job.yaml --node-rank 0 --master-addr gpu1 --master-port 29500",
+        "# node1.sh: allranks node job.yaml --node-rank 1 --master-addr gpu1 --master-port 29500",
+    ]
+    assert "not taken over" not in said.err
+
+
+def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = (
+        "distributed_type: FSDP  # ours\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: 'bf16'\nnum_machines: 2\n"
+        "num_processes: 8\ndowncast_bf16: 'no'\n"
+    )
+    job, said = job_of(folder, capfd, "accelerate launch --config_file cfg.yaml train.py\n", cfg_yaml=config)
+    assert "resources:\n  nodes: 2\nlaunch:\n  nproc_per_node: 4\n" in job
+    assert "  variables:\n    ACCELERATE_MIXED_PRECISION: bf16" in job
+    assert "  start.sh:1: distributed_type: FSDP of --config_file: give it to Accelerator() in the script\n" in said
+    assert "  start.sh:1: fsdp_config: of --config_file: give it to Accelerator() in the script\n" in said
+    job, _ = job_of(folder, capfd, "accelerate launch --config_file cfg.yaml --mixed_precision fp16 train.py\n")
+    assert "ACCELERATE_MIXED_PRECISION: fp16" in job

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.lint.engine import lint
-from allranks.lint.reading import LARGEST
+from allranks.lint.files import LARGEST
 from allranks.lint.rules import RULES
 
 #: Seconds of the CPU in which each of these is read on a slow machine; on a usual one it is a tenth of that.

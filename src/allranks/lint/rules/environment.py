@@ -194,7 +194,7 @@ def _no_script(view: View) -> Iterator[Found]:
 
 @hint(
     "AR812 mpi-environment",
-    "mpirun with a host list may not take {name} to the other hosts",
+    "mpirun may not take {name} to the other hosts",
     fix="mpirun -x {name} (Open MPI), or -genv",
     source="mpirun(1) of Open MPI 5, -x",
 )
@@ -202,9 +202,13 @@ def _mpi_environment(view: View) -> Iterator[Found]:
     names = sorted(name for name in view.script.exported if re.match(r"(?:NCCL|MASTER|GLOO|OMP)_", name))
     for launch in view.started_by(*MPI) if names else ():
         starter = launch.starter
-        has_hosts = read_call(starter).get("--hostfile", "-H") and launch.command.context.via[-1].name not in SHELLS
-        if starter and has_hosts and not re.search(r"(?:^|\s)-x\s|-genv", starter.text):
-            yield Found(starter.at, {"name": names[0]})
+        call = read_call(starter)
+        taken = {given.value.shown.partition("=")[0] for given in call.given if given.name == "-x"}
+        missing = [name for name in names if name not in taken]
+        is_direct = call.get("--hostfile", "-H") and launch.command.context.via[-1].name not in SHELLS
+        has_hosts = is_direct or (view.has_many_nodes and taken)
+        if starter and has_hosts and missing and "-genv" not in starter.text:
+            yield Found(starter.at, {"name": missing[0]})
 
 
 @likely("AR813 sudo-in-a-job", "sudo asks for a password in a job, and fails", fix="leave it out", source="sudo(8)")

@@ -229,3 +229,20 @@ def _dies_with_terminal(view: View) -> Iterator[Found]:
         is_inside = command.context.is_background and not starter.context.is_background
         if is_inside and command.started_by("nohup", "setsid") is None:
             yield Found(command.at)
+
+
+@fatal(
+    "AR614 set-here-read-there",
+    "{name} is set in this shell: the one that {program} starts on each node has no value for it",
+    fix="give it to the remote command as an argument, or set it there",
+    source=f"{_SSH} SendEnv, pbsdsh(1B)",
+)
+def _read_there(view: View) -> Iterator[Found]:
+    script = view.script
+    here = {each.name for each in script.assignments if not each.level}
+    there = {each.name for each in script.assignments if each.level}
+    for launch in view.started_by(*_SHELLS_THERE, "pbsdsh", "pbs_tmrsh") if b"SendEnv" not in script.text.data else ():
+        for part in launch.command.variables:
+            is_empty = part.value is None and not part.has_default and part.text in here - there
+            if is_empty and launch.command.is_expanded_there(part):
+                yield Found(part.at, {"name": part.text, "program": launch.starter_name})

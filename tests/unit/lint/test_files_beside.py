@@ -1,0 +1,151 @@
+"""Files that a script sources or runs are read with it, where they lie below its directory; nothing else is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.lint.engine import lint
+from allranks.lint.files import LARGEST
+from allranks.lint.reading import View, read_scripts
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=1:00:00\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of the scripts, in which the commands are typed."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def view(script: str) -> View:
+    Path("job.sbatch").write_text(script)
+    return read_scripts("job.sbatch", script.encode())[0]
+
+
+def found(script: str) -> set[tuple[str, str, int]]:
+    """Return code, file and line of what is more than a hint."""
+    Path("job.sbatch").write_text(script)
+    findings = lint("job.sbatch", script.encode())
+    return {(each.rule.code, each.path, each.place.line) for each in findings if each.rule.severity != "hint"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "source ./env.sh",
+        ". env.sh",
+        'source "$SLURM_SUBMIT_DIR/env.sh"',
+        'source "$(dirname "$0")/env.sh"',
+        'source "${BASH_SOURCE%/*}/env.sh"',
+        'source "${BASH_SOURCE[0]%/*}/env.sh"',
+        'HERE=$(dirname "$0")\nsource "$HERE/env.sh"',
+        'source "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/env.sh"',
+    ],
+)
+def test_what_a_sourced_file_sets_is_known_afterwards(here: Path, line: str) -> None:
+    (here / "env.sh").write_text("RANKS=4\nexport WORDS='--lr 0.1'\n")
+    (launch,) = view(f"{line}\ntorchrun --nproc-per-node=$RANKS train.py $WORDS\n").launches
+    assert (launch.nproc, [word.value for word in launch.call.rest]) == (4, ["train.py", "--lr", "0.1"])
+
+
+def test_a_function_of_a_sourced_file_has_its_faults_there(here: Path) -> None:
+    (here / "common.sh").write_text('launch() {\n  srun torchrun --nnodes=2 --node-rank=$SLURM_NODEID "$@"\n}\n')
+    assert ("AR101", "common.sh", 2) in found(f"{HEAD}. ./common.sh\nlaunch train.py\n")
+
+
+def test_a_fault_is_told_by_file_and_line_and_once(here: Path, allranks: Any) -> None:
+    (allranks.folder / "env.sh").write_text("# ours\nexport WANDB_API_KEY=1234567890abcdef1234567890abcdef12345678\n")
+    (allranks.folder / "job.sh").write_text("source env.sh\nsource env.sh\ntorchrun --standalone train.py\n")
+    done = allranks("lint", ".")
+    assert [line.split(" ")[:2] for line in done.stdout.splitlines() if "AR901" in line and "see:" not in line] == [
+        ["env.sh:2:8:", "AR901"]
+    ]
+
+
+def test_a_comment_in_a_sourced_file_leaves_a_finding_out(here: Path) -> None:
+    (here / "env.sh").write_text("export NCCL_DEBUG=INFOO  # allranks: ignore\n")
+    assert found(f"{HEAD}source env.sh\n") == set()
+
+
+@pytest.mark.parametrize(
+    "starter", ["srun ./node.sh 4", "srun bash node.sh 4", "bash ./node.sh 4", "srun bash -x node.sh 4"]
+)
+def test_a_script_that_is_run_is_read_with_its_arguments(here: Path, starter: str) -> None:
+    (here / "node.sh").write_text('torchrun --nproc-per-node=$1 --node-rank=$SLURM_NODEID train.py "$@"\n')
+    (launch,) = view(f"{HEAD}{starter}\n").launches
+    assert (launch.nproc, [word.value for word in launch.call.rest]) == (4, ["train.py", "4"])
+    assert ("AR101", "node.sh", 1) not in found(f"{HEAD}{starter}\n")
+
+
+def test_a_node_rank_that_the_batch_shell_gives_to_a_script_is_found(here: Path) -> None:
+    (here / "node.sh").write_text("torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$1 --master-addr=n1 train.py\n")
+    assert "AR101" in {code for code, _, _ in found(f"{HEAD}srun bash node.sh $SLURM_NODEID\n")}
+
+
+def test_a_script_gets_exported_variables_and_keeps_its_own(here: Path) -> None:
+    (here / "node.sh").write_text("LATER=3\ntorchrun --nproc-per-node=$EXPORTED train.py $OWN\n")
+    script = "export EXPORTED=2\nOWN=1\nbash node.sh\ntorchrun --nproc-per-node=4 fit.py $LATER\n"
+    there, here_ = view(script).launches
+    assert (there.nproc, there.call.rest[1].value) == (2, None)
+    assert here_.call.rest[1].value is None
+
+
+def test_what_pbsdsh_starts_has_no_variables_of_the_script(here: Path) -> None:
+    (here / "node.sh").write_text("torchrun --nnodes=2 --node-rank=$PBS_NODENUM --master-addr=$MASTER_ADDR train.py\n")
+    script = (
+        "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\nexport MASTER_ADDR=n1\npbsdsh -- bash $PBS_O_WORKDIR/node.sh\n"
+    )
+    assert ("AR614", "node.sh", 1) in found(script)
+
+
+def test_a_repair_changes_the_named_file_only(here: Path, allranks: Any) -> None:
+    lines = "while read host; do\n  ssh $host 'torchrun --standalone train.py'\ndone < hosts\n"
+    (allranks.folder / "loop.sh").write_text(lines)
+    (allranks.folder / "job.sh").write_text(f"source ./loop.sh\n{lines}")
+    allranks("lint", "--fix", "job.sh")
+    assert (allranks.folder / "loop.sh").read_text() == lines
+    assert (allranks.folder / "job.sh").read_text() == "source ./loop.sh\n" + lines.replace("ssh $host", "ssh -n $host")
+
+
+def test_nothing_outside_the_directory_is_read(here: Path) -> None:
+    outside = here.parent / "outside.sh"
+    outside.write_text("RANKS=4\n")
+    (here / "link.sh").symlink_to(outside)
+    for name in ("../outside.sh", str(outside), "link.sh", "/dev/zero", "/dev/stdin"):
+        assert [file.path for file in view(f"source {name}\n").script.text.files] == ["job.sbatch"]
+
+
+def test_what_is_no_script_is_not_read(here: Path) -> None:
+    os.mkfifo(here / "pipe.sh")
+    (here / "large.sh").write_bytes(b"#\n" * LARGEST)
+    (here / "binary.sh").write_bytes(b"RANKS=4\n\0")
+    (here / "broken.sh").write_text("RANKS=4\nif true; then\n")
+    (here / "folder.sh").mkdir()
+    for name in ("pipe.sh", "large.sh", "binary.sh", "broken.sh", "folder.sh", "absent.sh", "$FILE", "a\\\nb.sh"):
+        assert [file.path for file in view(f"source {name}\n").script.text.files] == ["job.sbatch"]
+
+
+def test_files_that_source_each_other_end(here: Path) -> None:
+    (here / "a.sh").write_text("source ./b.sh\nexport A=1\n")
+    (here / "b.sh").write_text("source ./a.sh\nsource ./b.sh\nbash job.sbatch\nexport B=1\n")
+    script = view("source a.sh\n").script
+    assert [file.path for file in script.text.files] == ["job.sbatch", "a.sh", "b.sh"]
+    assert [each.name for each in script.assignments] == ["B", "A"]
+
+
+def test_a_script_reads_twenty_others_at_most(here: Path) -> None:
+    for number in range(40):
+        (here / f"f{number}.sh").write_text(f"source f{(number + 1) % 40}.sh\nsource f{(number + 7) % 40}.sh\n")
+    assert len(view("".join(f"source f{number}.sh\n" for number in range(40))).script.text.files) == 21
+
+
+def test_a_script_from_stdin_reads_no_other(here: Path) -> None:
+    (here / "env.sh").write_text("export WANDB_API_KEY=1234567890abcdef1234567890abcdef12345678\n")
+    assert lint("stdin", b"source env.sh\n") == []
