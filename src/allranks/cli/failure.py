@@ -23,8 +23,8 @@ from allranks.runs.status import State
 _NO_INPUT = "EOFError: EOF when reading a line"
 #: Where in the user's code an exception was raised, at the end of its line.
 _PLACE = re.compile(r" \(([^()\s]+\.py:\d+)\)$")
-#: The class of exceptions of the script itself, of which the log says more than any advice.
-_OWN = "script-exception"
+#: The rules for exceptions and exits of the script itself, of which the log says more than any advice.
+_OWN = ("script-exception", "script-exit")
 
 
 def explain(run: Run) -> AllranksError:
@@ -65,7 +65,7 @@ def verdict_rows(run: Run) -> dict[str, str]:
 
 def report_verdict(run: Run, *, beside_error: bool = False) -> None:
     """Report the short form on stderr, in a line; beside the error of the run only what that does not say itself."""
-    if beside_error and (verdict := _verdict(run)) and (verdict.id, verdict.sure) == (_OWN, "certain"):
+    if beside_error and (verdict := _verdict(run)) and verdict.id in _OWN and verdict.sure == "certain":
         return
     if rows := verdict_rows(run):
         retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
@@ -112,7 +112,7 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
 def _advice(run: Run, rank: int) -> str | None:
     """Return what to do about the failure of a rank, if its cause is certain, or lies with another rank."""
     verdict = _verdict(run)
-    if verdict is None or verdict.rank != rank or verdict.sure == "likely" or verdict.id in ("", _OWN):
+    if verdict is None or verdict.rank != rank or verdict.sure == "likely" or verdict.id in ("", *_OWN):
         return None
     return verdict.fix.replace("RUN", name_to_type(run))
 

@@ -137,6 +137,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         of_files([Path("/proc/self/mem")])
 
 
+def test_a_torch_without_cuda_is_no_wrong_version() -> None:
+    """What torch 2.13's CPU build says to ``torch.cuda.set_device(0)``."""
+    found = verdict("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'")
+    assert (found.id, found.sure) == ("torch-without-cuda", "certain")
+
+
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [

@@ -137,6 +137,7 @@ RULES = (
         r"AttributeError: module '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
         r"(?:requires|is required) .*version .* but found|VersionConflict|but found \w+==",
         r"^ImportError: .*(?:requires|required) .*",
+        despite=r"module 'torch\._C' has no attribute '_cuda_",  # A torch without CUDA.
         fix="install the versions that the script was written for; a file of your own may also hide the package",
         certain=False,
         source="docs.python.org: exceptions",

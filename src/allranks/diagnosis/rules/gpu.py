@@ -55,6 +55,7 @@ RULES = (
         "torch-without-cuda",
         "this PyTorch was built without CUDA",
         r"Torch not compiled with CUDA enabled",
+        r"module 'torch\._C' has no attribute '_cuda_\w+'",
         r"PyTorch is not (?:linked|compiled) with (?:support for )?cuda",
         r"Distributed package doesn't have NCCL built in",
         r"Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
