@@ -135,9 +135,10 @@ def _put(draft: Draft, directive: Directive, path: str, value: object) -> None:
 
 def _time(draft: Draft, directive: Directive, value: str) -> bool:
     """Take a time limit, of which 0 is none."""
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
+    is_slurm = directive.family == "slurm"
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}" + (r"|\d+ *[a-z]+" if is_slurm else ""), value):
         return False
-    if directive.family != "slurm":  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
+    if not is_slurm:  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
         seconds = sum(int(part) * 60**power for power, part in enumerate(reversed(value.split(":"))))
         value = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     with suppress(ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -62,8 +63,12 @@ def _hang_timeout(value: Any) -> float:
     """Return seconds; 0 for off, which other readers of YAML take for false."""
     if value is False or value == "off":
         return 0.0
-    text = _text(value).strip()
-    seconds = float(text) if _SECONDS.fullmatch(text) else float(parse_duration(text)) if text[-1:].isalpha() else 0.0
+    text, seconds = _text(value).strip(), 0.0
+    if _SECONDS.fullmatch(text):
+        seconds = float(text)
+    elif text[-1:].isalpha():  # 1:30 would be minutes elsewhere.
+        with suppress(ValueError):
+            seconds = float(parse_duration(text))
     if not 0 < seconds <= _LONGEST_HANG:
         raise ValueError("it must be a number of seconds above 0, a duration such as 10min, or off")
     return seconds

@@ -54,6 +54,7 @@ class _Elsewhere:
 
     def __get__(self, ctx: object, kind: type) -> Any:
         function = resolve_name(f"allranks.runtime.{self._place}")
+        function.__qualname__ = f"{self._owner.__name__}.{self._name}"  # How Python names it in an error.
         setattr(self._owner, self._name, function)  # From here on the class has it itself.
         return function.__get__(ctx, kind)
 

@@ -107,6 +107,14 @@ def test_a_job_that_cannot_be_planned_is_named(folder: Path, capfd: pytest.Captu
     assert "job.yaml does not work yet: there is no script train.py" in capfd.readouterr().err
 
 
+def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "day.sbatch").write_text("#!/bin/bash\n#SBATCH -N 1 --gpus-per-node=1 -t 24h\ntorchrun train.py\n")
+    assert typed("day.sbatch") == 0
+    said = capfd.readouterr()
+    assert '  time: "24h"  # day.sbatch:2 --time=24h\n' in said.out
+    assert "  day.sbatch:2: AR428: sbatch refuses --time=24h: invalid time specification\n" in said.err
+
+
 def test_a_script_that_a_script_writes_and_submits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "submit.sh").write_text(
         "for n in 1 2; do\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=$n --gpus-per-node=4 --time=1:00\n"

@@ -92,7 +92,7 @@ RULES = (
         r"_ArrayMemoryError|Unable to allocate .* for an array",
         r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
         r"std::bad_alloc|Cannot allocate memory",
-        fix="raise resources.memory, or load less at once",
+        fix="load less at once, or ask for more memory: resources.memory, where a scheduler counts it",
         source="c10/core/impl/alloc_cpu.cpp",
     ),
     as_it_is(

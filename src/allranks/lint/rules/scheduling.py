@@ -277,3 +277,16 @@ def _jobs_in_jobs(view: View) -> Iterator[Found]:
     for command in view.script.named("srun") if view.script.kind == "slurm" else ():
         if command.started_by("srun"):
             yield Found(command.at)
+
+
+@fatal(
+    "AR428 time-with-a-unit",
+    "sbatch refuses --time={value}: invalid time specification",
+    fix="--time=HH:MM:SS, or D-HH:MM:SS",
+    source=f"{SBATCH} --time",
+)
+def _time_with_a_unit(view: View) -> Iterator[Found]:
+    script = view.script
+    for directive in script.options("time") if script.kind == "slurm" else ():
+        if re.fullmatch(r"[\d.]+ *[A-Za-z]+", directive.value):
+            yield Found(directive.value_at, {"value": directive.value})

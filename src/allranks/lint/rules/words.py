@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import SequenceMatcher
 
 from allranks.lint.model import REMOTE
@@ -291,3 +293,24 @@ def _cd_unchecked(view: View) -> Iterator[Found]:
         is_sure = target.names("PBS_O_WORKDIR", "SLURM_SUBMIT_DIR", "HOME") or target.prefix.startswith("..")
         if not is_sure and any(launch.command.order > command.order for launch in view.launches):
             yield Found(command.at, {"directory": target.shown})
+
+
+@fatal(
+    "AR217 syntax-error",
+    "bash cannot read the script: {message}",
+    fix="close what is open there: a quote, a bracket, if … fi, do … done; bash -n shows whether that was all",
+    source=f"{BASH}, -n",
+)
+def _syntax_error(view: View) -> Iterator[Found]:
+    script = view.script
+    if not script.broken or not re.match(r"$|#!.*\b(?:ba|da)?sh\b", script.shebang):
+        return
+    # Our parser fails on a few scripts that are right. With -n bash reads all, and runs nothing.
+    data = script.text.data[: script.text.size].replace(b"\r\n", b"\n")
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            ["bash", "-n"], input=data, capture_output=True, timeout=5, check=False, env={"LC_ALL": "C"}
+        )
+        if done.returncode == 2:
+            message = done.stderr.decode(errors="replace").partition("\n")[0].removeprefix("bash: ")
+            yield Found(script.broken[0], {"message": message})

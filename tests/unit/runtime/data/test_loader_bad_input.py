@@ -70,6 +70,11 @@ def test_what_cannot_work_in_an_evaluation_is_said(
         ctx.evaluation_loader(dataset, **options)
 
 
+def test_a_misspelled_argument_is_one_of_the_method(ctx: Context) -> None:
+    with pytest.raises(TypeError, match=r"^Context\.loader\(\) got an unexpected keyword argument 'bacth_size'$"):
+        ctx.loader(TEN, bacth_size=2)  # type: ignore[call-arg]
+
+
 def test_an_empty_stream_is_said_when_it_is_run_through(ctx: Context) -> None:
     class Empty(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
