@@ -148,10 +148,11 @@ Lines = Annotated[
     _list_or_text("one entry a line"),
 ]
 Hosts = Annotated[tuple[str, ...], _split_by(_hosts), _list_or_text("separated by commas")]
-_by_commas, _BY_COMMAS = _split_by(lambda text: text.replace(",", " ").split()), "separated by commas or spaces"
-Names = Annotated[tuple[str, ...], _by_commas, _list_or_text(_BY_COMMAS)]
+_SPLIT_BY_COMMAS = _split_by(lambda text: text.replace(",", " ").split())
+_BY_COMMAS = "separated by commas or spaces"
+Names = Annotated[tuple[str, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS)]
 _Event = Literal["start", "failure", "requeue", "end"]
-Events = Annotated[tuple[_Event, ...], _by_commas, _list_or_text(_BY_COMMAS, {"enum": [*get_args(_Event)]})]
+Events = Annotated[tuple[_Event, ...], _SPLIT_BY_COMMAS, _list_or_text(_BY_COMMAS, {"enum": [*get_args(_Event)]})]
 Variables = Annotated[
     dict[str, str],
     WithJsonSchema(
