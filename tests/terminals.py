@@ -75,7 +75,7 @@ class Tmux:
 
     Args:
         lab: whose directory and environment it has.
-        socket: a path for tmux's own use; tmux ends with the command, or with ``close``.
+        socket: a path for tmux's own use; it stays, with what the command has left on its screen, until ``close``.
         size: columns and lines.
         words: the command's.
     """

@@ -70,8 +70,12 @@ def test_a_recipe_that_is_taken_off_its_nodes_ends_as_if_undisturbed(
     done = warm.run_ranks(script, args, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert [code for code, _, _ in done] == [0, 0], done
     undisturbed = SHOWN.findall(done[0][1].decode()), measured(tmp_path)
+    assert undisturbed[0]
+    assert bool(undisturbed[1]) == (recipe != "bring-your-own")
 
-    script.write_text(script.read_text().replace("\nimport allranks\n", "\nimport allranks\nimport held\n"))
+    text = script.read_text()
+    assert text.count("\nimport allranks\n") == 1
+    script.write_text(text.replace("\nimport allranks\n", "\nimport allranks\nimport held\n"))
     script.with_name("held.py").write_text(HELD)
     lab.env["OMP_NUM_THREADS"] = "1"
     # Where Slurm itself starts the ranks, Lightning would requeue the job too if the recipe did not have its plug-in.
@@ -93,7 +97,6 @@ def test_a_recipe_that_is_taken_off_its_nodes_ends_as_if_undisturbed(
     assert 3 <= left == resumed < 12
     shown = [path.read_text() for path in sorted(run.glob("attempts/*/node-000/rank-0.out"))]
     assert (SHOWN.findall("".join(shown)), measured(run)) == undisturbed
-    assert undisturbed[0]
     site.assert_nothing_left()
 
 

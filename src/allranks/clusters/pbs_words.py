@@ -34,6 +34,7 @@ _STATES: dict[str, tuple[State, str, JobReason | None]] = {
     "B": (State.RUNNING, "array started", None),
     "E": (State.RUNNING, "exiting", JobReason("it is ending")),
     "S": (State.RUNNING, "suspended", JobReason("it is suspended")),
+    "U": (State.RUNNING, "suspended", JobReason("it is suspended: its workstation is in use")),
     "F": (State.UNKNOWN, "finished", None),
     "X": (State.UNKNOWN, "subjob finished", None),
     "C": (State.UNKNOWN, "completed", None),

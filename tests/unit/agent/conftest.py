@@ -120,12 +120,12 @@ def mode(request: pytest.FixtureRequest) -> dict[str, bool]:
 
 
 @pytest.fixture
-def meet() -> Iterator[Callable[[NodeSpec], Meeting]]:
-    """Give what makes a coordinator for the orders of its node."""
+def meet() -> Iterator[Callable[..., Meeting]]:
+    """Give what makes a coordinator for the orders of its node, which has torch 2.13.0 or another one."""
     meetings: list[Meeting] = []
 
-    def make(spec: NodeSpec) -> Meeting:
-        meetings.append(Meeting(spec))
+    def make(spec: NodeSpec, **options: str | None) -> Meeting:
+        meetings.append(Meeting(spec, **options))
         return meetings[-1]
 
     yield make

@@ -24,13 +24,13 @@ def orders(nodes=3, **fields):
 class Meeting:
     """A coordinator, and what it did."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, torch="2.13.0"):
         self.listener = listen(None, None)
         self.spec = spec
         self.port = self.listener.getsockname()[1]
         self.stores = self.losses = 0
         self.addresses = []
-        self.coordinator = Coordinator(spec, KEY, self.listener, self, "2.13.0")
+        self.coordinator = Coordinator(spec, KEY, self.listener, self, torch)
         self.agents = []
 
     def open(self, address):

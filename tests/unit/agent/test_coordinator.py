@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
 from meetings import orders
 
 from allranks import contract
@@ -40,10 +41,11 @@ def test_a_node_with_another_torch_is_left_out_where_it_is_not_needed(meet):
         assert agent.hear("generation")["nodes"] == [[0, "host0", 2], [1, "host1", 2]]
 
 
-def test_nodes_without_torch_begin_beside_those_that_have_it(meet):
+@pytest.mark.parametrize("versions", [("2.13.0", None, None), (None, "2.13.0", None), (None, "2.13.0", "2.12.1")])
+def test_nodes_without_torch_begin_beside_those_that_have_it(meet, versions):
     """Their ranks need none: the agents of others whose ranks need it end by themselves."""
-    meeting = meet(orders(3))
-    agents = [*meeting.ready(0), *meeting.ready(1, torch=None), *meeting.ready(2, torch=None)]
+    meeting = meet(orders(3), torch=versions[0])
+    agents = [agent for node, torch in enumerate(versions) for agent in meeting.ready(node, torch=torch)]
     for agent in agents:
         assert len(agent.hear("generation")["nodes"]) == 3
 

@@ -48,6 +48,7 @@ def test_a_script_makes_one_step_and_leaves_no_run(allranks) -> None:
     assert rows[2, "ddp"]["seconds"] == rows[2, "ddp"]["sends"] / 1.25e9
     assert rows[1, "ddp"]["seconds"] is None  # 10GbE is between nodes.
     assert {path.name for path in allranks.folder.iterdir()} == {"runs", "train.py"}
+    assert [path.name for path in (allranks.folder / "runs").iterdir()] == [".estimates"]
     assert json.loads(allranks("ps", "--json").stdout) == []
 
 

@@ -107,17 +107,23 @@ def left_on_screen(shown: str) -> str:
     return "\n".join(lines)
 
 
-def test_a_bar_of_a_rank_wins_over_the_spinner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_bar_of_a_rank_wins_over_the_spinner_and_plain_draws_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: bool
+) -> None:
     drawn: list[bytes] = []
     monkeypatch.setattr("allranks.cli.live._to_terminal", drawn.append)
     monkeypatch.setattr("allranks.cli.render.is_lively", lambda stream: True)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    live, bar = Live(), [b"[0] 10%", None, None]
+    live, bar = Live(plain=plain), [b"[0] 10%", None, None]
+    live.status = lambda: "step 1"
+    monkeypatch.setattr("allranks.cli.live._is_foreground", lambda: True)
     merged = MergedLogs(tmp_path, sys.stdout.buffer.write, sys.stderr.buffer.write)
     monkeypatch.setattr(merged, "transient", lambda: bar.pop(0))
     for awaited in ("restarting", "restarting", ""):
         live.draw(merged, awaited)
-    assert drawn == [b"[0] 10%", b"\r\x1b[K- restarting (0 s)", b"\r\x1b[K"]
+    shown = [b"[0] 10%", b"\r\x1b[K- restarting (0 s)", b"\r\x1b[Kstep 1"]
+    assert drawn == ([] if plain else shown)
 
 
 class Waiting:

@@ -62,6 +62,16 @@ def test_a_list_of_runs_opens_one_and_sigterm_leaves_the_terminal_as_it_was(allr
     assert "Traceback (most recent call last):\r\n  File" not in terminal.shown.rpartition(LEFT)[2]
 
 
+def test_all_runs_are_watched_until_ctrl_c(allranks, at_terminal, failed_run: Path):
+    for name in ("one", "two"):
+        shutil.copytree(failed_run, allranks.folder / "runs" / name)
+    terminal = at_terminal("watch", "--all")
+    terminal.read_until("2 runs")
+    terminal.type("\x03")
+    assert terminal.wait() == 128 + signal.SIGINT
+    assert _is_restored(terminal)
+
+
 #: Logs a metric, says so, and ends when it is told to.
 TRAINING = """\
 import os, pathlib, time
@@ -122,8 +132,7 @@ def test_a_bar_of_wide_characters_is_cut_to_one_line_of_the_terminal(allranks, t
         pytest.skip("needs tmux")
     allranks.script(WIDE)
     with closing(Tmux(allranks, tmp_path / "tmux", (40, 10), "run", "train.py", "--no-check")) as terminal:
-        wait_for("the bar", lambda: "語" in "".join(terminal.screen))
-        shown = [line for line in terminal.screen if "語" in line]
+        shown = wait_for("the bar", lambda: [line for line in terminal.screen if "語" in line])
         (allranks.folder / "end").touch()
         wait_for("the end", lambda: "succeeded" in "".join(terminal.screen))
         left = terminal.screen

@@ -12,7 +12,7 @@ from pbs_recorded import recorded
 from allranks.clusters.pbs_words import reason_of, state_of, waits_for, why_pending
 from allranks.runs.status import State
 
-STATES = {State.PENDING: "QHWT", State.RUNNING: "RBES", State.UNKNOWN: "FXCM?"}
+STATES = {State.PENDING: "QHWT", State.RUNNING: "RBESU", State.UNKNOWN: "FXCM?"}
 #: Reasons of the recorded jobs: whether waiting is in vain, and what is told.
 RECORDED = {
     "held": (False, "it is held: let it go with qrls 263.pbsctl"),

@@ -195,7 +195,7 @@ def test_several_runs():
         "",
         "1-9 open a run  q quit",
     ]
-    assert _text(runs_screen(rows, 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
+    assert _text(runs_screen(rows, 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"  # The newest stays.
 
 
 def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tuple[Choice, list[str]]:

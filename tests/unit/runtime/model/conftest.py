@@ -12,7 +12,7 @@ import allranks
 
 
 @pytest.fixture
-def start(clean_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., allranks.Context]]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., allranks.Context]]:
     """Give a function that opens a context in a world of one; it is closed at the end."""
     opened = []
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
