@@ -171,6 +171,20 @@ def test_a_script_that_nodes_run_is_taken_over(folder: Path, capfd: pytest.Captu
     )
 
 
+@pytest.mark.parametrize("last", ["srun bash run.sh", "source ./run.sh", "cd . && source ./run.sh"])
+def test_each_script_on_the_way_to_the_training_is_taken_over(
+    folder: Path, capfd: pytest.CaptureFixture[str], last: str
+) -> None:
+    script = "#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=4\nbash outer.sh\n"
+    outer = f"module load cuda/12.4\nsource venv/bin/activate\nexport DATA=/data\n{last}\n"
+    run = "export NCCL_DEBUG=WARN\ntorchrun --nnodes=2 --nproc-per-node=4 train.py\n"
+    job, _ = job_of(folder, capfd, script, outer_sh=outer, run_sh=run)
+    assert job == (
+        "name: start\nscript: train.py\ncluster: slurm\nresources:\n  nodes: 2\n  gpus_per_node: 4\nenvironment:\n"
+        "  modules: [cuda/12.4]\n  venv: venv\n  variables:\n    DATA: /data\n    NCCL_DEBUG: WARN"
+    )
+
+
 def test_what_stands_beside_a_training_in_the_background_is_taken_over(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
