@@ -203,10 +203,10 @@ def _take_options(draft: Draft, launch: Launch) -> None:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
         elif given not in left and not (given.name == "--config-file" and config):
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
-    of_node = [given for given in left if given.name in ("--node-rank", "--master-addr", "--master-port")]
-    typed = " ".join(f"{given.name} {given.value.value}" for given in of_node)
-    if draft.kind == "local" and launch.has_many_nodes and re.fullmatch(r"(--[a-z-]+ (?!None)[\w.:]+ ?){2,3}", typed):
-        draft.node = typed
+    needed, port = {"--node-rank", "--master-addr"}, "--master-port"
+    of_node = {given.name: given.value.value or "" for given in left if given.name in {*needed, port}}
+    if draft.kind == "local" and launch.has_many_nodes and all(of_node.values()) and needed <= of_node.keys():
+        draft.node = shlex.join(itertools.chain(*of_node.items()))
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:

@@ -216,6 +216,20 @@ def test_scripts_of_nodes_that_are_started_by_hand_become_one_job_file(
     assert "not taken over" not in said.err
 
 
+@pytest.mark.parametrize("address", ["gpu-01", "None1", "fe80::1%eth0"])
+def test_any_address_of_the_first_node_is_kept(folder: Path, capfd: pytest.CaptureFixture[str], address: str) -> None:
+    (folder / "start.sh").write_text(f"torchrun --nnodes=2 --master_addr={address} --node_rank=1 train.py\n")
+    assert typed("start.sh") == 0
+    line = f"# start.sh: allranks node job.yaml --master-addr {address} --node-rank 1"
+    assert capfd.readouterr().out.splitlines()[1] == line
+
+
+def test_an_address_without_a_node_rank_is_no_line_of_a_node(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text("torchrun --nnodes=2 --master_addr=gpu1 --master_port=29500 train.py\n")
+    typed("start.sh")
+    assert "allranks node job.yaml" not in capfd.readouterr().out
+
+
 def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = (
         "distributed_type: FSDP  # ours\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: 'bf16'\nnum_machines: 2\n"
