@@ -112,7 +112,7 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
         elif name in MPI:
             draft.left_out(outer.at, f"{shown(words)}: allranks starts the nodes")
             _take_exports(draft, outer)
-        elif is_python(name) or name in SHELLS or name in _NEEDLESS:
+        elif is_python(name) or name in SHELLS or name in _NEEDLESS or name.endswith((".sh", ".bash")):
             if name == "nohup":
                 draft.left_out(outer.at, "nohup: allranks run --detach")
         elif name not in ("ssh", "pdsh", "clush", "rsh", "pbsdsh", "pbs_tmrsh", "blaunch"):

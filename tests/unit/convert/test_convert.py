@@ -216,6 +216,14 @@ def test_scripts_of_nodes_that_are_started_by_hand_become_one_job_file(
     assert "not taken over" not in said.err
 
 
+def test_a_script_that_is_run_by_its_name_is_no_part_of_the_launcher(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, said = job_of(folder, capfd, "./run.sh --lr 0.1\n", run_sh='torchrun --standalone train.py "$@"\n')
+    assert "stood before the launcher" not in said
+    assert job == 'script: train.py\nargs: ["--lr", "0.1"]\nlaunch:\n  nproc_per_node: 1'
+
+
 @pytest.mark.parametrize("address", ["gpu-01", "None1", "fe80::1%eth0"])
 def test_any_address_of_the_first_node_is_kept(folder: Path, capfd: pytest.CaptureFixture[str], address: str) -> None:
     (folder / "start.sh").write_text(f"torchrun --nnodes=2 --master_addr={address} --node_rank=1 train.py\n")
