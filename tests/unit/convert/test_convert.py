@@ -238,6 +238,24 @@ def test_an_address_without_a_node_rank_is_no_line_of_a_node(folder: Path, capfd
     assert "allranks node job.yaml" not in capfd.readouterr().out
 
 
+def test_each_line_of_accelerate_s_file_is_taken_over_or_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    needless = (
+        "compute_environment: LOCAL_MACHINE\r\ndebug: false\r\ndistributed_type: MULTI_GPU\r\ndowncast_bf16: 'no'\r\n"
+        "machine_rank: 0\r\nmain_process_ip:\r\nmain_training_function: main\r\nmixed_precision: 'no'\r\n"
+        "num_machines: 1\r\nnum_processes: 2\r\nrdzv_backend: static\r\nsame_network: true\r\ntpu_env: []\r\n"
+        "fsdp_config: {}\r\n"
+    )
+    script = "accelerate launch --config_file cfg.yaml train.py\n"
+    job, said = job_of(folder, capfd, script, cfg_yaml=f"{needless}gpu_ids: all\r\nuse_cpu: false\r\n")
+    assert job == "script: train.py\nlaunch:\n  nproc_per_node: 2"
+    assert "not taken over" not in said
+    others = "gpu_ids: '0,1'\r\nuse_cpu: true\r\ndynamo_backend: INDUCTOR\r\n"
+    job, said = job_of(folder, capfd, script, cfg_yaml=needless + others)
+    assert job.endswith('environment:\n  variables:\n    CUDA_VISIBLE_DEVICES: "0,1"')
+    assert "  start.sh:1: dynamo_backend: INDUCTOR of --config_file: give it to Accelerator() in the script\n" in said
+    assert "  start.sh:1: use_cpu: true of --config_file: give it to Accelerator() in the script\n" in said
+
+
 def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = (
         "distributed_type: FSDP  # ours\nfsdp_config:\n  fsdp_version: 2\nmixed_precision: 'bf16'\nnum_machines: 2\n"
@@ -248,5 +266,8 @@ def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.C
     assert "  variables:\n    ACCELERATE_MIXED_PRECISION: bf16" in job
     assert "  start.sh:1: distributed_type: FSDP of --config_file: give it to Accelerator() in the script\n" in said
     assert "  start.sh:1: fsdp_config: of --config_file: give it to Accelerator() in the script\n" in said
-    job, _ = job_of(folder, capfd, "accelerate launch --config_file cfg.yaml --mixed_precision fp16 train.py\n")
+    assert said.count("--config_file: give it to") == 2
+    options = "--config_file cfg.yaml --mixed_precision fp16 --num_processes 6"
+    job, _ = job_of(folder, capfd, f"accelerate launch {options} train.py\n")
+    assert "resources:\n  nodes: 2\nlaunch:\n  nproc_per_node: 3\n" in job
     assert "ACCELERATE_MIXED_PRECISION: fp16" in job
