@@ -214,6 +214,9 @@ def test_scripts_of_nodes_that_are_started_by_hand_become_one_job_file(
         "# node1.sh: allranks node job.yaml --node-rank 1 --master-addr gpu1 --master-port 29500",
     ]
     assert "not taken over" not in said.err
+    assert typed("node0.sh", "node1.sh", "-o", ".") == 0
+    line = "next: allranks node job.yaml --node-rank 0 --master-addr gpu1 --master-port 29500\n"
+    assert capfd.readouterr().err.endswith(line)
 
 
 def test_a_script_that_is_run_by_its_name_is_no_part_of_the_launcher(
