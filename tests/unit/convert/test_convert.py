@@ -107,11 +107,20 @@ def test_a_job_that_cannot_be_planned_is_named(folder: Path, capfd: pytest.Captu
     assert "job.yaml does not work yet: there is no script train.py" in capfd.readouterr().err
 
 
-def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("time", ["24h", "12H", "1.5h", "2 d"])
+def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(
+    folder: Path, capfd: pytest.CaptureFixture[str], time: str
+) -> None:
+    script = f"#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=1 --time='{time}'\ntorchrun train.py\n"
+    (folder / "day.sbatch").write_text(script)
+    assert typed("day.sbatch") == 0
+    assert f'  time: "{time}"  # day.sbatch:2 --time={time}\n' in capfd.readouterr().out
+
+
+def test_a_fault_that_a_job_file_does_not_have_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "day.sbatch").write_text("#!/bin/bash\n#SBATCH -N 1 --gpus-per-node=1 -t 24h\ntorchrun train.py\n")
     assert typed("day.sbatch") == 0
     said = capfd.readouterr()
-    assert '  time: "24h"  # day.sbatch:2 --time=24h\n' in said.out
     assert "  day.sbatch:2: AR428: sbatch refuses --time=24h: invalid time specification\n" in said.err
 
 
