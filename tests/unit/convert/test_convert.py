@@ -117,6 +117,12 @@ def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(
     assert f'  time: "{time}"  # day.sbatch:2 --time={time}\n' in capfd.readouterr().out
 
 
+def test_a_time_that_pbs_does_not_read_is_kept(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "day.pbs").write_text("#!/bin/bash\n#PBS -l select=1:ngpus=1,walltime=1-02:00:00\ntorchrun train.py\n")
+    assert typed("day.pbs") == 0
+    assert '  resources:\n    - "walltime=1-02:00:00"  # day.pbs:2\n' in capfd.readouterr().out
+
+
 def test_a_fault_that_a_job_file_does_not_have_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "day.sbatch").write_text("#!/bin/bash\n#SBATCH -N 1 --gpus-per-node=1 -t 24h\ntorchrun train.py\n")
     assert typed("day.sbatch") == 0
