@@ -31,6 +31,7 @@ def test_the_commands_do_what_the_page_shows(page: Path, kit: str, scripts: str,
     assert (done.rc, "does not work yet" in done.stderr) == (0, False)
     shown = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert [(project / "job.yaml").read_text(encoding="utf-8")] == shown
+    assert (project / "clusters.yaml").exists() == ("clusters.yaml" in text)
     found = allranks("lint", *scripts.split(), cwd=project).stdout
     places = re.findall(r"^(\S+:\d+):\d+: (AR\d+) (\w+):", found, re.MULTILINE)
     assert re.findall(r"^\| `([^`]*)` \| \[(AR\d+)\]\S* (\w+) \|", text, re.MULTILINE) == places

@@ -87,7 +87,8 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
     if clusters:
         render.talk(f"next: {'add this to' if output else 'beside it, write'} {_CLUSTERS}:\n{clusters.rstrip()}")
     elif output is not None:
-        render.talk(f"next: allranks plan {render.path((folder / names[0]).absolute())}")
+        first, path = groups[0][0][0], render.path((folder / names[0]).absolute())
+        render.talk(f"next: {first.command(path) if first.node else f'allranks plan {path}'}")
     return int(not is_done)
 
 

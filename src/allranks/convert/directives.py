@@ -135,10 +135,9 @@ def _put(draft: Draft, directive: Directive, path: str, value: object) -> None:
 
 def _time(draft: Draft, directive: Directive, value: str) -> bool:
     """Take a time limit, of which 0 is none."""
-    is_slurm = directive.family == "slurm"
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}" + (r"|\d+ *[a-z]+" if is_slurm else ""), value):
-        return False
-    if not is_slurm:  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
+    if directive.family != "slurm":  # Of PBS and Grid Engine a bare number, or the last part, is seconds.
+        if not re.fullmatch(r"\d+(:\d+){0,2}", value):
+            return False
         seconds = sum(int(part) * 60**power for power, part in enumerate(reversed(value.split(":"))))
         value = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     with suppress(ValueError):

@@ -85,7 +85,7 @@ class Draft:
 
     def command(self, name: str, flags: Iterable[str] = ()) -> str:
         """Return what is typed in place of the script, with the job file of this name."""
-        return " ".join(["allranks", "node" if self.node else "run", name, *flags, *self.node.split()])
+        return " ".join(["allranks", "node" if self.node else "run", name, *flags, *filter(None, [self.node])])
 
     def get(self, path: str) -> Any:
         """Return a value; None if it is not set."""

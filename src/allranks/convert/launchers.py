@@ -12,6 +12,7 @@ from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
 from allranks.lint.beside import file_beside
+from allranks.lint.directives import number
 from allranks.lint.launches import MPI, Launch
 from allranks.lint.model import Assignment, Command, Part, Word
 from allranks.lint.syntax import read_call
@@ -44,6 +45,11 @@ _RENDEZVOUS = re.compile(
     r"|multi-gpu|same-network|num-cpu-threads-per-process|num-gpus|num-nodes|hostfile|no-ssh.*|no-local-rank|force-multi"
     r"|mixed-precision|dynamo-backend|launcher)"
 )
+#: Lines of the file of ``accelerate config`` that need nothing: what allranks finds, and what is off.
+_CONFIG = re.compile(
+    r"(compute_environment|main_process_.*|main_training_function|machine_rank|num_machines|num_processes|rdzv_backend"
+    r"|same_network): .*|distributed_type: (MULTI_.*|NO)|gpu_ids: all|\w+: ((?i:no|false)|\{\}|\[\]|null)"
+)
 #: Options of srun that change nothing for a step of one agent on each node.
 _SRUN = re.compile(
     r"--(nodes|n?tasks.*|gres|gpus.*|gpu-bind|cpus-per-task|kill-on-bad-exit|label|unbuffered|output|error|export|jobid"
@@ -70,7 +76,7 @@ def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
     given = launch.call.get("--config-file") if launch.name == "accelerate" else None
     found = file_beside(draft.path, given.value) if given else None
     text = found[1].decode("utf-8", "replace") if found else ""
-    return {key: value.strip("\"' ") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
+    return {key: value.strip("\"' \r") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
 
 
 def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
@@ -78,8 +84,9 @@ def take_launch(draft: Draft, group: Sequence[Launch], codes: set[str]) -> None:
     launch = group[0]
     _take_wrappers(draft, launch)
     take_hosts(draft, group)
-    _take_counts(draft, launch, codes)
-    _take_options(draft, launch)
+    config = _config_of(draft, launch)
+    _take_counts(draft, launch, codes, config)
+    _take_options(draft, launch, config)
     _take_program(draft, launch)
     root = launch.command.root
     if root.context.pipe[:1] == ("tee",) or any(">" in operator for operator, _ in root.redirects):
@@ -112,7 +119,7 @@ def _take_wrappers(draft: Draft, launch: Launch) -> None:
         elif name in MPI:
             draft.left_out(outer.at, f"{shown(words)}: allranks starts the nodes")
             _take_exports(draft, outer)
-        elif is_python(name) or name in SHELLS or name in _NEEDLESS:
+        elif is_python(name) or name in SHELLS or name in _NEEDLESS or name.endswith((".sh", ".bash")):
             if name == "nohup":
                 draft.left_out(outer.at, "nohup: allranks run --detach")
         elif name not in ("ssh", "pdsh", "clush", "rsh", "pbsdsh", "pbs_tmrsh", "blaunch"):
@@ -144,11 +151,13 @@ def _take_srun(draft: Draft, launch: Launch) -> None:
     draft.left_out(starter.at, "srun, and how often it starts the command: one agent starts on each node")
 
 
-def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
+def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str, str]) -> None:
     """Set nodes, and ranks on each node."""
     at, call = launch.command.at, launch.call
-    config = _config_of(draft, launch)
-    machines, processes = (config.get(key, "") for key in ("num_machines", "num_processes"))
+    machines, processes = (
+        call.number(f"--{key}") if call.get(f"--{key}") else number(config.get(key.replace("-", "_"), ""))
+        for key in ("num-machines", "num-processes")
+    )
     option = call.get("--nnodes", "--num-machines", "--num-nodes")
     if option and "resources.nodes" not in draft.values and not draft.get("resources.hosts"):
         value, typed = option.value.value, f"{option.name}={option.value.shown}"
@@ -157,13 +166,12 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
                 draft.put("resources.nodes", int(value) if value.isdecimal() else value, at, typed)
         elif not draft.get("resources.hostfile"):
             draft.not_taken(at, f"{typed}: the number of nodes is not in the script: --nodes N")
-    elif machines.isdecimal() and int(machines) > 1 and "resources.nodes" not in draft.values:
-        draft.put("resources.nodes", int(machines), at, f"num_machines: {machines} of --config_file")
+    elif not option and (machines or 1) > 1 and "resources.nodes" not in draft.values:
+        draft.put("resources.nodes", machines, at, f"num_machines: {machines} of --config_file")
     gpus = draft.get("resources.gpus_per_node")
     ranks: int | str | None = launch.nproc
-    if ranks is None and processes.isdecimal() and not call.get("--num-processes"):
-        nodes = call.number("--num-machines") or int(machines if machines.isdecimal() else 1)
-        ranks = int(processes) // max(1, nodes) or None
+    if config and processes and (machines or not option):  # Lint does not read the file.
+        ranks = processes // (machines or 1) or None
     why = f"{launch.name} starts {ranks} ranks on each node"
     if launch.is_python:
         ranks = launch.tasks_per_node if launch.starter else 1
@@ -175,7 +183,7 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
     elif launch.is_torch and (given := call.get("--nproc-per-node")):
         why = f"{given.typed}={given.value.shown}"
         ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks
-    if ranks is None and call.get("--nproc-per-node", "--num-processes", "--num-gpus"):
+    if ranks is None and (processes or call.get("--nproc-per-node", "--num-processes", "--num-gpus")):
         draft.not_taken(at, f"{why.replace('None', 'an unknown number of')}: not known here; one rank for each GPU")
     elif ranks in ("gpu", "auto") or (gpus and isinstance(ranks, int) and (ranks == gpus or codes & _WRONG_COUNTS)):
         draft.left_out(at, f"{why}: one rank for each GPU is the default")
@@ -183,13 +191,15 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str]) -> None:
         draft.put("launch.nproc_per_node", ranks, at, why)
 
 
-def _take_options(draft: Draft, launch: Launch) -> None:
+def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
     """Take over the launcher's other options, or name them."""
-    call, at, config = launch.call, launch.command.at, _config_of(draft, launch)
+    call, at = launch.call, launch.command.at
     for key, value in config.items():
-        if key == "mixed_precision" and value != "no":
-            draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", value, at, f"{key}: {value} of --config_file")
-        elif not value or (key == "distributed_type" and not value.startswith(("MULTI_", "NO"))):
+        if _CONFIG.fullmatch(f"{key}: {value}"):
+            continue
+        if name := {"mixed_precision": "ACCELERATE_MIXED_PRECISION", "gpu_ids": "CUDA_VISIBLE_DEVICES"}.get(key):
+            draft.put(f"environment.variables.{name}", value, at, f"{key}: {value} of --config_file")
+        else:
             draft.not_taken(at, f"{key}: {value}".strip() + " of --config_file: give it to Accelerator() in the script")
     left = [given for given in call.given if _RENDEZVOUS.fullmatch(given.name)]
     kept = {"--nproc-per-node", "--max-restarts", "--module", "--no-python", "--mixed-precision", "--hostfile"}
@@ -203,10 +213,10 @@ def _take_options(draft: Draft, launch: Launch) -> None:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
         elif given not in left and not (given.name == "--config-file" and config):
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
-    of_node = [given for given in left if given.name in ("--node-rank", "--master-addr", "--master-port")]
-    typed = " ".join(f"{given.name} {given.value.value}" for given in of_node)
-    if draft.kind == "local" and launch.has_many_nodes and re.fullmatch(r"(--[a-z-]+ (?!None)[\w.:]+ ?){2,3}", typed):
-        draft.node = typed
+    needed, port = {"--node-rank", "--master-addr"}, "--master-port"
+    of_node = {given.name: given.value.value or "" for given in left if given.name in {*needed, port}}
+    if draft.kind == "local" and launch.has_many_nodes and all(of_node.values()) and needed <= of_node.keys():
+        draft.node = shlex.join(itertools.chain(*of_node.items()))
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:

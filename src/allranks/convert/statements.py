@@ -50,15 +50,18 @@ class Statements:
         self.codes = codes
         self.group = [launch.command for launch in group]
         self.orders = {each.order for command in self.group for each in (*command.context.via, command)}
+        text = self.script.text
+        #: The files through which the training starts, by the offset of the command that reads each.
+        self.files = {file.at: (file, command) for command in self.group for file in text.files_of(command.at)}
+        self.orders |= {each.order for each in self.script.commands if each.at in self.files}
         self.functions = {command.context.function for command in self.group} - {""}
         inside: dict[str, set[str]] = {}
         for each in self.script.commands:
             inside.setdefault(each.context.function, set()).add(each.name)
         self.quiet = _QUIET | self.functions | {name for name, names in inside.items() if name and names <= _QUIET}
-        file_of = self.script.text.file_of
         ends = [(each.command.at, each.program.at if each.program else each.command.end) for each in group]
         for (at, end), command in zip([*ends], self.group, strict=True):
-            is_same = file_of(command.root.at) is file_of(at)
+            is_same = text.file_of(command.root.at) is text.file_of(at)
             ends.append((command.root.at, end if is_same else command.root.end))
         #: Variables that the launchers' own options read: addresses, ports, node ranks.
         self.of_launchers = {use.name for use in self.script.uses if any(at <= use.at < end for at, end in ends)}
@@ -97,12 +100,10 @@ class Statements:
                 self.taken.append((start, end))
 
     def _of_files(self, start: int, end: int) -> None:
-        """Take over the statements of a script that a statement runs, and that starts the training."""
-        text = self.script.text
-        for file in text.files[1:]:
-            inside = [each for each in self.group if text.file_of(each.at) is file]
-            if not file.is_sourced and start <= file.at < end and inside:
-                is_remote = any(each.name in REMOTE and each.at <= file.at for each in inside[0].context.via)
+        """Take over the statements of a file that a statement reads, and through which the training starts."""
+        for at, (file, command) in self.files.items():
+            if start <= at < end:
+                is_remote = any(each.name in REMOTE and each.at <= at for each in command.context.via)
                 self._take(file.statements, is_inner=is_remote)
 
     def _inside(self, start: int, end: int) -> list[Command]:

@@ -57,11 +57,11 @@ class Text:
         """Return the file in which an offset lies; the script itself is the first."""
         return self.files[bisect_right(self.files, offset, key=lambda file: file.start) - 1]
 
-    def root(self, offset: int) -> int:
-        """Return the offset of the script's own command through which a command of another file runs."""
+    def files_of(self, offset: int) -> Iterator[Included]:
+        """Yield the file in which an offset lies, the file that reads it, and so on, without the script itself."""
         while (file := self.file_of(offset)) is not self.files[0]:
+            yield file
             offset = file.at
-        return offset
 
     def where(self, line: int) -> tuple[str, int]:
         """Return the file and the line in it of a line of the text."""

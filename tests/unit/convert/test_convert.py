@@ -107,11 +107,26 @@ def test_a_job_that_cannot_be_planned_is_named(folder: Path, capfd: pytest.Captu
     assert "job.yaml does not work yet: there is no script train.py" in capfd.readouterr().err
 
 
-def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("time", ["24h", "12H", "1.5h", "2 d"])
+def test_a_time_that_sbatch_refuses_is_taken_as_it_is_meant(
+    folder: Path, capfd: pytest.CaptureFixture[str], time: str
+) -> None:
+    script = f"#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=1 --time='{time}'\ntorchrun train.py\n"
+    (folder / "day.sbatch").write_text(script)
+    assert typed("day.sbatch") == 0
+    assert f'  time: "{time}"  # day.sbatch:2 --time={time}\n' in capfd.readouterr().out
+
+
+def test_a_time_that_pbs_does_not_read_is_kept(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "day.pbs").write_text("#!/bin/bash\n#PBS -l select=1:ngpus=1,walltime=1-02:00:00\ntorchrun train.py\n")
+    assert typed("day.pbs") == 0
+    assert '  resources:\n    - "walltime=1-02:00:00"  # day.pbs:2\n' in capfd.readouterr().out
+
+
+def test_a_fault_that_a_job_file_does_not_have_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "day.sbatch").write_text("#!/bin/bash\n#SBATCH -N 1 --gpus-per-node=1 -t 24h\ntorchrun train.py\n")
     assert typed("day.sbatch") == 0
     said = capfd.readouterr()
-    assert '  time: "24h"  # day.sbatch:2 --time=24h\n' in said.out
     assert "  day.sbatch:2: AR428: sbatch refuses --time=24h: invalid time specification\n" in said.err
 
 
@@ -171,6 +186,20 @@ def test_a_script_that_nodes_run_is_taken_over(folder: Path, capfd: pytest.Captu
     )
 
 
+@pytest.mark.parametrize("last", ["srun bash run.sh", "source ./run.sh", "cd . && source ./run.sh"])
+def test_each_script_on_the_way_to_the_training_is_taken_over(
+    folder: Path, capfd: pytest.CaptureFixture[str], last: str
+) -> None:
+    script = "#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=4\nbash outer.sh\n"
+    outer = f"module load cuda/12.4\nsource venv/bin/activate\nexport DATA=/data\n{last}\n"
+    run = "export NCCL_DEBUG=WARN\ntorchrun --nnodes=2 --nproc-per-node=4 train.py\n"
+    job, _ = job_of(folder, capfd, script, outer_sh=outer, run_sh=run)
+    assert job == (
+        "name: start\nscript: train.py\ncluster: slurm\nresources:\n  nodes: 2\n  gpus_per_node: 4\nenvironment:\n"
+        "  modules: [cuda/12.4]\n  venv: venv\n  variables:\n    DATA: /data\n    NCCL_DEBUG: WARN"
+    )
+
+
 def test_what_stands_beside_a_training_in_the_background_is_taken_over(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +229,49 @@ def test_scripts_of_nodes_that_are_started_by_hand_become_one_job_file(
         "# node1.sh: allranks node job.yaml --node-rank 1 --master-addr gpu1 --master-port 29500",
     ]
     assert "not taken over" not in said.err
+    assert typed("node0.sh", "node1.sh", "-o", ".") == 0
+    line = "next: allranks node job.yaml --node-rank 0 --master-addr gpu1 --master-port 29500\n"
+    assert capfd.readouterr().err.endswith(line)
+
+
+def test_a_script_that_is_run_by_its_name_is_no_part_of_the_launcher(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, said = job_of(folder, capfd, "./run.sh --lr 0.1\n", run_sh='torchrun --standalone train.py "$@"\n')
+    assert "stood before the launcher" not in said
+    assert job == 'script: train.py\nargs: ["--lr", "0.1"]\nlaunch:\n  nproc_per_node: 1'
+
+
+@pytest.mark.parametrize("address", ["gpu-01", "None1", "fe80::1%eth0"])
+def test_any_address_of_the_first_node_is_kept(folder: Path, capfd: pytest.CaptureFixture[str], address: str) -> None:
+    (folder / "start.sh").write_text(f"torchrun --nnodes=2 --master_addr={address} --node_rank=1 train.py\n")
+    assert typed("start.sh") == 0
+    line = f"# start.sh: allranks node job.yaml --master-addr {address} --node-rank 1"
+    assert capfd.readouterr().out.splitlines()[1] == line
+
+
+def test_an_address_without_a_node_rank_is_no_line_of_a_node(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text("torchrun --nnodes=2 --master_addr=gpu1 --master_port=29500 train.py\n")
+    typed("start.sh")
+    assert "allranks node job.yaml" not in capfd.readouterr().out
+
+
+def test_each_line_of_accelerate_s_file_is_taken_over_or_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    needless = (
+        "compute_environment: LOCAL_MACHINE\r\ndebug: false\r\ndistributed_type: MULTI_GPU\r\ndowncast_bf16: 'no'\r\n"
+        "machine_rank: 0\r\nmain_process_ip:\r\nmain_training_function: main\r\nmixed_precision: 'no'\r\n"
+        "num_machines: 1\r\nnum_processes: 2\r\nrdzv_backend: static\r\nsame_network: true\r\ntpu_env: []\r\n"
+        "fsdp_config: {}\r\n"
+    )
+    script = "accelerate launch --config_file cfg.yaml train.py\n"
+    job, said = job_of(folder, capfd, script, cfg_yaml=f"{needless}gpu_ids: all\r\nuse_cpu: false\r\n")
+    assert job == "script: train.py\nlaunch:\n  nproc_per_node: 2"
+    assert "not taken over" not in said
+    others = "gpu_ids: '0,1'\r\nuse_cpu: true\r\ndynamo_backend: INDUCTOR\r\n"
+    job, said = job_of(folder, capfd, script, cfg_yaml=needless + others)
+    assert job.endswith('environment:\n  variables:\n    CUDA_VISIBLE_DEVICES: "0,1"')
+    assert "  start.sh:1: dynamo_backend: INDUCTOR of --config_file: give it to Accelerator() in the script\n" in said
+    assert "  start.sh:1: use_cpu: true of --config_file: give it to Accelerator() in the script\n" in said
 
 
 def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -212,5 +284,8 @@ def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.C
     assert "  variables:\n    ACCELERATE_MIXED_PRECISION: bf16" in job
     assert "  start.sh:1: distributed_type: FSDP of --config_file: give it to Accelerator() in the script\n" in said
     assert "  start.sh:1: fsdp_config: of --config_file: give it to Accelerator() in the script\n" in said
-    job, _ = job_of(folder, capfd, "accelerate launch --config_file cfg.yaml --mixed_precision fp16 train.py\n")
+    assert said.count("--config_file: give it to") == 2
+    options = "--config_file cfg.yaml --mixed_precision fp16 --num_processes 6"
+    job, _ = job_of(folder, capfd, f"accelerate launch {options} train.py\n")
+    assert "resources:\n  nodes: 2\nlaunch:\n  nproc_per_node: 3\n" in job
     assert "ACCELERATE_MIXED_PRECISION: fp16" in job
