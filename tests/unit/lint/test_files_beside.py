@@ -114,6 +114,17 @@ def test_a_repair_changes_the_named_file_only(here: Path, allranks: Any) -> None
     assert (allranks.folder / "job.sh").read_text() == "source ./loop.sh\n" + lines.replace("ssh $host", "ssh -n $host")
 
 
+def test_a_fault_of_a_file_that_another_sources_is_repaired_and_gone(allranks: Any) -> None:
+    (allranks.folder / "a.sh").write_text("source ./z.sh\ntorchrun --standalone train.py\n")
+    (allranks.folder / "z.sh").write_bytes(b"export RANKS=4\r\n")
+    done = allranks("lint", ".")
+    assert (done.rc, done.stdout.count("AR210 fatal")) == (1, 1)
+    assert "next: allranks lint --fix repairs 1 of them" in done.stderr
+    done = allranks("lint", "--fix", ".")
+    assert (done.rc, (allranks.folder / "z.sh").read_bytes()) == (0, b"export RANKS=4\n")
+    assert "AR210" not in done.stdout
+
+
 def test_nothing_outside_the_directory_is_read(here: Path) -> None:
     outside = here.parent / "outside.sh"
     outside.write_text("RANKS=4\n")
