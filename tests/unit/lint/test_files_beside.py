@@ -125,6 +125,18 @@ def test_a_fault_of_a_file_that_another_sources_is_repaired_and_gone(allranks: A
     assert "AR210" not in done.stdout
 
 
+def test_a_value_from_a_file_of_the_other_machine_may_be_there(here: Path) -> None:
+    torchrun = "torchrun --nnodes=2 --master-addr"
+    bad = f"MASTER_ADDR=n1\nHOSTNAME=n1\nssh n2 'BEFORE; {torchrun} $MASTER_ADDR train.py'\n"
+    (here / "own.sh").write_text("export A=1\n")
+    assert "AR614" in {code for code, _, _ in found(bad.replace("BEFORE", "true"))}
+    for line in ("source ./own.sh", "source ~/venv/bin/activate", 'eval "$(conda shell.bash hook)"'):
+        assert "AR614" in {code for code, _, _ in found(bad.replace("BEFORE", line))}
+    for line in ("source /shared/env.sh", ". /shared/env.sh", 'eval "$(setup)"'):
+        assert "AR614" not in {code for code, _, _ in found(bad.replace("BEFORE", line))}
+    assert "AR614" not in {code for code, _, _ in found(bad.replace("$MASTER_ADDR", "$HOSTNAME"))}
+
+
 def test_nothing_outside_the_directory_is_read(here: Path) -> None:
     outside = here.parent / "outside.sh"
     outside.write_text("RANKS=4\n")
