@@ -125,6 +125,11 @@ def test_a_fault_of_a_file_that_another_sources_is_repaired_and_gone(allranks: A
     assert "AR210" not in done.stdout
 
 
+def test_a_misspelled_directive_of_a_sourced_file_is_a_comment(here: Path) -> None:
+    (here / "env.sh").write_text("#SBTACH --nodes=4\nexport A=1\n")
+    assert found(f"{HEAD}source env.sh\n") == set()
+
+
 def test_a_value_from_a_file_of_the_other_machine_may_be_there(here: Path) -> None:
     torchrun = "torchrun --nnodes=2 --master-addr"
     bad = f"MASTER_ADDR=n1\nHOSTNAME=n1\nssh n2 'BEFORE; {torchrun} $MASTER_ADDR train.py'\n"
