@@ -64,6 +64,7 @@ class Walker(Expander):
         self._depth += 1
         if root.has_error and self._depth == 1:
             self.script.broken += [piece.at(node.start_byte) for node in _errors(root)]
+            self.script.unparsed["the script"] = self.script.broken[0], piece.data
         if self._depth == 1 or piece.start:
             spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
             owner = self.script.text.file_of(piece.start) if piece.start else self.script
@@ -82,6 +83,8 @@ class Walker(Expander):
         path, data = found
         root = self._parse(data)
         if root is None or root.has_error:
+            if root and not context.is_conditional:
+                self.script.unparsed.setdefault(path, (at, data))
             return
         self._open.append(realpath(path))
         start = text.include(path, data, at, is_sourced=is_sourced).start

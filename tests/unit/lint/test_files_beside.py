@@ -192,6 +192,22 @@ def test_a_fault_of_a_file_that_another_sources_is_repaired_and_gone(allranks: A
     assert "AR210" not in done.stdout
 
 
+def test_windows_line_ends_are_found_in_each_file(here: Path) -> None:
+    for name in ("a.sh", "b.sh"):
+        (here / name).write_bytes(b"export A=1\nexport B=1\r\n")
+    assert {("AR210", "a.sh", 2), ("AR210", "b.sh", 2)} <= found("source a.sh\nsource b.sh\n")
+
+
+@pytest.mark.parametrize("line", ["source env.sh", "if true; then\n  bash env.sh\nfi"])
+def test_a_syntax_error_in_a_sourced_file_is_found_where_that_is_read(here: Path, line: str) -> None:
+    (here / "env.sh").write_text("if true; then\n")
+    script = f"{line}\n"
+    (here / "job.sbatch").write_text(script)
+    assert [(each.rule.code, each.place.line, each.what) for each in lint("job.sbatch", script.encode())] == [
+        ("AR217", script.count("bash") + 1, "bash cannot read env.sh: line 2: syntax error: unexpected end of file")
+    ]
+
+
 def test_a_file_for_another_shell_has_no_syntax_error_of_bash(here: Path) -> None:
     (here / "env.zsh").write_text("if true; then\n")
     (here / "w.sh").write_text("#!/usr/bin/env python\nx = 1\n")

@@ -62,6 +62,20 @@ def test_what_stands_in_a_function_is_not_done_by_the_script() -> None:
     assert ("AR702", 3) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
 
 
+def test_a_syntax_error_is_found_in_the_script_that_is_written() -> None:
+    script = b"#!/bin/bash\ncat > j.sh <<'EOF'\n#!/bin/bash\nfor i in 1; do echo $i\nEOF\n"
+    assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR217"] == [
+        "bash cannot read the script: line 3: syntax error: unexpected end of file"
+    ]
+
+
+def test_the_message_of_a_syntax_error_is_no_warning() -> None:
+    script = b"#!/bin/bash\nif true; then\ncat <<EOF\ntext\n"
+    assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR217"] == [
+        "bash cannot read the script: line 5: syntax error: unexpected end of file"
+    ]
+
+
 @pytest.mark.parametrize("value", ["24h", "12h30m", "1h30m", "1-12h", "12:00:00h"])
 def test_a_time_that_sbatch_refuses_is_found(value: str) -> None:
     script = f"#!/bin/bash\n#SBATCH --time={value}\nsrun python train.py\n".encode()
