@@ -11,9 +11,9 @@ from allranks.lint.model import Word
 
 #: Variables that name the directory of the script, or that where it was submitted.
 _HERE = re.compile(r"(?:PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR|SGE_O_WORKDIR)$|(?:BASH_SOURCE|0)\b")
-#: Commands that print it, without quotes, options and redirections.
-_PRINTED = re.compile(r"(?:cd )?dirname (?:(?:readlink|realpath) )?(?:BASH_SOURCE|0)(?: pwd)?|pwd")
-_NOISE = re.compile(r"\[0\]|\s-\S+|[\d&]?>+ ?[\w/&]+|[\"'$`(){};&]")
+#: Commands that print it, without what does not change that.
+_PRINTED = re.compile(r"(?:cd )?dirname (?:BASH_SOURCE|0)(?: pwd)?|pwd")
+_NOISE = re.compile(r"\[0\]|\s-\S+|[\d&]?>+ ?[\w/&]+|\breadlink\b|\brealpath\b|[\"'$`(){};&]")
 
 
 def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str, bytes] | None:

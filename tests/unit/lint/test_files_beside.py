@@ -51,6 +51,7 @@ def found(script: str) -> set[tuple[str, str, int]]:
         'source "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/env.sh"',
         'source "$(cd -- "$(dirname -- "$0")" >/dev/null 2>&1; pwd -P)/env.sh"',
         'source "$(dirname "$(readlink -f "$0")")/env.sh"',
+        'source "$(readlink -f "$(dirname "$0")")/env.sh"',
         'cd "$SLURM_SUBMIT_DIR" || exit 1\nsource env.sh',
         'cd "$(dirname "$0")"\nsource env.sh',
         'cd ..\nsource "$SLURM_SUBMIT_DIR/env.sh"',
