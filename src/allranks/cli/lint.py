@@ -17,6 +17,7 @@ from allranks.job.units import format_count
 
 if TYPE_CHECKING:
     from allranks.lint.engine import Finding
+    from allranks.lint.model import Place
 
 _STDIN = "-"
 
@@ -63,8 +64,7 @@ def command(
     if is_fix and _STDIN in files:
         raise UsageError("--fix needs a file", why="stdin cannot be written", fix="allranks lint --fix FILE")
     rules = chosen(*(_codes(words) for words in (select, ignore)))
-    findings: list[Finding] = []
-    count = 0
+    scripts: list[tuple[str, bytes]] = []
     names = [_STDIN] if _STDIN in files else []
     names += [str(path) for path in scripts_of([name for name in files if name != _STDIN])]
     for name in names:
@@ -77,14 +77,19 @@ def command(
         if reason:
             render.talk(f"allranks: lint: {render.one_line(name)} is not read: {reason}")
             continue
-        count += 1
-        found = lint(name, data, rules)
-        if is_fix and any(finding.edits for finding in found):
-            after = mended(data, found)
-            _write(Path(name), data, after)
-            found = lint(name, after, rules)
-        findings += [finding for finding in found if finding not in findings]
-    _show(findings, count, as_json=as_json, as_sarif=as_sarif)
+        found = lint(name, data, rules) if is_fix else []
+        if any(finding.edits for finding in found):
+            before, data = data, mended(data, found)
+            _write(Path(name), before, data)
+        scripts.append((name, data))
+    # What is found in a file that another one sources is found with that one too, but repaired in its own place only.
+    by_place: dict[tuple[str, str, Place], Finding] = {}
+    for finding in (finding for name, data in scripts for finding in lint(name, data, rules)):
+        key = finding.rule.code, finding.path, finding.place
+        if finding.edits or key not in by_place:
+            by_place[key] = finding
+    findings = list(by_place.values())
+    _show(findings, len(scripts), as_json=as_json, as_sarif=as_sarif)
     return int(any(finding.rule.severity != "hint" for finding in findings))
 
 

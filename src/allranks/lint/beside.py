@@ -11,31 +11,62 @@ from allranks.lint.model import Word
 
 #: Variables that name the directory of the script, or that where it was submitted.
 _HERE = re.compile(r"(?:PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR|SGE_O_WORKDIR)$|(?:BASH_SOURCE|0)\b")
-#: Commands that print it.
-_PRINTED = re.compile(r"[$`(\s]*(?:cd\b.*)?\b(?:dirname|pwd)\b")
+#: Commands that print it, without what does not change that.
+_PRINTED = re.compile(r"(?:cd )?dirname (?:BASH_SOURCE|0)(?: pwd)?|pwd")
+_NOISE = re.compile(r"\[0\]|\s-\S+|[\d&]?>+ ?[\w/&]+|\breadlink\b|\brealpath\b|[\"'$`(){};&]")
 
 
-def file_beside(script: str, word: Word) -> tuple[str, bytes] | None:
-    """Return path and content of a file below a script's directory; None if it is not there, or not a shell script."""
-    first, *rest = word.parts or (None,)
-    if first is None:
+def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str, bytes] | None:
+    """Return path and content of a file below a script's directory; None if it is not there.
+
+    Args:
+        script: the script.
+        word: the file as the script names it.
+        is_moved: whether the script has changed its directory, so that a relative name means another file.
+    """
+    below = _below(word, is_moved=is_moved)
+    name = word.value if below is None else below
+    if not name or not name.isprintable() or not Path(script).is_file():
         return None
-    named = {"variable": _HERE, "command": _PRINTED}.get(first.kind)
-    starts_here = first.value is None and named is not None and bool(named.match(first.text))
-    values = [part.value for part in (rest if starts_here else word.parts)]
-    name = "".join(value for value in values if value is not None)
-    if None in values or not name.isprintable() or not Path(script).is_file():
-        return None
-    if starts_here and not name.startswith("/"):
+    if below is None and is_moved and not name.startswith("/"):
         return None
     folder = Path(script).parent
     for start in (folder, Path()):
-        path = start / (name.lstrip("/") if starts_here else name)
+        path = start / name
         try:
-            is_below = path.is_file() and path.resolve().is_relative_to(folder.resolve())
-            data = read(path) if is_below else b""
+            data = read(path) if path.is_file() and _is_own(path.resolve(), folder.resolve()) else b""
         except (OSError, RuntimeError, ValueError, UsageError):
             continue
         if data and len(data) <= LARGEST and b"\0" not in data:
             return str(path), data
     return None
+
+
+def leads_here(script: str, word: Word, *, is_moved: bool) -> bool:
+    """Return whether ``cd`` to a word leads to a script's directory, or to that where it was submitted."""
+    value = word.value
+    if value is None:
+        return _below(word, is_moved=is_moved) == ""
+    return value.startswith("/") and Path(value) == Path(script).parent.absolute()
+
+
+def _below(word: Word, *, is_moved: bool) -> str | None:
+    """Return the name below the script's directory of a word that begins with that; None if it does not."""
+    first = word.first
+    if first is None or first.value is not None:
+        return None
+    if first.kind == "command":
+        printed = " ".join(_NOISE.sub(" ", first.text).split())
+        is_here = bool(_PRINTED.fullmatch(printed)) and not (is_moved and printed == "pwd")
+    else:
+        is_here = bool(_HERE.match(first.text)) and not (is_moved and first.text == "PWD")
+    rest = Word(word.parts[1:], word.at, word.end).value
+    return rest.lstrip("/") if is_here and rest is not None and rest[:1] in ("", "/") else None
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """Return whether a file lies below a folder, and in no environment of Python there."""
+    parents = [parent for parent in path.parents if parent.is_relative_to(folder)]
+    return bool(parents) and not any(
+        (each / "pyvenv.cfg").exists() or (each / "conda-meta").exists() for each in parents
+    )

@@ -58,6 +58,11 @@ class Expander:
         self._order = 0
         self._depth = 0
 
+    def forget_arguments(self) -> None:
+        """Forget ``$1``, ``$@`` and so on: those of a function, or after ``shift``, are others."""
+        kept = self.values.items()
+        self.values = {name: value for name, value in kept if not name.isdecimal() and name not in ("@", "*")}
+
     def _substitution(self, node: Node, context: Context) -> None:
         """Walk over the commands of a substitution."""
         raise NotImplementedError
@@ -79,7 +84,7 @@ class Expander:
             name = source[2:-4] or source[1:]
         else:
             return None
-        items = array_of(self.values.get(name))
+        items = () if name == "@" and self.values.get(name) == () else array_of(self.values.get(name))
         if items is not None:
             self._use(name, node, Context(), "")
         return items

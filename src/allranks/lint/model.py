@@ -321,6 +321,8 @@ class Script:
     exported: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
+    #: By the name of a text with a syntax error: where that is, or where the text is read, and the text.
+    unparsed: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None

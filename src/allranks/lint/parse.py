@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from os.path import realpath
 from typing import TYPE_CHECKING
 
-from allranks.lint.beside import file_beside
+from allranks.lint.beside import file_beside, leads_here
 from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, text_of
+from allranks.lint.files import other_kind
 from allranks.lint.model import REMOTE, Assignment, Command, Context, Loop, Part, Script, Word
 
 if TYPE_CHECKING:
@@ -46,18 +48,23 @@ class Walker(Expander):
         super().__init__(script, known)
         self._unwrap = unwrap
         self._budget = _BUDGET
-        self._open = [script.path]  # The files that are being walked over, the innermost last.
+        self._open = [realpath(script.path)]  # The files that are being walked over, the innermost last.
 
-    def walk(self, piece: Piece, context: Context) -> None:
-        """Walk over a text in a context."""
-        self._budget -= len(piece.data) + 100
-        if self._depth > DEEPEST or self._budget < 0:
+    def _parse(self, data: bytes) -> Node | None:
+        """Return the tree of a text; None once all together are too long."""
+        self._budget -= len(data) + 100
+        return None if self._budget < 0 else _parser().parse(data).root_node
+
+    def walk(self, piece: Piece, context: Context, root: Node | None = None) -> None:
+        """Walk over a text in a context; over its tree, if it is parsed already."""
+        root = root or self._parse(piece.data)
+        if self._depth > DEEPEST or root is None:
             return
         outer, self._piece = self._piece, piece
         self._depth += 1
-        root = _parser().parse(piece.data).root_node
         if root.has_error and self._depth == 1:
             self.script.broken += [piece.at(node.start_byte) for node in _errors(root)]
+            self.script.unparsed["the script"] = self.script.broken[0], piece.data
         if self._depth == 1 or piece.start:
             spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
             owner = self.script.text.file_of(piece.start) if piece.start else self.script
@@ -69,16 +76,26 @@ class Walker(Expander):
     def include(self, word: Word, at: int, context: Context, *, is_sourced: bool) -> None:
         """Walk over a file that the command at an offset reads, if it lies below the script's directory."""
         text = self.script.text
-        found = file_beside(text.files[0].path, word) if len(text.files) <= _FILES else None
-        if found is None or found[0] in self._open:
+        is_moved = "PWD" in self.values
+        found = file_beside(text.files[0].path, word, is_moved=is_moved) if len(text.files) <= _FILES else None
+        if found is None or realpath(found[0]) in self._open or other_kind(*found):
             return
         path, data = found
-        if _parser().parse(data).root_node.has_error:
+        root = self._parse(data)
+        if root is None or root.has_error:
+            if root and not context.is_conditional:
+                self.script.unparsed.setdefault(path, (at, data))
             return
-        self._open.append(path)
+        self._open.append(realpath(path))
         start = text.include(path, data, at, is_sourced=is_sourced).start
-        self.walk(Piece(data, start=start), context)
+        self.walk(Piece(data, start=start), context, root)
         self._open.pop()
+
+    def move(self, word: Word | None) -> None:
+        """Note where ``cd`` leads: PWD is among the values, and not known, elsewhere than beside the script."""
+        is_moved = self.values.pop("PWD", ()) is None
+        if word is None or not leads_here(self.script.path, word, is_moved=is_moved):
+            self.values["PWD"] = None
 
     # --- statements ---------------------------------------------------------------------------------------------
 
@@ -305,6 +322,8 @@ class Walker(Expander):
             self._forget(name, loop.at, context)
         unknown = dict.fromkeys(self._assigned_in(body))
         self.values.update(unknown)
+        if body is not None and "shift" in self._source(body):
+            self.forget_arguments()
         if body is not None:
             self._block(body, replace(context, loops=(*context.loops, loop)))
             self.values.update(unknown)
@@ -314,7 +333,8 @@ class Walker(Expander):
         if body is None or name is None:
             return
         before, unknown = self.values, dict.fromkeys(self._assigned_in(body))
-        self.values = {**before, **{key: None for key in unknown if key in before}}
+        self.forget_arguments()
+        self.values |= {key: None for key in unknown if key in before}
         self._statement(body, replace(context, function=self._source(name)))
         self.values = {**before, **unknown}
 

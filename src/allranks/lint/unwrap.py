@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.lint.expand import Value, piece_of
-from allranks.lint.model import REMOTE, Assignment, Command, Part, Word
+from allranks.lint.model import REMOTE, Assignment, Command, Context, Part, Word
 from allranks.lint.parse import Walker
 from allranks.lint.syntax import SYNTAX, WRAPPERS, read_call
 
@@ -59,6 +59,10 @@ def unwrap(walker: Walker, command: Command) -> None:
         _nested(walker, command, rest or _heredoc(command))
     elif name in ("source", ".") and command.args:
         walker.include(command.args[0], command.at, command.context, is_sourced=True)
+    elif name in ("cd", "pushd", "popd"):
+        walker.move(command.args[-1] if command.args else None)
+    elif name == "shift" or (name == "set" and "--" in command.values):
+        walker.forget_arguments()
     elif name.endswith((".sh", ".bash")):
         _script(walker, command, command.words)
     elif name in ("eval", "trap"):
@@ -106,15 +110,25 @@ def _shell(walker: Walker, command: Command) -> None:
 
 def _script(walker: Walker, command: Command, words: Sequence[Word]) -> None:
     """Walk over a script that a command runs, with its arguments."""
-    before, context = walker.values, command.context
-    outer = (*context.via, command)
-    is_elsewhere = any(each.name in REMOTE and each.name not in _TAKE_VARIABLES for each in outer)
-    exported = {} if is_elsewhere else {name: before[name] for name in walker.script.exported if name in before}
+    before, inner = walker.values, _within(command)
+    is_elsewhere = any(each.name in REMOTE and each.name not in _TAKE_VARIABLES for each in inner.via)
+    exported = {name: before[name] for name in walker.script.exported if name in before} | _set_for(command)
+    kept = {name: before[name] for name in ("PWD",) if name in before} | ({} if is_elsewhere else exported)
     given: dict[str, Value] = {str(number): word.parts for number, word in enumerate(words[1:], 1)}
-    walker.values = {**exported, **given, "@": tuple(words[1:]), "*": tuple(words[1:])}
-    inner = replace(context, via=outer, level=context.level + 1, pipe=(), chain="")
+    walker.values = {**kept, **given, "@": tuple(words[1:]), "*": tuple(words[1:])}
     walker.include(words[0], command.at, inner, is_sourced=False)
     walker.values = before
+
+
+def _set_for(command: Command) -> dict[str, Value]:
+    """Return the variables that are set for a command alone: ``NAME=value`` before it."""
+    return {each.name: each.parts for each in command.sets}
+
+
+def _within(command: Command) -> Context:
+    """Return what stands around the commands that another shell reads."""
+    context = replace(command.context, pipe=(), chain="", is_conditional=False, is_condition=False)
+    return replace(context, via=(*context.via, command), level=context.level + 1)
 
 
 def _heredoc(command: Command) -> list[Word]:
@@ -129,10 +143,10 @@ def _nested(walker: Walker, command: Command, words: Sequence[Word]) -> None:
     known = walker.known
     if command.name in REMOTE and command.name not in _TAKE_VARIABLES:
         walker.values, walker.known = {}, {}
-    context = command.context
-    inner = replace(context, via=(*context.via, command), level=context.level + 1, pipe=(), chain="")
-    inner = replace(inner, is_conditional=False, is_condition=False)
-    walker.walk(piece_of(words), inner)
+    elif command.name not in ("eval", "trap"):
+        walker.forget_arguments()
+        walker.values |= _set_for(command)
+    walker.walk(piece_of(words), _within(command))
     walker.known = known
     if command.name != "eval":
         walker.values = before

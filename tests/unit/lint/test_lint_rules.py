@@ -60,3 +60,29 @@ def test_what_stands_in_a_function_is_not_done_by_the_script() -> None:
     """It waits in a function that it never calls: the job ends, and its ranks with it."""
     script = b"#!/bin/bash\n#SBATCH --time=1:00:00\nsrun python train.py &\nlinger() { sleep 60; }\necho started\n"
     assert ("AR702", 3) in {(finding.rule.code, finding.place.line) for finding in lint("job.sh", script)}
+
+
+def test_a_syntax_error_is_found_in_the_script_that_is_written() -> None:
+    script = b"#!/bin/bash\ncat > j.sh <<'EOF'\n#!/bin/bash\nfor i in 1; do echo $i\nEOF\n"
+    assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR217"] == [
+        "bash cannot read the script: line 3: syntax error: unexpected end of file"
+    ]
+
+
+def test_the_message_of_a_syntax_error_is_no_warning() -> None:
+    script = b"#!/bin/bash\nif true; then\ncat <<EOF\ntext\n"
+    assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR217"] == [
+        "bash cannot read the script: line 5: syntax error: unexpected end of file"
+    ]
+
+
+@pytest.mark.parametrize("value", ["24h", "12h30m", "1h30m", "1-12h", "12:00:00h"])
+def test_a_time_that_sbatch_refuses_is_found(value: str) -> None:
+    script = f"#!/bin/bash\n#SBATCH --time={value}\nsrun python train.py\n".encode()
+    assert "AR428" in {finding.rule.code for finding in lint("job.sh", script)}
+
+
+@pytest.mark.parametrize("value", ["30", "30:00", "1-12", "1-12:00", "1-12:00:00", "UNLIMITED"])
+def test_a_time_that_sbatch_takes_is_not_found(value: str) -> None:
+    script = f"#!/bin/bash\n#SBATCH --time={value}\nsrun python train.py\n".encode()
+    assert "AR428" not in {finding.rule.code for finding in lint("job.sh", script)}

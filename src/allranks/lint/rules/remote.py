@@ -15,6 +15,10 @@ _SSH, _PDSH = "ssh(1) of OpenSSH 9", "pdsh(1)"
 _SET_UP = ("cd", "source", ".", "export", "conda", "module")
 #: Programs whose command a shell on the other machine reads.
 _SHELLS_THERE = ("ssh", "pdsh", "clush")
+#: Variables that each login has.
+_SET_EVERYWHERE = {"HOME", "PATH", "USER", "LOGNAME", "SHELL", "PWD", "HOSTNAME"}
+#: Files and commands that a shell reads for an environment of Python, and which set nothing else.
+_ONLY_PYTHON = re.compile(r"bin/activate|conda\.sh|(?:conda|mamba)\S* shell")
 _FOR_RANKS = re.compile(r"(?:NCCL|GLOO|TORCH|MASTER|OMP|CUDA|HF|WANDB)_")
 _ACTIVATES = re.compile(r"activate|conda\.sh|conda shell|module load|ml load|/etc/profile|\.bashrc|\.bash_profile")
 
@@ -239,9 +243,14 @@ def _dies_with_terminal(view: View) -> Iterator[Found]:
 )
 def _read_there(view: View) -> Iterator[Found]:
     script = view.script
-    here = {each.name for each in script.assignments if not each.level}
+    here = {each.name for each in script.assignments if not each.level} - _SET_EVERYWHERE
     there = {each.name for each in script.assignments if each.level}
+    read = {file.at for file in script.text.files[1:]}
+    sourced = [command for command in script.named("source", ".", "eval") if command.at not in read]
+    unread = [command.context.via for command in sourced if not _ONLY_PYTHON.search(command.text)]
     for launch in view.started_by(*_SHELLS_THERE, "pbsdsh", "pbs_tmrsh") if b"SendEnv" not in script.text.data else ():
+        if any(outer is launch.starter for via in unread for outer in via):
+            continue  # What such a file sets is not known.
         for part in launch.command.variables:
             is_empty = part.value is None and not part.has_default and part.text in here - there
             if is_empty and launch.command.is_expanded_there(part):

@@ -69,7 +69,7 @@ def _no_first_line(view: View) -> Iterator[Found]:
 )
 def _misspelled_word(view: View) -> Iterator[Found]:
     for at, text in view.script.comments:
-        if _ALMOST.match(text) and view.script.kind != "plain":
+        if at < view.script.text.size and _ALMOST.match(text) and view.script.kind != "plain":
             yield Found(at, {"word": text.split("-")[0].strip()})
 
 
@@ -288,5 +288,5 @@ def _jobs_in_jobs(view: View) -> Iterator[Found]:
 def _time_with_a_unit(view: View) -> Iterator[Found]:
     script = view.script
     for directive in script.options("time") if script.kind == "slurm" else ():
-        if re.fullmatch(r"[\d.]+ *[A-Za-z]+", directive.value):
+        if re.fullmatch(r"(?:\d+-)?(?:[\d.:]+ *[A-Za-z]+)+", directive.value):
             yield Found(directive.value_at, {"value": directive.value})

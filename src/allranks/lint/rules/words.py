@@ -22,6 +22,7 @@ _SET_BY_TORCHRUN = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_R
 _MANY = 100
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
+_FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -168,17 +169,17 @@ def _typographic(view: View) -> Iterator[Found]:
 
 @fatal(
     "AR210 windows-line-ends",
-    "lines end in a carriage return: the interpreter of the first line is not found, and each last word has one at "
-    "its end",
+    "lines end in a carriage return, which becomes part of each last word: an interpreter in the first line is not "
+    "found",
     fix="allranks lint --fix, or dos2unix",
     source="sbatch: Batch script contains DOS line breaks; execve(2)",
 )
 def _carriage_returns(view: View) -> Iterator[Found]:
-    data = view.script.text.data
-    first = data.find(b"\r\n")
-    if first >= 0:
-        edits = tuple(Edit(match.start(), match.start() + 1, b"") for match in re.finditer(rb"\r\n", data))
-        yield Found(first, {}, edits)
+    text = view.script.text
+    ends = (match.start() for match in re.finditer(rb"\r\n", text.data))
+    for _, of_file in itertools.groupby(ends, lambda at: text.file_of(at).start):
+        edits = tuple(Edit(at, at + 1, b"") for at in of_file)
+        yield Found(edits[0].start, {}, edits)
 
 
 @likely(
@@ -297,20 +298,20 @@ def _cd_unchecked(view: View) -> Iterator[Found]:
 
 @fatal(
     "AR217 syntax-error",
-    "bash cannot read the script: {message}",
+    "bash cannot read {name}: {message}",
     fix="close what is open there: a quote, a bracket, if … fi, do … done; bash -n shows whether that was all",
     source=f"{BASH}, -n",
 )
 def _syntax_error(view: View) -> Iterator[Found]:
-    script = view.script
-    if not script.broken or not re.match(r"$|#!.*\b(?:ba|da)?sh\b", script.shebang):
-        return
-    # Our parser fails on a few scripts that are right. With -n bash reads all, and runs nothing.
-    data = script.text.data[: script.text.size].replace(b"\r\n", b"\n")
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            ["bash", "-n"], input=data, capture_output=True, timeout=5, check=False, env={"LC_ALL": "C"}
-        )
-        if done.returncode == 2:
-            message = done.stderr.decode(errors="replace").partition("\n")[0].removeprefix("bash: ")
-            yield Found(script.broken[0], {"message": message})
+    for name, (at, data) in view.script.unparsed.items():
+        if not all(map(_FOR_BASH.match, (view.script.shebang, data.decode("latin-1")))):
+            continue
+        # Our parser fails on a few scripts that are right. With -n bash reads all, and runs nothing.
+        data = data.replace(b"\r\n", b"\n")
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                ["bash", "-n"], input=data, capture_output=True, timeout=5, check=False, env={"LC_ALL": "C"}
+            )
+            lines = [line for line in done.stderr.decode(errors="replace").splitlines() if "warning:" not in line]
+            if done.returncode == 2 and lines:
+                yield Found(at, {"name": name, "message": lines[0].removeprefix("bash: ")})
