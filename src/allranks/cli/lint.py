@@ -52,8 +52,8 @@ def command(
 
     Exits with 1 if anything is more than a hint.
     """
-    from allranks.lint.engine import chosen, lint, mended, why_not_read
-    from allranks.lint.files import not_for, other_kind, read, scripts_of
+    from allranks.lint.engine import chosen, lint, mended
+    from allranks.lint.files import not_for, other_kind, read, scripts_of, why_not_read
 
     if explain:
         return _explain(explain)

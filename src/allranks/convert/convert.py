@@ -10,8 +10,8 @@ from allranks.convert.draft import Draft
 from allranks.convert.launchers import main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
-from allranks.lint.engine import Finding, lint, why_not_read
-from allranks.lint.files import not_for, other_kind
+from allranks.lint.engine import Finding, lint
+from allranks.lint.files import not_for, other_kind, why_not_read
 from allranks.lint.model import Directive
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from allranks.errors import UsageError
-from allranks.lint.files import LARGEST, read
+from allranks.lint.files import read, why_not_read
 from allranks.lint.model import Word
 
 #: Variables that name the directory of the script, or that where it was submitted.
@@ -37,7 +37,7 @@ def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str
             data = read(path) if path.is_file() and _is_own(path.resolve(), folder.resolve()) else b""
         except (OSError, RuntimeError, ValueError, UsageError):
             continue
-        if data and len(data) <= LARGEST and b"\0" not in data:
+        if data and not why_not_read(data):
             return str(path), data
     return None
 
@@ -47,7 +47,9 @@ def leads_here(script: str, word: Word, *, is_moved: bool) -> bool:
     value = word.value
     if value is None:
         return _below(word, is_moved=is_moved) == ""
-    return value.startswith("/") and Path(value) == Path(script).parent.absolute()
+    if not value.startswith("/"):
+        return Path(value) == Path() and not is_moved
+    return Path(value) == Path(script).parent.absolute()
 
 
 def _below(word: Word, *, is_moved: bool) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from allranks.errors import UsageError
-from allranks.lint.files import LARGEST
 from allranks.lint.model import Place, Text
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.rules import RULES
@@ -75,13 +74,6 @@ def rule_of(word: str) -> Rule:
             return rule
     fix = f"a code such as {RULES[0].code}, or a name: each finding shows its own"
     raise UsageError(f"no such rule: {word}", fix=fix)
-
-
-def why_not_read(data: bytes) -> str:
-    """Return why a file is not a script that can be read; empty if it can."""
-    if len(data) > LARGEST:
-        return f"larger than {LARGEST // 1024} KiB"
-    return "a binary file" if b"\0" in data else ""
 
 
 def lint(path: str, data: bytes, rules: Sequence[Rule] = RULES) -> list[Finding]:

@@ -21,6 +21,13 @@ _ENDS = (
 _SHELLS = (b"/sh", b"/bash", b" bash", b" sh", b"/zsh", b"/dash")
 
 
+def why_not_read(data: bytes) -> str:
+    """Return why a file is not a script that can be read; empty if it can."""
+    if len(data) > LARGEST:
+        return f"larger than {LARGEST // 1024} KiB"
+    return "a binary file" if b"\0" in data else ""
+
+
 def scripts_of(names: Sequence[str]) -> Iterator[Path]:
     """Yield the files that are named, and the scripts in directories that are named, each once."""
     seen: set[Path] = set()

@@ -108,6 +108,8 @@ def test_a_fault_is_told_by_file_and_line_and_once(here: Path, allranks: Any) ->
 
 
 def test_a_comment_in_a_sourced_file_leaves_a_finding_out(here: Path) -> None:
+    (here / "env.sh").write_text("export NCCL_DEBUG=INFOO\n")
+    assert found(f"{HEAD}source env.sh\n") == {("AR505", "env.sh", 1)}
     (here / "env.sh").write_text("export NCCL_DEBUG=INFOO  # allranks: ignore\n")
     assert found(f"{HEAD}source env.sh\n") == set()
 
@@ -119,12 +121,15 @@ def test_a_script_that_is_run_is_read_with_its_arguments(here: Path, starter: st
     (here / "node.sh").write_text('torchrun --nproc-per-node=$1 --node-rank=$SLURM_NODEID train.py "$@"\n')
     (launch,) = view(f"{HEAD}{starter}\n").launches
     assert (launch.nproc, [word.value for word in launch.call.rest]) == (4, ["train.py", "4"])
-    assert ("AR101", "node.sh", 1) not in found(f"{HEAD}{starter}\n")
 
 
 def test_a_node_rank_that_the_batch_shell_gives_to_a_script_is_found(here: Path) -> None:
     (here / "node.sh").write_text("torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$1 --master-addr=n1 train.py\n")
     assert "AR101" in {code for code, _, _ in found(f"{HEAD}srun bash node.sh $SLURM_NODEID\n")}
+    (here / "node.sh").write_text(
+        "torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID --master-addr=n1 train.py\n"
+    )
+    assert "AR101" not in {code for code, _, _ in found(f"{HEAD}srun bash node.sh\n")}
 
 
 def test_a_script_gets_exported_variables_and_keeps_its_own(here: Path) -> None:
@@ -267,4 +272,6 @@ def test_a_script_reads_twenty_others_at_most(here: Path) -> None:
 
 def test_a_script_from_stdin_reads_no_other(here: Path) -> None:
     (here / "env.sh").write_text("export WANDB_API_KEY=1234567890abcdef1234567890abcdef12345678\n")
-    assert lint("stdin", b"source env.sh\n") == []
+    text = "source env.sh\ntorchrun --standalone train.py\n"
+    assert {code for code, _, _ in found(text)} == {"AR901"}
+    assert [each.rule.code for each in lint("stdin", text.encode()) if each.rule.severity != "hint"] == []
