@@ -37,7 +37,7 @@ def _event_writer(node: NodeSpec, path: Path, umask: int) -> EventWriter:
     run = Path(node.run_dir)
     if node.node or not (run / contract.NOTIFY_FILE).exists():
         return EventWriter(path, node.file_mode)
-    from allranks.agent.notify import NotifyingWriter  # A job that notifies nobody starts sooner without them.
+    from allranks.agent.notify import NotifyingWriter  # A job without notifications starts sooner without them.
     from allranks.record.notify import Notifier
 
     has_supervisor = (run / contract.BATCH_ORDERS).exists()

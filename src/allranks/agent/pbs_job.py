@@ -36,7 +36,7 @@ _LINE = ("PBS_VNODENUM",)
 class Environment(SchedulerEnvironment):
     """PBS_NODENUM, which is the host's number, and the hosts in PBS_NODEFILE.
 
-    A host has as many lines in the file as it has tasks. Torque also tells the line, in PBS_VNODENUM. PBS starts a
+    A host has as many lines in the file as it has tasks. Torque also gives the line, in PBS_VNODENUM. PBS starts a
     task of pbsdsh with almost no environment: PBS_NODEFILE must be handed on, and readable on each node. Source:
     "Environment variables" in the reference guides of PBS Pro and Torque.
     """
@@ -116,7 +116,7 @@ class Environment(SchedulerEnvironment):
         if line is None or line >= len(lines) or lines[line] != host:
             raise RankEnvironmentError(
                 f"PBS does not report which of the {lines.count(host)} tasks on {host} this one is",
-                why="PBS_VNODENUM is not set or is no line of that host in PBS_NODEFILE",
+                why="PBS_VNODENUM is not set, or does not name a line of that host in PBS_NODEFILE",
                 fix="ask for mpiprocs=1 and start each node with allranks run or torchrun; or use mpiexec",
             )
         return lines[:line].count(host)

@@ -161,7 +161,7 @@ class Job(BatchJob):
         return RankPlace(rank, local_rank, node, world_size, ranks)
 
     def preempted(self) -> bool:
-        """Return whether the job was told to make room for another one."""
+        """Return whether the job is preempted: it has to make room for another one."""
         return self._shown("PreemptTime") not in ("", "None", "Unknown")
 
     def ending(self) -> str | None:

@@ -50,7 +50,7 @@ def probe_by_job(
 ) -> Sequence[ProbeResult] | str:
     """Probe all nodes that a job gets; or return why there are none.
 
-    The directory of the probe also takes the record of the job, so that it is no run of the user's.
+    The directory of the probe also takes the record of the job, so that it is not listed among the user's runs.
 
     Raises:
         StartCancelledError: a signal came before the job was submitted.

@@ -173,7 +173,7 @@ def _files(launch: Launch) -> list[Path]:
 
 
 def _why_not(file: Path) -> str:
-    """Return why a file is no check; empty if it is one."""
+    """Return why a file is not a check; empty if it is one."""
     if not os.access(file, os.X_OK | os.R_OK):
         return f"it is not executable: chmod +x {shlex.quote(str(file))}"
     if not _NAME.fullmatch(file.name):

@@ -341,7 +341,7 @@ def _ending(info: JobInfo, fields: Mapping[str, str]) -> JobInfo:
         state, why = State.CANCELLED, deleted
     elif killed and 0 < limit <= used:
         state, why = State.TIMEOUT, OUT_OF_TIME
-    elif is_torque and status == _SIGNALLED + _TERM:  # Only Torque's log tells these two apart.
+    elif is_torque and status == _SIGNALLED + _TERM:  # Only Torque's log distinguishes these two.
         state, why = State.CANCELLED, JobReason("it was deleted, or its script was ended by SIGTERM")
     else:
         state, why = State.FAILED if status else State.SUCCEEDED, None

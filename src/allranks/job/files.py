@@ -35,7 +35,7 @@ _KEYS_OF_OTHERS = {
 def file_layer(
     entries: YamlMapping, shown: str, kind: SourceKind, problems: list[Problem], root: type[Section]
 ) -> Layer:
-    """Return the settings in a mapping of the file ``shown``, a job or a cluster; a null is no setting."""
+    """Return the settings in a mapping of the file ``shown``, a job or a cluster; a null is not a setting."""
 
     def source(entries: YamlMapping, key: str) -> ValueSource:
         return ValueSource(kind, f"{shown}:{entries.lines[key]}")

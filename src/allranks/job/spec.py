@@ -299,7 +299,7 @@ class Job(Section):
     environment: Environment = Environment()
     """The environment of the ranks."""
     scheduler: Scheduler = Scheduler()
-    """What a batch scheduler is told besides the resources."""
+    """What a batch scheduler gets besides the resources."""
     retry: Retry = Retry()
     """When a run is requeued."""
     notify: Notify = Notify()

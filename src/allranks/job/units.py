@@ -3,7 +3,7 @@
 Times follow sbatch (``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``,
 ``days-hours:minutes``, ``days-hours:minutes:seconds``) and PBS walltime, and take suffixes besides.
 Memory is in powers of 1024 whichever way it is spelled, as Slurm and PBS count, in whole kilobytes, the smallest
-unit of all schedulers. A text that is no amount is a ValueError with a sentence on what is accepted. What schedulers
+unit of all schedulers. An invalid amount is a ValueError with a sentence on what is accepted. What schedulers
 print is read more leniently: :func:`reading`, :func:`time_of`.
 """
 

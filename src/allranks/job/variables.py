@@ -54,7 +54,7 @@ _DECIDED_BY = {
 #: Stands in a record for the value of a variable. In a job file it means: take it from the calling environment.
 PLACEHOLDER = "<secret>"
 
-#: A shorter value is no good secret, and may well be a word that stands in other places by chance.
+#: A shorter value is a poor secret, and often a word that occurs elsewhere by chance.
 _SHORTEST = 8
 
 #: Shell lines and words of commands: a variable can be given a value in them.
@@ -233,7 +233,7 @@ def _owner(value: object, secrets: Mapping[str, str]) -> str | None:
 def literal_secret(line: str) -> str | None:
     """Return the name of a variable to which a shell line gives a secret in plain text, if there is one.
 
-    A value that the shell expands, such as ``$(cat ~/.key)`` or ``$OTHER``, is no plain text.
+    A value that the shell expands, such as ``$(cat ~/.key)`` or ``$OTHER``, is not plain text.
     """
     for pattern in (_ASSIGNMENT, _SETENV):
         for match in pattern.finditer(line):

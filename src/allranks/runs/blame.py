@@ -32,7 +32,7 @@ class _End:
     """A rank's end, as its node's agent noted it.
 
     Attributes:
-        code: as Python tells it, negative for a signal.
+        code: as Python reports it, negative for a signal.
         memory: the bytes that it held at most, and could hold at most, if it was killed.
         facts: what its node has recorded of its failure, if it was the first there.
     """
@@ -56,7 +56,7 @@ class _End:
 
     @property
     def exit_message(self) -> str | None:
-        """The text that its script gave to ``sys.exit``: the one record that is no traceback, and has one line."""
+        """The text that its script gave to ``sys.exit``: the one record without a traceback; it has one line."""
         text = self._record(self.restart).rstrip()
         return text if text and "\n" not in text else None
 

@@ -166,7 +166,7 @@ class Hang:
 
     @cached_property
     def odd(self) -> Group | None:
-        """The ranks that the others wait for, if that can be told: those that are in no collective, the fewest."""
+        """The ranks that the others wait for, if that is known: those that are in no collective, the fewest."""
         if stuck := [group for group in self.groups if group.kind in ("debugger", "stopped", "held")]:
             return stuck[0]
         others = [group for group in self.groups if not group.waits]
@@ -229,7 +229,7 @@ class Hang:
 
 
 def of_event(event: Event) -> Hang:
-    """Return the hang that an event tells of."""
+    """Return the hang that an event reports."""
     fields: Mapping[str, Any] = event.fields
     groups = tuple(
         Group(
@@ -247,7 +247,7 @@ def of_event(event: Event) -> Hang:
 def newest(attempt: Path) -> Hang | None:
     """Return the hang that an attempt is in, or in which it ended; None if ranks have advanced since the last one.
 
-    What ranks print as they end, because of a timeout or of a signal, is no advance.
+    What ranks print as they end, because of a timeout or of a signal, is not progress.
     """
     for folder in sorted(attempt.glob("node-*")):
         found, over, has_ended = None, None, False

@@ -6,7 +6,7 @@ import sys
 
 
 def log(text: str) -> None:
-    """Write one line to stderr; a closed terminal or a full disk is no reason to fail."""
+    """Write one line to stderr; a closed terminal or a full disk is not an error."""
     try:
         sys.stderr.write(f"allranks: {text}\n")
         sys.stderr.flush()

@@ -87,7 +87,7 @@ class StepClock:
 
 
 class _WindowFile:
-    """The file of this rank, of which this is the only writer. A full disk is no reason to fail.
+    """The file of this rank, of which this is the only writer. A full disk is not an error.
 
     Raises:
         OSError: it cannot be opened.

@@ -79,7 +79,7 @@ def _groups(controller: str, proc: Path) -> Iterator[tuple[Path, PurePosixPath]]
         key = "" if kind == "cgroup2" else controller
         if key in groups and (kind == "cgroup2" or (kind == "cgroup" and controller in options)):
             path = PurePosixPath(groups[key])
-            # A container may be told its group's name outside, of which it sees no more than what is mounted.
+            # A container may see its group's name outside, of which it sees no more than what is mounted.
             is_inside = path.is_relative_to(root) and ".." not in path.parts
             yield mounted, path.relative_to(root) if is_inside else PurePosixPath()
 

@@ -324,7 +324,7 @@ class Coordinator:
         failures = [(peer.failure["at"] + peer.behind, peer.failure, peer.host) for peer in here if peer.failure]
         is_cut = any(report["cut"] for report in reports) and not (failures or self._ended_for_hang)
         if self._has_lost or is_cut:
-            # That nodes were lost or have come is no failure of the ranks.
+            # A node that was lost or has come is not a failure of the ranks.
             if outcome := self._too_few:
                 self.finish(outcome)
             else:

@@ -104,7 +104,7 @@ def _module(name: str, path: list[str]) -> dict[str, Any]:
     for part in [*parts, "__main__"]:
         places = found[-1] and found[-1].submodule_search_locations
         if part == "__main__" and found[-1] and not places:
-            break  # It is no package, and run itself.
+            break  # It is not a package, and is run itself.
         found.append(PathFinder.find_spec(part, [*places]) if places else None)
     sources = [Path(spec.origin) for spec in found if spec and spec.origin]
     if found[-1] is None:

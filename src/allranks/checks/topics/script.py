@@ -255,7 +255,7 @@ def _find_below(name: str, folder: Path) -> Path | None:
 
 
 def named_folders(args: Sequence[str], workdir: Path) -> dict[str, str]:
-    """Return the directories that a script is told to write to, by the option."""
+    """Return the directories that a script is to write to, by the option."""
     found = [(option, value) for option, value in pairs(args) if _FOLDER.fullmatch(option)]
     return {option: str(workdir / value) for option, value in found if not _FILE.search(value)}
 
