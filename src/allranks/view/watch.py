@@ -94,7 +94,7 @@ def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
     attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
-    used = _used(_together(nodes), _SMALL) if nodes else []
+    used = _used(_together(nodes), _SMALL)[-2:] if nodes else []  # GPUs, or else CPUs and memory.
     delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
     parts = [step, *curves[:1], *others, *used, attempt, left, *curves[1:]]
     return [*flow(parts, width)[: most - len(delay)], *delay]
