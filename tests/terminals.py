@@ -93,6 +93,10 @@ class Tmux:
         """The lines of its screen, without the empty ones at the bottom."""
         return self._call("capture-pane", "-p").rstrip("\n").split("\n")
 
+    def resize(self, columns: int, lines: int) -> None:
+        """Change its size, as a person does who drags its window."""
+        self._call("resize-window", "-x", str(columns), "-y", str(lines))
+
     def close(self) -> None:
         """Take the terminal away."""
         self._call("kill-server")

@@ -1,4 +1,4 @@
-"""Shows ranks' output, and on a terminal's last line the newest progress bar, or a spinner."""
+"""Shows ranks' output, and below it on a terminal the newest progress bar or a spinner, and how the run goes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 import os
 import re
 import select
+import signal
+import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 
 from allranks import contract
 from allranks.cli import render
@@ -24,6 +27,8 @@ from allranks.runs.record import Run
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 #: Its frames, ten a second.
 _SPINNER = r"-\|/"
+#: Lines below the log at most, and the part of a terminal's rows that they may take.
+_MOST_LINES, _PART = 3, 4
 #: Where the cursor cannot move, an unfinished line is shown as a prompt after so long.
 _PROMPT_SECONDS = 0.3
 
@@ -33,21 +38,22 @@ class Outlet:
 
     Args:
         descriptor: to write to.
-        wipe: is called before each write, to wipe the bar.
+        below: returns the lines that are drawn again below what is written.
     """
 
-    def __init__(self, descriptor: int, wipe: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, below: Callable[[], Sequence[str]]) -> None:
         self._descriptor = descriptor
-        self._wipe = wipe
+        self._below = below
         self._is_terminal = os.isatty(descriptor)
         #: Why nothing more can be written; None if it can.
         self.failure: OSError | None = None
 
     def write(self, text: bytes) -> None:
         """Write all of ``text``; drop it when the reader is gone. A terminal gets no control sequences but colours."""
-        self._wipe()
+        lines = self._below() if text.endswith(b"\n") else ()
         if self._is_terminal:
             text = render.harmless(text.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+            text = render.BELOW.wiped() + text + render.BELOW.drawn(lines)
         rest = memoryview(text)
         while rest and not self.failure:
             try:
@@ -59,7 +65,9 @@ class Outlet:
 
 
 class Live:
-    """Two sinks for merged logs, and a progress bar below what goes through them.
+    """Two sinks for merged logs, and on a terminal a few lines below what goes through them.
+
+    A pipe on stdout may end in the same terminal, as that of ``tee``: then nothing is drawn.
 
     Args:
         form: which lines are shown, and how; JSON goes to stdout. Default: all lines, and on a terminal tracebacks
@@ -70,7 +78,7 @@ class Live:
 
     Attributes:
         is_lively: whether something is drawn below the log.
-        status: returns what a terminal shows below the log while there is neither prompt nor bar.
+        status: returns what a terminal shows below the log, in so many columns and lines at most.
     """
 
     def __init__(
@@ -81,15 +89,15 @@ class Live:
         keyboard: int | None = None,
         plain: bool = False,
     ) -> None:
-        self.status: Callable[[], str] = str
+        self.status: Callable[[int, int], list[str]] = lambda columns, most: []
         self._keyboard = keyboard
         self._form = form or LineForm(fold_frames=sys.stderr.isatty())
-        self.is_lively = render.is_lively(sys.stderr) and not plain
-        self._out, self._err = Outlet(1, self.wipe), Outlet(2, self.wipe)
+        self.is_lively = render.is_lively(sys.stderr) and not plain and (keeps_stdout or not _is_pipe(1))
+        self._out, self._err = Outlet(1, self._after), Outlet(2, self._after)
         out, err = self._out.write, self._err.write
         self._sinks = (err if keeps_stdout else out, out if self._form.as_json else err)
         self._tail: Tail | None = None
-        self._drawn = self._waiting = b""
+        self._prompt = self._waiting = b""
         self._since = 0.0
         self._has_reported_failure = False
         self._awaited_since = math.inf
@@ -146,29 +154,46 @@ class Live:
             merged.out, merged.err = self._sinks
 
     def wipe(self) -> None:
-        """Wipe the bar."""
-        if self.is_lively:
-            self._replace(b"")
-        self._drawn = b""
+        """Wipe what is drawn."""
+        self._prompt = b""
+        _to_terminal(render.BELOW.wiped())
 
     def show(self, text: str) -> None:
         """Show a text on a terminal's last line."""
         if self.is_lively:
-            _to_terminal(b"\r\x1b[K")
-            self._draw(text.encode())
+            _to_terminal(render.BELOW.wiped() or b"\r\x1b[K")
+            _to_terminal(render.BELOW.drawn([_fitting(text.encode())]))
+
+    def suspend(self, number: int, _: FrameType | None) -> None:
+        """Take the place of what SIGTSTP does, for the shell that follows on the terminal."""
+        self.wipe()
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def draw(self, merged: MergedLogs, awaited: str = "") -> None:
-        """Draw the prompt or the bar of the rank that has one, or else what is waited for."""
+        """Draw the prompt of a rank, behind which a person types; or its bar or what is waited for, and the status."""
         prompt = merged.prompt() or b""
         if self.is_lively:
-            status = self.status() if _is_foreground() else ""  # In the background others type on that line.
-            self._draw(prompt or merged.transient() or self._spinner(awaited) or status.encode())
+            self._prompt = prompt
+            first = prompt or merged.transient() or self._spinner(awaited)
+            lines = [_fitting(first)] if first else []
+            if not prompt and _is_foreground():  # In the background others type below the log.
+                columns, rows = render.BELOW.size
+                # A ^C that the terminal shows behind the last line has room.
+                lines += self.status(columns - 3, max(1, min(_MOST_LINES, rows // _PART)) - len(lines))
+            if lines != render.BELOW.lines:
+                _to_terminal(render.BELOW.drawn(lines))
         elif prompt != self._waiting:
             self._waiting, self._since = prompt, time.monotonic()
-        elif prompt != self._drawn and time.monotonic() - self._since > _PROMPT_SECONDS:
+        elif prompt != self._prompt and time.monotonic() - self._since > _PROMPT_SECONDS:
             # It cannot be wiped, so the first half of a line must not be taken for a prompt.
             (self._out if sys.stdout.isatty() else self._err).write(prompt)
-            self._drawn = prompt
+            self._prompt = prompt
+
+    def _after(self) -> Sequence[str]:
+        """Return what is drawn again below a line of the log. Before one stands a prompt, with what was typed there."""
+        lines = () if self._prompt else render.BELOW.lines
+        self._prompt = b""
+        return lines
 
     def _spinner(self, awaited: str) -> bytes:
         if not awaited:
@@ -179,14 +204,11 @@ class Live:
         frame = _SPINNER[int(now * 10) % len(_SPINNER)]
         return f"{frame} {awaited} ({int(now - self._awaited_since)} s)".encode()
 
-    def _draw(self, text: bytes) -> None:
-        plain = printable(_ESCAPE.sub("", text.decode(errors="replace")))
-        self._replace(cut(plain, render.terminal_size().columns - 1).encode())
 
-    def _replace(self, text: bytes) -> None:
-        if text != self._drawn:  # In one write, so that it does not flicker.
-            _to_terminal(b"\r\x1b[K" * bool(self._drawn) + text)
-        self._drawn = text
+def _fitting(text: bytes) -> str:
+    """Return a text as one line of the terminal, without colours."""
+    plain = printable(_ESCAPE.sub("", text.decode(errors="replace")))
+    return cut(plain, render.BELOW.size.columns - 1)
 
 
 def cut(line: str, width: int) -> str:
@@ -196,6 +218,13 @@ def cut(line: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size  # Commands start sooner without it.
 
     return line if cell_len(line) <= width else set_cell_size(line, width)
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False  # It is closed.
 
 
 def _is_foreground() -> bool:

@@ -56,9 +56,67 @@ def has_colour(stream: IO[Any]) -> bool:
 
 def talk(text: str) -> None:
     """Write a message to stderr; a terminal that is gone is no reason to fail. Signal handlers may call it."""
-    wipe = "\r\x1b[K" if is_lively(sys.stderr) else ""  # A progress bar, or the ^C that the terminal showed.
+    # What is drawn below the log, or the ^C that the terminal showed.
+    wipe = BELOW.wiped() or (b"\r\x1b[K" if is_lively(sys.stderr) else b"")
     with contextlib.suppress(OSError):
-        os.write(2, f"{wipe}{harmless(text)}\n".encode(errors="replace"))
+        os.write(2, wipe + f"{harmless(text)}\n".encode(errors="replace"))
+
+
+class Below:
+    """The lines that are drawn below the log on a terminal, which are wiped before anything else is written there.
+
+    Each change is one write, from the top down, so that nothing flickers. The cursor stays behind the last line.
+
+    Attributes:
+        lines: these lines, which may have colours, and which the terminal was wide enough for.
+    """
+
+    def __init__(self) -> None:
+        self.lines: Sequence[str] = ()
+
+    @property
+    def size(self) -> os.terminal_size:
+        """The size of the terminal, as it is; :func:`terminal_size` has it as COLUMNS and LINES say."""
+        with contextlib.suppress(OSError):
+            if all(size := os.get_terminal_size(2)):
+                return size
+        return terminal_size()
+
+    def wiped(self) -> bytes:
+        """Return what wipes the lines, and count them as wiped: the caller writes it at once."""
+        start, self.lines = self._start(), ()
+        return start + (b"\x1b[J" if b"A" in start else b"\x1b[K" if start else b"")
+
+    def drawn(self, lines: Sequence[str]) -> bytes:
+        """Return what draws lines in place of these, and count them as drawn: the caller writes it at once."""
+        if not lines:
+            return self.wiped()
+        start, self.lines = self._start(), lines
+        text = "\x1b[K\n".join(lines) + "\x1b[J"
+        return start + (text if start else text.removesuffix("\x1b[J")).encode(errors="replace")
+
+    def _start(self) -> bytes:
+        """Return what moves the cursor to where the lines start. They are wrapped if the terminal has become narrow."""
+        if not self.lines:
+            return b""
+        columns = self.size.columns
+        rows = sum(max(1, -(-cells(_OBEYED.sub("", line)) // columns)) for line in self.lines)
+        up = f"\x1b[{rows - 1}A".encode() if rows > 1 else b""
+        # A terminal that becomes wide again joins rows that it wrapped, unless they have been cleared.
+        return b"\r" + up + b"\x1b[J" * (rows > len(self.lines))
+
+
+#: There is one terminal.
+BELOW = Below()
+
+
+def cells(text: str) -> int:
+    """Return how many cells of a terminal a text takes: a wide character two, a combining one none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # Commands start sooner without it.
+
+    return cell_len(text)
 
 
 def harmless(text: str) -> str:

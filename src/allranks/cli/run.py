@@ -126,9 +126,10 @@ def carry_out(
         return 0
     relay.attach(started, run)
     if live.is_lively:
-        from allranks.view.progress import StatusLine
+        from allranks.cli.below import StatusLines
 
-        live.status = StatusLine(run.folder)
+        live.status = StatusLines(run)
+        signal.signal(signal.SIGTSTP, live.suspend)
     _follow(run, started, kind, live, news)
     _finish(recording)
     from allranks.launch.notify import notify_end

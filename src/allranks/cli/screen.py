@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import termios
-import threading
 import time
 import tty
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Generic, NoReturn, TypeVar
+from typing import IO, NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -30,14 +29,13 @@ from allranks.clusters.registry import load_kind
 from allranks.runs.record import Run
 from allranks.view.choice import Choice, press
 from allranks.view.feed import Feed, RunsFeed, Snapshot
+from allranks.view.reader import Reader
 from allranks.view.watch import run_screen, runs_screen
 
-#: Seconds between two reads, at least and at most; and the part of a core that they take, if they can.
-_SECONDS, _LONGEST, _SHARE = 1.0, 15.0, 0.03
+#: Seconds between two frames, if nothing happens in between.
+_SECONDS = 1.0
 #: A key: a control sequence, such as of an arrow, or a character.
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
-
-_Read = TypeVar("_Read")
 
 
 class Screen:
@@ -82,7 +80,7 @@ class Screen:
         """Show a run until a key leaves it; return 0, or 1 if that leads back to the list."""
         feed, choice = Feed(run, self._kind(run.record.kind)), Choice(several=several)
         shot = Snapshot(run, time.time())
-        reader = _Reader(feed.read, self._wake)
+        reader = Reader(feed.read, self._wake)
         command: _Command | None = None
         try:
             while True:
@@ -106,7 +104,7 @@ class Screen:
 
     def watch_all(self, find: Callable[[], Sequence[Path]]) -> int:
         """Show several runs, and the one whose number is typed, until a key leaves them; return 0."""
-        reader = _Reader(RunsFeed(find, self._kind).read, self._wake)
+        reader = Reader(RunsFeed(find, self._kind).read, self._wake)
         try:
             while True:
                 rows = reader.newest() or []
@@ -152,50 +150,6 @@ class _Restored:
     def __exit__(self, *_: object) -> None:
         with suppress(termios.error):  # The terminal is gone.
             termios.tcsetattr(0, termios.TCSADRAIN, self._before)
-
-
-class _Reader(threading.Thread, Generic[_Read]):
-    """Reads again and again in a thread, since a scheduler or a file server may not answer for long."""
-
-    def __init__(self, read: Callable[[], _Read], wake: Callable[[], None]) -> None:
-        super().__init__(name="allranks-watch", daemon=True)
-        self._read, self._wake = read, wake
-        self._latest: _Read | None = None
-        self._failure: BaseException | None = None
-        self._next = threading.Event()
-        self._is_over = False
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._latest = self._read()  # All that there is: what it takes is no measure of what is to come.
-            self._wake()
-            self._next.wait(_SECONDS)
-            while not self._is_over:
-                self._next.clear()
-                began = time.thread_time()
-                self._latest = self._read()
-                self._wake()
-                self._next.wait(min(_LONGEST, max(_SECONDS, (time.thread_time() - began) / _SHARE)))
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is seen
-            self._failure = error
-            self._wake()
-
-    def newest(self) -> _Read | None:
-        """Return what was read last; None if nothing has been. Raises what ended the thread."""
-        if self._failure:
-            raise self._failure
-        return self._latest
-
-    def hurry(self, is_needed: bool) -> None:
-        """Read again now, if something else is to be read."""
-        if is_needed:
-            self._next.set()
-
-    def stop(self) -> None:
-        """Stop after the current read."""
-        self._is_over = True
-        self._next.set()
 
 
 class _Command:

@@ -86,6 +86,11 @@ class Metrics:
         self.curves: dict[str, Curve] = {}
         self._reader = MetricsReader(folder)
 
+    @property
+    def shown(self) -> dict[str, tuple[float, list[float]]]:
+        """By name, the last value and the points of the curve."""
+        return {name: (curve.last, curve.points) for name, curve in self.curves.items()}
+
     def read(self) -> None:
         """Read what is new."""
         lines, restarts = self._reader.read()
@@ -159,6 +164,48 @@ class LiveStatus:
         return True
 
 
+class _Delays:
+    """For how long no rank of a run has advanced, or for which rank the others wait."""
+
+    def __init__(self) -> None:
+        self._straggler, self._looked = "", -math.inf
+
+    def find(self, run: Run) -> str:
+        """Return that as a sentence, empty if its ranks advance; stragglers are looked for now and then."""
+        if (quiet := quiet_for(run.attempt_folder)) is not None:
+            hang = newest(run.attempt_folder)
+            return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
+        if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
+            self._looked = time.monotonic()
+            self._straggler = next((printable(one.sentence) for one in current(run)), "")
+        return self._straggler
+
+
+class Figures:
+    """Reads what a run has recorded of itself; without its state and its logs, for those who know these."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._metrics, self._saves, self._delays = Metrics(run.folder), Saves(run.folder), _Delays()
+
+    def read(self) -> Snapshot:
+        """Return the run as it is now."""
+        run = self._run
+        self._metrics.read()
+        self._saves.read()
+        return Snapshot(
+            run,
+            time.time(),
+            run.attempt,
+            left=_left(run),
+            step=self._metrics.step,
+            metrics=self._metrics.shown,
+            nodes=[*node_usage(run)],
+            saved=self._saves.newest,
+            delay=self._delays.find(run),
+        )
+
+
 class Feed:
     """Reads a run. ``read`` is called by one thread, ``show_rank`` by any."""
 
@@ -169,7 +216,7 @@ class Feed:
         self._logs: dict[int | None, _Log] = {}
         self._rank: int | None = None
         self._nodes: list[dict[str, Any]] = []
-        self._delay, self._straggler, self._looked = "", "", -math.inf
+        self._delays, self._delay = _Delays(), ""
 
     def show_rank(self, rank: int | None) -> None:
         """Read the lines of one rank from the next call on; None: of all."""
@@ -178,7 +225,9 @@ class Feed:
     def read(self) -> Snapshot:
         """Return the run as it is now."""
         if self._status.read():
-            self._nodes, self._delay = [*node_usage(self._status.run)], self._find_delay(self._status.run)
+            run = self._status.run
+            self._nodes = [*node_usage(run)]
+            self._delay = self._delays.find(run) if run.record.status.state is State.RUNNING else ""
             self._events.read()
         run = self._status.run
         self._metrics.read()
@@ -190,7 +239,7 @@ class Feed:
             run.command,
             _left(run) if run.record.status.state is State.RUNNING else None,
             self._metrics.step,
-            {name: (curve.last, curve.points) for name, curve in self._metrics.curves.items()},
+            self._metrics.shown,
             self._nodes,
             log.lines(),
             log.rank,
@@ -199,17 +248,6 @@ class Feed:
             self._delay,
             self._status.problem,
         )
-
-    def _find_delay(self, run: Run) -> str:
-        if run.record.status.state is not State.RUNNING:
-            return ""
-        if (quiet := quiet_for(run.attempt_folder)) is not None:
-            hang = newest(run.attempt_folder)
-            return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
-        if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
-            self._looked = time.monotonic()
-            self._straggler = next((printable(one.sentence) for one in current(run)), "")
-        return self._straggler
 
     def _read_log(self, run: Run) -> _Log:
         rank, attempt = self._rank, run.attempt
@@ -289,7 +327,7 @@ class _Events:
     @property
     def saved(self) -> tuple[int, float | None] | None:
         """The step of the newest checkpoint, and when it was written, if that is known."""
-        return self._saves.all[-1] if self._saves.all else None
+        return self._saves.newest
 
     def _read_attempt(self, number: int) -> bool:
         attempt = self._folder / contract.attempt_dir(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +9,10 @@ from pathlib import Path
 from allranks import contract
 from allranks.job.units import format_seconds
 from allranks.record.events import read_saves
-from allranks.runs.metrics import SPEED, MetricsReader
+from allranks.runs.metrics import SPEED
 
 #: Checkpoints that are kept in mind.
 _MOST_SAVES = 200
-#: Seconds between two looks at the files.
-_SECONDS = 1.0
 
 
 class Changes:
@@ -42,6 +39,11 @@ class Saves:
         self._folder = folder
         self._changes = Changes(folder / contract.CHECKPOINTS_FILE)
 
+    @property
+    def newest(self) -> tuple[int, float | None] | None:
+        """The step of the newest checkpoint, and when it was written, if that is known."""
+        return self.all[-1] if self.all else None
+
     def read(self) -> bool:
         """Read what is new; return whether there was any."""
         if not self._changes.are_there():
@@ -67,28 +69,3 @@ def progress(
         age = f", {format_seconds(max(0.0, now - saved[1]))} ago" if saved[1] else ""
         parts.append(f"checkpoint at step {saved[0]}{age}")
     return parts
-
-
-class StatusLine:
-    """How far a run is, in a line that is read anew once a second; empty until it has logged metrics."""
-
-    def __init__(self, folder: Path) -> None:
-        self._metrics, self._saves = MetricsReader(folder), Saves(folder)
-        self._step: int | None = None
-        self._last: dict[str, float] = {}
-        self._next, self._text = 0.0, ""
-
-    def __call__(self) -> str:
-        """Return the line."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _SECONDS
-            for line in self._metrics.read()[0]:
-                self._step = line.step
-                self._last |= line.values
-            self._saves.read()
-            if self._step is not None:
-                values = [f"{name} {value:.4g}" for name, value in self._last.items() if not name.endswith(SPEED)]
-                saved = self._saves.all[-1] if self._saves.all else None
-                step, *rest = progress(self._step, self._last, saved, time.time())
-                self._text = "  ".join([step, *(value for value in values if not value.startswith("epoch ")), *rest])
-        return self._text

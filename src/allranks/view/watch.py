@@ -27,6 +27,8 @@ _OLD = 30.0
 _STALE = 20.0
 #: Nodes that are named below a heat map.
 _NAMED = 3
+#: Cells of a bar or of a curve in the lines below the log, and of GPUs in a row.
+_SMALL, _CURVE, _MOST_CELLS = 6, 12, 16
 _KEYS = ("q quit", "l log", "n nodes", "e events", "/ filter", "r rank", "s stacks", "c cancel")
 
 
@@ -78,6 +80,31 @@ def runs_screen(rows: Sequence[Row], width: int, height: int) -> list[Text]:
     lines = [*title, *body][: height - len(foot)]
     lines += [Text()] * (height - len(lines) - len(foot))
     return [*lines, *foot][:height]
+
+
+def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
+    """Return what ``allranks run`` shows below the log, in so many lines at most: first what is asked for most."""
+    last = {name: value for name, (value, _) in shot.metrics.items()}
+    step, *others = progress(shot.step, last, shot.saved, shot.time) if shot.step is not None else ("",)
+    curves = [
+        Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
+        for name, (value, points) in sorted(shot.metrics.items(), key=lambda each: each[0] != "loss")
+        if not name.endswith(SPEED) and name != "epoch"
+    ]
+    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
+    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
+    nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
+    used = _used(_together(nodes), _SMALL)[-2:] if nodes else []  # GPUs, or else CPUs and memory.
+    delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
+    parts = [step, *curves[:1], *others, *used, attempt, left, *curves[1:]]
+    return [*flow(parts, width)[: most - len(delay)], *delay]
+
+
+def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several nodes as one."""
+    names = ("cpus", "cpus_total", "memory", "memory_total")
+    sums = {name: sum(node[name] or 0 for node in nodes) for name in names}
+    return {**sums, "gpus": [gpu for node in nodes for gpu in node["gpus"]]}
 
 
 def _header(shot: Snapshot, width: int) -> list[Text]:
@@ -193,16 +220,22 @@ def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
     """Return the cells of a node: its name, CPUs, memory and GPUs."""
     long = 0 if width < 60 else min(12, width // 14)
     name = f"{node['node']} {node['host']}"
-    cells: list[Text | str] = [name, _gauge("CPU", round(node["cpus"], 1), node["cpus_total"], "{:g}".format, long)]
+    age = now - node["time"]
+    return [name, *_used(node, long), Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else ""]
+
+
+def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:
+    """Return the cells of CPUs, memory and GPUs, with bars of so many cells; GPUs share cells if there are many."""
+    cells: list[Text | str] = [_gauge("CPU", round(node["cpus"], 1), node["cpus_total"], "{:g}".format, long)]
     cells.append(_gauge("MEM", node["memory"], node["memory_total"], format_size, long))
     gpus = node["gpus"]
     if gpus:
-        busy = sum(gpu["busy"] for gpu in gpus) / len(gpus)
+        busy = [gpu["busy"] / 100 for gpu in gpus]
+        each = math.ceil(len(busy) / _MOST_CELLS)
+        shares = [_mean(busy[at : at + each]) for at in range(0, len(busy), each)]
         used, total = sum(gpu["memory"] for gpu in gpus), sum(gpu["total"] for gpu in gpus)
-        cells.append(Text("GPU ").append_text(heat([gpu["busy"] / 100 for gpu in gpus])).append(f" {busy:.0f} %"))
+        cells.append(Text("GPU ").append_text(heat(shares)).append(f" {100 * sum(busy) / len(busy):.0f} %"))
         cells.append(_gauge("GPU MEM", used, total, format_size, 0))
-    age = now - node["time"]
-    cells.append(Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else "")
     return cells
 
 

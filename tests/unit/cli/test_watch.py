@@ -81,10 +81,10 @@ print("logged")
 while not pathlib.Path("end").exists():
     time.sleep(0.01)
 """
-STATUS = r"step 20  loss 0\.25  9\.5 steps/s"
+STATUS = r"step 20  loss 0\.25 [^ ]*▄[^ ]*  9\.5 steps/s"
 
 
-def test_the_status_line_stands_below_the_log_and_goes_away(allranks, at_terminal):
+def test_the_lines_stand_below_the_log_and_go_away(allranks, at_terminal):
     allranks.script(TRAINING)
     terminal = at_terminal("run", "train.py", "--no-check")
     terminal.read_until(r"logged\r\n")
@@ -114,7 +114,9 @@ def test_plain_draws_nothing_below_the_log_whose_lines_are_the_same(allranks, at
     # Each message of allranks itself wipes what the terminal may show of a key that was pressed.
     assert plain.replace("\r\x1b[Kallranks: ", "allranks: ").count("\x1b[K") == 0
     assert not re.search(STATUS, plain)
-    assert "".join(re.split(r"[^\n]*\r\x1b\[K", drawn)) == plain.replace("\r\x1b[K", "")
+    lines = [line for line in plain.replace("\r\x1b[K", "").split("\r\n") if line]
+    shown = [re.sub(r".*\x1b\[[JK]", "", line) for line in drawn.split("\r\n")]
+    assert [line for line in shown if line in lines] == lines
 
 
 #: Draws a progress bar that is wider than the terminal, in characters of two cells, of none, and of one.
@@ -139,3 +141,21 @@ def test_a_bar_of_wide_characters_is_cut_to_one_line_of_the_terminal(allranks, t
     assert shown == ["[0] " + "語" * 17]
     assert "語" not in "".join(left)
     assert "[0] done" in left
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 24)], ids=["wide", "narrow"])
+def test_lines_below_the_log_follow_the_size_of_the_terminal_and_leave_nothing(allranks, tmp_path, size):
+    if not shutil.which("tmux"):
+        pytest.skip("needs tmux")
+    allranks.script(TRAINING)
+    with closing(Tmux(allranks, tmp_path / "tmux", size, "run", "train.py", "--no-check")) as terminal:
+        wait_for("the lines", lambda: "9.5 steps/s" in "".join(terminal.screen) and "MEM" in "".join(terminal.screen))
+        for columns in (30, 100, size[0]):
+            terminal.resize(columns, size[1])
+            wait_for("its lines", lambda: "step 20" in "".join(terminal.screen[-3:]))
+        (allranks.folder / "end").touch()
+        wait_for("the end", lambda: "succeeded" in "".join(terminal.screen))
+        left = "".join(terminal.screen)
+    assert left.count("[0] logged") == 1
+    assert "steps/s" not in left
+    assert "MEM" not in left

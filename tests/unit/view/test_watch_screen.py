@@ -13,7 +13,7 @@ from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status
 from allranks.view.choice import Choice, press
 from allranks.view.feed import Row, Snapshot
-from allranks.view.watch import run_screen, runs_screen
+from allranks.view.watch import below_log, run_screen, runs_screen
 
 #: 12:00:00, wherever the test runs.
 NOON = time.mktime((2026, 11, 27, 12, 0, 0, 0, 0, -1))
@@ -255,3 +255,23 @@ def test_a_long_answer_says_how_much_more_there_is():
     kept = [line for line in shown if line.startswith("line ")]
     assert more == f"{50 - len(kept)} more lines: allranks stacks demo-1127-1200"
     assert kept == [f"line {number}" for number in range(len(kept))]
+
+
+def test_below_the_log_stands_what_is_asked_for_most_in_as_many_lines_as_there_are():
+    shot = replace(SHOT, attempt=1, left=3720.0, delay="rank 1 on gpu0 waits for data for 200 steps")
+    assert [line.plain for line in below_log(shot, 80, 3)] == [
+        "step 150  loss not finite █▆▃▁  1716 samples/s",
+        "checkpoint at step 140, 12.0 s ago  GPU █▁█▅ 62 %  GPU MEM 160 GB of 320 GB",
+        "rank 1 on gpu0 waits for data for 200 steps",
+    ]
+    assert [line.plain for line in below_log(shot, 30, 3)] == [
+        "step 150  loss not finite █▆▃▁",
+        "1716 samples/s",
+        "rank 1 on gpu0 waits for data…",
+    ]
+    assert below_log(shot, 80, 0) == []
+
+
+def test_below_the_log_an_old_sample_of_a_node_does_not_count():
+    shot = replace(SHOT, metrics={}, step=None, saved=None, nodes=[{**_node(0), "time": NOON - 31}])
+    assert below_log(shot, 80, 3) == []
