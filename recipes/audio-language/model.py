@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FFT, HOP, MELS = 256, 80, 32
+HEADS = 4  # of each layer
 
 
 class LogMel(nn.Module):
@@ -65,7 +66,7 @@ class Listener(nn.Module):
 
     def _layers(self, count: int) -> nn.TransformerEncoder:
         layer = nn.TransformerEncoderLayer(
-            self.width, 4, 2 * self.width, dropout=0.0, batch_first=True, norm_first=True
+            self.width, HEADS, 2 * self.width, dropout=0.0, batch_first=True, norm_first=True
         )
         return nn.TransformerEncoder(layer, count, enable_nested_tensor=False)
 

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from data import END, Bucketed, Recordings, collate, load, make
-from model import Listener
+from data import END, HELD_OUT, Bucketed, Recordings, collate, load, make
+from model import HEADS, Listener
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,22 +19,34 @@ import allranks
 MOST = 4  # words of an n-gram
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--data-dir", type=Path, help="directory of 1.wav, 1.txt and so on, or of tar files; default: made melodies")
-    add("--melodies", type=int, default=3000, help="number of examples that are made")
-    add("--width", type=int, default=64, help="numbers in a place of the network")
-    add("--layers", type=int, default=2, help="layers of the decoder")
-    add("--batch-size", type=int, default=64, help="examples in a step, over all ranks")
-    add("--steps", type=int, default=400, help="optimizer steps, those of earlier starts included")
+    add("--melodies", type=positive, default=3000, help="number of examples that are made")
+    add("--width", type=positive, default=64, help="numbers in a place of the network")
+    add("--layers", type=positive, default=2, help="layers of the decoder")
+    add("--batch-size", type=positive, default=64, help="examples in a step, over all ranks")
+    add("--steps", type=positive, default=400, help="optimizer steps, those of earlier starts included")
     add("--lr", type=float, default=3e-3, help="highest learning rate of AdamW")
-    add("--beam", type=int, default=3, help="beams of the search that writes; 1: greedily")
-    add("--eval-every", type=int, default=100, help="steps between two evaluations")
+    add("--beam", type=positive, default=3, help="beams of the search that writes; 1: greedily")
+    add("--eval-every", type=positive, default=100, help="steps between two evaluations")
     add("--precision", choices=["fp32", "bf16"], default="fp32")
     add("--checkpoint-dir", type=Path, help="default: checkpoints, in the directory of the run")
     add("--seed", type=int, default=0, help="seed of weights and batches")
     args = parser.parse_args()
+    if not args.lr > 0:
+        parser.error("--lr must be greater than 0")
+    if args.melodies < HELD_OUT:
+        parser.error(f"--melodies {args.melodies} is too few: {HELD_OUT} or more, of which every tenth is held out")
+    if args.width % HEADS:
+        parser.error(f"--width {args.width} does not divide by the {HEADS} heads of a layer")
     if args.data_dir and not args.data_dir.is_dir():
         parser.error(f"there is no directory {args.data_dir}: --data-dir DIR, or leave it out")
     return args
@@ -99,7 +111,8 @@ def main() -> None:
         if args.batch_size > len(training) or args.batch_size % ctx.world_size:
             raise SystemExit(
                 f"error: --batch-size {args.batch_size} is impossible\n  why: there are {len(training)} examples, and "
-                f"{ctx.world_size} ranks, which have equally many\n  fix: a multiple of {ctx.world_size}"
+                f"{ctx.world_size} ranks, which have equally many\n  fix: a multiple of {ctx.world_size} "
+                f"up to {len(training)}"
             )
         vocabulary = training.vocabulary
         ctx.print(

@@ -62,6 +62,10 @@ def parse_args() -> argparse.Namespace:
     add("--export", type=Path, metavar="DIR", help="write the model there at the end, for transformers")
     add("--seed", type=int, default=0, help="seed of weights and order of sequences")
     args = parser.parse_args()
+    if not min(args.lr, args.clip_norm, 1 if args.peak_tflops is None else args.peak_tflops) > 0:
+        parser.error("--lr, --clip-norm and --peak-tflops must be greater than 0")
+    if not min(args.warmup, args.weight_decay) >= 0:
+        parser.error("--warmup and --weight-decay must be 0 or more")
     if args.width % args.heads:
         parser.error(f"--width {args.width} does not divide by --heads {args.heads}")
     if args.batch_size % args.accumulate:

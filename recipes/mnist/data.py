@@ -41,6 +41,8 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
 
 def load_mnist(folder: Path) -> tuple[TensorDataset, TensorDataset]:
     """Load MNIST's four files, gzipped or not."""
+    if not folder.is_dir():
+        raise SystemExit(f"error: there is no directory {folder}\n  fix: --data-dir DIR, or leave it out")
     sets = []
     for part in ("train", "t10k"):
         images = read_idx(find(folder, f"{part}-images", "idx3-ubyte"))
@@ -55,12 +57,16 @@ def load_mnist(folder: Path) -> tuple[TensorDataset, TensorDataset]:
 
 
 def find(folder: Path, stem: str, kind: str) -> Path:
-    """Find a file under any of the names that it goes by."""
+    """Find a file under any of its usual names."""
     names = [f"{stem}{joint}{kind}{end}" for joint in "-." for end in ("", ".gz")]
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise SystemExit(f"error: {folder} has no file {names[0]}\n  fix: or name it {', '.join(names[1:])}")
+    raise SystemExit(
+        f"error: {folder} has no file {names[0]}\n"
+        f"  why: --data-dir needs MNIST's four files; {', '.join(names[1:])} would be read too\n"
+        "  fix: put the file there, or leave --data-dir out to train on scikit-learn's digits"
+    )
 
 
 def read_idx(path: Path) -> torch.Tensor:

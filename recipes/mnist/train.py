@@ -50,7 +50,9 @@ def parse_args() -> argparse.Namespace:
     add("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the forward pass")
     add("--seed", type=int, default=0, help="seed of weights and order of samples")
     args = parser.parse_args()
-    if args.accumulate < 1 or args.batch_size % args.accumulate:
+    if not min(args.epochs, args.batch_size, args.accumulate, args.lr) > 0:
+        parser.error("--epochs, --batch-size, --accumulate and --lr must be greater than 0")
+    if args.batch_size % args.accumulate:
         parser.error(f"--batch-size {args.batch_size} does not divide by --accumulate {args.accumulate}")
     return args
 

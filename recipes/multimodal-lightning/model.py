@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FFT = 128  # samples in a spectrum
+HEADS = 4  # of each layer
 
 
 class ImageEncoder(nn.Sequential):
@@ -39,7 +40,7 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.places = nn.Parameter(torch.randn(length, width) / width**0.5)
-        self.layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layer = nn.TransformerEncoderLayer(width, HEADS, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.output = nn.Linear(width, width)
 
     def forward(self, texts: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.places = nn.Parameter(torch.randn(length + 1, width) / width**0.5)
-        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, HEADS, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.output = nn.Linear(width, words)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length + 1), persistent=False)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from data import END, Vocabulary, load, make
 from lightning.pytorch import LightningModule, Trainer
-from model import AudioEncoder, ImageEncoder, LanguageModel, TextEncoder, contrast
+from model import FFT, HEADS, AudioEncoder, ImageEncoder, LanguageModel, TextEncoder, contrast
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,20 +18,38 @@ import allranks
 from allranks.lightning import AllranksEnvironment, AllranksLogger, ResumeCallback
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--data-dir", type=Path, help="directory of 1.png, 1.wav, 1.txt and so on; default: scenes that are made")
-    add("--image-size", type=int, default=16, help="images are scaled to so many pixels squared")
-    add("--samples", type=int, default=2048, help="length of a recording: cut, or filled with silence")
-    add("--width", type=int, default=64, help="numbers in an embedding")
-    add("--layers", type=int, default=2, help="layers of the language model")
-    add("--epochs", type=int, default=8)
-    add("--batch-size", type=int, default=64, help="scenes in a step, over all ranks")
+    add("--image-size", type=positive, default=16, help="images are scaled to so many pixels squared")
+    add("--samples", type=positive, default=2048, help="length of a recording: cut, or filled with silence")
+    add("--width", type=positive, default=64, help="numbers in an embedding")
+    add("--layers", type=positive, default=2, help="layers of the language model")
+    add("--epochs", type=positive, default=8, help="passes over the training set, those of earlier starts included")
+    add("--batch-size", type=positive, default=64, help="scenes in a step, over all ranks")
     add("--lr", type=float, default=3e-3, help="highest learning rate of AdamW")
+    add("--checkpoint-dir", type=Path, help="default: checkpoints, in the directory of the run")
     add("--precision", default="32-true", choices=["32-true", "bf16-mixed"])
     add("--seed", type=int, default=0, help="seed of weights and order")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.lr > 0:
+        parser.error("--lr must be greater than 0")
+    if args.width % HEADS:
+        parser.error(f"--width {args.width} does not divide by the {HEADS} heads of a layer")
+    if args.samples < FFT:
+        parser.error(f"--samples {args.samples} is too few: a spectrum takes {FFT}")
+    if args.data_dir and not args.data_dir.is_dir():
+        parser.error(f"there is no directory {args.data_dir}: --data-dir DIR, or leave it out")
+    if args.data_dir and not find_spec("PIL"):
+        parser.error("--data-dir needs a package: pip install pillow")
+    return args
 
 
 class Scenes(LightningModule):
@@ -92,21 +111,26 @@ class Scenes(LightningModule):
 
 def main() -> None:
     args = parse_args()
-    if args.data_dir and not args.data_dir.is_dir():
-        raise SystemExit(f"error: there is no directory {args.data_dir}\n  fix: --data-dir DIR, or leave it out")
     with allranks.init(seed=args.seed) as ctx:
         size, samples = args.image_size, args.samples
         training, held_out, vocabulary = load(args.data_dir, size, samples) if args.data_dir else make(size, samples)
+        if args.batch_size > len(training) or args.batch_size % ctx.world_size:
+            raise SystemExit(
+                f"error: --batch-size {args.batch_size} is impossible\n"
+                f"  why: there are {len(training)} scenes to train on, and {ctx.world_size} ranks, "
+                "which have equally many\n"
+                f"  fix: a multiple of {ctx.world_size} up to {len(training)}"
+            )
         loader = ctx.loader(training, global_batch_size=args.batch_size, drop_last=True)
         module = Scenes(ctx, vocabulary, args, steps=args.epochs * len(loader))
-        resume = ResumeCallback(ctx, every="10min")
+        resume = ResumeCallback(ctx, args.checkpoint_dir, every="10min")
         trainer = Trainer(
             max_epochs=args.epochs,
             precision=args.precision,
             devices=ctx.local_world_size,
             num_nodes=ctx.world_size // ctx.local_world_size,
             strategy="ddp",
-            check_val_every_n_epoch=2,
+            check_val_every_n_epoch=1 if args.epochs % 2 else 2,  # the last epoch is among them
             log_every_n_steps=10,
             enable_checkpointing=False,
             enable_model_summary=False,

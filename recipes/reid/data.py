@@ -112,10 +112,6 @@ def find(folder: Path) -> list[list[Path]]:
     """Return the image files of each individual, in the order of their names."""
     if not folder.is_dir():
         raise SystemExit(f"error: there is no directory {folder}\n  fix: --data-dir DIR, or leave it out")
-    try:
-        from PIL import Image  # noqa: F401 - looked for before the training starts
-    except ImportError:
-        raise SystemExit("error: --data-dir needs a package: pip install pillow") from None
     inside = [
         sorted(path for path in each.rglob("*") if path.suffix.lower() in SUFFIXES) for each in sorted(folder.iterdir())
     ]

@@ -55,6 +55,12 @@ def parse_args() -> argparse.Namespace:
     config("--warmup", type=int, required=True, help="steps in which the rate rises; then it falls as a cosine")
     config("--weight-decay", type=float, required=True)
     args = parser.parse_args([*read_config(first.parse_known_args()[0].config), *sys.argv[1:]])
+    if not min(args.lr, args.scale) > 0:
+        parser.error("--lr and --scale must be greater than 0")
+    if not min(args.warmup, args.weight_decay) >= 0:
+        parser.error("--warmup and --weight-decay must be 0 or more")
+    if args.data_dir and not find_spec("PIL"):
+        parser.error("--data-dir needs a package: pip install pillow")
     if args.backbone and not find_spec("timm"):
         parser.error("--backbone needs a package: pip install timm")
     return args

@@ -171,7 +171,12 @@ def write(path, samples, rate=8000):
     ("args", "text"),
     [
         (["--data-dir", "nowhere"], "error: there is no directory nowhere: --data-dir DIR, or leave it out"),
-        (["--beam", "wide"], "error: argument --beam: invalid int value: 'wide'"),
+        (["--beam", "wide"], "error: argument --beam: invalid positive value: 'wide'"),
+        (["--steps", "0"], "error: argument --steps: invalid positive value: '0'"),
+        (["--batch-size", "0"], "error: argument --batch-size: invalid positive value: '0'"),
+        (["--lr", "0"], "error: --lr must be greater than 0"),
+        (["--melodies", "9"], "error: --melodies 9 is too few: 10 or more, of which every tenth is held out"),
+        (["--width", "30"], "error: --width 30 does not divide by the 4 heads of a layer"),
     ],
 )
 def test_wrong_arguments_are_named(recipe, monkeypatch, capsys, args, text):

@@ -151,6 +151,7 @@ def test_the_scripts_before_are_complete(train, name, ranks, args):
 
 
 def test_wrong_arguments_and_a_missing_config_are_named(train):
+    """It takes more than 10 s on a slow machine: torch is imported first."""
     code, _, err = train("deepspeed_after", "wrong", 1, args=["--lr", "0.1"])
     assert (code, err.splitlines()[-1]) == (2, "deepspeed_after.py: error: unrecognized arguments: --lr 0.1")
     code, _, err = train("deepspeed_after", "wrong", 1, args=["--deepspeed_config", "nowhere.json"])

@@ -231,6 +231,8 @@ def test_schedule_and_operations_are_those_of_their_sources(recipe):
         (["--width", "30"], "error: --width 30 does not divide by --heads 4"),
         (["--accumulate", "3"], "error: --batch-size 16 does not divide by --accumulate 3"),
         (["--steps", "many"], "error: argument --steps: invalid positive value: 'many'"),
+        (["--lr", "0"], "error: --lr, --clip-norm and --peak-tflops must be greater than 0"),
+        (["--warmup", "-1"], "error: --warmup and --weight-decay must be 0 or more"),
         (["--heads", "0"], "error: argument --heads: invalid positive value: '0'"),
     ],
 )

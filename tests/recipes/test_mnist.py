@@ -141,8 +141,16 @@ def test_a_damaged_gzip_file_is_named(tmp_path, data):
 def test_a_missing_folder_and_files_that_do_not_fit_are_named(tmp_path, train, data):
     done = train("--data-dir", tmp_path / "nowhere", "--checkpoint-dir", tmp_path)
     assert done.returncode == 1
-    assert f"error: {tmp_path}/nowhere has no file train-images-idx3-ubyte" in done.stderr
+    assert f"error: there is no directory {tmp_path}/nowhere\n  fix: --data-dir DIR, or leave it out" in done.stderr
     assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit) as caught:
+        data.load_mnist(tmp_path)
+    assert str(caught.value).splitlines() == [
+        f"error: {tmp_path} has no file train-images-idx3-ubyte",
+        "  why: --data-dir needs MNIST's four files; train-images-idx3-ubyte.gz, train-images.idx3-ubyte, "
+        "train-images.idx3-ubyte.gz would be read too",
+        "  fix: put the file there, or leave --data-dir out to train on scikit-learn's digits",
+    ]
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(random_idx(9, high=10))
     with pytest.raises(SystemExit, match=r"the t10k files hold images of shape \(10, 28, 28\)"):
@@ -187,10 +195,18 @@ def test_activations_take_the_memory_that_the_readme_states(run_python, tmp_path
     assert f"{saving} MB are kept for it instead of {plain} MB" in (RECIPE.parent / "README.md").read_text()
 
 
-def test_micro_batches_of_unequal_size_are_refused(tmp_path, train):
-    done = train("--accumulate", 3, "--checkpoint-dir", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("--accumulate", 3, "--batch-size 64 does not divide by --accumulate 3"),
+        ("--epochs", 0, "--epochs, --batch-size, --accumulate and --lr must be greater than 0"),
+        ("--lr", -1, "--epochs, --batch-size, --accumulate and --lr must be greater than 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, train, name, value, text):
+    done = train(name, value, "--checkpoint-dir", tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "train.py: error: --batch-size 64 does not divide by --accumulate 3"
+    assert done.stderr.splitlines()[-1] == f"train.py: error: {text}"
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path, train):

@@ -50,12 +50,83 @@ def test_files_of_scenes_are_read(recipe, tmp_path):
         recipe["data"].load(tmp_path, 4, 5)
 
 
-def test_a_missing_directory_is_named(recipe, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py", "--data-dir", "nowhere"])
-    with pytest.raises(
-        SystemExit, match="error: there is no directory nowhere\n  fix: --data-dir DIR, or leave it out"
-    ):
-        recipe["train"].main()
+SMALL = ["--image-size=8", "--samples=512", "--width=16", "--layers=1", "--batch-size=480"]
+
+
+@pytest.fixture(scope="module")
+def train(warm_lightning, stopping, tmp_path_factory):
+    """Give a function that trains four steps of an epoch in a directory; it gives what was recorded, and the state."""
+    root = tmp_path_factory.mktemp("multimodal")
+
+    def run(name, ranks, *, stopped=False):
+        folder = root / name
+        folder.mkdir(exist_ok=True)
+        script, words = RECIPE / "train.py", [*SMALL, "--epochs=1", "--checkpoint-dir", folder / "saved"]
+        if stopped:
+            script, words = stopping, [script, *words]
+        done = warm_lightning.run_ranks(script, words, folder, ranks, CUDA_VISIBLE_DEVICES="")
+        assert [code for code, _, _ in done] == [75 if stopped else 0] * ranks, done
+        said = done[0][1].decode() + done[0][2].decode()
+        newest = sorted((folder / "saved").glob("step-*.ckpt"))[-1]
+        return said, torch.load(newest, weights_only=False)
+
+    return run
+
+
+def test_one_rank_learns_what_two_do_and_a_stop_changes_nothing(train):
+    """Ranks add the same gradients in another order: single precision's 2^-24, which Adam's first steps enlarge.
+
+    It takes more than 10 s on a slow machine: four trainings with Lightning.
+    """
+    said, alone = train("alone", 1)
+    assert re.search(r"^Epoch 1: exact \d\.\d{4}, top1 \d\.\d{4}$", said, re.MULTILINE)  # An odd last epoch, too.
+    assert alone["global_step"] == 4
+    _, two = train("two", 2)
+    _, left = train("stopped", 2, stopped=True)
+    assert left["global_step"] == 1
+    said, continued = train("stopped", 2)
+    assert "allranks: continuing from step 1" in said
+    assert continued["global_step"] == 4
+    for name, tensor in two["state_dict"].items():
+        if not name.endswith("in_proj_bias"):  # The keys' bias has no effect: its gradient is rounding errors alone.
+            torch.testing.assert_close(alone["state_dict"][name], tensor, rtol=0, atol=1e-4)
+        assert torch.equal(continued["state_dict"][name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--data-dir", "nowhere"], "error: there is no directory nowhere: --data-dir DIR, or leave it out"),
+        (["--epochs", "0"], "error: argument --epochs: invalid positive value: '0'"),
+        (["--lr", "high"], "error: argument --lr: invalid float value: 'high'"),
+        (["--lr", "-1"], "error: --lr must be greater than 0"),
+        (["--width", "30"], "error: --width 30 does not divide by the 4 heads of a layer"),
+        (["--samples", "127"], "error: --samples 127 is too few: a spectrum takes 128"),
+    ],
+)
+def test_wrong_arguments_are_named(recipe, monkeypatch, capsys, args, text):
+    monkeypatch.setattr("sys.argv", ["train.py", *args])
+    with pytest.raises(SystemExit):
+        recipe["train"].parse_args()
+    assert text in capsys.readouterr().err
+
+
+def test_without_pillow_a_directory_of_images_is_refused_at_once(recipe, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(recipe["train"], "find_spec", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["train.py", "--data-dir", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        recipe["train"].parse_args()
+    assert "error: --data-dir needs a package: pip install pillow" in capsys.readouterr().err
+
+
+def test_a_batch_that_is_larger_than_the_data_is_named(warm_lightning, tmp_path):
+    ((code, _, err),) = warm_lightning.run_ranks(
+        RECIPE / "train.py", ["--batch-size", "1921"], tmp_path, 1, CUDA_VISIBLE_DEVICES=""
+    )
+    assert code == 1
+    assert (
+        "error: --batch-size 1921 is impossible\n  why: there are 1920 scenes to train on, and 1 ranks" in err.decode()
+    )
 
 
 def test_scenes_with_one_caption_are_equally_right(recipe):

@@ -193,10 +193,20 @@ def test_a_folder_of_images_for_each_individual_is_read(recipe, tmp_path):
         recipe["data"].load(tmp_path / "b" / "left", 8, 64)
 
 
+def test_without_pillow_a_folder_of_images_is_refused_at_once(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(recipe["train"], "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data-dir", "images"])
+    with pytest.raises(SystemExit):
+        recipe["train"].parse_args()
+    assert "error: --data-dir needs a package: pip install pillow" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("config", "args", "text"),
     [
         (None, ["--steps", "many"], "error: argument --steps: invalid positive value: 'many'"),
+        (None, ["--lr", "0"], "error: --lr and --scale must be greater than 0"),
+        (None, ["--warmup", "-1"], "error: --warmup and --weight-decay must be 0 or more"),
         (None, ["--tracker", "paper"], "error: argument --tracker: invalid choice: 'paper'"),
         (None, ["--backbone", "resnet18"], "error: --backbone needs a package: pip install timm"),
         (None, ["--config", "nowhere.json"], "error: cannot read nowhere.json\n  why: [Errno 2] No such file"),
