@@ -180,8 +180,9 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
     secrets = {path.rpartition(".")[2]: "x" * 16 for path, given in draft.values.items() if given.value == "<secret>"}
     paths = {"--nodes": "resources.nodes", **{option.flags[0]: option.path for option in OPTIONS if option.flags}}
     values: dict[str, object] = {paths[name]: value for name, value in zip(flags[::2], flags[1::2], strict=True)}
-    if hostfile := draft.get("resources.hostfile"):
-        values["resources.hostfile"] = str(folder.absolute() / hostfile)
+    for path in ("resources.hostfile", "environment.venv"):
+        if (given := draft.get(path)) and not given.startswith("~"):
+            values[path] = str(folder.absolute() / given)
     node = re.search(r"--node-rank (\d+)", draft.node)
     if draft.node and not whole:
         values["resources.nodes"] = "1"  # Of which each is started for itself.

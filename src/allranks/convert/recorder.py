@@ -21,6 +21,8 @@ RECORDS = "/.allranks-records/all"
 HOST, WITHIN, VIA = "_RECORDER_HOST", "_RECORDER_WITHIN", "_RECORDER_VIA"
 PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?|ipython3?")
 BINS = ("/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin")
+#: Of a login.
+PATH = "/usr/local/bin:/usr/bin:/bin"
 WRAPPERS = ("numactl", "taskset", "stdbuf", "unbuffer", "ionice", "time", "catchsegv", "nsys")
 LOOSE = ("singularity", "apptainer", "docker", "podman", "shifter", "sarus", "enroot", "conda", "mamba", "micromamba")
 RUNNERS = ("uv", "poetry", "pipenv", "pixi")
@@ -105,7 +107,7 @@ def place_of(host):
 def login(host, **more):
     """Return the environment of a new login on a host."""
     kept = {name: os.environ[name] for name in ("HOME", "USER", "BASH_ENV", "LC_ALL") if name in os.environ}
-    return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin", HOST: host, "HOSTNAME": host, **more}
+    return {**kept, "PATH": PATH, HOST: host, "HOSTNAME": host, **more}
 
 
 def on(host, env):
@@ -119,10 +121,11 @@ def find(name, env, cwd):
         return os.path.normpath(os.path.join(cwd, name))
     for folder in env.get("PATH", "").split(":"):
         path = os.path.join(folder, name)
-        if folder.rstrip("/") not in BINS and os.path.isfile(path):
+        # A virtual environment that is not on this machine has the commands that it is activated for.
+        is_elsewhere = folder == f"{env.get('VIRTUAL_ENV')}/bin" and not os.path.exists(f"{folder}/python")
+        if folder.rstrip("/") not in BINS and (is_elsewhere or os.path.isfile(path)):
             return os.path.normpath(path)
-    # A virtual environment that is not on this machine has the commands that it is activated for.
-    return f"{env['VIRTUAL_ENV']}/bin/{name}" if "VIRTUAL_ENV" in env else name
+    return name
 
 
 def start(words, env, cwd):

@@ -19,7 +19,8 @@ from typing import Any
 from allranks.contract import DECIDED
 from allranks.convert.draft import Draft, path_of, short
 from allranks.convert.launchers import RANK_VARIABLES
-from allranks.convert.recorder import HOST, LAUNCHERS, PARTS, PYTHON, VIA, WITHIN
+from allranks.convert.recorder import HOST, LAUNCHERS, PARTS, PYTHON, VIA, WITHIN, find
+from allranks.convert.recorder import PATH as LOGIN_PATH
 from allranks.convert.sandbox import run
 from allranks.lint.syntax import SYNTAX
 from allranks.lint.unwrap import MODULES
@@ -134,7 +135,7 @@ class _Side:
         self.gpus = int(self.resources.gpus or draft.get("resources.gpus_per_node") or 0)
         kept = {name: value for name, value in environ.items() if not _OF_SCHEDULERS.fullmatch(name)}
         own = {"LC_ALL": "C", "BASH_ENV": _SHELL_FILE, HOST: self.hosts[0], "HOSTNAME": self.hosts[0]}
-        path = ":".join(filter(None, [environ.get("PATH"), "/usr/local/bin:/usr/bin:/bin"]))
+        path = ":".join(filter(None, [environ.get("PATH"), LOGIN_PATH]))
         self.base = {**kept, **own, "PATH": path, "HOME": environ.get("HOME") or "/", "USER": environ.get("USER", "user")}
         self.files = {_SHELL_FILE: _SHELL}
         self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.view.script.read)
@@ -265,6 +266,7 @@ def _changed(record: Record, base: Mapping[str, str]) -> dict[str, str]:
         if name == "PYTHONPATH":
             value = re.sub(r"[^:]*/runs/[^:/]+/code(:|$)", "", value)
         is_own = _OF_SCHEDULERS.fullmatch(name) or name in _OF_SHELLS or name in _OF_RANKS
+        is_own = is_own or (name == "PATH" and value == LOGIN_PATH)
         if value and not is_own and base.get(name) != value:
             found[name] = value
     return found
@@ -285,10 +287,11 @@ def _compare(
         return Verification(len(old), (), tuple(found.differences))
     one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
     found.ranks(one, other)
-    found.each("working directory", one, other, lambda each: each["cwd"], found.note(("changed", "not taken over"), "cd "))
+    moved = found.note(("changed", "not taken over"), "cd ")
+    found.each("working directory", one, other, lambda each: each["cwd"], moved)
     found.each("interpreter", one, other, _interpreter, found.interpreter(one[0], other[0]))
     found.each("container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container"))
-    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", "")
+    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved)
     found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments())
     found.environment(one, other)
     found.others([*old_others, *further], new_others)
@@ -297,7 +300,7 @@ def _compare(
 
 def _of_one_training(old: Sequence[Record], new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """Return the ranks of the training that is converted, and those of others: the first one that has the new one's words."""
-    words = [(each["kind"], each["path"], each["args"]) for each in new[:1]]
+    words = [(each["kind"], each["path"], each["args"]) for each in new]
     for most in (3, 2):
         same = [each for each in old if (each["kind"], each["path"], each["args"])[:most] in [each[:most] for each in words]]
         numbers = [(_numbers(each), each["host"]) for each in same]
@@ -319,6 +322,8 @@ class _Comparison:
 
     def __init__(self, draft: Draft, plan: Plan, base: Mapping[str, str]) -> None:
         self.draft, self.plan, self.base = draft, plan, base
+        #: Those that a script starts with.
+        self.paths = (base["PATH"], LOGIN_PATH)
         self.equal: list[str] = []
         self.differences: list[Difference] = []
 
@@ -359,7 +364,9 @@ class _Comparison:
 
     def interpreter(self, old: Record, new: Record) -> str:
         """Return why another interpreter is as wanted: the script's was the first on PATH, and none is in the job file."""
-        if "/" in (old["python"] or ["/"])[0] or self.draft.get("environment.python"):
+        first = {find(name, {**self.base, "PATH": path}, "/") for name in ("python", "python3", *LAUNCHERS) for path in self.paths}
+        first = {re.sub(r"/[^/]+$", "/python", path) for path in first}
+        if _interpreter(old).split(" ")[0] not in first or self.draft.get("environment.python"):
             return ""
         reasons = (each.why for each in self.plan.reasons if each.subject == "python")
         return f"the script took the first on PATH; now it is {next(reasons, '')}"

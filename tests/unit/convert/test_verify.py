@@ -77,7 +77,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "an array of arguments": 'ARGS=(--a "b c" --d)\ntorchrun --standalone --nproc-per-node=2 train.py "${ARGS[@]}"\n',
     "arguments in a string": 'ARGS="--lr 0.1 --epochs 3"\ntorchrun --standalone --nproc-per-node=2 train.py $ARGS\n',
     "arithmetic": "N=2\nexport BATCH=$((64 / N))\ntorchrun --standalone --nproc-per-node=$N train.py --batch $BATCH\n",
-    "a function": 'launch() {\n  torchrun --standalone --nproc-per-node=2 "$@"\n}\nlaunch train.py --x 1\n',
+    "a function": 'launch() {\n  torchrun --standalone --nproc-per-node=2 train.py "$1"\n}\nlaunch --x\n',
     "variables before the command": "A=1 B='x y' torchrun --standalone --nproc-per-node=2 train.py\n",
     "env and nohup": "nohup env OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 train.py > log 2>&1 &\n",
     "numactl": "numactl --cpunodebind=0 torchrun --standalone --nproc-per-node=2 train.py\n",
