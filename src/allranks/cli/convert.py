@@ -27,7 +27,9 @@ _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
 @click.argument("files", nargs=-1, metavar="FILE…")
 @click.option("--output", "-o", metavar="DIR", help="Write the job file into this directory. Default: to stdout.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
-@click.option("--verify", is_flag=True, help="Run the script in a sandbox, and compare what it and the job would start.")
+@click.option(
+    "--verify", is_flag=True, help="Run the script in a sandbox, and compare what it and the job would start."
+)
 def command(files: tuple[str, ...], output: str | None, force: bool, verify: bool) -> int:
     """Turn sbatch, PBS, Grid Engine and shell scripts that start PyTorch into a job file.
 
@@ -36,13 +38,13 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
     allranks convert train.sbatch -o .     writes job.yaml, and clusters.yaml if it needs one
     allranks convert small.sbatch large.sbatch -o jobs
 
-    Reads the scripts, and runs nothing of them without --verify. Each value has a comment that says where it came from. What was kept,
-    left out, changed because it was a fault, and not taken over is said on stderr. Scripts that differ in numbers of
-    nodes, GPUs and the like become one job file, and the flags for each are printed.
+    Reads the scripts, and runs nothing of them without --verify. Each value has a comment that says where it came from.
+    What was kept, left out, changed because it was a fault, and not taken over is said on stderr. Scripts that differ
+    in numbers of nodes, GPUs and the like become one job file, and the flags for each are printed.
 
-    --verify runs each script, and the plan of its job, in a sandbox without network, in which nothing that they write is
-    kept, and srun, torchrun, ssh and all other commands that start something only record it. Ranks, hosts, directory,
-    interpreter, program, arguments and environment are compared.
+    --verify runs each script, and the plan of its job, in a sandbox without network, in which nothing that they write
+    is kept, and srun, torchrun, ssh and all other commands that start something only record it. Ranks, hosts,
+    directory, interpreter, program, arguments and environment are compared.
 
     Exits with 1 if a job file does not load or cannot be planned, an argument's value is not known, or --verify finds a
     difference that convert has not named.

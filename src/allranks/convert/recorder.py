@@ -7,13 +7,22 @@ supervisor and agent are recorders here too, so that the job file's side is what
 The standard library alone: it is copied into the sandbox.
 """
 
+from __future__ import annotations
+
+import itertools
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+Env = dict[str, str]
+Part = Callable[[list[str], Env, str], int]
+Counts = Sequence[tuple[str, int]]
 
 HERE = "/.allranks"
 RECORDS = "/.allranks-records/all"
@@ -28,14 +37,15 @@ LOOSE = ("singularity", "apptainer", "docker", "podman", "shifter", "sarus", "en
 RUNNERS = ("uv", "poetry", "pipenv", "pixi")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 #: They print, wait, or end other processes: no job needs them.
-QUIET = set(
-    "sleep squeue sinfo sacct clear tput ps pgrep pkill killall kill uptime free df du lscpu lspci nvcc ip ifconfig ibstat"
-    " ibv_devinfo rocm-smi module ml ulimit nvidia-cuda-mps-control scancel sync qstat pbsnodes".split()
-)
-FACTS = {}
+_QUIET_NAMES = """
+    sleep squeue sinfo sacct clear tput ps pgrep pkill killall kill uptime free df du lscpu lspci nvcc ip ifconfig
+    ibstat ibv_devinfo rocm-smi module ml ulimit nvidia-cuda-mps-control scancel sync qstat pbsnodes
+"""
+QUIET = frozenset(_QUIET_NAMES.split())
+FACTS: dict[str, Any] = {}
 
 
-def record(**what):
+def record(**what: object) -> None:
     """Add an object to what is recorded, in one piece."""
     line = (json.dumps(what) + "\n").encode()
     file = os.open(RECORDS, os.O_WRONLY | os.O_APPEND)
@@ -43,10 +53,11 @@ def record(**what):
     os.close(file)
 
 
-def options(name, words):
+def options(name: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the options of a command, by their usual names, each with its last value, and the words that follow."""
     valued, same, attaches = FACTS["options"].get(name, [[], {}, False])
-    given, words = {}, list(words)
+    given: dict[str, str] = {}
+    words = list(words)
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
         if word == "--":
@@ -59,63 +70,65 @@ def options(name, words):
         if key in ("--mca", "-mca", "--gmca", "--prtemca"):
             del words[:2]
         elif key in ("-genv", "-env"):
-            given.setdefault("-x", []).append("=".join(words[:2]))
+            given["-x"] = given.get("-x", "") + "=".join(words[:2]) + "\n"
             del words[:2]
         elif key == "-x" and name.startswith(("mpi", "orte")):
-            given.setdefault("-x", []).append(words.pop(0))
+            given["-x"] = given.get("-x", "") + words.pop(0) + "\n"
         else:
             given[key] = value if equals else words.pop(0) if key in valued and words else ""
     return given, words
 
 
-def number(text, otherwise):
+def number(text: str | None, otherwise: int) -> int:
     """Return the last number of ``2``, ``1:2`` or ``1-2``."""
     found = re.fullmatch(r"(?:\d+[:-])?(\d+)", (text or "").strip())
     return int(found[1]) if found else otherwise
 
 
-def expand(text):
+def expand(text: str) -> list[str]:
     """Return the hosts of ``n[01-03,07],m1``."""
     hosts = []
     for name in re.findall(r"(?:[^,\[\]\s]|\[[^\]]*\])+", text):
         found = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", name)
-        for part in found[2].split(",") if found else ():
+        if found is None:
+            hosts.append(name)
+            continue
+        for part in found[2].split(","):
             first, _, last = part.partition("-")
             for each in range(int(first), int(last or first) + 1):
                 hosts += expand(f"{found[1]}{each:0{len(first)}}{found[3]}")
-        hosts += [] if found else [name]
     return hosts
 
 
-def hosts_in(path, cwd):
-    """Return the hosts of a file, each with its slots, or None."""
+def hosts_in(path: str, cwd: str) -> list[tuple[str, int]]:
+    """Return the hosts of a file, each with its slots; 0 where it has none."""
     lines = [line.split("#")[0].split() for line in Path(cwd, os.path.expanduser(path)).read_text().splitlines()]
-    found = {}
+    found: dict[str, int] = {}
     for words in filter(None, lines):
         host, _, count = words[0].rpartition("@")[2].partition(":")
         slots = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), count)
-        found[host] = int(slots) if slots else found.get(host, 0) + 1 if words[0] in found else None
+        found[host] = int(slots) if slots else 0
     return list(found.items())
 
 
-def place_of(host):
+def place_of(host: str) -> int:
     """Return the number of a host among those of the allocation."""
     hosts = FACTS["hosts"]
     return hosts.index(host) if host in hosts else len(hosts)
 
 
-def login(host, **more):
+def login(host: str, **more: str) -> Env:
     """Return the environment of a new login on a host."""
     kept = {name: os.environ[name] for name in ("HOME", "USER", "BASH_ENV", "LC_ALL") if name in os.environ}
     return {**kept, "PATH": PATH, HOST: host, "HOSTNAME": host, **more}
 
 
-def on(host, env):
+def on(host: str, env: Env) -> Env:
     """Return an environment that a command takes along to a host."""
     return {**env, HOST: host, "HOSTNAME": host}
 
 
-def find(name, env, cwd):
+def find(name: str, env: Env, cwd: str) -> str:
     """Return where the shell would have found a command outside of the sandbox; its name if on the usual path."""
     if "/" in name:
         return os.path.normpath(os.path.join(cwd, name))
@@ -128,7 +141,7 @@ def find(name, env, cwd):
     return name
 
 
-def start(words, env, cwd):
+def start(words: list[str], env: Env, cwd: str) -> int:
     """Start a command as another one does; a recorder in this process."""
     name = os.path.basename(words[0])
     if is_recorder(name):
@@ -144,24 +157,23 @@ def start(words, env, cwd):
     try:
         return subprocess.run(words, env=env, cwd=cwd).returncode
     except OSError:
-        return rank(["binary", words[0]], words[1:], [], env, cwd)
+        return rank("binary", words[0], words[1:], [], env, cwd)
 
 
-def rank(program, args, python, env, cwd):
+def rank(kind: str, path: str, args: Sequence[str], python: list[str], env: Env, cwd: str) -> int:
     """Record a rank, or a command that is none: who reads the record decides."""
-    kind, path = program
     if kind == "script":
         path = os.path.normpath(os.path.join(cwd, path))
     record(kind=kind, path=path, args=list(args), python=python, cwd=cwd, host=env.get(HOST), env=env)
     return 0
 
 
-def is_recorder(name):
+def is_recorder(name: str) -> bool:
     """Return whether this file plays a command."""
     return bool(PYTHON.fullmatch(name)) or name in PARTS or name in QUIET
 
 
-def play(words, env, cwd):
+def play(words: list[str], env: Env, cwd: str) -> int:
     """Play the part of a command."""
     name = os.path.basename(words[0])
     if PYTHON.fullmatch(name):
@@ -170,20 +182,21 @@ def play(words, env, cwd):
         return 0
     part = PARTS.get(name)
     if part is None:
-        return rank(["binary", words[0]], words[1:], [], env, cwd)
+        return rank("binary", words[0], words[1:], [], env, cwd)
     return part(words, env, cwd)
 
 
-def python(words, env, cwd):
+def python(words: list[str], env: Env, cwd: str) -> int:
     """Play an interpreter, and the launchers that are modules of it."""
-    found, rest, flags = find(words[0], env, cwd), list(words[1:]), []
+    found, rest = find(words[0], env, cwd), list(words[1:])
+    flags: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] != "-":
         flag = rest.pop(0)
         if flag == "-m" and rest:
             name = FACTS["modules"].get(rest[0])
             if name:
                 return launch(name, rest[1:], [found, *flags], env, cwd)
-            return rank(["module", rest[0]], rest[1:], [found, *flags], env, cwd)
+            return rank("module", rest[0], rest[1:], [found, *flags], env, cwd)
         if flag == "-c":
             return answer(rest[0] if rest else "")
         flags += [flag, *([rest.pop(0)] if flag in ("-W", "-X") and rest else [])]
@@ -194,10 +207,10 @@ def python(words, env, cwd):
     name = os.path.basename(rest[0])
     if name in LAUNCHERS:
         return launch(name, rest[1:], [found, *flags], env, cwd)
-    return rank(["script", rest[0]], rest[1:], [found, *flags], env, cwd)
+    return rank("script", rest[0], rest[1:], [found, *flags], env, cwd)
 
 
-def answer(code):
+def answer(code: str) -> int:
     """Answer a line of Python that a script asks, as far as one can guess what: GPUs, a port, or an address."""
     if "device_count" in code:
         print(FACTS["gpus"])
@@ -206,14 +219,14 @@ def answer(code):
     return 0
 
 
-def by_name(words, env, cwd):
+def by_name(words: list[str], env: Env, cwd: str) -> int:
     """Play a launcher that is called by its name: its interpreter is the one beside it."""
     path = find(words[0], env, cwd)
     beside = os.path.join(os.path.dirname(path), "python") if "/" in path else "python"
     return launch(os.path.basename(words[0]), words[1:], [beside], env, cwd)
 
 
-def launch(name, words, interpreter, env, cwd):
+def launch(name: str, words: list[str], interpreter: list[str], env: Env, cwd: str) -> int:
     """Play torchrun and its like on one node: start each of its ranks."""
     if name == "accelerate":
         if words[:1] != ["launch"] and words and words[0] in ("config", "env", "test", "estimate-memory"):
@@ -222,8 +235,9 @@ def launch(name, words, interpreter, env, cwd):
     given, rest = options(name, words)
     if not rest:
         return 2
-    env, gpus, inserted = {**env, VIA: name}, FACTS["gpus"] or 1, []
-    nodes, node, master = [env.get(HOST)], 0, (given.get("--master-addr"), given.get("--master-port"))
+    env, gpus = {**env, VIA: name}, FACTS["gpus"] or 1
+    inserted: list[str] = []
+    nodes, node, master = [env.get(HOST, "")], 0, (given.get("--master-addr"), given.get("--master-port"))
     if name == "accelerate":
         config = read_config(given.get("--config-file"), cwd)
         value = {key: given.get(f"--{key.replace('_', '-')}") or config.get(key) for key in (*CONFIG, *config)}
@@ -235,7 +249,7 @@ def launch(name, words, interpreter, env, cwd):
         if value["gpu_ids"] not in (None, "", "all"):
             env["CUDA_VISIBLE_DEVICES"] = value["gpu_ids"]
     elif name == "deepspeed":
-        slots = hosts_in(given["--hostfile"], cwd) if given.get("--hostfile") else [(env.get(HOST), None)]
+        slots = hosts_in(given["--hostfile"], cwd) if given.get("--hostfile") else [(env.get(HOST, ""), 0)]
         slots = slots[: number(given.get("--num-nodes"), len(slots))]
         nodes, count = [host for host, _ in slots], len(slots)
         nproc = number(given.get("--num-gpus"), slots[0][1] or gpus)
@@ -246,7 +260,7 @@ def launch(name, words, interpreter, env, cwd):
         wanted = text["nproc_per_node"]
         nproc = gpus if wanted in ("gpu", "auto") else FACTS["cpus"] if wanted == "cpu" else number(wanted, 1)
         is_static = "--standalone" not in given and text["rdzv_backend"] in (None, "", "static")
-        node = number(text["node_rank"], 0) if is_static else place_of(env.get(HOST)) if count > 1 else 0
+        node = number(text["node_rank"], 0) if is_static else place_of(env.get(HOST, "")) if count > 1 else 0
         master = (text["rdzv_endpoint"] or "").partition(":")[::2] if text["rdzv_endpoint"] else master
         if name == "torch.distributed.launch" and "--use-env" not in given:
             inserted = ["--local-rank={}"]
@@ -264,11 +278,19 @@ def launch(name, words, interpreter, env, cwd):
     return 0
 
 
-CONFIG = ("num_machines", "machine_rank", "num_processes", "main_process_ip", "main_process_port", "mixed_precision", "gpu_ids")
+CONFIG = (
+    "num_machines",
+    "machine_rank",
+    "num_processes",
+    "main_process_ip",
+    "main_process_port",
+    "mixed_precision",
+    "gpu_ids",
+)
 PET = ("nnodes", "nproc_per_node", "node_rank", "rdzv_backend", "rdzv_endpoint")
 
 
-def read_config(path, cwd):
+def read_config(path: str | None, cwd: str) -> dict[str, str]:
     """Return the top level of the file of ``accelerate config``."""
     if not path:
         return {}
@@ -278,11 +300,16 @@ def read_config(path, cwd):
     return {key: "" if value == "no" else value for key, value in values.items()}
 
 
-def of_rank(node, local, nproc, nodes, address, port):
+def of_rank(node: int, local: int, nproc: int, nodes: int, address: str | None, port: str | int | None) -> Env:
     """Return the variables that torchrun sets."""
     place = {
         **{"RANK": node * nproc + local, "LOCAL_RANK": local, "WORLD_SIZE": nproc * nodes, "LOCAL_WORLD_SIZE": nproc},
-        **{"GROUP_RANK": node, "GROUP_WORLD_SIZE": nodes, "MASTER_ADDR": address or "localhost", "MASTER_PORT": port or 29500},
+        **{
+            "GROUP_RANK": node,
+            "GROUP_WORLD_SIZE": nodes,
+            "MASTER_ADDR": address or "localhost",
+            "MASTER_PORT": port or 29500,
+        },
     }
     return {name: str(value) for name, value in place.items()}
 
@@ -290,34 +317,36 @@ def of_rank(node, local, nproc, nodes, address, port):
 # --- what starts commands on other machines ---
 
 
-def tasks(counts, words, env, cwd, variables, run=start):
+def tasks(counts: Counts, words: list[str], env: Env, cwd: str, variables: Callable[..., dict[str, object]]) -> int:
     """Start a command as often on each host as ``counts`` says, with the variables of ``variables`` for each."""
     first, total, code = 0, sum(count for _, count in counts), 0
     for node, (host, count) in enumerate(counts):
         for local in range(count):
             place = variables(first + local, local, node, total, count)
-            code = run(words, {**on(host, env), **{name: str(value) for name, value in place.items()}}, cwd) or code
+            code = start(words, {**on(host, env), **{name: str(value) for name, value in place.items()}}, cwd) or code
         first += count
     return code
 
 
-def srun(words, env, cwd):
+def srun(words: list[str], env: Env, cwd: str) -> int:
     """Play srun in the allocation."""
     given, rest = options("srun", words[1:])
-    hosts = expand(given["--nodelist"]) if given.get("--nodelist") else FACTS["hosts"][number(given.get("--relative"), 0) :]
+    hosts = (
+        expand(given["--nodelist"]) if given.get("--nodelist") else FACTS["hosts"][number(given.get("--relative"), 0) :]
+    )
     asked = given.get("--nodes") or (None if given.get("--nodelist") else env.get("SLURM_NNODES"))
     per_node = given.get("--ntasks-per-node") or (None if given.get("--ntasks") else env.get("SLURM_NTASKS_PER_NODE"))
     nodes = min(number(asked, len(hosts)), len(hosts))
     if given.get("--ntasks") and not given.get("--nodes"):
         nodes = min(nodes, number(given["--ntasks"], nodes))
-    total = given.get("--ntasks") or (not per_node and not given.get("--nodes") and env.get("SLURM_NTASKS"))
-    total = number(total or None, number(per_node, 1) * nodes)
+    asked = given.get("--ntasks") or (None if per_node or given.get("--nodes") else env.get("SLURM_NTASKS"))
+    total = number(asked, number(per_node, 1) * nodes)
     each, more = divmod(total, max(nodes, 1))
     counts = [(host, each + (at < more)) for at, host in enumerate(hosts[:nodes])]
     if per_node:
         counts = [(host, number(per_node, 1)) for host, _ in counts]
 
-    def place(rank, local, node, total, count):
+    def place(rank: int, local: int, node: int, total: int, count: int) -> dict[str, object]:
         return {
             **{"SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node, "SLURM_NTASKS": total},
             **{"SLURM_NPROCS": total, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": total, "SLURM_NNODES": nodes},
@@ -332,61 +361,74 @@ def srun(words, env, cwd):
     return tasks(counts, rest, env, cwd, place)
 
 
-def named(text):
+def named(text: str | None) -> Env:
     """Return the variables of ``ALL,NAME=value``."""
     return dict(each.split("=", 1) for each in (text or "").split(",") if "=" in each)
 
 
-def mpirun(words, env, cwd):
+def mpirun(words: list[str], env: Env, cwd: str) -> int:
     """Play mpirun of Open MPI and of Hydra, with as many tasks on each host."""
     given, rest = options("mpirun", words[1:])
     if given.get("-H"):
-        slots = [(host, number(count, None)) for host, _, count in (each.partition(":") for each in given["-H"].split(","))]
+        slots = [
+            (host, number(count, 0)) for host, _, count in (each.partition(":") for each in given["-H"].split(","))
+        ]
     else:
-        slots = hosts_in(given["--hostfile"], cwd) if given.get("--hostfile") else [(host, None) for host in FACTS["hosts"]]
-    per_node = number(given.get("--npernode"), None)
+        slots = (
+            hosts_in(given["--hostfile"], cwd) if given.get("--hostfile") else [(host, 0) for host in FACTS["hosts"]]
+        )
+    per_node = number(given.get("--npernode"), 0)
     if found := re.match(r"ppr:(\d+):node", given.get("--map-by", "")):
         per_node = int(found[1])
-    total = number(given.get("-n"), None)
+    total = number(given.get("-n"), 0)
     if per_node:
         slots = slots[: -(-total // per_node)] if total else slots
         counts = [(host, per_node) for host, _ in slots]
-    elif total is None:
+    elif not total:
         counts = [(host, count or FACTS["tasks"] or 1) for host, count in slots]
     else:
         each, more = divmod(total, len(slots))
         counts = [(host, each + (at < more)) for at, (host, _) in enumerate(slots)]
     counts = [(host, count) for host, count in counts if count]
 
-    def place(rank, local, node, total, count):
+    def place(rank: int, local: int, node: int, total: int, count: int) -> dict[str, object]:
         names = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": total, "OMPI_COMM_WORLD_LOCAL_RANK": local}
-        return {**names, "OMPI_COMM_WORLD_LOCAL_SIZE": count, "PMI_RANK": rank, "PMI_SIZE": total, "MPI_LOCALRANKID": local}
+        return {
+            **names,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": count,
+            "PMI_RANK": rank,
+            "PMI_SIZE": total,
+            "MPI_LOCALRANKID": local,
+        }
 
-    sets = dict(each.split("=", 1) for each in given.get("-x", []) if "=" in each)
+    sets = dict(each.split("=", 1) for each in given.get("-x", "").split("\n") if "=" in each)
     cwd = os.path.join(cwd, given["-wdir"]) if given.get("-wdir") else cwd
     return tasks(counts, rest, {**env, **sets, VIA: "mpirun"}, cwd, place)
 
 
-def shell(hosts, command, env=None):
+def shell(hosts: Iterable[str], command: str, env: Env | None = None) -> int:
     """Have a login shell on each host read a command; of stdin if there is none."""
     code = 0
     for host in hosts:
         words = ["bash", "-c", command.replace("%h", host)] if command else ["bash", "-s"]
-        code = subprocess.run(words, env=login(host, **(env or {}), **{VIA: "ssh"}), cwd=os.environ["HOME"]).returncode or code
+        code = (
+            subprocess.run(words, env=login(host, **(env or {}), **{VIA: "ssh"}), cwd=os.environ["HOME"]).returncode
+            or code
+        )
     return code
 
 
-def ssh(words, env, cwd):
+def ssh(words: list[str], env: Env, cwd: str) -> int:
     """Play ssh and rsh."""
     given, rest = options("ssh", words[1:])
     if not rest:
         return 255
     # Options may follow the host.
-    later, command = options("ssh", rest[1:])
+    _, command = options("ssh", rest[1:])
     return 0 if "-O" in given else shell([rest[0].rpartition("@")[2]], " ".join(command))
 
 
-def pdsh(words, env, cwd):
+def pdsh(words: list[str], env: Env, cwd: str) -> int:
     """Play pdsh and clush."""
     given, rest = options("pdsh", words[1:])
     listed = given.get("-w", "") or env.get("WCOLL", "")
@@ -394,7 +436,7 @@ def pdsh(words, env, cwd):
     return shell([host.rpartition("@")[2] for host in hosts], " ".join(rest))
 
 
-def pbsdsh(words, env, cwd):
+def pbsdsh(words: list[str], env: Env, cwd: str) -> int:
     """Play pbsdsh: a command for each line of the node file, with an environment that has only the job's variables."""
     given, rest = options("pbsdsh", words[1:])
     lines = Path(env["PBS_NODEFILE"]).read_text().split()
@@ -407,9 +449,12 @@ def pbsdsh(words, env, cwd):
     return 0
 
 
-def on_a_host(words, env, cwd):
+def on_a_host(words: list[str], env: Env, cwd: str) -> int:
     """Play pbs_tmrsh, blaunch, and ``qrsh -inherit``."""
-    name, rest = os.path.basename(words[0]), [word for word in words[1:] if word not in ("-inherit", "-nostdin", "-V", "-n")]
+    name, rest = (
+        os.path.basename(words[0]),
+        [word for word in words[1:] if word not in ("-inherit", "-nostdin", "-V", "-n")],
+    )
     if name == "pbs_tmrsh":
         of_job = {key: value for key, value in env.items() if key.startswith("PBS_")}
         return shell([rest[0]], " ".join(rest[1:]), of_job)
@@ -419,7 +464,7 @@ def on_a_host(words, env, cwd):
 # --- what runs a command here ---
 
 
-def wrapper(words, env, cwd):
+def wrapper(words: list[str], env: Env, cwd: str) -> int:
     """Play a command that only changes how another one runs."""
     name = os.path.basename(words[0])
     given, rest = options(name, words[1:])
@@ -428,24 +473,26 @@ def wrapper(words, env, cwd):
     if name == "taskset" and rest and re.fullmatch(r"[\d,-]+", rest[0]):
         rest = rest[1:]
     if name == "nsys":
-        rest = rest[next((at for at, word in enumerate(rest) if PYTHON.fullmatch(os.path.basename(word)) or word in PARTS), 0) :]
+        rest = rest[
+            next((at for at, word in enumerate(rest) if PYTHON.fullmatch(os.path.basename(word)) or word in PARTS), 0) :
+        ]
     return start(rest, env, cwd) if rest else 0
 
 
-def within(words, env, cwd):
+def within(words: list[str], env: Env, cwd: str) -> int:
     """Play a container, ``conda run`` and the like: the command begins at the first word that is one."""
     name = os.path.basename(words[0])
     at = next((at for at in range(1, len(words)) if is_command(words[at])), None)
     if at is None or (name in (*RUNNERS, "conda", "mamba", "micromamba") and words[1:2] != ["run"]):
-        return 0 if name in LOOSE else rank(["binary", name], words[1:], [], env, cwd)
-    given = dict(zip(words[1:at], words[2:at], strict=False))
+        return 0 if name in LOOSE else rank("binary", name, words[1:], [], env, cwd)
+    given = dict(itertools.pairwise(words[1:at]))
     chosen = given.get("-n") or given.get("--name") or given.get("-p") or given.get("--prefix")
     if name in ("conda", "mamba", "micromamba"):
         return start(words[at:], {**env, "CONDA_DEFAULT_ENV": chosen or ""}, cwd)
     return start(words[at:], {**env, WITHIN: shlex.join(words[:at])}, cwd)
 
 
-def is_command(word):
+def is_command(word: str) -> bool:
     """Return whether a word can be the command that a container runs."""
     name = os.path.basename(word)
     return bool(PYTHON.fullmatch(name)) or name in ("bash", "sh", *LAUNCHERS)
@@ -454,45 +501,45 @@ def is_command(word):
 # --- what answers ---
 
 
-def scontrol(words, env, cwd):
+def scontrol(words: list[str], env: Env, cwd: str) -> int:
     """Print hosts one by one."""
     if words[1:3] in (["show", "hostnames"], ["show", "hostname"]):
         print("\n".join(expand(words[3] if len(words) > 3 else env.get("SLURM_JOB_NODELIST", ""))))
     return 0
 
 
-def hostname(words, env, cwd):
+def hostname(words: list[str], env: Env, cwd: str) -> int:
     """Print the name, or the address, of the host."""
     host = env.get(HOST, "")
     print(address(host) if {"-i", "-I", "--ip-address", "--all-ip-addresses"} & {*words} else host)
     return 0
 
 
-def address(host):
+def address(host: str) -> str:
     """Return an address for a host."""
     return f"10.0.0.{place_of(host) + 1}"
 
 
-def getent(words, env, cwd):
+def getent(words: list[str], env: Env, cwd: str) -> int:
     """Print the address of a host."""
     print(f"{address(words[-1])} {words[-1]}")
     return 0
 
 
-def nvidia_smi(words, env, cwd):
+def nvidia_smi(words: list[str], env: Env, cwd: str) -> int:
     """Print a line for each GPU."""
     for gpu in range(FACTS["gpus"]):
         print(f"GPU {gpu}: A GPU (UUID: GPU-{gpu})" if "-L" in words else gpu)
     return 0
 
 
-def nproc(words, env, cwd):
+def nproc(words: list[str], env: Env, cwd: str) -> int:
     """Print the number of CPUs."""
     print(FACTS["cpus"])
     return 0
 
 
-def which(words, env, cwd):
+def which(words: list[str], env: Env, cwd: str) -> int:
     """Print where commands are."""
     for name in words[1:]:
         path = find(name, env, cwd)
@@ -503,21 +550,27 @@ def which(words, env, cwd):
 # --- allranks' own side ---
 
 
-def supervise(env, cwd):
+def supervise(env: Env, cwd: str) -> int:
     """Play the supervisor of a batch job: it starts node.sh on each host."""
     spec = json.loads(Path(env["ALLRANKS_RUN_DIR"], "node.json").read_text())
     hosts = FACTS["hosts"]
     of_run = {"ALLRANKS_ATTEMPT": 0, "ALLRANKS_RDZV_HOST": hosts[0], "ALLRANKS_RDZV_PORT": 20000}
     of_run |= {"ALLRANKS_NODE_COUNT": len(hosts), "ALLRANKS_NODE_NPROC": spec["nproc_per_node"]}
 
-    def place(rank, local, node, total, count):
-        slurm = {"SLURMD_NODENAME": hosts[node], "SLURM_PROCID": node, "SLURM_NODEID": node, "SLURM_LOCALID": 0, "SLURM_GPUS_ON_NODE": FACTS["gpus"]}
+    def place(rank: int, local: int, node: int, total: int, count: int) -> dict[str, object]:
+        slurm = {
+            "SLURMD_NODENAME": hosts[node],
+            "SLURM_PROCID": node,
+            "SLURM_NODEID": node,
+            "SLURM_LOCALID": 0,
+            "SLURM_GPUS_ON_NODE": FACTS["gpus"],
+        }
         return {**of_run, "ALLRANKS_NODE_RANK": node, **(slurm if "SLURM_JOB_ID" in env else {})}
 
     return tasks([(host, 1) for host in hosts], ["bash", env["ALLRANKS_RUN_DIR"] + "/node.sh"], env, cwd, place)
 
 
-def agent(path, interpreter, env, cwd):
+def agent(path: str, interpreter: list[str], env: Env, cwd: str) -> int:
     """Play a node's agent: it starts the ranks."""
     spec = json.loads(Path(path).read_text())
     node, nodes, nproc = (
@@ -532,7 +585,7 @@ def agent(path, interpreter, env, cwd):
     return 0
 
 
-PARTS = {
+PARTS: dict[str, Part] = {
     **dict.fromkeys(LAUNCHERS, by_name),
     **dict.fromkeys(WRAPPERS, wrapper),
     **dict.fromkeys((*LOOSE, *RUNNERS), within),

@@ -1,7 +1,7 @@
 """A sandbox in which a launch script runs without harm: its commands are recorders, and nothing that it writes is kept.
 
-``run`` starts this file by ``unshare`` (util-linux) in namespaces of its own: users, mounts, processes, network, IPC and
-host name. Each file system is the lower layer of an overlay whose upper layer is in memory, or read-only where that
+``run`` starts this file by ``unshare`` (util-linux) in namespaces of its own: users, mounts, processes, network, IPC
+and host name. Each file system is the lower layer of an overlay whose upper layer is in memory, or read-only where that
 cannot be; no file of it can be executed. ``/usr/bin`` and its like hold copies of harmless commands; each other command
 there is ``recorder.py``. Processes have no capability, no device but ``/dev/null`` and its like, and limits of memory,
 time, number and size of files. What the process that starts all this ends with is a JSON object on stdout.
@@ -27,11 +27,11 @@ from typing import Any
 
 #: What a script may really run: it reads and writes files of the sandbox, and prints.
 _REAL = """
-    arch awk base64 basename bash cat chmod cmp comm cp cut date diff dirname echo egrep env expand expr false fgrep find fold
-    getopt grep head id join ln ls mkdir mktemp mv nice nl nohup od paste printenv printf pwd readlink realpath rev rm
-    rmdir sed seq setsid sh shuf sort split stat tac tail tee test timeout touch tr true tsort uname uniq wc whoami xargs
-    yes [
-""".split()
+    arch awk base64 basename bash cat chmod cmp comm cp cut date diff dirname echo egrep env expand expr false
+    fgrep find fold getopt grep head id join ln ls mkdir mktemp mv nice nl nohup od paste printenv printf pwd
+    readlink realpath rev rm rmdir sed seq setsid sh shuf sort split stat tac tail tee test timeout touch tr
+    true tsort uname uniq wc whoami xargs yes [
+"""
 #: Where commands and libraries are.
 _BINS = ("/bin", "/usr/bin", "/usr/local/bin", "/sbin", "/usr/sbin")
 _LIBS = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
@@ -129,7 +129,9 @@ def _bind(source: str | Path, target: Path, flags: int) -> None:
 def _points() -> set[str]:
     """Return all mount points of this namespace."""
     points = (line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return {each.encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape") for each in points}
+    return {
+        each.encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape") for each in points
+    }
 
 
 def _layer(place: Path, directory: Path, points: set[str], needed: Sequence[str]) -> None:
@@ -208,7 +210,7 @@ def _commands(root: Path, wanted: Mapping[str, Any]) -> None:
     (tools / "facts.json").write_text(json.dumps(wanted["facts"]))
     (tools / "bin").mkdir()
     (tools / "bin/activate").write_text("export CONDA_DEFAULT_ENV=$1\n")  # ``source activate NAME`` of older conda.
-    for name in _REAL:
+    for name in _REAL.split():
         if found := shutil.which(name, path=":".join(_BINS)):
             shutil.copy(found, tools / "bin" / name)
     for name in wanted["commands"]:
@@ -234,7 +236,7 @@ def _files(wanted: Mapping[str, Any]) -> None:
 
 
 def _stub(path: Path) -> None:
-    """Make a file of the sandbox one that can be sourced, or executed: as it is if it is for a shell, else a recorder."""
+    """Make a file one that can be sourced, or executed: as it is if it is for a shell, else a recorder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source = Path(TOOLS, "recorder")
     if path.name == "activate":
@@ -284,9 +286,9 @@ def _limit() -> None:
 
 
 def _wait() -> bool:
-    """Wait for all processes of the sandbox, of which this one is the first; return whether they were too many or late."""
+    """Wait for all processes of the sandbox, of which this is the first; return whether they were too many or late."""
     end = time.monotonic() + SECONDS
-    while time.monotonic() < end and sum(name.isdecimal() for name in os.listdir("/proc")) < _PROCESSES:
+    while time.monotonic() < end and sum(path.name.isdecimal() for path in Path("/proc").iterdir()) < _PROCESSES:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -318,7 +320,7 @@ def main(place: Path) -> None:
     with open(f"{RECORDS}/stderr", "w+b") as stderr:
         command, environ, cwd = wanted["command"], wanted["environ"], wanted["cwd"]
         nothing = subprocess.DEVNULL
-        subprocess.Popen(  # noqa: S602
+        subprocess.Popen(
             command, cwd=cwd, env=environ, stdin=nothing, stdout=nothing, stderr=stderr, preexec_fn=_limit
         ).returncode = 0  # It is waited for with the others.
         late = _wait()

@@ -29,7 +29,9 @@ from allranks.plan.plan import Plan
 Record = dict[str, Any]
 #: Functions and commands that shells of the sandbox have: they leave their mark in the environment.
 _SHELL = """\
-module() { case $1 in load | add) shift; for each; do export LOADEDMODULES+=:$each; done;; purge) LOADEDMODULES=;; esac; }
+module() {
+  case $1 in load | add) shift; for each; do export LOADEDMODULES+=:$each; done;; purge) LOADEDMODULES=;; esac
+}
 ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) module load "$@" ;; esac; }
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
 mamba() { conda "$@"; }
@@ -41,8 +43,22 @@ _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
 #: Rounds in which paths that a script names and that are not here become stubs.
 _ROUNDS = 6
-_OF_SCHEDULERS = re.compile(r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE")
-_OF_SHELLS = {"PWD", "OLDPWD", "SHLVL", "_", "BASH_ENV", "HOSTNAME", "LINES", "COLUMNS", "LD_PRELOAD", "JOB_ID", "NSLOTS"}
+_OF_SCHEDULERS = re.compile(
+    r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE"
+)
+_OF_SHELLS = {
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "_",
+    "BASH_ENV",
+    "HOSTNAME",
+    "LINES",
+    "COLUMNS",
+    "LD_PRELOAD",
+    "JOB_ID",
+    "NSLOTS",
+}
 _OF_RANKS = {*RANK_VARIABLES, "MPI_LOCALRANKID", "NHOSTS", "NCPUS", "QUEUE"}
 #: Where a rank's numbers are, by what started it: rank, local rank, world size.
 _NUMBERS = {
@@ -81,12 +97,14 @@ class Verification:
         if not self.equal:
             return "not verified"
         ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
-        return f"{'verified' if self.is_equal else 'verified, with differences'}: {ranks}, alike in {', '.join(self.equal)}"
+        verdict = "verified" if self.is_equal else "verified, with differences"
+        return f"{verdict}: {ranks}, alike in {', '.join(self.equal)}"
 
     def lines(self) -> Iterator[str]:
         """Yield each difference, those that nothing explains first."""
         for each in sorted(self.differences, key=lambda each: bool(each.why)):
-            yield f"  {'wanted' if each.why else 'DIFFERS'}: {each.what}: {short(each.old, 200)} -> {short(each.new, 200)}"
+            verdict = "wanted" if each.why else "DIFFERS"
+            yield f"  {verdict}: {each.what}: {short(each.old, 200)} -> {short(each.new, 200)}"
             if each.why:
                 yield f"    {each.why}"
 
@@ -115,7 +133,7 @@ def verify(draft: Draft, data: bytes, plan: Plan, environ: Mapping[str, str], cw
     else:
         command = ["bash", plan.commands[0].command[-1]]
     new.stubs = old.stubs
-    after, new_said = new.run(command, files, {name: "x" * 16 for name in plan.secrets})
+    after, new_said = new.run(command, files, dict.fromkeys(plan.secrets, "x" * 16))
     return _compare(draft, plan, old.base, before, after, said, new_said)
 
 
@@ -136,7 +154,13 @@ class _Side:
         kept = {name: value for name, value in environ.items() if not _OF_SCHEDULERS.fullmatch(name)}
         own = {"LC_ALL": "C", "BASH_ENV": _SHELL_FILE, HOST: self.hosts[0], "HOSTNAME": self.hosts[0]}
         path = ":".join(filter(None, [environ.get("PATH"), LOGIN_PATH]))
-        self.base = {**kept, **own, "PATH": path, "HOME": environ.get("HOME") or "/", "USER": environ.get("USER", "user")}
+        self.base = {
+            **kept,
+            **own,
+            "PATH": path,
+            "HOME": environ.get("HOME") or "/",
+            "USER": environ.get("USER", "user"),
+        }
         self.files = {_SHELL_FILE: _SHELL}
         self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.view.script.read)
         if self.is_batch:
@@ -151,11 +175,15 @@ class _Side:
         path = path or "/var/spool/sge/1"
         home = not script.options("-cwd", "-wd") if self.draft.kind == "grid_engine" else self.draft.kind == "pbs"
         given = script.option("chdir") or script.option("-d") or script.option("-wd")
-        start = Path(cwd, os.path.expanduser(given)) if given else Path(self.base["HOME"]) if home else cwd
+        start = Path(cwd, Path(given).expanduser()) if given else Path(self.base["HOME"]) if home else cwd
         return self.run(["bash", path], {path: text}, start=start)
 
     def run(
-        self, command: Sequence[str], files: Mapping[str, str], more: Mapping[str, str] | None = None, start: Path | None = None
+        self,
+        command: Sequence[str],
+        files: Mapping[str, str],
+        more: Mapping[str, str] | None = None,
+        start: Path | None = None,
     ) -> tuple[list[Record], str]:
         """Run a command until no path is missing any more; return what was recorded, and its last words."""
         options = {name: [sorted(each.valued), each.same, each.attaches] for name, each in SYNTAX.items()}
@@ -180,29 +208,41 @@ class _Side:
         return found["records"], said
 
     def _named(self) -> Iterator[str]:
-        """Yield the absolute paths of programs, and of files to be sourced, that the script names and that are no files."""
+        """Yield the absolute paths of programs, and of files to be sourced, that the script names."""
         for command in self.draft.view.script.commands:
             for word in (*command.words[:1], *(command.args[:1] if command.name in ("source", ".") else ())):
-                path = os.path.expanduser(path_of(word) or "")
+                path = str(Path(path_of(word) or "").expanduser())
                 if path.startswith("/") and not path.startswith(("/bin/", "/usr/bin/", "/usr/local/bin/")):
                     yield path
 
     def _missing(self, stderr: str) -> Iterator[str]:
         """Yield the paths of programs, and of files to be sourced, that shells did not find or may not execute."""
-        workdirs = {str(self.cwd), os.path.join(self.cwd, os.path.expanduser(self.draft.get("workdir") or "."))}
+        workdirs = {self.cwd, self.cwd / Path(self.draft.get("workdir") or ".").expanduser()}
         for path in _MISSING.findall(stderr):
             name = PurePath(path).name
-            is_program = name in PARTS or PYTHON.fullmatch(name) or name == "activate" or name.endswith((".sh", ".bash"))
+            is_program = (
+                name in PARTS or PYTHON.fullmatch(name) or name == "activate" or name.endswith((".sh", ".bash"))
+            )
             if "/" in path and (is_program or os.access(path, os.X_OK)):
-                yield from (os.path.normpath(os.path.join(each, path)) for each in workdirs)
+                yield from (os.path.normpath(each / path) for each in workdirs)
 
     def _slurm(self) -> dict[str, str]:
         script, nodes, per_node = self.draft.view.script, len(self.hosts), self.resources.tasks_per_node
         tasks = self.resources.tasks or (per_node * nodes if per_node and script.option("ntasks-per-node") else None)
         given = {
-            **{"JOB_ID": 1, "JOBID": 1, "JOB_NAME": script.option("job-name") or "job", "SUBMIT_DIR": self.cwd, "PROCID": 0},
+            **{
+                "JOB_ID": 1,
+                "JOBID": 1,
+                "JOB_NAME": script.option("job-name") or "job",
+                "SUBMIT_DIR": self.cwd,
+                "PROCID": 0,
+            },
             **{"NODEID": 0, "LOCALID": 0, "NNODES": nodes, "JOB_NUM_NODES": nodes, "CPUS_ON_NODE": self.cpus},
-            **{"JOB_NODELIST": ",".join(self.hosts), "NODELIST": ",".join(self.hosts), "GPUS_ON_NODE": self.gpus or None},
+            **{
+                "JOB_NODELIST": ",".join(self.hosts),
+                "NODELIST": ",".join(self.hosts),
+                "GPUS_ON_NODE": self.gpus or None,
+            },
             **{"NTASKS": tasks, "NPROCS": tasks, "CPUS_PER_TASK": script.option("cpus-per-task")},
             **{"NTASKS_PER_NODE": script.option("ntasks-per-node"), "GPUS_PER_NODE": script.option("gpus-per-node")},
             "TASKS_PER_NODE": f"{per_node or 1}(x{nodes})" if nodes > 1 else per_node or 1,
@@ -224,21 +264,38 @@ class _Side:
         return {f"PBS_{name}": str(value) for name, value in given.items()} | self._devices()
 
     def _grid_engine(self) -> dict[str, str]:
-        slots = sum(int(each.value.split()[-1]) for each in self.draft.view.script.options("-pe") if each.value[-1:].isdecimal())
+        slots = sum(
+            int(each.value.split()[-1]) for each in self.draft.view.script.options("-pe") if each.value[-1:].isdecimal()
+        )
         file = "/var/spool/sge/pe_hostfile"
         each = max(1, slots // len(self.hosts))
         self.files[file] = "".join(f"{host} {each} gpu.q@{host} UNDEFINED\n" for host in self.hosts)
-        given = {"JOB_ID": 1, "PE_HOSTFILE": file, "NSLOTS": slots or 1, "NHOSTS": len(self.hosts), "SGE_O_WORKDIR": self.cwd}
+        given = {
+            "JOB_ID": 1,
+            "PE_HOSTFILE": file,
+            "NSLOTS": slots or 1,
+            "NHOSTS": len(self.hosts),
+            "SGE_O_WORKDIR": self.cwd,
+        }
         given["SGE_TASK_ID"] = 1 if self.draft.view.script.options("-t") else "undefined"
         return {name: str(value) for name, value in given.items()} | self._devices()
 
 
 def _is_name(name: str) -> bool:
-    return bool(re.fullmatch(r"[\w.+-]+", name)) and name not in ("source", "export", "cd", "exit", "set", "wait", ".", "conda")
+    return bool(re.fullmatch(r"[\w.+-]+", name)) and name not in (
+        "source",
+        "export",
+        "cd",
+        "exit",
+        "set",
+        "wait",
+        ".",
+        "conda",
+    )
 
 
 def _started(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return the records of ranks, and the others: a launcher's, else those of a command on several machines, else one."""
+    """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one."""
     for is_rank in (
         lambda each: each["env"].get(VIA) in (*LAUNCHERS, *MODULES.values()),
         lambda each: VIA in each["env"] and each["kind"] != "binary",
@@ -273,7 +330,13 @@ def _changed(record: Record, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _compare(
-    draft: Draft, plan: Plan, base: Mapping[str, str], before: Sequence[Record], after: Sequence[Record], said: str, new_said: str
+    draft: Draft,
+    plan: Plan,
+    base: Mapping[str, str],
+    before: Sequence[Record],
+    after: Sequence[Record],
+    said: str,
+    new_said: str,
 ) -> Verification:
     old, old_others = _started(before)
     new = [each for each in after if each["env"].get(VIA) == "allranks"]
@@ -290,7 +353,9 @@ def _compare(
     moved = found.note(("changed", "not taken over"), "cd ")
     found.each("working directory", one, other, lambda each: each["cwd"], moved)
     found.each("interpreter", one, other, _interpreter, found.interpreter(one[0], other[0]))
-    found.each("container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container"))
+    found.each(
+        "container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container")
+    )
     found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved)
     found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments())
     found.environment(one, other)
@@ -299,10 +364,12 @@ def _compare(
 
 
 def _of_one_training(old: Sequence[Record], new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return the ranks of the training that is converted, and those of others: the first one that has the new one's words."""
+    """Return the ranks of the training that is converted, those with the new one's words, and those of others."""
     words = [(each["kind"], each["path"], each["args"]) for each in new]
     for most in (3, 2):
-        same = [each for each in old if (each["kind"], each["path"], each["args"])[:most] in [each[:most] for each in words]]
+        same = [
+            each for each in old if (each["kind"], each["path"], each["args"])[:most] in [each[:most] for each in words]
+        ]
         numbers = [(_numbers(each), each["host"]) for each in same]
         if same and len(set(map(str, numbers))) == len(numbers):
             return same, [each for each in old if each not in same]
@@ -354,17 +421,32 @@ class _Comparison:
             self.equal.append("rank, local rank, world size and host")
         else:
             why = next((each.what for each in self.draft.notes if re.match(r"AR\d", each.what)), "")
-            lost = "not known here", "number of nodes", "machines are not", "if it starts ranks by itself", "this machine"
+            lost = (
+                "not known here",
+                "number of nodes",
+                "machines are not",
+                "if it starts ranks by itself",
+                "this machine",
+            )
             self.differ("ranks", _of_ranks(one), _of_ranks(other), why or self.note(("not taken over",), *lost))
-        meeting = [{f"{each['env'].get('MASTER_ADDR')}:{each['env'].get('MASTER_PORT')}" for each in side} for side in (old, new)]
+        meeting = [
+            {f"{each['env'].get('MASTER_ADDR')}:{each['env'].get('MASTER_PORT')}" for each in side}
+            for side in (old, new)
+        ]
         if meeting[0] - {"None:None"} and meeting[0] != meeting[1]:
             why = next((f"{each.value}: {each.why}" for each in self.plan.reasons if each.subject == "master"), "")
             new_place = "chosen when it starts"
-            self.differ("address and port", ", ".join(sorted(meeting[0])), new_place, why or "allranks finds address and port")
+            self.differ(
+                "address and port", ", ".join(sorted(meeting[0])), new_place, why or "allranks finds address and port"
+            )
 
     def interpreter(self, old: Record, new: Record) -> str:
-        """Return why another interpreter is as wanted: the script's was the first on PATH, and none is in the job file."""
-        first = {find(name, {**self.base, "PATH": path}, "/") for name in ("python", "python3", *LAUNCHERS) for path in self.paths}
+        """Return why another interpreter is as wanted: neither the script nor the job file chose one."""
+        first = {
+            find(name, {**self.base, "PATH": path}, "/")
+            for name in ("python", "python3", *LAUNCHERS)
+            for path in self.paths
+        }
         first = {re.sub(r"/[^/]+$", "/python", path) for path in first}
         if _interpreter(old).split(" ")[0] not in first or self.draft.get("environment.python"):
             return ""
@@ -383,7 +465,9 @@ class _Comparison:
         decided = {name for each in new for name in each["env"].get(DECIDED, "").split()}
         for each in old:
             one, other = _changed(each, self.base), there.get(_numbers(each)[0])
-            for name in {*one, *(other or ())} if other is not None else ():
+            if other is None:
+                continue
+            for name in {*one, *other}:
                 if one.get(name) == other.get(name):
                     equal.add(name)
                 else:
