@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ import click
 
 from allranks.cli import render
 from allranks.convert.draft import Given
-from allranks.errors import AllranksError, UsageError
+from allranks.errors import AllranksError, LaunchError, UsageError
 from allranks.job.problems import listed
 
 if TYPE_CHECKING:
     from allranks.convert.draft import Draft
+    from allranks.plan.plan import Plan
 
 _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
 
@@ -25,7 +27,10 @@ _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
 @click.argument("files", nargs=-1, metavar="FILE…")
 @click.option("--output", "-o", metavar="DIR", help="Write the job file into this directory. Default: to stdout.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
-def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
+@click.option(
+    "--verify", is_flag=True, help="Run the script in a sandbox, and compare what it and the job would start."
+)
+def command(files: tuple[str, ...], output: str | None, force: bool, verify: bool) -> int:
     """Turn sbatch, PBS, Grid Engine and shell scripts that start PyTorch into a job file.
 
     \b
@@ -33,13 +38,19 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
     allranks convert train.sbatch -o .     writes job.yaml, and clusters.yaml if it needs one
     allranks convert small.sbatch large.sbatch -o jobs
 
-    Reads the scripts, and runs nothing of them. Each value has a comment that says where it came from. What was kept,
-    left out, changed because it was a fault, and not taken over is said on stderr. Scripts that differ in numbers of
-    nodes, GPUs and the like become one job file, and the flags for each are printed.
+    Reads the scripts, and runs nothing of them without --verify. Each value has a comment that says where it came from.
+    What was kept, left out, changed because it was a fault, and not taken over is said on stderr. Scripts that differ
+    in numbers of nodes, GPUs and the like become one job file, and the flags for each are printed.
 
-    Exits with 1 if a job file does not load or cannot be planned, or an argument's value is not known.
+    --verify runs each script, and the plan of its job, in a sandbox without network, in which nothing that they write
+    is kept, and srun, torchrun, ssh and all other commands that start something only record it. Ranks, hosts,
+    directory, interpreter, program, arguments and environment are compared.
+
+    Exits with 1 if a job file does not load or cannot be planned, an argument's value is not known, or --verify finds a
+    difference that convert has not named.
     """
     from allranks.convert.convert import drafts_of
+    from allranks.convert.sandbox import SandboxError
     from allranks.convert.write import job_text, place_of, report, together
     from allranks.lint.files import read
 
@@ -72,9 +83,20 @@ def command(files: tuple[str, ...], output: str | None, force: bool) -> int:
         render.talk(f"allranks: convert: {render.one_line(draft.path)}")
         for line in report(draft):
             render.talk(line)
-        error = _try(found[name], draft, folder, kinds)
-        is_done = is_done and error is None and not draft.incomplete
-        if error:
+        is_done = is_done and not draft.incomplete
+        try:
+            _planned(found[name], draft, folder, kinds, [])
+            for each, flags in [(draft, list[str]()), *others] if verify else ():
+                plan = _planned(found[name], each, folder, kinds, flags, whole=True)
+                is_done = _verify(each, texts[each.path], plan) and is_done
+        except SandboxError as error:
+            raise LaunchError(
+                "--verify cannot make a sandbox here, and runs no script without one",
+                why=str(error),
+                fix="where users may make namespaces: unshare --user --map-root-user --mount --pid --net true",
+            ) from error
+        except AllranksError as error:
+            is_done = False
             render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         said = {note.what for note in draft.notes}
         for other, flags in others:
@@ -142,30 +164,49 @@ def _write(folder: Path, found: dict[str, str], clusters: str, kinds: list[str],
     return _entries(kinds, folder)
 
 
-def _try(text: str, draft: Draft, folder: Path, kinds: list[str]) -> AllranksError | None:
-    """Load and plan a job as ``allranks plan`` does, from a copy; return what is wrong with it."""
+def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: list[str], *, whole: bool = False) -> Plan:
+    """Load and plan a job as ``allranks plan`` does, from a copy; ``flags`` are those of its command.
+
+    Args:
+        whole: whether the plan is to be of the node that the script starts, not of a single one like it.
+
+    Raises:
+        AllranksError: what is wrong with it.
+    """
     from allranks.cli.options import launch_of
     from allranks.clusters.registry import kind_for
     from allranks.job.load import load_job
+    from allranks.job.options import OPTIONS
     from allranks.launch.submit import dry_run
 
     secrets = {path.rpartition(".")[2]: "x" * 16 for path, given in draft.values.items() if given.value == "<secret>"}
-    hostfile = draft.get("resources.hostfile")
-    flags: dict[str, object] = {"resources.hostfile": str(folder.absolute() / hostfile)} if hostfile else {}
-    if draft.node:
-        flags["resources.nodes"] = "1"  # Of which each is started for itself.
-    flags["workdir"] = str(folder.absolute() / str(draft.get("workdir") or "."))
-    if str(draft.get("workdir") or "").startswith("~"):
-        del flags["workdir"]
+    paths = {"--nodes": "resources.nodes", **{option.flags[0]: option.path for option in OPTIONS if option.flags}}
+    values: dict[str, object] = {paths[name]: value for name, value in zip(flags[::2], flags[1::2], strict=True)}
+    for path in ("resources.hostfile", "environment.venv"):
+        if (given := draft.get(path)) and not given.startswith("~"):
+            values[path] = str(folder.absolute() / given)
+    node = re.search(r"--node-rank (\d+)", draft.node)
+    if draft.node and not whole:
+        values["resources.nodes"] = "1"  # Of which each is started for itself.
+    if not str(draft.get("workdir") or "").startswith("~"):
+        values["workdir"] = str(folder.absolute() / str(draft.get("workdir") or "."))
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         (place / _JOB).write_text(text, encoding="utf-8")
         (place / _CLUSTERS).write_text("".join(f"{kind}: {{kind: {kind}}}\n" for kind in kinds), encoding="utf-8")
         if draft.kind == "pbs":  # Else the commands of a PBS would have to be here.
             (place / _CLUSTERS).write_text("pbs: {kind: pbs, scheduler: {flavour: openpbs}}\n", encoding="utf-8")
-        try:
-            loaded = load_job(place / _JOB, flags=flags, environ={**os.environ, **secrets}, cwd=Path.cwd())
-            dry_run(launch_of(loaded), kind_for(loaded, os.environ))
-        except AllranksError as error:
-            return error
-    return None
+        loaded = load_job(place / _JOB, flags=values, environ={**os.environ, **secrets}, cwd=Path.cwd())
+        launch = replace(launch_of(loaded), node_rank=int(node[1])) if node and whole else launch_of(loaded)
+        return dry_run(launch, kind_for(loaded, os.environ))
+
+
+def _verify(draft: Draft, data: bytes, plan: Plan) -> bool:
+    """Compare what a script and its job start, and show that; return whether each difference is as wanted."""
+    from allranks.convert.verify import verify
+
+    found = verify(draft, data, plan, os.environ, Path.cwd())
+    render.talk(f"{render.one_line(draft.path)}: {found.title}")
+    for line in found.lines():
+        render.talk(line)
+    return found.is_equal

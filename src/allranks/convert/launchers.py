@@ -172,7 +172,7 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str
     ranks: int | str | None = launch.nproc
     if config and processes and (machines or not option):  # Lint does not read the file.
         ranks = processes // (machines or 1) or None
-    why = f"{launch.name} starts {ranks} ranks on each node"
+    why = f"{launch.name} starts {ranks} rank{'s' * (ranks != 1)} on each node"
     if launch.is_python:
         ranks = launch.tasks_per_node if launch.starter else 1
         why = f"{launch.starter_name or 'python'}, {ranks or '?'} on each node"

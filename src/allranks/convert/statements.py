@@ -239,8 +239,9 @@ class Statements:
     def _change_directory(self, command: Command) -> None:
         draft, word = self.draft, command.args[0]
         text, path = f"{command.name} {word.shown}", path_of(word)
-        if word.names("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "SGE_O_WORKDIR", "PWD") and len(word.parts) == 1:
-            path = "."
+        if word.names("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "SGE_O_WORKDIR", "PWD") and word.parts[0].value is None:
+            rest = "".join("\0" if part.value is None else part.value for part in word.parts[1:])
+            path = None if "\0" in rest else os.path.normpath(f".{rest}")
         elif draft.kind == "local" and re.match(r"\$\(\s*dirname|\$(0|BASH_SOURCE)", word.shown):
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
         if path == ".":

@@ -92,7 +92,9 @@ class Expander:
     def _parts(self, node: Node, context: Context, quote: str) -> list[Part]:
         kind, start, end, level = node.type, node.start_byte, node.end_byte, context.level
         if kind == "raw_string":
-            return self._literal(start + 1, end - 1, "'", level)
+            return self._literal(start + 1, end - 1, "'", level) or [
+                Part("text", "", "", "'", level, self._piece.at(start))
+            ]
         if kind == "ansi_c_string":
             return self._literal(start + 2, end - 1, "'", level)
         if kind in ("string", "translated_string"):

@@ -1,0 +1,318 @@
+"""``allranks convert --verify``: scripts of all kinds, run by recorders in the sandbox, start what their jobs start."""
+
+# ruff: noqa: E501 - scripts as they are written
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.cli import convert
+from allranks.convert import write
+from allranks.errors import LaunchError, UsageError
+
+HERE = Path(__file__).parent
+_WORDS = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "true"]
+pytestmark = pytest.mark.skipif(
+    subprocess.run(_WORDS, check=False, capture_output=True).returncode != 0, reason="namespaces cannot be made here"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory in which the commands are typed, with what the scripts name."""
+    home = tmp_path / "home"
+    work = home / "work"
+    for each in (work, work / "project", work / "sub"):
+        each.mkdir(parents=True)
+        (each / "train.py").touch()
+        (each / "prepare.py").touch()
+    (home / "train.py").touch()
+    (work / "hosts.txt").write_text("gpu1\ngpu2\n")
+    (work / "slots.txt").write_text("gpu1 slots=4\ngpu2 slots=4\n")
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("HOME", str(home))
+    for name in [each for each in os.environ if each.startswith(("SLURM_", "PBS_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return work
+
+
+def typed(*words: str) -> int:
+    """Type the command, and return its exit code."""
+    code = convert.command.main([*words, "--verify"], standalone_mode=False)
+    assert isinstance(code, int)
+    return code
+
+
+SLURM = (
+    "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n#SBATCH --time=1:00:00\n"
+)
+HEAD = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+C10D = "--nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$MASTER_ADDR:29500"
+PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n#PBS -l walltime=1:00:00\ncd $PBS_O_WORKDIR\n"
+STATIC = "--nnodes=2 --nproc-per-node=4 --master-addr=gpu1 --master-port=29500"
+GRID = "#!/bin/bash\n#$ -cwd\n#$ -pe smp 8\n#$ -l gpu=2\n#$ -l h_rt=1:00:00\n"
+ONE = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-node=4 --time=1:00:00\n"
+
+#: A script, by what is special about it; with the files beside it where there are some.
+SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
+    # One machine
+    "torchrun": "torchrun --standalone --nproc-per-node=2 train.py --lr 0.1\n",
+    "torchrun with underscores": "torchrun --standalone --nproc_per_node 3 train.py\n",
+    "python": "python train.py --epochs 3\n",
+    "python -u": "python3 -u -W ignore train.py\n",
+    "python -m": "python -m project.train --lr 0.1\n",
+    "python -m torch.distributed.run": "python -m torch.distributed.run --standalone --nproc-per-node=2 train.py a\n",
+    "torch.distributed.launch": "python -m torch.distributed.launch --use_env --nproc_per_node=2 train.py a\n",
+    "torch.distributed.launch without --use_env": "python -m torch.distributed.launch --nproc_per_node=2 train.py a\n",
+    "torchrun -m": "torchrun --standalone --nproc-per-node=2 -m project.train --x 1\n",
+    "torchrun --no-python": "torchrun --standalone --nproc-per-node=2 --no-python bash -c 'exec python train.py $RANK'\n",
+    "accelerate": "accelerate launch --num_processes 4 --mixed_precision bf16 train.py --lr 0.1\n",
+    "accelerate with a file": (
+        "accelerate launch --config_file cfg.yaml train.py\n",
+        {"cfg.yaml": "num_machines: 1\nnum_processes: 2\nmixed_precision: fp16\n"},
+    ),
+    "deepspeed": "deepspeed --num_gpus 4 train.py --deepspeed ds.json\n",
+    "quotes and spaces": "torchrun --standalone --nproc-per-node=2 train.py --name 'two words' \"it's\" a\\ b ''\n",
+    "an array of arguments": 'ARGS=(--a "b c" --d)\ntorchrun --standalone --nproc-per-node=2 train.py "${ARGS[@]}"\n',
+    "arguments in a string": 'ARGS="--lr 0.1 --epochs 3"\ntorchrun --standalone --nproc-per-node=2 train.py $ARGS\n',
+    "arithmetic": "N=2\nexport BATCH=$((64 / N))\ntorchrun --standalone --nproc-per-node=$N train.py --batch $BATCH\n",
+    "a function": "launch() {\n  torchrun --standalone --nproc-per-node=2 train.py --x 1\n}\nlaunch\n",
+    "variables before the command": "A=1 B='x y' torchrun --standalone --nproc-per-node=2 train.py\n",
+    "env and nohup": "nohup env OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 train.py > log 2>&1 &\n",
+    "numactl": "numactl --cpunodebind=0 torchrun --standalone --nproc-per-node=2 train.py\n",
+    "a directory": "cd project && torchrun --standalone --nproc-per-node=2 train.py\n",
+    "a directory of the script": 'cd "$(dirname "$0")"\ntorchrun --standalone --nproc-per-node=2 train.py\n',
+    "a virtual environment": "source venv/bin/activate\nexport X=1\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "a virtual environment elsewhere": ". /opt/env/bin/activate\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "an interpreter by its path": "/opt/env/bin/python -m torch.distributed.run --standalone --nproc-per-node=2 train.py\n",
+    "torchrun by its path": "~/env/bin/torchrun --standalone --nproc-per-node=2 train.py\n",
+    "conda": 'eval "$(conda shell.bash hook)"\nconda activate mine\ntorchrun --standalone --nproc-per-node=2 train.py\n',
+    "a sourced file": (
+        "source ./env.sh\ntorchrun --standalone --nproc-per-node=$N train.py --data $DATA\n",
+        {"env.sh": "export DATA=/data\nN=2\n"},
+    ),
+    "a script that runs a script": (
+        "./run.sh --lr 0.1\n",
+        {"run.sh": '#!/bin/bash\ntorchrun --standalone --nproc-per-node=2 train.py "$@"\n'},
+    ),
+    "one node of two": f"torchrun {STATIC} --node-rank=1 train.py\n",
+    "a preparation": "python prepare.py --to /data\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    # Slurm
+    "srun torchrun": f"{SLURM}{HEAD}srun torchrun {C10D} train.py --lr 0.1\n",
+    "srun torchrun, with its faults": f"{SLURM}{HEAD}srun torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR train.py\n",
+    "srun bash -c": f"{SLURM}export {HEAD}srun bash -c 'torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR train.py'\n",
+    "srun python": f"{SLURM.replace('per-node=1', 'per-node=4')}export {HEAD}export MASTER_PORT=29500\nsrun python train.py --lr 0.1\n",
+    "srun with options": f"{SLURM}{HEAD}srun --nodes=2 --ntasks=2 --cpu-bind=none torchrun {C10D} train.py\n",
+    "modules and conda": f"{SLURM}module load cuda/12.4 nccl\nconda activate mine\n{HEAD}srun torchrun {C10D} train.py\n",
+    "variables of a batch": f'{SLURM}export NCCL_DEBUG=INFO\nexport DATA="/data/my set"\n{HEAD}srun torchrun {C10D} train.py --data "$DATA"\n',
+    "a launcher in a variable": f'{SLURM}{HEAD}LAUNCHER="torchrun {C10D}"\nsrun $LAUNCHER train.py\n',
+    "a script of each node": (
+        f"{SLURM}export {HEAD}srun bash node.sh 4\n",
+        {
+            "node.sh": "export A=1\ntorchrun --nnodes=2 --nproc-per-node=$1 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR train.py\n"
+        },
+    ),
+    "a loop of srun": f'{SLURM}nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nfor i in 0 1; do\n  srun --nodes=1 --ntasks=1 -w "${{nodes[$i]}}" torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$i --master-addr=${{nodes[0]}} --master-port=29500 train.py &\ndone\nwait\n',
+    "one node of Slurm": f"{ONE}torchrun --standalone --nproc-per-node=4 train.py\n",
+    "an array": f"{ONE}#SBATCH --array=0-3\ntorchrun --standalone --nproc-per-node=4 train.py --seed $SLURM_ARRAY_TASK_ID\n",
+    "a container": f"{ONE}srun apptainer exec --nv image.sif torchrun --standalone --nproc-per-node=4 train.py\n",
+    "a directory of a batch": f"{ONE}cd $SLURM_SUBMIT_DIR/project\ntorchrun --standalone --nproc-per-node=4 train.py\n",
+    "accelerate on two nodes": f"{SLURM}export {HEAD}srun bash -c 'accelerate launch --num_processes 8 --num_machines 2 --machine_rank $SLURM_PROCID --main_process_ip $MASTER_ADDR --main_process_port 29500 train.py'\n",
+    "python by its path in srun": f"{SLURM.replace('per-node=1', 'per-node=4')}srun /opt/env/bin/python -u train.py\n",
+    "a port of Python": f"{SLURM}{HEAD}PORT=$(python -c 'import socket; print(29500)')\nsrun torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$PORT train.py\n",
+    # PBS and Grid Engine
+    "pbs": f"{PBS.replace('select=2', 'select=1')}torchrun --standalone --nproc-per-node=4 train.py\n",
+    "pbs and mpiexec": f"{PBS}HEAD=$(head -n1 $PBS_NODEFILE)\nmpiexec -n 2 --ppn 1 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
+    "pbs and ranks of mpirun": f"{PBS}mpirun -np 8 --map-by ppr:4:node python train.py\n",
+    "grid engine": f"{GRID}torchrun --standalone --nproc_per_node=2 train.py --data /data\n",
+    # Machines
+    "ssh in a loop": f'i=0\nfor host in gpu1 gpu2; do\n  ssh $host "cd {{work}} && torchrun {STATIC} --node-rank=$i train.py" &\n  i=$((i + 1))\ndone\nwait\n',
+    "ssh with hosts of a file": f'i=0\nfor host in $(cat hosts.txt); do\n  ssh $host "cd {{work}} && A=1 torchrun {STATIC} --node-rank=$i train.py" &\n  i=$((i + 1))\ndone\nwait\n',
+    "pdsh": "pdsh -w gpu[1-2] 'cd {work}; torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=gpu1:29500 train.py'\n",
+    "mpirun with hosts": "mpirun -np 8 -H gpu1:4,gpu2:4 -x NCCL_DEBUG=INFO python train.py\n",
+    "deepspeed with a file of hosts": "deepspeed --hostfile slots.txt --num_gpus 4 train.py --deepspeed\n",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_job_starts_what_its_script_started(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    given = SCRIPTS[name]
+    script, files = given if isinstance(given, tuple) else (given, {})
+    for beside, text in files.items():
+        (folder / beside).write_text(text)
+        (folder / beside).chmod(0o755)
+    (folder / "start.sh").write_text(script.replace("{work}", str(folder)))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    code = typed("start.sh")
+    said = capfd.readouterr()
+    assert "start.sh: verified: " in said.err, said.err
+    assert "DIFFERS" not in said.err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert code == 0, said.err
+
+
+CHANGES = {
+    "an argument": ('args: ["--lr", "0.1"]', 'args: ["--lr", "0.2"]', "arguments of rank 0: --lr 0.1 -> --lr 0.2"),
+    "ranks": ("nproc_per_node: 2", "nproc_per_node: 3", "ranks: 2 of 2 (HOST: 0 1) -> 3 of 3 (HOST: 0 1 2)"),
+    "a variable": ('A: "1"', 'A: "2"', "variable A: 1 -> 2"),
+    "a variable that is missing": ('    A: "1"', '    B: "1"', "variable A: 1 -> nothing"),
+    "the script": (
+        "script: train.py",
+        "script: prepare.py",
+        "program of rank 0: script WORK/train.py -> script WORK/prepare.py",
+    ),
+    "the interpreter": (
+        "python: [/opt/env/bin/python]",
+        "python: [/opt/b/bin/python]",
+        "interpreter of rank 0: /opt/env/bin/python -> /opt/b/bin/python",
+    ),
+    "a command before": (
+        "prepare.py --to a",
+        "prepare.py --to b",
+        "another command: WORK/prepare.py --to a -> nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_job_that_starts_something_else_is_named(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    old, new, said = CHANGES[name]
+    script = (
+        "export A=1\npython prepare.py --to a\n"
+        "/opt/env/bin/python -m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.1\n"
+    )
+    (folder / "start.sh").write_text(script)
+    written = write.job_text
+
+    def changed(*given: Any) -> str:
+        text = "\n".join(line.partition("  # ")[0] for line in written(*given).splitlines())
+        assert old in text
+        return text.replace(old, new)
+
+    monkeypatch.setattr(write, "job_text", changed)
+    assert typed("start.sh") == 1
+    expected = said.replace("HOST", socket.gethostname()).replace("WORK", str(folder))
+    assert f"\n  DIFFERS: {expected}\n" in capfd.readouterr().err
+
+
+def test_a_job_for_another_number_of_nodes_is_named(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "start.sh").write_text(f"{SLURM}{HEAD}srun torchrun {C10D} train.py\n")
+    written = write.job_text
+    monkeypatch.setattr(write, "job_text", lambda *given: written(*given).replace("nodes: 2", "nodes: 3"))
+    assert typed("start.sh") == 1
+    said = "DIFFERS: ranks: 8 of 8 (node01: 0 1 2 3, node02: 4 5 6 7) -> 12 of 12 (node01: 0 1 2 3, node02: 4 5 6 7, node03"
+    assert said in capfd.readouterr().err
+
+
+def test_what_is_wanted_is_explained(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "export WANDB_API_KEY=abcdefghijklmnop\nexport NNODES=1\ntorchrun --standalone --nproc-per-node=2 train.py\n"
+    )
+    (folder / "start.sh").write_text(script)
+    assert typed("start.sh") == 0
+    said = capfd.readouterr().err
+    assert "  wanted: variable WANDB_API_KEY: <secret> -> <secret>\n    its value comes from where you type" in said
+    assert "  wanted: variable NNODES: 1 -> nothing\n    left out: NNODES=1: allranks sets what the ranks need" in said
+    assert "  wanted: address and port: localhost:29500 -> chosen when it starts\n" in said
+    assert "abcdefghijklmnop" not in said
+
+
+def test_each_of_several_scripts_is_compared_with_its_flags(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = f"{SLURM}{HEAD}srun torchrun {C10D} train.py\n"
+    (folder / "small.sbatch").write_text(script)
+    (folder / "large.sbatch").write_text(script.replace("nodes=2", "nodes=3"))
+    assert typed("small.sbatch", "large.sbatch") == 0
+    said = capfd.readouterr().err
+    assert "small.sbatch: verified: 8 ranks" in said
+    assert "large.sbatch: verified: 12 ranks" in said
+
+
+def test_without_a_sandbox_nothing_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    unshare = tmp_path / "bin" / "unshare"
+    unshare.write_text("#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
+    unshare.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (folder / "start.sh").write_text("touch made\ntorchrun --standalone --nproc-per-node=2 train.py\n")
+    with pytest.raises(LaunchError, match="runs no script without one") as raised:
+        typed("start.sh")
+    assert raised.value.why == "unshare: unshare failed: Operation not permitted"
+    assert not (folder / "made").exists()
+
+
+TRAIN = "torchrun --standalone --nproc-per-node=2 train.py\n"
+#: Scripts that would do harm. None takes longer than the limits of the sandbox.
+HOSTILE = {
+    "rm of all": 'rm -rf "$HOME"; rm -rf /etc /home /var 2>/dev/null\n',
+    "rm by its path": "/bin/rm -rf {work} {home}\n",
+    "an endless loop": "while true; do :; done\n",
+    "loops that ignore signals": "trap '' TERM INT HUP\n(while true; do :; done) & (while true; do :; done) & wait\n",
+    "a fork bomb": ":(){ :|:& };:\n",
+    "a huge file": "head -c 100G /dev/zero > huge\nyes > {home}/yes\n",
+    "many files": "mkdir many; for i in $(seq 100000); do : > many/$i; done\n",
+    "memory": "x=$(yes)\n",
+    "endless output": "yes\n",
+    "writing beside it": "echo bad > train.py; echo bad > {home}/train.py; mv hosts.txt x; chmod 0 slots.txt\n",
+    "writing by a link": "ln -s {home} link; echo bad > link/train.py; ln -sf /etc/passwd p; echo x >> p\n",
+    "a program of the user": "chmod +x evil; ./evil; {work}/evil; exec ./evil\n",
+    "an interpreter": 'perl -e \'unlink "train.py"\'; python -c \'open("made", "w")\'; /.allranks/python/bin/python3 -c \'open("{work}/made", "w")\'\n',
+    "the loader": "/lib64/ld-linux-x86-64.so.2 {work}/evil\n",
+    "mounting": "mount -o remount,rw /; umount -l {work}; /.allranks/python/bin/python3 -c 'import ctypes; print(ctypes.CDLL(None).umount2(b\"{work}\", 2))'\n",
+    "killing": "kill -9 -1\n",
+    "devices": "echo x > /dev/sda; cat /dev/mem > m; echo b > /proc/sysrq-trigger\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_script_harms_nothing(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    """Some take 10 s: that is the limit of a script in the sandbox, and these use it up."""
+    home = folder.parent
+    (folder / "evil").write_text(f"#!/usr/bin/python3\nopen({str(folder / 'made')!r}, 'w')\n")
+    script = HOSTILE[name].replace("{work}", str(folder)).replace("{home}", str(home))
+    (folder / "start.sh").write_text(script + TRAIN)
+    before = {path: (path.stat().st_mode, path.is_file() and path.read_bytes()) for path in home.rglob("*")}
+    typed("start.sh")
+    assert "start.sh: " in capfd.readouterr().err
+    assert {path: (path.stat().st_mode, path.is_file() and path.read_bytes()) for path in home.rglob("*")} == before
+    assert Path("/etc/passwd").stat().st_size > 0
+    assert list((home.parent / "temporary").iterdir()) == []
+
+
+def test_a_script_reaches_no_network(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        port = server.getsockname()[1]
+        reach = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached >&3\ncurl http://127.0.0.1:{port}\n"
+        (folder / "start.sh").write_text(reach + TRAIN)
+        typed("start.sh")
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.parametrize("data", [b"\x7fELF\x02\x01\0\0" * 100, b"echo 'no end\ntorchrun train.py\n", b"\0" * 10, b""])
+def test_what_is_no_script_is_refused_before_it_is_run(folder: Path, data: bytes) -> None:
+    (folder / "start.sh").write_bytes(b"touch made\n" + data if data.startswith(b"echo") else data)
+    with pytest.raises(UsageError):
+        typed("start.sh")
+    assert not (folder / "made").exists()
+
+
+def test_ranks_of_a_launcher_that_is_given_nonsense_are_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text("exit 3\n" + TRAIN)
+    assert typed("start.sh") == 1
+    said = capfd.readouterr().err
+    assert "start.sh: not verified\n  DIFFERS: ranks: 0 -> 2\n" in said
