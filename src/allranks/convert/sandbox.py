@@ -42,8 +42,10 @@ _ENTRIES = 100
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 #: In the sandbox: commands, the recorder's Python and its configuration; what is recorded; stderr of the script.
 TOOLS, RECORDS = "/.allranks", "/.allranks-records"
-#: Seconds for a script, and most processes of it at a time, bytes of a file, of all that is written, and of memory.
-SECONDS, _PROCESSES, _FILE, _ALL, _MEMORY = 10, 300, 32 << 20, 128 << 20, 1 << 30
+#: Most seconds of a script, and of CPU of each of its processes: a busy machine takes longer for the same work.
+_SECONDS, _CPU_SECONDS = 30, 10
+#: Most processes of a script at a time, bytes of a file, of all that is written, and of memory.
+_PROCESSES, _FILE, _ALL, _MEMORY = 300, 32 << 20, 128 << 20, 1 << 30
 #: Flags of mount(2), as in <linux/mount.h>.
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _MOVE = 1, 2, 4, 8, 32, 4096, 8192
 _PRIVATE, _REC = 1 << 18, 16384
@@ -97,13 +99,13 @@ def run(
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=SECONDS * 4,
+                timeout=_SECONDS * 2,
                 check=False,
             )
         except FileNotFoundError as error:
             raise SandboxError("there is no command unshare (util-linux)") from error
         except subprocess.TimeoutExpired as error:
-            raise SandboxError(f"it has not ended after {SECONDS * 4} s") from error
+            raise SandboxError(f"it has not ended after {_SECONDS * 2} s") from error
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
@@ -274,7 +276,7 @@ def _drop_rights() -> None:
 def _limit() -> None:
     """Limit what the script's processes can use; in the process that becomes the first of them."""
     limits = {
-        resource.RLIMIT_CPU: SECONDS,
+        resource.RLIMIT_CPU: _CPU_SECONDS,
         resource.RLIMIT_FSIZE: _FILE,
         resource.RLIMIT_AS: _MEMORY,
         resource.RLIMIT_CORE: 0,
@@ -287,7 +289,7 @@ def _limit() -> None:
 
 def _wait() -> bool:
     """Wait for all processes of the sandbox, of which this is the first; return whether they were too many or late."""
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + _SECONDS
     while time.monotonic() < end and sum(path.name.isdecimal() for path in Path("/proc").iterdir()) < _PROCESSES:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -279,7 +279,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_script_harms_nothing(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
-    """Some take 10 s: that is the limit of a script in the sandbox, and these use it up."""
+    """Some take over 10 s: that is the CPU time of a process in the sandbox, and these use it up."""
     home = folder.parent
     (folder / "evil").write_text(f"#!/usr/bin/python3\nopen({str(folder / 'made')!r}, 'w')\n")
     script = HOSTILE[name].replace("{work}", str(folder)).replace("{home}", str(home))
