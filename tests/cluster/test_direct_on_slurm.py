@@ -28,7 +28,7 @@ def test_a_rank_that_died_of_a_signal_without_a_name_is_named(lab: Any) -> None:
     log = f"runs/{lab.run().name}/attempts/000/node-001/rank-1.err"
     said = (
         f"error: rank 1 on node02 {how}\n  why: no data here\n"
-        f"  fix: allranks logs {lab.run().name} --rank 1\n  see: {log}\n"
+        f"  fix: allranks logs {lab.run().name} --rank 1 shows all that it printed\n  see: {log}\n"
     )
     assert done.stderr.endswith(said)
     status = lab.record()["status"]

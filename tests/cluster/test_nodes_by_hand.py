@@ -149,7 +149,7 @@ def test_a_rank_that_fails_is_named_on_all_nodes(by_hand: ByHand) -> None:
     assert shown.splitlines()[-4:] == [
         "error: rank 1 on gpu02 exited with code 1",
         "  why: ValueError: no data (train.py:3)",
-        f"  fix: allranks logs {name} --rank 1",
+        "  fix: correct train.py:3, then: start each node again",
         f"  see: runs/{name}/attempts/000/node-001/rank-1.err",
     ]
 

@@ -152,15 +152,13 @@ def test_the_rank_that_failed_first_is_named(site: Site) -> None:
         error, cause, *rest = done.stderr.splitlines()[-4:]
         assert error == f"error: rank 2 on {site.hosts(run)[1]} {words}"
         assert re.fullmatch(f"  why: {why}", cause), cause
-        fix = (
-            f"correct raises.py:3, then: allranks resume {name}"
-            if how == "raises"
-            else f"allranks logs {name} --rank 2"
-        )
-        assert rest == [f"  fix: {fix}", f"  see: runs/{name}/attempts/000/node-001/rank-2.err"]
         status = site.lab.record(run.folder)["status"]
         assert (status["state"], status["rank"], status["exit_code"]) == ("FAILED", 2, code)
         found = json.loads(site.lab("why", name, "--json").stdout)["diagnosis"]
+        fix = found["fix"].replace("RUN", name)
+        assert rest == [f"  fix: {fix}", f"  see: runs/{name}/attempts/000/node-001/rank-2.err"]
+        if how == "raises":
+            assert fix.startswith(f"correct raises.py:3, then: allranks resume {name} (no checkpoint: ")
         assert (found["id"], found["sure"], found["rank"], found["host"]) == (*verdict, 2, site.hosts(run)[1])
     site.assert_nothing_left()
 

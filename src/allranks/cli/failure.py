@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
 from allranks.clusters.registry import load_kind
-from allranks.diagnosis.hangs import verdict as verdict_on_hang
 from allranks.diagnosis.model import Diagnosis
 from allranks.errors import AllranksError, LaunchError, RunFolderError
-from allranks.launch.verdict import has_failed, verdict_on
-from allranks.logs.cause import own_fix, tail
-from allranks.runs.agents import reported_by_all, reported_error, task_name
+from allranks.launch.verdict import has_failed, reported_by_agent, resumes_from, verdict_on
+from allranks.runs.agents import reported_by_all, task_name
 from allranks.runs.blame import rank_log, with_cause
 from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
-#: The error of input() in a rank that has no stdin, and an interpreter of its own.
-_NO_INPUT = "EOFError: EOF when reading a line"
-#: Where in the user's code an exception was raised, at the end of its line.
-_PLACE = re.compile(r" \(([^()\s]+\.py:\d+)\)$")
 #: The rules for exceptions and exits of the script itself, of which the log says more than any advice.
 _OWN = ("script-exception", "script-exit")
 
@@ -35,26 +27,21 @@ def explain(run: Run) -> AllranksError:
     if status.rank is not None:
         return _of_rank(run, status.rank)
     if status.state is State.FAILED and (hang := newest(run.attempt_folder)):
-        return LaunchError(
-            f"{run.record.id} failed: {status.reason}",
-            why=render.one_line(hang.sentence),
-            fix=verdict_on_hang(hang).fix.replace("RUN", name_to_type(run)),
-        )
+        why = render.one_line(hang.sentence)
+        return LaunchError(f"{run.record.id} failed: {status.reason}", why=why, fix=_advice(run))
     if status.state is State.CANCELLED:
         name = name_to_type(run)
-        fix = f"allranks logs {name} shows what it did, allranks resume {name} continues with it"
+        fix = f"allranks logs {name} shows what it did, allranks resume {name} starts it again ({resumes_from(run)})"
         return LaunchError(f"{run.record.id} was cancelled", why=status.reason, fix=fix)
     if status.state is State.PREEMPTED:
-        return LaunchError(
-            f"{run.record.id} is to be continued", why=status.reason, fix=f"allranks resume {name_to_type(run)}"
-        )
+        return LaunchError(f"{run.record.id} is to be continued", why=status.reason, fix=_advice(run))
     return _of_task(run) or _of_cluster(run)
 
 
 def verdict_rows(run: Run) -> dict[str, str]:
     """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; empty if it is unknown."""
     verdict = _verdict(run) if has_failed(run) else None
-    if verdict is None or verdict.sure == "unknown":
+    if verdict is None or verdict.sure == "unknown" or verdict.cause == run.record.status.reason:
         return {}
     place = f" ({verdict.place})" if verdict.place else ""
     rows = {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}"}
@@ -82,39 +69,26 @@ def _verdict(run: Run) -> Diagnosis | None:
 
 
 def _of_agent(run: Run) -> LaunchError | None:
-    """Return the error that an agent ended with; one of another node than the first only if no rank has failed."""
-    folders = [run.node_folder(0)]
-    if run.record.status.rank is None:
-        folders += sorted(run.attempt_folder.glob("node-*"))
-    for folder in folders:
-        if found := reported_error(folder):
-            fields = {name: found.fields.get(name) for name in ("why", "fix", "see")}
-            return LaunchError(found.fields.get("what", "the agent failed"), **fields)
+    """Return the error that an agent ended with."""
+    if found := reported_by_agent(run):
+        fields = {name: found.fields.get(name) for name in ("why", "see")}
+        return LaunchError(found.fields.get("what", "the agent failed"), fix=_advice(run), **fields)
     return None
 
 
 def _of_rank(run: Run, rank: int) -> AllranksError:
-    record, cause = run.record, run.record.status.cause
-    what, log = render.one_line(record.status.reason or f"rank {rank} failed"), rank_log(run.attempt_folder, rank)
+    status = run.record.status
+    what, log = render.one_line(status.reason or f"rank {rank} failed"), rank_log(run.attempt_folder, rank)
     if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
         return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
-    fix = f"allranks logs {name_to_type(run)} --rank {rank}"
-    if record.kind == "local" and record.world_size > 1 and (cause or "").startswith(_NO_INPUT):
-        fix = f"allranks run --stdin {rank} gives this rank the terminal"
-    elif advice := own_fix(tail(log), cause or "") or _advice(run, rank):
-        fix = advice
-    elif (place := _PLACE.search(cause or "")) and not (record.kind == "local" and record.nnodes > 1):
-        # Nodes that were started by hand are started so again.
-        fix = f"correct {place[1]}, then: allranks resume {name_to_type(run)}"
-    return LaunchError(what, why=cause, fix=fix, see=render.path(log))
+    fix = _advice(run) or f"allranks logs {name_to_type(run)} --rank {rank}"
+    return LaunchError(what, why=status.cause, fix=fix, see=render.path(log))
 
 
-def _advice(run: Run, rank: int) -> str | None:
-    """Return what to do about the failure of a rank, if its cause is certain, or lies with another rank."""
+def _advice(run: Run) -> str | None:
+    """Return what to do about a failure, as ``allranks why`` says it too."""
     verdict = _verdict(run)
-    if verdict is None or verdict.rank != rank or verdict.sure == "likely" or verdict.id in ("", *_OWN):
-        return None
-    return verdict.fix.replace("RUN", name_to_type(run))
+    return verdict.fix.replace("RUN", name_to_type(run)) or None if verdict else None
 
 
 def _of_task(run: Run) -> AllranksError | None:
@@ -124,7 +98,7 @@ def _of_task(run: Run) -> AllranksError | None:
         if status.rank is not None and (log := rank_log(attempt, status.rank)):
             what = f"{run.record.id}, {task_name(attempt)}: {render.one_line(status.reason or '')}"
             why = with_cause(status, attempt, run.record.stop_timeout).cause
-            return LaunchError(what, why=why, see=render.path(log))
+            return LaunchError(what, why=why, fix=_advice(run), see=render.path(log))
     return None
 
 
@@ -141,5 +115,5 @@ def _of_cluster(run: Run) -> AllranksError:
         if not any(any(attempt.glob(logs)) for attempt in (run.attempt_folder, *run.tasks)):
             what += " before any rank had started"
     why = "; ".join(said.causes)[:500] or None
-    fix = said.fix.format(run=name_to_type(run)) or None
+    fix = _advice(run) or said.fix.format(run=name_to_type(run)) or None
     return LaunchError(what, why=why, fix=fix, see=render.path(said.log) if said.log else None)

@@ -8,7 +8,7 @@ import click
 
 from allranks.cli import render
 from allranks.cli.run import carry_out, point_latest
-from allranks.cli.runs import plain_option, resumes_from, run_arguments, run_json_option, runs_folder
+from allranks.cli.runs import plain_option, run_arguments, run_json_option, runs_folder
 from allranks.errors import PreflightError
 from allranks.runs.record import find
 from allranks.runs.status import NOT_STARTED
@@ -29,6 +29,7 @@ def command(run: str | None, folder: str | None, detach: bool, plain: bool, as_j
     from allranks.clusters.registry import load_kind
     from allranks.launch.refresh import settled
     from allranks.launch.submit import prepare_resume
+    from allranks.launch.verdict import resumes_from
 
     found = settled(find(runs_folder(folder), run))
     kind = load_kind(found.record.kind)

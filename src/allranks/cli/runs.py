@@ -32,18 +32,10 @@ def name_to_type(run: Run) -> str:
     return shlex.quote(shown if os.sep in shown else f".{os.sep}{shown}")
 
 
-def resumes_from(run: Run) -> str:
-    """Return where another attempt of a run starts: at its newest checkpoint, or at the beginning."""
-    from allranks.record.events import read_saves  # Completion has no time for it.
-
-    saved = [save for save in read_saves(run.folder) if save.path]
-    if saved:
-        return f"from step {saved[-1].step}"
-    return "no checkpoint: the script starts from the beginning, unless it loads one of its own"
-
-
 def next_resume(run: Run) -> str:
     """Return the line that offers to resume a run that was stopped."""
+    from allranks.launch.verdict import resumes_from  # Completion has no time for it.
+
     return f"next: allranks resume {name_to_type(run)} ({resumes_from(run)})"
 
 

@@ -283,11 +283,13 @@ def start(
 
 def note_refusal(run: Run, error: AllranksError) -> None:
     """Record that a run was not started, and why."""
+    from allranks.launch.verdict import keep_refusal  # A run starts sooner without all rules.
+
     reason = error.in_a_line
     state = State.CANCELLED if isinstance(error, StartCancelledError) else State.FAILED
     status = Status(state, NOT_STARTED, reason=reason, exit_code=error.exit_code, ended=time.time())
     with contextlib.suppress(RunFolderError):  # The error itself is what counts.
-        run.with_status(status)
+        keep_refusal(run.with_status(status), error)
 
 
 def _record(run_dir: Path, plan: Plan) -> Run:

@@ -138,3 +138,13 @@ def test_a_run_that_is_cancelled_while_it_is_checked_does_not_start(allranks: An
     assert (status["state"], status["native"], status["exit_code"]) == ("CANCELLED", "not started", 143)
     done = allranks("cancel")
     assert (done.rc, done.stderr) == (0, f"{name} had ended before: CANCELLED\n")
+
+
+def test_why_gives_the_advice_with_which_a_run_was_refused(allranks: Any) -> None:
+    allranks.script("import no_such_module\n")
+    refused = allranks("run", "train.py")
+    verdict = json.loads(allranks("why", "--json").stdout)["diagnosis"]
+    assert (refused.rc, verdict["sure"]) == (3, "certain")
+    assert verdict["fix"] == refused.message["fix"]
+    assert refused.message["fix"].startswith("install what has no_such_module")
+    assert "\ndiagnosis" not in allranks("status").stdout  # The reason says it.

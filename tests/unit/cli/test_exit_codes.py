@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
 
 from waiting import PATIENCE
+
+UNSAVED = "no checkpoint: from the beginning, unless the script loads its own"
 
 ENDS = {
     "pass": 0,
@@ -31,9 +34,10 @@ def test_code_of_the_script(allranks, assert_nothing_left, script: str):
     assert result.rc == code
     if code:
         assert result.message["error"].startswith("rank 0 ")
-        is_exception = script == "1 / 0"  # The log was just shown: the next step is in the script.
-        fix = f"correct train.py:1, then: allranks resume {run.name}" if is_exception else None
-        assert result.message["fix"] == (fix or f"allranks logs {run.name} --rank 0")
+        verdict = json.loads(allranks("why", "--json").stdout)["diagnosis"]
+        assert result.message["fix"] == verdict["fix"].replace("RUN", run.name)
+        if script == "1 / 0":  # The log was just shown: the next step is in the script.
+            assert result.message["fix"] == f"correct train.py:1, then: allranks resume {run.name} ({UNSAVED})"
         assert result.message["see"] == f"runs/{run.name}/attempts/000/node-000/rank-0.err"
     else:
         assert result.message == {}
@@ -53,10 +57,9 @@ def test_interrupted_run(allranks, assert_nothing_left, number: int, code: int):
     name = signal.Signals(number).name
     assert process.returncode == code
     assert f"allranks: {name}: the ranks have 30 s to save and exit; ".encode() in err
-    unsaved = "no checkpoint: the script starts from the beginning, unless it loads one of its own"
     *_, ended, following = err.decode().splitlines()
     assert ended == f"allranks: {run.name} was cancelled (got {name})"
-    assert following == f"next: allranks resume {run.name} ({unsaved})"
+    assert following == f"next: allranks resume {run.name} ({UNSAVED})"
     assert allranks.record()["status"]["state"] == "CANCELLED"
     (run / "checkpoints.jsonl").write_text('{"attempt": 0, "step": 63, "path": "/ckpt", "leaving": true}\n')
     status = allranks("status")

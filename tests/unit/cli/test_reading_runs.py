@@ -246,7 +246,7 @@ def test_run_elsewhere_is_explained_with_its_folder(allranks):
     allranks.script("raise SystemExit(3)\n")
     result = allranks("run", "train.py", "--runs-folder", "my runs")
     (run,) = (path for path in (allranks.folder / "my runs").iterdir() if path.name != "latest")
-    assert f"\n  fix: allranks logs 'my runs/{run.name}' --rank 0\n" in result.stderr
+    assert f"\n  fix: allranks logs 'my runs/{run.name}' --rank 0 shows all that it printed\n" in result.stderr
 
 
 def test_logs_of_an_attempt(allranks, failed_run: Path):

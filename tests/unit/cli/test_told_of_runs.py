@@ -20,6 +20,8 @@ from allranks.runs.status import Handle, State, Status
 from allranks.system.processes import signal_process
 from waiting import PATIENCE, wait_for
 
+UNSAVED = "no checkpoint: from the beginning, unless the script loads its own"
+
 
 @pytest.mark.parametrize(
     ("nodes", "least", "each", "unknown", "said"),
@@ -118,13 +120,16 @@ def _ended(folder: Path, status: Status, handle: Handle, kind: str = "slurm") ->
 
 def test_a_job_that_never_ran_has_no_log_to_see(tmp_path: Path) -> None:
     run = _ended(tmp_path, Status(State.TIMEOUT, "DEADLINE"), Handle(job_id="9"))
-    assert str(explain(run)) == "x TIMEOUT before any rank had started"
+    fix = f"raise resources.time, or let the run save and continue: allranks resume {tmp_path} ({UNSAVED})"
+    assert str(explain(run)) == f"x TIMEOUT before any rank had started\n  fix: {fix}"
 
 
 def test_a_reason_is_told_with_the_log_that_is_there(tmp_path: Path) -> None:
     run = _ended(tmp_path, Status(State.NODE_FAIL, "NODE_FAIL", "node n1 failed", 1), Handle(job_id="9"))
     (tmp_path / "slurm-9.out").write_text("the end\n")
-    said = f"x NODE_FAIL: node n1 failed\n  why: the end\n  see: {tmp_path}/slurm-9.out"
+    fix = f"resume it: allranks resume {tmp_path} ({UNSAVED})"
+    fix += "; if a node is lost again, start the job without it: --exclude NODE"
+    said = f"x NODE_FAIL: node n1 failed\n  why: the end\n  fix: {fix}\n  see: {tmp_path}/slurm-9.out"
     assert str(explain(run)) == said
 
 

@@ -30,7 +30,8 @@ def test_a_run_of_which_a_rank_failed(allranks: Any) -> None:
         "cause   the script raised KeyError (train.py:3)",
         f"see     {log}:{number}",
         "        KeyError: 'weights'",
-        "fix     see the traceback: its last frame in your own code is where to look",
+        f"fix     correct train.py:3, then: allranks resume {log.parts[1]} "
+        "(no checkpoint: from the beginning, unless the script loads its own)",
         "retry   no: the script or its environment must be changed first",
         "sure    certain (script-exception)",
     ]
