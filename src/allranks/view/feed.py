@@ -27,6 +27,7 @@ from allranks.runs import agents
 from allranks.runs.attempt import decision_after
 from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.metrics import MetricsReader
+from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
 from allranks.runs.stragglers import current
@@ -122,6 +123,7 @@ class Snapshot:
         delay: for how long no rank has advanced, or for which rank the others wait; empty if they advance.
         problem: why the state cannot be found out; empty if it can.
         age: for how many seconds nothing newer has been read.
+        position: where the training is in its epochs; None if that is not known.
     """
 
     run: Run
@@ -139,6 +141,7 @@ class Snapshot:
     delay: str = ""
     problem: str = ""
     age: float = 0.0
+    position: Position | None = None
 
 
 class LiveStatus:
@@ -203,6 +206,7 @@ class Figures:
             nodes=[*node_usage(run)],
             saved=self._saves.newest,
             delay=self._delays.find(run),
+            position=position(run, time.time()),
         )
 
 
@@ -217,6 +221,7 @@ class Feed:
         self._rank: int | None = None
         self._nodes: list[dict[str, Any]] = []
         self._delays, self._delay = _Delays(), ""
+        self._position: Position | None = None
 
     def show_rank(self, rank: int | None) -> None:
         """Read the lines of one rank from the next call on; None: of all."""
@@ -228,6 +233,7 @@ class Feed:
             run = self._status.run
             self._nodes = [*node_usage(run)]
             self._delay = self._delays.find(run) if run.record.status.state is State.RUNNING else ""
+            self._position = position(run, time.time()) if run.record.status.state is State.RUNNING else None
             self._events.read()
         run = self._status.run
         self._metrics.read()
@@ -247,6 +253,7 @@ class Feed:
             self._events.saved,
             self._delay,
             self._status.problem,
+            position=self._position,
         )
 
     def _read_log(self, run: Run) -> _Log:

@@ -85,7 +85,7 @@ def runs_screen(rows: Sequence[Row], width: int, height: int) -> list[Text]:
 def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
     """Return what ``allranks run`` shows below the log, in so many lines at most: first what is asked for most."""
     last = {name: value for name, (value, _) in shot.metrics.items()}
-    step, *others = progress(shot.step, last, shot.saved, shot.time) if shot.step is not None else ("",)
+    step, *others = progress(shot.step, last, shot.saved, shot.time, shot.position) or [""]
     curves = [
         Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
         for name, (value, points) in sorted(shot.metrics.items(), key=lambda each: each[0] != "loss")
@@ -112,7 +112,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
     attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     restarts = format_count(status.restarts, "restart") if status.restarts else ""
-    left = f"{format_seconds(shot.left)} left" if shot.left is not None else ""
+    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     state = Text(status.state.value, f"bold {_STATES.get(status.state, 'red')}")
     code = f"exit code {status.exit_code}" if status.exit_code else ""
     first: list[Text | str] = [
@@ -127,7 +127,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     ]
     where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
     last = {name: value for name, (value, _) in shot.metrics.items()}
-    parts = progress(shot.step, last, shot.saved, shot.time)
+    parts = progress(shot.step, last, shot.saved, shot.time, shot.position)
     lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(parts, width)]
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.runs.position import Position
 from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status
 from allranks.view.choice import Choice, press
@@ -123,7 +124,7 @@ def test_a_run_that_waits_shows_the_reason():
     status = Status(State.PENDING, "queued", reason="Priority: other jobs come first")
     shown = _shown(Snapshot(_run(status), NOON, left=90.0, problem="squeue gave no answer"))
     assert shown[0].startswith("demo-1127-1200  PENDING  queued  ")
-    assert shown[0].endswith("  1 min 30 s left")
+    assert shown[0].endswith("  1 min 30 s left of the allocation")
     assert shown[2:4] == ["Priority: other jobs come first", "squeue gave no answer"]
     assert shown[4:6] == [f"── log {'─' * 73}", "reading the logs"]
     assert shown[-1] == "q quit  l log  n nodes  e events  / filter  r rank  s stacks  c cancel"
@@ -270,6 +271,14 @@ def test_below_the_log_stands_what_is_asked_for_most_in_as_many_lines_as_there_a
         "rank 1 on gpu0 waits for data…",
     ]
     assert below_log(shot, 80, 0) == []
+
+
+def test_below_the_log_stands_where_the_training_is_also_without_metrics():
+    shot = replace(SHOT, metrics={}, step=None, saved=None, nodes=[], position=Position(146, 2, 8, 45, 720.0))
+    assert [line.plain for line in below_log(shot, 80, 3)] == ["step 146  epoch 2 of 8, 45 %, 12 min left"]
+    shot = replace(shot, step=100, metrics={"epoch": (1.0, [0.0, 1.0])})
+    assert [line.plain for line in below_log(shot, 80, 3)] == ["step 100  epoch 2 of 8, 45 %, 12 min left"]
+    assert _shown(shot)[2] == "step 100  epoch 2 of 8, 45 %, 12 min left"
 
 
 def test_below_the_log_an_old_sample_of_a_node_does_not_count():
