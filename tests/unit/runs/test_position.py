@@ -11,7 +11,7 @@ import pytest
 from allranks import contract
 from allranks.record.steptime import HEAD, PHASES, Place, Window
 from allranks.runs.position import Position, position
-from allranks.runs.record import Run, load
+from allranks.runs.record import Record, Run, load
 from waiting import PATIENCE, wait_for
 
 #: Two epochs of 8 batches, and a third: each step waits until it may be made.
@@ -52,11 +52,8 @@ def window(start: float, first: int, place: Place, restart: int = 0) -> Window:
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
     """A run that has a directory."""
-    from allranks.runs.record import Record
-    from allranks.runs.status import State, Status
-
-    record = Record("a-1", "a", "local", "local", 1, 1, 0.0, "here", Status(State.RUNNING, "running"), 30.0, 0o600)
-    return Run(tmp_path, record)
+    words = dict.fromkeys(("id", "name", "cluster", "kind", "host"), "local")
+    return Run(tmp_path, Record(**words, world_size=1, nnodes=1, stop_timeout=30.0, file_mode=0o600))
 
 
 def test_the_time_left_is_of_all_epochs_at_the_mean_speed_of_this_start(run: Run) -> None:
@@ -73,9 +70,8 @@ def test_nothing_is_guessed(run: Run) -> None:
     assert position(written(run, window(0.0, 0, Place())), 100.0) is None, "a stream"
     written(run, window(0.0, 0, Place(1, 0, 90, 100)), window(2.0, 10, Place(1, 0, 75, 100)))
     assert str(position(run, 4.0)) == "epoch 1, 25 %", "the script has not said how many epochs"
-    assert str(position(written(run, window(0.0, 0, Place(1, 3, 90, 100))), 4.0)) == "epoch 1 of 3, 10 %", (
-        "no speed yet"
-    )
+    written(run, window(0.0, 0, Place(1, 3, 90, 100)))
+    assert str(position(run, 4.0)) == "epoch 1 of 3, 10 %", "there is no speed yet"
 
 
 def test_status_shows_where_a_training_is(allranks: Any) -> None:
