@@ -93,6 +93,10 @@ class Tmux:
         """The lines of its screen, without the empty ones at the bottom."""
         return self._call("capture-pane", "-p").rstrip("\n").split("\n")
 
+    def type(self, *keys: str) -> None:
+        """Press keys, by tmux's names of them."""
+        self._call("send-keys", *keys)
+
     def resize(self, columns: int, lines: int) -> None:
         """Change its size, as a person does who drags its window."""
         self._call("resize-window", "-x", str(columns), "-y", str(lines))

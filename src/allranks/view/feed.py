@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -391,39 +391,3 @@ def _left(run: Run) -> float | None:
         limit = json.loads((run.folder / contract.BATCH_ORDERS).read_text())["time"]
         return max(0.0, (run.attempt_folder / contract.JOB).stat().st_mtime + float(limit) - time.time())
     return None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run of several: with its step, and the last value of each metric."""
-
-    run: Run
-    step: int | None
-    last: Mapping[str, float]
-    problem: str = ""
-
-
-class RunsFeed:
-    """Reads several runs. ``find`` returns them, the newest first, and is called again each time."""
-
-    def __init__(self, find: Callable[[], Sequence[Path]], kind_of: Callable[[str], ClusterKind]) -> None:
-        self._find, self._kind_of = find, kind_of
-        self._known: dict[Path, tuple[LiveStatus, Metrics]] = {}
-
-    def read(self) -> list[Row]:
-        """Return the runs as they are now."""
-        rows = []
-        for folder in self._find():
-            if folder not in self._known:
-                try:
-                    run = load(folder)
-                    status = LiveStatus(run, self._kind_of(run.record.kind))
-                except AllranksError:  # `allranks ps` reports it.
-                    continue
-                self._known[folder] = status, Metrics(folder)
-            status, metrics = self._known[folder]
-            status.read()
-            metrics.read()
-            last = {name: curve.last for name, curve in metrics.curves.items()}
-            rows.append(Row(status.run, metrics.step, last, status.problem))
-        return rows
