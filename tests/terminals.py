@@ -98,6 +98,10 @@ class Tmux:
         """Its screen and what has left it at the top, as lines do when a terminal becomes narrow."""
         return self._call("capture-pane", "-p", "-S", "-")
 
+    def type(self, *keys: str) -> None:
+        """Press keys, by tmux's names of them."""
+        self._call("send-keys", *keys)
+
     def resize(self, columns: int, lines: int) -> None:
         """Change its size, as a person does who drags its window."""
         self._call("resize-window", "-x", str(columns), "-y", str(lines))

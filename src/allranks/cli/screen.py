@@ -27,13 +27,16 @@ from rich.text import Text
 
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import Run
-from allranks.view.choice import Choice, press
-from allranks.view.feed import Feed, RunsFeed, Snapshot
+from allranks.view.choice import Choice, press, scrolled
+from allranks.view.feed import Feed, Snapshot
 from allranks.view.reader import Reader
+from allranks.view.several import Rows, RunsFeed
 from allranks.view.watch import run_screen, runs_screen
 
 #: Seconds between two frames, if nothing happens in between.
 _SECONDS = 1.0
+#: Lines of the screen that are not of the log, about: PageUp and PageDown scroll by all others.
+_FRAME = 12
 #: A key: a control sequence, such as of an arrow, or a character.
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
@@ -90,7 +93,14 @@ class Screen:
                 self._draw(run_screen(replace(shot, time=now, age=now - shot.time), choice, *self._console.size))
                 for key in self._keys(0.2 if command else _SECONDS):
                     is_final = shot.run.record.status.state.is_final
-                    choice, action = press(choice, key, shot.run.record.world_size, has_ended=is_final)
+                    choice, action = press(
+                        choice,
+                        key,
+                        shot.run.record.world_size,
+                        has_ended=is_final,
+                        page=max(1, self._console.height - _FRAME),
+                        lines=_length(shot, choice),
+                    )
                     if action in ("quit", "back"):
                         return int(action == "back")
                     if action and command:
@@ -104,17 +114,24 @@ class Screen:
 
     def watch_all(self, find: Callable[[], Sequence[Path]]) -> int:
         """Show several runs, and the one whose number is typed, until a key leaves them; return 0."""
-        reader = Reader(RunsFeed(find, self._kind).read, self._wake)
+        feed, top = RunsFeed(find, self._kind), 0
+        feed.show(top, room := self._console.height - 2)
+        reader = Reader(feed.read, self._wake)
         try:
             while True:
-                rows = reader.newest() or []
-                self._draw(runs_screen(rows, *self._console.size))
+                shown = reader.newest() or Rows()
+                self._draw(runs_screen(shown, *self._console.size))
+                before = top, room
                 for key in self._keys(_SECONDS):
                     if key == "q":
                         return 0
                     number = int(key) if key.isdecimal() else 0
-                    if 0 < number <= len(rows) and not self.watch(rows[number - 1].run, several=True):
+                    if 0 < number <= len(shown.rows) and not self.watch(shown.rows[number - 1].run, several=True):
                         return 0
+                    top = scrolled(top, key, room, max(0, shown.total - room))
+                room = self._console.height - 2
+                feed.show(top, room)
+                reader.hurry((top, room) != before)
         finally:
             reader.stop()
 
@@ -180,8 +197,14 @@ def _answered(choice: Choice, command: _Command | None) -> tuple[Choice, _Comman
     if command is None or (answer := command.answer()) is None:
         return choice, command
     if len(answer) > 1:
-        return replace(choice, pane="answer", answer=answer, note=""), None
+        return replace(choice, pane="answer", answer=answer, note="", top=0), None
     return replace(choice, note=" ".join(answer)), None
+
+
+def _length(shot: Snapshot, choice: Choice) -> int:
+    """Return how many lines there are of what has the whole screen."""
+    lines = {"log": shot.lines or (), "nodes": shot.nodes, "events": shot.events, "answer": choice.answer}
+    return len(lines.get(choice.pane, ()))
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from allranks.cli.runs import json_option, name_to_type, next_resume, report, ru
 from allranks.job.units import format_count, format_seconds, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
+
+if TYPE_CHECKING:
+    from allranks.runs.position import Position
 
 
 @click.command("status")
@@ -26,7 +30,7 @@ def command(run: str | None, folder: str | None, as_json: bool) -> int:
 
         found = settled(found)
     if as_json:
-        render.as_json(report(found))
+        render.as_json({**report(found), "position": (where := _position(found)) and where._asdict()})
         return 0
     render.data(render.table((), _rows(found)))
     render.talk(_next(found))
@@ -72,15 +76,23 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _progress(run: Run) -> str | None:
-    """Return for how long no rank has advanced, and where they stand if their agents have found that out."""
+    """Return where the training is; or for how long no rank has advanced, and where they stand if that is known."""
     if run.record.status.state is not State.RUNNING:
         return None
     from allranks.runs.hangs import newest, quiet_for, span
 
     if (quiet := quiet_for(run.attempt_folder)) is None:
-        return None
+        return str(where) if (where := _position(run)) else None
     hang = newest(run.attempt_folder)
     return f"no step for {span(quiet)}" + (f": {render.one_line(hang.sentence)}" if hang else "")
+
+
+def _position(run: Run) -> Position | None:
+    if run.record.status.state is not State.RUNNING:
+        return None
+    from allranks.runs.position import position
+
+    return position(run, time.time())
 
 
 def _straggler(run: Run) -> str | None:

@@ -13,9 +13,6 @@ from allranks.cli.runs import complete_run, find_unfinished, folder_option, runs
 from allranks.errors import UsageError
 from allranks.runs.record import find, run_ids
 
-#: As many of all runs are listed, the newest.
-_MOST_LISTED = 100
-
 
 @click.command("watch")
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
@@ -36,7 +33,7 @@ def command(runs: tuple[str, ...], folder: str | None, show_all: bool) -> int:
         found = [*dict.fromkeys(find(where, name).folder for name in runs)]
         return _list(lambda: found)
     if show_all:
-        return _list(lambda: [where / run_id for run_id in reversed(run_ids(where)[-_MOST_LISTED:])])
+        return _list(lambda: [where / run_id for run_id in reversed(run_ids(where))])
     run = find_unfinished(folder, runs[0] if runs else None)
     from allranks.cli.screen import Screen
 

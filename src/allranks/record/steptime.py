@@ -17,9 +17,25 @@ from typing import Final, NamedTuple
 PHASES: Final = ("data", "compute", "exchange", "optimizer", "checkpoint", "other")
 #: A file has so many windows at most. When it is full, all but the newest are joined to fewer that are longer.
 MOST, NEWEST = 512, 64
-HEAD: Final = b"steps 1\n"
-_RECORD = struct.Struct(f"<dqIH{len(PHASES)}f")
+HEAD: Final = b"steps 2\n"
+_RECORD = struct.Struct(f"<dqIH{len(PHASES)}f4I")
 RECORD_BYTES: Final = _RECORD.size
+
+
+class Place(NamedTuple):
+    """How far a training is in its epochs, in batches of a rank; all 0 if that is not known.
+
+    Attributes:
+        epoch: the current one, from 1.
+        epochs: how many the whole training has; 0 if the script has not given that.
+        left: batches that follow in the current epoch.
+        length: batches of a whole epoch.
+    """
+
+    epoch: int = 0
+    epochs: int = 0
+    left: int = 0
+    length: int = 0
 
 
 class Window(NamedTuple):
@@ -31,6 +47,7 @@ class Window(NamedTuple):
         steps: how many there are.
         restart: how often the ranks had been restarted in this attempt.
         spent: seconds in each of :data:`PHASES`; together they are all the time of these steps.
+        place: where the training was after them.
     """
 
     start: float
@@ -38,6 +55,7 @@ class Window(NamedTuple):
     steps: int
     restart: int
     spent: tuple[float, ...]
+    place: Place = Place()
 
     @property
     def seconds(self) -> float:
@@ -46,12 +64,12 @@ class Window(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return the record of the file."""
-        return _RECORD.pack(self.start, self.first, self.steps, self.restart, *self.spent)
+        return _RECORD.pack(self.start, self.first, self.steps, self.restart, *self.spent, *self.place)
 
     def joined(self, following: Window) -> Window:
         """Return one window for this and the one after it."""
         spent = tuple(one + other for one, other in zip(self.spent, following.spent, strict=True))
-        return self._replace(steps=self.steps + following.steps, spent=spent)
+        return self._replace(steps=self.steps + following.steps, spent=spent, place=following.place)
 
 
 def read_windows(path: Path, newest: int | None = None) -> list[Window]:
@@ -72,6 +90,6 @@ def read_windows(path: Path, newest: int | None = None) -> list[Window]:
         for record in _RECORD.iter_unpack(data[:end]):
             start, _, steps, restart = record[:4]
             if steps and start > last:
-                found.append(Window(start, record[1], steps, restart, record[4:]))
+                found.append(Window(start, record[1], steps, restart, record[4:-4], Place(*record[-4:])))
                 last = start
     return found

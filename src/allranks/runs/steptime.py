@@ -23,25 +23,25 @@ class RankTimes(NamedTuple):
     windows: list[Window]
 
 
-def read(attempt: Path, newest: int | None = None) -> list[RankTimes]:
+def read(attempt: Path, newest: int | None = None, rank: int | None = None) -> list[RankTimes]:
     """Return what the ranks of an attempt have recorded, in order; of each so many of its newest windows, or all.
 
     The :data:`NEWEST` are of about two seconds each, and older ones longer. A rank that does not make its steps with
-    ``ctx.optimizer``, or has just started, is missing.
+    ``ctx.optimizer``, or has just started, is missing. With ``rank`` only that one is read.
     """
     found: dict[int, RankTimes] = {}
-    for path in sorted(attempt.glob(f"node-*/rank-*{contract.TIMES_SUFFIX}")):
+    for path in sorted(attempt.glob(f"node-*/rank-{'*' if rank is None else rank}{contract.TIMES_SUFFIX}")):
         try:
-            rank, node = int(path.stem.removeprefix("rank-")), int(path.parent.name.removeprefix("node-"))
+            number, node = int(path.stem.removeprefix("rank-")), int(path.parent.name.removeprefix("node-"))
         except ValueError:
             continue
         windows = read_windows(path, newest)
-        if windows and rank in found:  # It was restarted on another node.
-            here = node if windows[-1].start > found[rank].windows[-1].start else found[rank].node
-            windows = sorted([*found[rank].windows, *windows])
-            found[rank] = RankTimes(rank, here, windows)
+        if windows and number in found:  # It was restarted on another node.
+            here = node if windows[-1].start > found[number].windows[-1].start else found[number].node
+            windows = sorted([*found[number].windows, *windows])
+            found[number] = RankTimes(number, here, windows)
         elif windows:
-            found[rank] = RankTimes(rank, node, windows)
+            found[number] = RankTimes(number, node, windows)
     return sorted(found.values())
 
 
@@ -55,7 +55,7 @@ def of_start(ranks: Sequence[RankTimes], restart: int | None = None) -> list[Ran
 
 def _counted_on(windows: list[Window]) -> list[Window]:
     """Return the windows since the steps were last counted from a lower number, as a second training does."""
-    _, firsts, steps, _, _ = zip(*windows, strict=True)
+    _, firsts, steps, *_ = zip(*windows, strict=True)
     begins_again = [True, *map(lt, firsts[1:], map(add, firsts, steps))]
     return windows[len(windows) - 1 - begins_again[::-1].index(True) :]
 
@@ -65,7 +65,7 @@ def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[tuple[floa
 
     The windows, of one start, cover all of these steps.
     """
-    _, firsts, steps, _, spent = zip(*windows, strict=True)
+    _, firsts, steps, _, spent, _ = zip(*windows, strict=True)
     totals = cumulated([*zip(*spent, strict=True)], [*zip(firsts, map(add, firsts, steps), strict=True)], edges)
     widths = [high - low for low, high in pairwise(edges)]
     return [*zip(*(map(truediv, differences(total), widths) for total in totals), strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from allranks.record.steptime import Place
 from allranks.runtime.steptime import StepClock
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Progress:
         full: number of samples in a full batch over all ranks.
         last: number of samples in the last batch of the epoch over all ranks.
         left: number of batches that follow in this epoch; None if unknown.
+        epoch: number of the epoch from 1, number of epochs (0 if unknown), and batches of an epoch (0 if unknown).
         accumulation: number of micro-batches in the current effective batch.
         micro: index of the current micro-batch in it, from 0.
         backwards: backward passes that synchronised gradients since the start of this process.
@@ -45,6 +47,7 @@ class Progress:
     full: int | None = None
     last: int | None = None
     left: int | None = None
+    epoch: tuple[int, int, int] = (0, 0, 0)
     accumulation: int = 1
     micro: int = 0
     backwards: int = 0
@@ -62,6 +65,11 @@ class Progress:
     def is_boundary(self) -> bool:
         """True if the current micro-batch completes an effective batch."""
         return self.micro + 1 >= self.accumulation
+
+    def place(self) -> Place:
+        """Return where the training is in its epochs, as far as that is known."""
+        number, count, length = self.epoch
+        return Place(number, count, self.left, length) if self.left is not None and length else Place()
 
     def start_backward(self) -> None:
         """Count a backward pass outside of ``accumulate`` as a batch of its own."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
 from allranks import contract
-from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Window, read_windows
+from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Place, Window, read_windows
 
 DATA, COMPUTE, EXCHANGE, OPTIMIZER, CHECKPOINT, OTHER = range(len(PHASES))
 _WINDOW_SECONDS = contract.scaled_wait(2.0)
@@ -55,11 +55,16 @@ class StepClock:
         finally:
             self.enter(before)
 
-    def count(self, step: int) -> None:
-        """Count a step, which ended at the last call of :meth:`enter`; ``step`` is its number."""
+    def count(self, step: int, place: Callable[[], Place] = Place) -> None:
+        """Count a step, which ended at the last call of :meth:`enter`.
+
+        Args:
+            step: its number.
+            place: returns where the training is; called once a window.
+        """
         self._steps += 1
         if self._since >= self._due:
-            self._close_window(step)
+            self._close_window(step, place())
 
     def connect(self, restart: int) -> None:
         """Write to the file beside the one in which steps are counted, if the agent has named that."""
@@ -73,15 +78,15 @@ class StepClock:
     def close(self, step: int) -> None:
         """Write the last window, and close the file."""
         if self._steps > 0:
-            self._close_window(step)
+            self._close_window(step, Place())
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _close_window(self, step: int) -> None:
+    def _close_window(self, step: int, place: Place) -> None:
         if self._steps > 0 and self._file is not None:
             spent, start = tuple(self._spent), self._start + self._offset
-            self._file.add(Window(start, step - self._steps, self._steps, self._restart, spent))
+            self._file.add(Window(start, step - self._steps, self._steps, self._restart, spent, place))
         self._spent = [0.0] * len(PHASES)
         self._steps, self._start, self._due = 0, self._since, self._since + _WINDOW_SECONDS
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 #: What is shown larger, by key.
 _PANES = {"l": "log", "n": "nodes", "e": "events"}
+#: Keys that scroll, as most terminals send them: by how many lines, or by how many pages.
+_LINES = {"\x1b[A": -1, "\x1bOA": -1, "\x1b[B": 1, "\x1bOB": 1}
+_PAGES = {"\x1b[5~": -1, "\x1b[6~": 1}
 _ENTER, _BACKSPACE, _ESCAPE = ("\r", "\n"), ("\x7f", "\b"), "\x1b"
 
 
@@ -24,6 +27,7 @@ class Choice:
         note: a sentence at the bottom, until the next key.
         answer: what the command of the last key has printed.
         several: whether there is a list of runs to go back to.
+        top: how many lines of the pane come before the first that is shown; of log and events, after the last.
     """
 
     pane: str = ""
@@ -35,9 +39,17 @@ class Choice:
     note: str = ""
     answer: Sequence[str] = ()
     several: bool = False
+    top: int = 0
 
 
-def press(choice: Choice, key: str, ranks: int, *, has_ended: bool) -> tuple[Choice, str]:
+def scrolled(top: int, key: str, page: int, most: int) -> int:
+    """Return the first line that is shown after an arrow key or PageUp and PageDown; other keys change nothing."""
+    return max(0, min(most, top + _LINES.get(key, 0) + page * _PAGES.get(key, 0)))
+
+
+def press(
+    choice: Choice, key: str, ranks: int, *, has_ended: bool, page: int = 1, lines: int = 0
+) -> tuple[Choice, str]:
     """Return what is shown after a key, and what is to be done: ``quit``, ``back``, ``stacks``, ``cancel`` or nothing.
 
     Args:
@@ -45,14 +57,18 @@ def press(choice: Choice, key: str, ranks: int, *, has_ended: bool) -> tuple[Cho
         key: a character, or the control sequence of another key.
         ranks: how many the run has.
         has_ended: whether the run has ended.
+        page: by how many lines PageUp and PageDown scroll.
+        lines: how many the pane has.
     """
     choice = replace(choice, note="")
     if choice.prompt:
         return _typed(choice, key, ranks)
     if key == "q":
         return choice, "quit"
+    if choice.pane and (key in _LINES or key in _PAGES):
+        return replace(choice, top=_scrolled(choice, key, page, lines)), ""
     if key in _PANES:
-        return replace(choice, pane="" if choice.pane == _PANES[key] else _PANES[key]), ""
+        return replace(choice, pane="" if choice.pane == _PANES[key] else _PANES[key], top=0), ""
     if key == "m":
         return replace(choice, pane="nodes", measure="memory" if choice.measure == "use" else "use"), ""
     if key in ("/", "r"):
@@ -70,6 +86,14 @@ def press(choice: Choice, key: str, ranks: int, *, has_ended: bool) -> tuple[Cho
     return choice, ""
 
 
+def _scrolled(choice: Choice, key: str, page: int, lines: int) -> int:
+    """Scroll a pane; log and events are shown from their end on."""
+    most = max(0, lines - page)
+    if choice.pane in ("log", "events"):
+        return most - scrolled(most - min(most, choice.top), key, page, most)
+    return scrolled(choice.top, key, page, most)
+
+
 def _typed(choice: Choice, key: str, ranks: int) -> tuple[Choice, str]:
     """Take a key of a text that is being typed, or of the answer to a question."""
     done = replace(choice, prompt="", typed="")
@@ -84,7 +108,7 @@ def _typed(choice: Choice, key: str, ranks: int) -> tuple[Choice, str]:
         is_wanted = key.isdecimal() if choice.prompt == "r" else key.isprintable()
         return replace(choice, typed=choice.typed + key) if is_wanted else choice, ""
     if choice.prompt == "/":
-        return replace(done, pattern=choice.typed), ""
+        return replace(done, pattern=choice.typed, top=0), ""
     if choice.typed and int(choice.typed) >= ranks:
         return replace(done, note=f"there is no rank {choice.typed}: the run has {ranks}, counted from 0"), ""
-    return replace(done, rank=int(choice.typed) if choice.typed else None, pane="log"), ""
+    return replace(done, rank=int(choice.typed) if choice.typed else None, pane="log", top=0), ""

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -27,6 +27,7 @@ from allranks.runs import agents
 from allranks.runs.attempt import decision_after
 from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.metrics import MetricsReader
+from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
 from allranks.runs.stragglers import current
@@ -122,6 +123,7 @@ class Snapshot:
         delay: for how long no rank has advanced, or for which rank the others wait; empty if they advance.
         problem: why the state cannot be found out; empty if it can.
         age: for how many seconds nothing newer has been read.
+        position: where the training is in its epochs; None if that is not known.
     """
 
     run: Run
@@ -139,6 +141,7 @@ class Snapshot:
     delay: str = ""
     problem: str = ""
     age: float = 0.0
+    position: Position | None = None
 
 
 class LiveStatus:
@@ -203,6 +206,7 @@ class Figures:
             nodes=[*node_usage(run)],
             saved=self._saves.newest,
             delay=self._delays.find(run),
+            position=position(run, time.time()),
         )
 
 
@@ -217,6 +221,7 @@ class Feed:
         self._rank: int | None = None
         self._nodes: list[dict[str, Any]] = []
         self._delays, self._delay = _Delays(), ""
+        self._position: Position | None = None
 
     def show_rank(self, rank: int | None) -> None:
         """Read the lines of one rank from the next call on; None: of all."""
@@ -228,6 +233,7 @@ class Feed:
             run = self._status.run
             self._nodes = [*node_usage(run)]
             self._delay = self._delays.find(run) if run.record.status.state is State.RUNNING else ""
+            self._position = position(run, time.time()) if run.record.status.state is State.RUNNING else None
             self._events.read()
         run = self._status.run
         self._metrics.read()
@@ -247,6 +253,7 @@ class Feed:
             self._events.saved,
             self._delay,
             self._status.problem,
+            position=self._position,
         )
 
     def _read_log(self, run: Run) -> _Log:
@@ -384,39 +391,3 @@ def _left(run: Run) -> float | None:
         limit = json.loads((run.folder / contract.BATCH_ORDERS).read_text())["time"]
         return max(0.0, (run.attempt_folder / contract.JOB).stat().st_mtime + float(limit) - time.time())
     return None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run of several: with its step, and the last value of each metric."""
-
-    run: Run
-    step: int | None
-    last: Mapping[str, float]
-    problem: str = ""
-
-
-class RunsFeed:
-    """Reads several runs. ``find`` returns them, the newest first, and is called again each time."""
-
-    def __init__(self, find: Callable[[], Sequence[Path]], kind_of: Callable[[str], ClusterKind]) -> None:
-        self._find, self._kind_of = find, kind_of
-        self._known: dict[Path, tuple[LiveStatus, Metrics]] = {}
-
-    def read(self) -> list[Row]:
-        """Return the runs as they are now."""
-        rows = []
-        for folder in self._find():
-            if folder not in self._known:
-                try:
-                    run = load(folder)
-                    status = LiveStatus(run, self._kind_of(run.record.kind))
-                except AllranksError:  # `allranks ps` reports it.
-                    continue
-                self._known[folder] = status, Metrics(folder)
-            status, metrics = self._known[folder]
-            status.read()
-            metrics.read()
-            last = {name: curve.last for name, curve in metrics.curves.items()}
-            rows.append(Row(status.run, metrics.step, last, status.problem))
-        return rows

@@ -10,6 +10,7 @@ from allranks import contract
 from allranks.job.units import format_seconds
 from allranks.record.events import read_saves
 from allranks.runs.metrics import SPEED
+from allranks.runs.position import Position
 
 #: Checkpoints that are kept in mind.
 _MOST_SAVES = 200
@@ -59,11 +60,20 @@ def speed(name: str, value: float) -> str:
 
 
 def progress(
-    step: int | None, last: Mapping[str, float], saved: tuple[int, float | None] | None, now: float
+    step: int | None,
+    last: Mapping[str, float],
+    saved: tuple[int, float | None] | None,
+    now: float,
+    position: Position | None = None,
 ) -> list[str]:
-    """Return step, epoch and speeds by the last values of metrics, and the newest checkpoint with its age."""
+    """Return step, epoch, time left and speeds, by the last values of metrics, and the newest checkpoint."""
+    if position is not None and step is None:
+        step = position.step
     parts = [f"step {step}"] if step is not None else []
-    parts += [f"epoch {last['epoch']:g}"] if "epoch" in last else []
+    if position is not None:
+        parts.append(str(position))
+    elif "epoch" in last:
+        parts.append(f"epoch {last['epoch']:g}")
     parts += [speed(name, value) for name, value in last.items() if name.endswith(SPEED)]
     if saved:
         age = f", {format_seconds(max(0.0, now - saved[1]))} ago" if saved[1] else ""

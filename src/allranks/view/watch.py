@@ -15,8 +15,9 @@ from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
-from allranks.view.feed import Row, Snapshot
+from allranks.view.feed import Snapshot
 from allranks.view.progress import progress, speed
+from allranks.view.several import Rows
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
@@ -43,9 +44,9 @@ def run_screen(shot: Snapshot, choice: Choice, width: int, height: int) -> list[
         case "nodes":
             body = _nodes(shot, choice, width, room)
         case "events":
-            body = _events(shot, width, room)
+            body = _events(shot, width, room, choice.top)
         case "answer":
-            answer = [*choice.answer]
+            answer = [*choice.answer[choice.top :]]
             if len(answer) > room - 1:
                 answer[room - 2 :] = [f"{len(answer) - room + 2} more lines: allranks stacks {shot.run.record.id}"]
             body = _section("answer", [Text(line) for line in answer], width, room)
@@ -56,11 +57,11 @@ def run_screen(shot: Snapshot, choice: Choice, width: int, height: int) -> list[
     return [cut(line, width) for line in [*lines, *foot]][:height]
 
 
-def runs_screen(rows: Sequence[Row], width: int, height: int) -> list[Text]:
+def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
     """Return the lines of a screen that lists runs: as many as it has."""
     are_narrow = width < 60
     table: list[Sequence[Text | str]] = []
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(shown.rows, 1):
         status = row.run.record.status
         key = str(number) if number < 10 else ""
         speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
@@ -74,8 +75,11 @@ def runs_screen(rows: Sequence[Row], width: int, height: int) -> list[Text]:
             why = row.problem or status.cause or status.reason or ""
             ranks = format_count(row.run.record.world_size, "rank")
             table.append((key, name, state, ranks, _took(row.run), step, loss, speeds, why))
-    foot = flow(["1-9 open a run", "q quit"] if rows else ["q quit"], width)
-    title = flow([Text(format_count(len(rows), "run"), "bold"), time.strftime("%H:%M:%S")], width)
+    is_part = len(shown.rows) < shown.total
+    scroll = ["↑ ↓ PgUp PgDn scroll"] if is_part else []
+    foot = flow(["1-9 open a run", *scroll, "q quit"] if table else ["q quit"], width)
+    part = f"{shown.top + 1} to {shown.top + len(table)}" if is_part and table else ""
+    title = flow([Text(format_count(shown.total, "run"), "bold"), part, time.strftime("%H:%M:%S")], width)
     body = columns(table, width) if table else [Text("no run here", "dim")]
     lines = [*title, *body][: height - len(foot)]
     lines += [Text()] * (height - len(lines) - len(foot))
@@ -85,7 +89,7 @@ def runs_screen(rows: Sequence[Row], width: int, height: int) -> list[Text]:
 def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
     """Return what ``allranks run`` shows below the log, in so many lines at most: first what is asked for most."""
     last = {name: value for name, (value, _) in shot.metrics.items()}
-    step, *others = progress(shot.step, last, shot.saved, shot.time) if shot.step is not None else ("",)
+    step, *others = progress(shot.step, last, shot.saved, shot.time, shot.position) or [""]
     curves = [
         Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
         for name, (value, points) in sorted(shot.metrics.items(), key=lambda each: each[0] != "loss")
@@ -112,7 +116,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
     attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     restarts = format_count(status.restarts, "restart") if status.restarts else ""
-    left = f"{format_seconds(shot.left)} left" if shot.left is not None else ""
+    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     state = Text(status.state.value, f"bold {_STATES.get(status.state, 'red')}")
     code = f"exit code {status.exit_code}" if status.exit_code else ""
     first: list[Text | str] = [
@@ -127,7 +131,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     ]
     where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
     last = {name: value for name, (value, _) in shot.metrics.items()}
-    parts = progress(shot.step, last, shot.saved, shot.time)
+    parts = progress(shot.step, last, shot.saved, shot.time, shot.position)
     lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(parts, width)]
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
@@ -157,6 +161,7 @@ def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
     keys = _KEYS[:-2] if shot.run.record.status.state.is_final else _KEYS
     is_plain = choice == Choice(several=choice.several)
     more = [f"m {'memory' if choice.measure == 'use' else 'use'}"] if choice.pane == "nodes" else []
+    more += ["↑ ↓ scroll"] if choice.pane else []
     more += [] if is_plain and not choice.several else ["b back"]
     return flow([Text(key, "dim") for key in (*keys, *more)], width)
 
@@ -203,6 +208,11 @@ def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
     nodes = shot.nodes
     if not nodes:
         return []
+    if choice.pane == "nodes" and choice.top and len(nodes) > room - 1:  # Else their heat map.
+        first = max(0, min(choice.top - 1, len(nodes) - room + 1))
+        part = nodes[first : first + room - 1]
+        title = f"nodes {first + 1} to {first + len(part)} of {len(nodes)}"
+        return _section(title, columns([_node(node, shot.time, width) for node in part], width), width, room)
     if len(nodes) <= room - 1:
         return _section("nodes", columns([_node(node, shot.time, width) for node in nodes], width), width, room)
     shares = [_shares(node, shot.time, choice.measure) for node in nodes]
@@ -292,12 +302,13 @@ def _mean(shares: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _events(shot: Snapshot, width: int, room: int) -> list[Text]:
+def _events(shot: Snapshot, width: int, room: int, below: int = 0) -> list[Text]:
     if not shot.events or room < 2:
         return []
+    end = max(len(shot.events) - below, min(room - 1, len(shot.events)))
     lines = [
         Text(time.strftime("%H:%M:%S ", time.localtime(when)), "dim").append(" ".join(text.split()))
-        for when, text in shot.events[-(room - 1) :]
+        for when, text in shot.events[max(0, end - room + 1) : end]
     ]
     return _section("events", lines, width, room)
 
@@ -312,11 +323,13 @@ def _log(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
         return _section(title, [Text("reading the logs", "dim")], width, room)
     wanted = choice.pattern.casefold()
     shown = list[str]()
+    below = choice.top if choice.pane == "log" else 0
     for line in reversed(shot.lines):
         if wanted in line.casefold():
             shown.append(line)
-            if len(shown) == room - 1:
+            if len(shown) == room - 1 + below:
                 break
+    shown = shown[max(0, min(below, len(shown) - room + 1)) :]
     if not shown:
         nothing = "no such line" if choice.pattern else "nothing has been printed"
         return _section(title, [Text(nothing, "dim")], width, room)

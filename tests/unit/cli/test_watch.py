@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -70,6 +71,35 @@ def test_all_runs_are_watched_until_ctrl_c(allranks, at_terminal, failed_run: Pa
     terminal.type("\x03")
     assert terminal.wait() == 128 + signal.SIGINT
     assert _is_restored(terminal)
+
+
+def test_200_runs_are_scrolled_through_and_one_is_opened(allranks, tmp_path, failed_run: Path):
+    if not shutil.which("tmux"):
+        pytest.skip("needs tmux")
+    for number in range(200):
+        shutil.copytree(failed_run, folder := allranks.folder / "runs" / f"run-{number:03}")
+        record = json.loads((folder / "record.json").read_text())
+        (folder / "record.json").write_text(json.dumps({**record, "id": folder.name, "created": 1.7e9 + number}))
+    with closing(Tmux(allranks, tmp_path / "tmux", (80, 24), "watch", "--all")) as terminal:
+
+        def names(top: int) -> list[str]:
+            return [f"run-{number:03}" for number in range(199 - top, 199 - top - 22, -1)]
+
+        def shown() -> list[str]:
+            return re.findall(r"run-\d{3}", "\n".join(terminal.screen))
+
+        wait_for("the newest", lambda: shown() == names(0))
+        terminal.type("Down", "Down")
+        wait_for("two rows further", lambda: shown() == names(2))
+        terminal.type("PageDown")
+        wait_for("a page further", lambda: shown() == names(24))
+        terminal.type(*["PageDown"] * 9)
+        wait_for("the oldest", lambda: shown() == names(178))
+        assert terminal.screen[0].startswith("200 runs  179 to 200  ")
+        terminal.type("PageUp", "Up")
+        wait_for("a page and a row back", lambda: shown() == names(155))
+        terminal.type("3")
+        wait_for("the third of them", lambda: terminal.screen[0].startswith(f"{names(155)[2]}  FAILED"))
 
 
 #: Logs a metric, says so, and ends when it is told to.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks import contract
-from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Window, read_windows
+from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Place, Window, read_windows
 from allranks.runtime import steptime
 from allranks.runtime.steptime import CHECKPOINT, COMPUTE, DATA, EXCHANGE, OPTIMIZER, OTHER, StepClock
 
@@ -64,6 +64,18 @@ def test_windows_hold_all_the_time_of_their_steps(now: list[float], times: Path)
         "other": 0.125,
     }
     assert [round(two.start - one.start, 3) for one, two in pairwise(windows)] == [2.5, 2.5]
+
+
+def test_a_window_holds_the_place_after_its_steps_also_when_it_is_joined(now: list[float], times: Path) -> None:
+    clock = StepClock()
+    clock.connect(0)
+    for number in range(1, 4):
+        now[0] += 3.0
+        clock.enter(OTHER)
+        clock.count(number, lambda left=9 - number: Place(2, 8, left, 9))
+    windows = read_windows(times)
+    assert [one.place for one in windows] == [Place(2, 8, 7, 9), Place(2, 8, 6, 9)]
+    assert windows[0].joined(windows[1]).place == Place(2, 8, 6, 9)
 
 
 def test_ranks_that_are_restarted_add_to_the_file(now: list[float], times: Path) -> None:

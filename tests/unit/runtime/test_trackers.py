@@ -15,6 +15,7 @@ import pytest
 import allranks
 from allranks import RankError
 from allranks.runtime.trackers import Background, JsonLines, RunInfo, open_trackers
+from allranks.runtime.trackers.system import SystemMetrics
 
 
 class Memory:
@@ -285,6 +286,28 @@ with allranks.init(trackers=[NAME], log_every=2) as ctx:
 """
 
 
+#: Records three steps; the sample of the node, beside the file in which steps are counted, is a new one at two of them.
+SAMPLED = """\
+import json, os, pathlib, threading
+import allranks
+
+steps = pathlib.Path(os.environ["ALLRANKS_STEP_FILE"])
+os.environ["ALLRANKS_STEP_FILE"] = str(pathlib.Path("sample", steps.name))
+pathlib.Path("sample").mkdir(exist_ok=True)
+gpus = [{"busy": 97, "memory": 32, "total": 80}]
+with allranks.init(trackers=["tensorboard"]) as ctx:
+    for step, when in ((1, 1.0), (2, 1.0), (3, 3.0)):
+        if ctx.is_main:
+            sample = {"time": when, "cpus": 2.0, "cpus_total": 8, "memory": 4, "memory_total": 8, "gpus": gpus}
+            pathlib.Path("sample", "usage.json").write_text(json.dumps(sample))
+            ctx.progress.step = step
+            ctx.metrics.record(loss=1.0)
+            written = threading.Event()  # The thread that writes reads the sample.
+            ctx._tracker_group._others[0]._hand_over(written.set)
+            written.wait()
+"""
+
+
 def run(run_ranks, folder, name, **variables):
     run_id = "mnist-1120-0931"
     script = SCRIPT.replace("NAME", repr(name))
@@ -303,6 +326,32 @@ def test_tensorboard(run_ranks, tmp_path):
     events = EventAccumulator(str(folder)).Reload()
     assert [(point.step, point.value) for point in events.Scalars("loss")] == [(2, 1.5), (4, 3.5), (5, 5.0)]
     assert b'"lr": 0.1' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+@needs("tensorboard")
+def test_tensorboard_gets_what_the_node_uses_once_a_sample(allranks):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    allranks.script(SAMPLED)
+    assert allranks("run", "train.py", "--nproc-per-node", "2").rc == 0
+    (folder,) = allranks.folder.glob("runs/latest/tensorboard")
+    events = EventAccumulator(str(folder)).Reload()
+    assert [point.step for point in events.Scalars("loss")] == [1, 2, 3]
+    for name, value in (("cpu", 25.0), ("memory", 50.0), ("gpu0", 97.0), ("gpu0_memory", 40.0)):
+        assert [(point.step, point.value) for point in events.Scalars(f"system/{name}")] == [(1, value), (3, value)]
+    assert "system" not in (folder.parent / "metrics.jsonl").read_text()
+
+
+def test_without_a_sample_there_are_no_system_metrics(tmp_path, monkeypatch):
+    monkeypatch.delenv("ALLRANKS_STEP_FILE", raising=False)
+    assert SystemMetrics().read() == {}
+    monkeypatch.setenv("ALLRANKS_STEP_FILE", str(tmp_path / "rank-0.step"))
+    system = SystemMetrics()
+    assert system.read() == {}
+    (tmp_path / "usage.json").write_text('{"time": 1.0, "cpus"')
+    assert system.read() == {}
+    (tmp_path / "usage.json").write_text('{"time": 1.0, "cpus": 1, "memory": 2}')
+    assert system.read() == {}, "of an agent of an earlier version"
 
 
 def records_of(data):

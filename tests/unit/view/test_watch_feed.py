@@ -13,7 +13,8 @@ import pytest
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import load
 from allranks.runs.status import State
-from allranks.view.feed import Curve, Feed, RunsFeed, Snapshot
+from allranks.view.feed import Curve, Feed, Snapshot
+from allranks.view.several import RunsFeed
 
 
 @pytest.fixture
@@ -83,7 +84,11 @@ def test_several_runs_without_those_whose_record_is_corrupt(run: Path):
     other = run.with_name("other")
     shutil.copytree(run, other)
     _cut(other / "record.json")
-    (row,) = RunsFeed(lambda: [run, other], load_kind).read()
+    feed = RunsFeed(lambda: [run, other], load_kind)
+    feed.show(0, 20)
+    shown = feed.read()
+    (row,) = shown.rows
+    assert (shown.top, shown.total) == (0, 2)
     assert (row.run.folder, row.step, row.last) == (run, None, {})
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from allranks.runs.position import Position
 from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status
 from allranks.view.choice import Choice, press
-from allranks.view.feed import Row, Snapshot
+from allranks.view.feed import Snapshot
+from allranks.view.several import Row, Rows
 from allranks.view.watch import below_log, run_screen, runs_screen
 
 #: 12:00:00, wherever the test runs.
@@ -123,7 +125,7 @@ def test_a_run_that_waits_shows_the_reason():
     status = Status(State.PENDING, "queued", reason="Priority: other jobs come first")
     shown = _shown(Snapshot(_run(status), NOON, left=90.0, problem="squeue gave no answer"))
     assert shown[0].startswith("demo-1127-1200  PENDING  queued  ")
-    assert shown[0].endswith("  1 min 30 s left")
+    assert shown[0].endswith("  1 min 30 s left of the allocation")
     assert shown[2:4] == ["Priority: other jobs come first", "squeue gave no answer"]
     assert shown[4:6] == [f"── log {'─' * 73}", "reading the logs"]
     assert shown[-1] == "q quit  l log  n nodes  e events  / filter  r rank  s stacks  c cancel"
@@ -171,7 +173,7 @@ def test_the_memory_of_gpus_is_another_heat_map():
     assert shown[3] == f"── 20 nodes: memory of GPUs, a cell for each {'─' * 35}"
     assert shown[4] == " 0 ▅▅▅▅▅▅▅█" + "▅" * 12
     assert shown[5].startswith("most:  7 gpu7 ")
-    assert shown[-1].endswith("r rank  m use  b back")
+    assert shown[-1].endswith("r rank  m use  ↑ ↓ scroll  b back")
 
 
 def test_a_run_of_which_nothing_is_read_says_so():
@@ -186,7 +188,7 @@ def test_an_old_sample_is_no_use():
 
 def test_several_runs():
     rows = [Row(SHOT.run, 150, {"loss": 0.25, "steps_per_second": 9.5}), Row(SHOT.run, None, {})]
-    shown = _text(runs_screen(rows, 80, 6))
+    shown = _text(runs_screen(Rows(rows, 0, 2), 80, 6))
     assert shown[0].startswith("2 runs  ")
     assert shown[1:] == [
         "1  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s  step 150  loss 0.25  9.5 step…",
@@ -195,7 +197,47 @@ def test_several_runs():
         "",
         "1-9 open a run  q quit",
     ]
-    assert _text(runs_screen(rows, 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"  # The newest stays.
+    assert (
+        _text(runs_screen(Rows(rows, 0, 2), 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
+    )  # The newest stays.
+
+
+def test_of_more_runs_than_fit_a_part_is_shown():
+    shown = _text(runs_screen(Rows([Row(SHOT.run, None, {})] * 2, 20, 200), 80, 4))
+    assert shown[0].startswith("200 runs  21 to 22  ")
+    assert shown[2].startswith("2  demo-1127-1200  ")
+    assert shown[3] == "1-9 open a run  ↑ ↓ PgUp PgDn scroll  q quit"
+
+
+UP, DOWN, PAGE_UP, PAGE_DOWN = "\x1b[A", "\x1bOB", "\x1b[5~", "\x1b[6~"
+
+
+def _scrolled(pane: str, *keys: str, shot: Snapshot = SHOT, lines: int = 50) -> list[str]:
+    choice = Choice(pane=pane)
+    for key in keys:
+        choice, _ = press(choice, key, 4, has_ended=False, page=5, lines=lines)
+    return _shown(shot, choice, height=9)[4:8]
+
+
+def test_nodes_that_do_not_fit_are_scrolled_through_from_their_heat_map():
+    many = replace(SHOT, nodes=[_node(number) for number in range(50)])
+    assert _shown(many, Choice(pane="nodes"), height=9)[3].startswith("── 50 nodes: use of CPUs")
+    assert [line[:7] for line in _scrolled("nodes", DOWN, shot=many)] == ["0 gpu0 ", "1 gpu1 ", "2 gpu2 ", "3 gpu3 "]
+    assert [line[:2] for line in _scrolled("nodes", DOWN, PAGE_DOWN, UP, shot=many)] == ["4 ", "5 ", "6 ", "7 "]
+    assert _scrolled("nodes", *[PAGE_DOWN] * 99, shot=many)[-1].startswith("47 gpu47")
+
+
+def test_log_and_events_are_scrolled_from_their_end():
+    long = replace(SHOT, lines=[f"line {at}" for at in range(50)], events=[(NOON, f"event {at}") for at in range(50)])
+    for pane in ("log", "events"):
+        assert _last(_scrolled(pane, shot=long)) == [46, 47, 48, 49]
+        assert _last(_scrolled(pane, UP, UP, DOWN, PAGE_UP, shot=long)) == [40, 41, 42, 43]
+        assert _last(_scrolled(pane, *[PAGE_UP] * 99, shot=long)) == [1, 2, 3, 4]
+        assert _last(_scrolled(pane, *[PAGE_UP] * 99, PAGE_DOWN, shot=long)) == [6, 7, 8, 9]
+
+
+def _last(lines: list[str]) -> list[int]:
+    return [int(line.split()[-1]) for line in lines]
 
 
 def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tuple[Choice, list[str]]:
@@ -270,6 +312,14 @@ def test_below_the_log_stands_what_is_asked_for_most_in_as_many_lines_as_there_a
         "rank 1 on gpu0 waits for data…",
     ]
     assert below_log(shot, 80, 0) == []
+
+
+def test_below_the_log_stands_where_the_training_is_also_without_metrics():
+    shot = replace(SHOT, metrics={}, step=None, saved=None, nodes=[], position=Position(146, 2, 8, 45, 720.0))
+    assert [line.plain for line in below_log(shot, 80, 3)] == ["step 146  epoch 2 of 8, 45 %, 12 min left"]
+    shot = replace(shot, step=100, metrics={"epoch": (1.0, [0.0, 1.0])})
+    assert [line.plain for line in below_log(shot, 80, 3)] == ["step 100  epoch 2 of 8, 45 %, 12 min left"]
+    assert _shown(shot)[2] == "step 100  epoch 2 of 8, 45 %, 12 min left"
 
 
 def test_below_the_log_an_old_sample_of_a_node_does_not_count():

@@ -60,6 +60,7 @@ class Loader:
         #: Where epochs() starts, until it has started.
         self._start: tuple[int, int] | None = (0, 0)
         self._in_epochs = False
+        self._count = 0
         self._passed = False
         self._turn = 0
         self._loads = 0
@@ -108,7 +109,7 @@ class Loader:
             if 0 < count <= self._epoch:  # Of a training that is resumed: it would end without a word.
                 what = "raise their number to train on, or start without the checkpoint"
                 self._say(f"all {count} epochs are done: {what}")
-        self._in_epochs = True
+        self._in_epochs, self._count = True, count
         try:
             while self._epoch < count and not self._progress.stopping:
                 loads, self._passed = self._loads, False
@@ -120,7 +121,7 @@ class Loader:
                         self._progress.abandon()  # What an effective batch has of samples of an epoch that was left.
                     self._epoch, self._position = self._epoch + 1, 0
         finally:
-            self._in_epochs = False
+            self._in_epochs, self._count = False, 0
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that are left of the epoch. Outside of :meth:`epochs`, the next loop is the next epoch.
@@ -153,12 +154,14 @@ class Loader:
                 # The loop before took the last batch and asked for no other, as a Trainer does that counts them.
                 self._epoch, self._position = self._epoch + 1, 0
                 batches = self._source.batches(self._epoch, 0)
+            epoch = (self._epoch + 1, self._count, self._length or 0)
             for batch, samples, total, position, left, last in batches if first is None else chain([first], batches):
                 progress.samples = samples
                 progress.total = total
                 progress.full = self.global_batch_size
                 progress.last = last
                 progress.left = left
+                progress.epoch = epoch
                 # The batch that the script works on counts as done: a checkpoint is taken at the end of the step.
                 self._position = position
                 advance()

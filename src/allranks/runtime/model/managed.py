@@ -122,7 +122,7 @@ class Managed(torch.optim.Optimizer):
         progress.clock.enter(OTHER)
         if around.counts_steps:
             progress.step += 1
-            progress.clock.count(progress.step)
+            progress.clock.count(progress.step, progress.place)
         advance()
         return result
 

@@ -15,6 +15,7 @@ from allranks.errors import RankError
 from allranks.runtime import log
 from allranks.runtime.trackers.base import JsonLines, RunInfo, Tracker, Value
 from allranks.runtime.trackers.packages import open_mlflow, open_tensorboard, open_wandb
+from allranks.runtime.trackers.system import SystemMetrics
 
 __all__ = ["JsonLines", "RunInfo", "Tracker", "TrackerGroup", "Value", "open_trackers"]
 
@@ -30,11 +31,13 @@ _NAMED: dict[str, Callable[[RunInfo], Tracker]] = {
 class Background:
     """Calls a tracker, in order, from a thread of its own: neither a slow network nor an error stops the training.
 
-    A tracker that raises is reported once and gets nothing more. :meth:`close` waits so many seconds.
+    A tracker that raises is reported once and gets nothing more. :meth:`close` waits so many seconds. The thread also
+    reads the system metrics, if they are given: of a file server that does not answer the training sees nothing.
     """
 
-    def __init__(self, tracker: Tracker, seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(self, tracker: Tracker, seconds: float = CLOSE_SECONDS, system: SystemMetrics | None = None) -> None:
         self._tracker = tracker
+        self._system = system
         self._name = type(tracker).__name__
         self._seconds = seconds
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
@@ -43,6 +46,14 @@ class Background:
         self._thread: threading.Thread | None = None
         # Also after an error of the script, which closes nothing: what was logged until then is worth most.
         atexit.register(self.close)
+
+    def write(self, step: int, values: dict[str, Value]) -> None:
+        """Have the values of a step written, with the system metrics if they are new."""
+        if not self._closed:
+            self._hand_over(partial(self._write, step, values))
+
+    def _write(self, step: int, values: dict[str, Value]) -> None:
+        self._tracker.write(step, values | self._system.read() if self._system else values)
 
     def call(self, method: str, *values: object) -> None:
         """Have the tracker called, if it has the method."""
@@ -88,15 +99,15 @@ class Background:
 class TrackerGroup:
     """All trackers of a job: the file at once, the others from a thread, so that no network stops the steps."""
 
-    def __init__(self, file: JsonLines, others: Iterable[Tracker]) -> None:
+    def __init__(self, file: JsonLines, others: Iterable[Background]) -> None:
         self._file = file
-        self._others = [Background(tracker) for tracker in others]
+        self._others = [*others]
 
     def write(self, step: int, values: dict[str, Value], when: float) -> None:
         """Write one record: values at a step, and the time in seconds since 1970."""
         self._file.write(step, values, when)
         for tracker in self._others:
-            tracker.call("write", step, dict(values))
+            tracker.write(step, dict(values))
 
     def config(self, values: dict[str, object]) -> None:
         """Pass hyperparameters to the trackers that take them."""
@@ -123,7 +134,9 @@ class TrackerGroup:
 def open_trackers(chosen: Iterable[str | Tracker], run: RunInfo | None = None) -> TrackerGroup:
     """Open the file, and the trackers that the user chose by name or made."""
     run = run or RunInfo.here()
-    others = [_open(tracker, run) for tracker in chosen]
+    others = [
+        Background(_open(each, run), system=SystemMetrics() if isinstance(each, str) else None) for each in chosen
+    ]
     path = (run.folder or Path()) / contract.METRICS_FILE
     return TrackerGroup(JsonLines(path, announce=run.folder is None), others)
 
