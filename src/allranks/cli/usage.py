@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 import click
 
@@ -70,7 +71,6 @@ _NOT_HERE = {
 }
 #: What click says in errors of its own, where it keeps no more than the text.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
-_IN_QUOTES = re.compile(r"'([^']+)'")
 _NO_COMMAND = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
 
 
@@ -85,10 +85,15 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
     elif isinstance(failure, click.MissingParameter) and failure.param:
         what = f"{_spelling(failure.param)} is missing"
     elif isinstance(failure, click.BadParameter) and failure.param:
-        what = f"{_spelling(failure.param)}: {failure.message.rstrip('.')}"
-        typed, *choices = _IN_QUOTES.findall(failure.message) or [""]
-        if isinstance(failure.param.type, click.Choice) and (near := closest(typed, choices)):
-            fix = f"did you mean {near}?"
+        name, kind = _spelling(failure.param), failure.param.type
+        typed, is_, _ = failure.message.partition(" is not ")
+        what = f"{name}: cannot be {typed}" if is_ else f"{name}: {failure.message.rstrip('.')}"
+        if isinstance(kind, click.Choice):
+            *others, last = kind.choices
+            why = f"it must be {', '.join(others)} or {last}"
+            fix = f"did you mean {near}?" if (near := closest(typed.strip("'"), kind.choices)) else fix
+        elif is_ and kind.name.startswith(("integer", "float")):
+            why = f"it must be {_number(kind)}"
     elif extra := _UNEXPECTED.fullmatch(message):
         what = f"unexpected argument: {extra[1]}"
     elif word := _NO_COMMAND.fullmatch(message):
@@ -107,6 +112,15 @@ def _bad_option(name: str, command: click.Command, words: list[str]) -> tuple[st
     option = next((each for each in options if name in (*each.opts, *each.secondary_opts)), None)
     takes = "takes no value" if option and option.is_flag else "needs a value"
     return f"{name} {takes}", option.help if option else None, f"{' '.join(path)} --help"
+
+
+def _number(kind: click.ParamType[Any]) -> str:
+    """Return which numbers an option takes, as ``a whole number from 1 to 8``."""
+    name = "a whole number" if kind.name.startswith("integer") else "a number"
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if least is None:
+        return name if most is None else f"{name}, at most {most:g}"
+    return f"{name}, at least {least:g}" if most is None else f"{name} from {least:g} to {most:g}"
 
 
 def _spelling(parameter: click.Parameter) -> str:

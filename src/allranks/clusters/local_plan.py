@@ -42,7 +42,7 @@ def _refuse(request: Request) -> None:
     if least > 1 and request.node_rank is None:
         raise JobError(
             f"{least} nodes were requested, and cluster local is this one machine",
-            fix="--nodes 1, or --on a cluster that has them",
+            fix="--nodes gpu1,gpu2 names hosts to use over SSH; --on NAME uses a cluster of clusters.yaml",
         )
     if plain.is_used(job):
         plain.refuse(job, least if request.node_rank is not None else 1)
@@ -106,7 +106,7 @@ class LocalPlanning:
         """Return the rank that reads the stdin of the command: the one that is requested, or the only one."""
         requested, ranks = self._job.launch.stdin, self._layout.nproc_per_node
         if requested is not None and requested >= ranks:
-            why = f"the ranks are 0 to {ranks - 1}"
+            why = f"the ranks are 0 to {ranks - 1}" if ranks > 1 else "there is only rank 0"
             raise JobError(f"launch.stdin: there is no rank {requested}", why=why, fix="--stdin 0")
         return 0 if ranks == 1 else requested
 

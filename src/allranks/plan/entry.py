@@ -99,8 +99,11 @@ def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
             givers.append("environment.variables.PATH")
         if givers:
             return Program("binary", name, f"what the ranks run; not on PATH here: {' or '.join(givers)} must bring it")
-    why = "it is not executable" if local.is_file() else "there is no such program here or on PATH"
-    raise JobError(f"cannot run {name}", why=why, fix=f"chmod +x {name}" if local.is_file() else None)
+    if not local.is_file():
+        raise JobError(f"cannot run {name}", why="there is no such program here or on PATH")
+    if local.suffix == ".py":
+        raise JobError(f"cannot run {name} as a program", why="it is a script", fix=f"allranks run {shlex.quote(name)}")
+    raise JobError(f"cannot run {name}", why="it is not executable", fix=f"chmod +x {shlex.quote(name)}")
 
 
 def _check_script(path: Path, name: str, same_python: bool) -> None:

@@ -51,6 +51,10 @@ def test_a_path_is_never_left_to_the_node(tmp_path: Path):
     with pytest.raises(JobError) as caught:
         entry(tmp_path, "program", conda="my-env")
     assert caught.value.fix == "chmod +x program"
+    (tmp_path / "ddp.py").write_text("")
+    with pytest.raises(JobError) as caught:
+        entry(tmp_path, "ddp.py")
+    assert (caught.value.why, caught.value.fix) == ("it is a script", "allranks run ddp.py")
 
 
 def test_a_program_that_is_here_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
