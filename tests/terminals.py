@@ -93,6 +93,11 @@ class Tmux:
         """The lines of its screen, without the empty ones at the bottom."""
         return self._call("capture-pane", "-p").rstrip("\n").split("\n")
 
+    @property
+    def history(self) -> str:
+        """Its screen and what has left it at the top, as lines do when a terminal becomes narrow."""
+        return self._call("capture-pane", "-p", "-S", "-")
+
     def type(self, *keys: str) -> None:
         """Press keys, by tmux's names of them."""
         self._call("send-keys", *keys)

@@ -76,9 +76,11 @@ def test_a_rank_that_fails_ends_the_other_machine(ssh: Any, network: Network, la
     done = ssh("run", "train.py", launch, *MACHINES)
     name, module = ssh.run().name, "launch" if "legacy" in launch else "run"
     assert done.rc == 1
-    assert done.stderr.splitlines()[-3:] == [
+    assert done.stderr.splitlines()[-4:] == [
         f"error: {name} FAILED: torch.distributed.{module} exited with code 1 on gpu02",
         "  why: ValueError: no data (train.py:3)",
+        f"  fix: correct train.py:3, then: allranks resume {name} (no checkpoint: from the beginning, unless the "
+        "script loads its own)",
         f"  see: runs/{name}/attempts/000/node-001/node.err",
     ]
     events = (ssh.run() / "attempts/000/node-000/agent.jsonl").read_text().splitlines()

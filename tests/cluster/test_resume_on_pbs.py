@@ -103,7 +103,9 @@ def test_a_time_limit_changes_nothing(pbs_lab: Any, pbs: PbsCluster) -> None:
     assert (deaf.rc, told(pbs_lab, name)["state"]) == (143, "TIMEOUT  F (finished)")
     out_of_time = (
         rf"error: {name} TIMEOUT: it reached its time limit: raise resources\.time\n"
-        rf"  why: =>> PBS: job killed: walltime \d+ exceeded limit 20\n  see: runs/{name}/pbs\.out\n"
+        rf"  why: =>> PBS: job killed: walltime \d+ exceeded limit 20\n"
+        rf"  fix: raise resources\.time, or let the run save and continue: allranks resume {name} \(no check[^\n]+\n"
+        rf"  see: runs/{name}/pbs\.out\n"
     )
     assert re.search(out_of_time, deaf.stderr), deaf.stderr
     seconds = [training.trains(attempt=1) for training in trainings]

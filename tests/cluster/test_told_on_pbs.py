@@ -61,7 +61,7 @@ def test_a_set_up_that_fails_is_told_in_its_own_words(pbs_lab: Any, pbs: PbsClus
     for run in runs:
         _, code, failed, cause = SET_UPS[run.name]
         assert run.end().rc == code
-        *_, what, why, see = run.stderr.splitlines()
+        what, why, *_, see = run.stderr[run.stderr.rindex("error: ") :].splitlines()
         failed = failed.format(second=hosts_of(pbs, run.job)[1])
         assert what.startswith(f"error: {run.folder.name} FAILED{failed}")
         assert why.endswith(cause) if failed else cause in why

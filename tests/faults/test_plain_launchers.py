@@ -90,9 +90,11 @@ def test_a_rank_that_fails(allranks, watch, flag: str):
     done = allranks("run", "train.py", *RANKS, flag)
     module, name = "launch" if "legacy" in flag else "run", allranks.run().name
     assert done.rc == 1
-    assert done.stderr.splitlines()[-3:] == [
+    assert done.stderr.splitlines()[-4:] == [
         f"error: {name} FAILED: torch.distributed.{module} exited with code 1 on {os.uname().nodename}",
         "  why: ValueError: no data (train.py:3)",
+        f"  fix: correct train.py:3, then: allranks resume {name} (no checkpoint: from the beginning, unless the "
+        "script loads its own)",
         f"  see: runs/{name}/attempts/000/node-000/node.err",
     ]
     watch.nothing_left()

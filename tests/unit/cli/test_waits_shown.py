@@ -17,6 +17,7 @@ import pytest
 from agents_by_hand import free_port
 from allranks import contract
 from allranks.cli.live import Live
+from allranks.cli.render import Below
 from allranks.cli.run import _News
 from allranks.logs.merge import MergedLogs
 from allranks.runs.agents import Happened
@@ -65,7 +66,7 @@ def test_on_a_terminal_a_spinner_shows_the_wait_and_nothing_of_it_stays(allranks
     shown = at_terminal(allranks, "run", "train.py", "--no-check", *OPTIONS)
     assert re.search(r"[-\\|/] starting ranks \(0 s\)", shown)
     assert re.search(r"[-\\|/] restarting in 2 s, 2 of 3 \(\d+ s\)", shown)
-    screen = re.sub(r"\x1b\[\d+m", "", left_on_screen(shown)).splitlines()
+    screen = left_on_screen(shown).splitlines()
     name = allranks.run().name
     ours = [line for line in screen if line.startswith("allranks: ")]
     assert ours[1:-1] == said_of_restarts(name)
@@ -97,13 +98,23 @@ def at_terminal(allranks: Any, *words: str) -> str:
 
 
 def left_on_screen(shown: str) -> str:
-    """Return what a terminal shows at last, of one that knows line breaks and the wiping of a line."""
-    lines = [""]
-    for part in re.split(r"(\r\x1b\[K|\r\n)", shown):
-        if part == "\r\n":
-            lines.append("")
+    """Return what a wide terminal shows at last, of one that knows what :class:`render.Below` writes."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[\d*[AJK]|\r|\n|[^\x1b\r\n]+", re.sub(r"\x1b\[[\d;]*m", "", shown)):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part.endswith("A"):
+            row -= int(part[2:-1])
+        elif part.startswith("\x1b"):
+            lines[row] = lines[row][:column]
+            if part.endswith("J"):
+                del lines[row + 1 :]
         else:
-            lines[-1] = "" if part == "\r\x1b[K" else lines[-1] + part
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
     return "\n".join(lines)
 
 
@@ -114,15 +125,20 @@ def test_a_bar_of_a_rank_wins_over_the_spinner_and_plain_draws_none(
     drawn: list[bytes] = []
     monkeypatch.setattr("allranks.cli.live._to_terminal", drawn.append)
     monkeypatch.setattr("allranks.cli.render.is_lively", lambda stream: True)
+    monkeypatch.setattr("allranks.cli.render.BELOW", Below())
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     live, bar = Live(plain=plain), [b"[0] 10%", None, None]
-    live.status = lambda: "step 1"
+    live.status = lambda columns, most: ["step 1"]
     monkeypatch.setattr("allranks.cli.live._is_foreground", lambda: True)
     merged = MergedLogs(tmp_path, sys.stdout.buffer.write, sys.stderr.buffer.write)
     monkeypatch.setattr(merged, "transient", lambda: bar.pop(0))
     for awaited in ("restarting", "restarting", ""):
         live.draw(merged, awaited)
-    shown = [b"[0] 10%", b"\r\x1b[K- restarting (0 s)", b"\r\x1b[Kstep 1"]
+    shown = [
+        b"[0] 10%\x1b[K\nstep 1",
+        b"\r\x1b[1A- restarting (0 s)\x1b[K\nstep 1\x1b[J",
+        b"\r\x1b[1Astep 1\x1b[J",
+    ]
     assert drawn == ([] if plain else shown)
 
 
