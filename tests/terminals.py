@@ -102,11 +102,6 @@ class Tmux:
         """Press keys, by tmux's names of them."""
         self._call("send-keys", *keys)
 
-    @property
-    def scrollback(self) -> list[str]:
-        """All that it has shown, with what has left the screen at the top."""
-        return self._call("capture-pane", "-p", "-S", "-").rstrip("\n").split("\n")
-
     def resize(self, columns: int, lines: int) -> None:
         """Change its size, as a person does who drags its window."""
         self._call("resize-window", "-x", str(columns), "-y", str(lines))

@@ -161,7 +161,7 @@ def test_enter_leaves_an_empty_row_and_nothing_of_the_lines_below_the_log(allran
         wait_for("another", lambda: "steps/s" in (terminal.screen[terminal.screen.index("[0] logged") + 4]))
         (allranks.folder / "end").touch()
         wait_for("the end", lambda: "succeeded" in "".join(terminal.screen))
-        left = terminal.scrollback
+        left = terminal.history.split("\n")
     at = left.index("[0] logged")
     assert left[at + 1 : at + 3] == ["", ""]
     assert re.fullmatch(r"allranks: train-\S+ succeeded in .* s", left[at + 3])
