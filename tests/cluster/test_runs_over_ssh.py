@@ -46,7 +46,7 @@ def test_a_terminal_shows_what_is_done_with_the_machines(ssh: Any, terminals: li
     for shown in ("checking 2 nodes of ssh", "starting on 2 nodes of ssh", "allranks: .* backend gloo .*\r\n"):
         terminal.read_until(rf"\r\x1b\[K{shown}")
     assert terminal.wait() == 0
-    shown = re.sub(r"\x1b\[[0-9;]*[mK]", "", terminal.shown.replace("\r", "\n"))
+    shown = re.sub(r"\x1b\[[0-9;]*[mAJK]", "", terminal.shown.replace("\r", "\n"))
     assert ranks_saying(shown, "here") == [0, 1]
 
 

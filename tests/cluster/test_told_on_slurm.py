@@ -121,13 +121,13 @@ def test_a_terminal_shows_that_a_job_waits_in_the_queue(
     slurm.wait_for_state(holder, "RUNNING")
     terminal = Terminal(lab, "run", "train.py", "--on", "lab", "--nodes", "4")
     terminals.append(terminal)
-    terminal.read_until(r"\r[-\\|/] waiting in the queue: \S.* \(\d+ s\)")
+    terminal.read_until(r"[\r\n][-\\|/] waiting in the queue: \S.* \(\d+ s\)")
     slurm.run("scancel", str(holder))
-    terminal.read_until(r"\r[-\\|/] starting ranks \(\d+ s\)")
+    terminal.read_until(r"[\r\n][-\\|/] starting ranks \(\d+ s\)")
     assert terminal.wait() == 0
-    shown = re.sub(r"\x1b\[[0-9;]*[mK]", "", terminal.shown.replace("\r", "\n"))
+    shown = re.sub(r"\x1b\[[0-9;]*[mAJK]", "", terminal.shown.replace("\r", "\n"))
     assert ranks_saying(shown, "here") == [0, 1, 2, 3]
-    assert re.search(r"\r\x1b\[Kallranks: \S+ succeeded in \S+ s\r\n$", terminal.shown)
+    assert re.search(r"\r\x1b\[[JK]allranks: \S+ succeeded in \S+ s\r\n$", terminal.shown)
 
 
 @pytest.mark.parametrize(

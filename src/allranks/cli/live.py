@@ -162,7 +162,7 @@ class Live:
         """Show a text on a terminal's last line."""
         if self.is_lively:
             _to_terminal(render.BELOW.wiped() or b"\r\x1b[K")
-            _to_terminal(render.BELOW.drawn([_fitting(text.encode())]))
+            _to_terminal(render.BELOW.drawn([_fitting(text.encode())], above=False))
 
     def suspend(self, number: int, _: FrameType | None) -> None:
         """Take the place of what SIGTSTP does, for the shell that follows on the terminal."""
@@ -175,13 +175,12 @@ class Live:
         if self.is_lively:
             self._prompt = prompt
             first = prompt or merged.transient() or self._spinner(awaited)
-            lines = [_fitting(first)] if first else []
+            lines, status = [_fitting(first)] if first else [], list[str]()
             if not prompt and _is_foreground():  # In the background others type below the log.
                 columns, rows = render.BELOW.size
-                # A ^C that the terminal shows behind the last line has room.
-                lines += self.status(columns - 3, max(1, min(_MOST_LINES, rows // _PART)) - len(lines))
-            if lines != render.BELOW.lines:
-                _to_terminal(render.BELOW.drawn(lines))
+                status = self.status(columns - 1, max(1, min(_MOST_LINES, rows // _PART)) - len(lines))
+            if (lines := lines + status) != render.BELOW.lines:
+                _to_terminal(render.BELOW.drawn(lines, above=bool(status)))
         elif prompt != self._waiting:
             self._waiting, self._since = prompt, time.monotonic()
         elif prompt != self._prompt and time.monotonic() - self._since > _PROMPT_SECONDS:

@@ -65,7 +65,9 @@ def talk(text: str) -> None:
 class Below:
     """The lines that are drawn below the log on a terminal, which are wiped before anything else is written there.
 
-    Each change is one write, from the top down, so that nothing flickers. The cursor stays behind the last line.
+    Each change is one write, from the top down, so that nothing flickers. The cursor stays behind a single line, such
+    as a prompt, or in an empty row above the lines. There the terminal shows what a person types, and Enter, which
+    moves the cursor to the first line, leaves an empty row.
 
     Attributes:
         lines: these lines, which may have colours, and which the terminal was wide enough for.
@@ -73,6 +75,7 @@ class Below:
 
     def __init__(self) -> None:
         self.lines: Sequence[str] = ()
+        self._is_above = False
 
     @property
     def size(self) -> os.terminal_size:
@@ -84,14 +87,23 @@ class Below:
 
     def wiped(self) -> bytes:
         """Return what wipes the lines, and count them as wiped: the caller writes it at once."""
+        if not self.lines:
+            return b""
         start, self.lines = self._start(), ()
-        return start + (b"\x1b[J" if b"A" in start else b"\x1b[K" if start else b"")
+        return start + (b"\x1b[J" if b"A" in start or self._is_above else b"\x1b[K")
 
-    def drawn(self, lines: Sequence[str]) -> bytes:
-        """Return what draws lines in place of these, and count them as drawn: the caller writes it at once."""
+    def drawn(self, lines: Sequence[str], *, above: bool | None = None) -> bytes:
+        """Return what draws lines in place of these, and count them as drawn: the caller writes it at once.
+
+        ``above`` is whether the cursor stays above them; None: where it is.
+        """
         if not lines:
             return self.wiped()
         start, self.lines = self._start(), lines
+        self._is_above = self._is_above if above is None else above
+        if self._is_above:
+            rows = "".join(f"\n{line}\x1b[K" for line in lines)
+            return start + f"\x1b[K{rows}\x1b[J\x1b[{len(lines)}A\r".encode(errors="replace")
         text = "\x1b[K\n".join(lines) + "\x1b[J"
         return start + (text if start else text.removesuffix("\x1b[J")).encode(errors="replace")
 
@@ -101,7 +113,7 @@ class Below:
             return b""
         columns = self.size.columns
         rows = sum(max(1, -(-cells(_OBEYED.sub("", line)) // columns)) for line in self.lines)
-        up = f"\x1b[{rows - 1}A".encode() if rows > 1 else b""
+        up = f"\x1b[{rows - 1}A".encode() if rows > 1 and not self._is_above else b""
         # A terminal that becomes wide again joins rows that it wrapped, unless they have been cleared.
         return b"\r" + up + b"\x1b[J" * (rows > len(self.lines))
 

@@ -18,7 +18,7 @@ PHASES: Final = ("data", "compute", "exchange", "optimizer", "checkpoint", "othe
 #: A file has so many windows at most. When it is full, all but the newest are joined to fewer that are longer.
 MOST, NEWEST = 512, 64
 HEAD: Final = b"steps 2\n"
-_RECORD = struct.Struct(f"<dqIH{len(PHASES)}f4I")
+_RECORD = struct.Struct(f"<dqIH{len(PHASES)}f4If")
 RECORD_BYTES: Final = _RECORD.size
 
 
@@ -48,6 +48,7 @@ class Window(NamedTuple):
         restart: how often the ranks had been restarted in this attempt.
         spent: seconds in each of :data:`PHASES`; together they are all the time of these steps.
         place: where the training was after them.
+        queued: seconds of them for which the rank's main thread could run and got no CPU.
     """
 
     start: float
@@ -56,6 +57,7 @@ class Window(NamedTuple):
     restart: int
     spent: tuple[float, ...]
     place: Place = Place()
+    queued: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -64,12 +66,13 @@ class Window(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return the record of the file."""
-        return _RECORD.pack(self.start, self.first, self.steps, self.restart, *self.spent, *self.place)
+        return _RECORD.pack(self.start, self.first, self.steps, self.restart, *self.spent, *self.place, self.queued)
 
     def joined(self, following: Window) -> Window:
         """Return one window for this and the one after it."""
         spent = tuple(one + other for one, other in zip(self.spent, following.spent, strict=True))
-        return self._replace(steps=self.steps + following.steps, spent=spent, place=following.place)
+        queued = self.queued + following.queued
+        return self._replace(steps=self.steps + following.steps, spent=spent, place=following.place, queued=queued)
 
 
 def read_windows(path: Path, newest: int | None = None) -> list[Window]:
@@ -90,6 +93,6 @@ def read_windows(path: Path, newest: int | None = None) -> list[Window]:
         for record in _RECORD.iter_unpack(data[:end]):
             start, _, steps, restart = record[:4]
             if steps and start > last:
-                found.append(Window(start, record[1], steps, restart, record[4:-4], Place(*record[-4:])))
+                found.append(Window(start, record[1], steps, restart, record[4:-5], Place(*record[-5:-1]), record[-1]))
                 last = start
     return found

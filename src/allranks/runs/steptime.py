@@ -65,7 +65,7 @@ def per_step(windows: Sequence[Window], edges: Sequence[int]) -> list[tuple[floa
 
     The windows, of one start, cover all of these steps.
     """
-    _, firsts, steps, _, spent, _ = zip(*windows, strict=True)
+    _, firsts, steps, _, spent, *_ = zip(*windows, strict=True)
     totals = cumulated([*zip(*spent, strict=True)], [*zip(firsts, map(add, firsts, steps), strict=True)], edges)
     widths = [high - low for low, high in pairwise(edges)]
     return [*zip(*(map(truediv, differences(total), widths) for total in totals), strict=True)]

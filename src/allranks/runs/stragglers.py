@@ -30,6 +30,8 @@ _SURE = 6.0
 #: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
 #: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
+#: Part of the time that a rank waits for a CPU, from which on that is reported.
+_MUCH_QUEUED = 0.1
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 
 
@@ -47,6 +49,7 @@ class Straggler:
         others: the median of the same of the other ranks.
         step: seconds of a step.
         is_current: whether it lasts until the newest step.
+        queued: for what part of the time its main thread could run and got no CPU.
     """
 
     ranks: tuple[int, ...]
@@ -59,6 +62,7 @@ class Straggler:
     others: float
     step: float
     is_current: bool
+    queued: float = 0.0
 
     @property
     def sentence(self) -> str:
@@ -78,7 +82,9 @@ class Straggler:
         else:
             what = {"optimizer": "in the optimizer", "checkpoint": "on checkpoints"}
             does = f"take{'s' if one else ''} longer {what.get(self.phase, 'between the steps')}"
-        return f"{who} {does} for {self.steps} steps: {numbers}"
+        verb = "waits" if one else "wait"
+        cpu = f"; {'it' if one else 'they'} {verb} for a CPU {100 * self.queued:.0f} % of the time"
+        return f"{who} {does} for {self.steps} steps: {numbers}{cpu * (self.queued >= _MUCH_QUEUED)}"
 
 
 def current(run: Run) -> list[Straggler]:
@@ -207,7 +213,14 @@ def _straggler(
         others=others[worst],
         step=sum(mine),
         is_current=end >= (len(edges) - 1) * 3 // 4,
+        queued=_queued(rank.windows, edges[first], edges[end]),
     )
+
+
+def _queued(windows: Sequence[Window], low: int, high: int) -> float:
+    """Return for what part of the time between two steps a rank has waited for a CPU."""
+    within = [one for one in windows if one.first + one.steps > low and one.first < high]
+    return sum(one.queued for one in within) / max(1e-9, sum(one.seconds for one in within))
 
 
 def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[Straggler]:

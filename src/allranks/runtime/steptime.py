@@ -25,7 +25,7 @@ _LONGEST_SECONDS = 1e6
 class StepClock:
     """Adds up the time of the steps of this rank; they are written once :meth:`connect` was called."""
 
-    __slots__ = ("_due", "_file", "_offset", "_restart", "_since", "_spent", "_start", "_steps", "phase")
+    __slots__ = ("_due", "_file", "_offset", "_queued", "_restart", "_since", "_spent", "_start", "_steps", "phase")
 
     def __init__(self) -> None:
         #: What the time from now on counts for.
@@ -33,7 +33,7 @@ class StepClock:
         self._since = self._start = perf_counter()
         self._spent = [0.0] * len(PHASES)
         self._steps = -1  # Before the first step, which is not recorded: it compiles, allocates and imports.
-        self._due = self._offset = 0.0
+        self._due = self._offset = self._queued = 0.0
         self._restart = 0
         self._file: _WindowFile | None = None
 
@@ -84,11 +84,25 @@ class StepClock:
             self._file = None
 
     def _close_window(self, step: int, place: Place) -> None:
+        now = _queued() if self._file else 0.0
+        queued, self._queued = now - self._queued, now
         if self._steps > 0 and self._file is not None:
             spent, start = tuple(self._spent), self._start + self._offset
-            self._file.add(Window(start, step - self._steps, self._steps, self._restart, spent, place))
+            self._file.add(Window(start, step - self._steps, self._steps, self._restart, spent, place, queued))
         self._spent = [0.0] * len(PHASES)
         self._steps, self._start, self._due = 0, self._since, self._since + _WINDOW_SECONDS
+
+
+def _queued() -> float:
+    """Return for how many seconds this process's main thread has waited in the queue for a CPU; 0 if that is unknown.
+
+    The second of three numbers, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        with open("/proc/self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class _WindowFile:

@@ -80,7 +80,7 @@ def _turned(column: Iterable[Sequence[float] | None]) -> list[list[float]]:
 
 def _columns(windows: Sequence[Window], start: float, width: float, columns: int) -> list[list[float] | None]:
     """Return for each span of time own time, time and wait for data of a step; None without a step in it."""
-    starts, _, steps, _, spent, _ = zip(*windows, strict=True)
+    starts, _, steps, _, spent, *_ = zip(*windows, strict=True)
     phases, whole = [*zip(*spent, strict=True)], [*map(sum, spent)]
     own = [*map(sub, whole, phases[_EXCHANGE])]
     spans = [*zip(starts, map(add, starts, whole), strict=True)]

@@ -135,9 +135,9 @@ def test_a_bar_of_a_rank_wins_over_the_spinner_and_plain_draws_none(
     for awaited in ("restarting", "restarting", ""):
         live.draw(merged, awaited)
     shown = [
-        b"[0] 10%\x1b[K\nstep 1",
-        b"\r\x1b[1A- restarting (0 s)\x1b[K\nstep 1\x1b[J",
-        b"\r\x1b[1Astep 1\x1b[J",
+        b"\x1b[K\n[0] 10%\x1b[K\nstep 1\x1b[K\x1b[J\x1b[2A\r",
+        b"\r\x1b[K\n- restarting (0 s)\x1b[K\nstep 1\x1b[K\x1b[J\x1b[2A\r",
+        b"\r\x1b[K\nstep 1\x1b[K\x1b[J\x1b[1A\r",
     ]
     assert drawn == ([] if plain else shown)
 

@@ -120,7 +120,7 @@ def test_the_lines_stand_below_the_log_and_go_away(allranks, at_terminal):
     terminal.read_until(r"logged\r\n")
     terminal.read_until(STATUS)
     (allranks.folder / "end").touch()
-    terminal.read_until(r"\r\x1b\[K[^\n]*succeeded")
+    terminal.read_until(r"\r\x1b\[J[^\n]*succeeded")
     assert terminal.wait() == 0
     assert not re.search(STATUS, terminal.shown.rpartition("succeeded")[2])
     (run,) = allranks.folder.glob("runs/train-*")
@@ -147,6 +147,24 @@ def test_plain_draws_nothing_below_the_log_whose_lines_are_the_same(allranks, at
     lines = [line for line in plain.replace("\r\x1b[K", "").split("\r\n") if line]
     shown = [re.sub(r".*\x1b\[[JK]", "", line) for line in drawn.split("\r\n")]
     assert [line for line in shown if line in lines] == lines
+
+
+def test_enter_leaves_an_empty_row_and_nothing_of_the_lines_below_the_log(allranks, tmp_path):
+    if not shutil.which("tmux"):
+        pytest.skip("needs tmux")
+    allranks.script(TRAINING)
+    with closing(Tmux(allranks, tmp_path / "tmux", (80, 12), "run", "train.py", "--no-check")) as terminal:
+        wait_for("the lines", lambda: "9.5 steps/s" in "".join(terminal.screen) and "MEM" in "".join(terminal.screen))
+        terminal.type("Enter")
+        wait_for("the row", lambda: "steps/s" in (terminal.screen[terminal.screen.index("[0] logged") + 3]))
+        terminal.type("Enter")
+        wait_for("another", lambda: "steps/s" in (terminal.screen[terminal.screen.index("[0] logged") + 4]))
+        (allranks.folder / "end").touch()
+        wait_for("the end", lambda: "succeeded" in "".join(terminal.screen))
+        left = terminal.history.split("\n")
+    at = left.index("[0] logged")
+    assert left[at + 1 : at + 3] == ["", ""]
+    assert re.fullmatch(r"allranks: train-\S+ succeeded in .* s", left[at + 3])
 
 
 #: Draws a progress bar that is wider than the terminal, in characters of two cells, of none, and of one.

@@ -47,6 +47,14 @@ def test_what_is_said_of_a_rank_and_of_all_ranks_of_a_node() -> None:
     assert node.sentence == f"both ranks of node 1 wait for data for 40 steps: {numbers}"
 
 
+def test_that_a_rank_waits_for_a_cpu_is_said_behind_the_numbers() -> None:
+    ranks = _even(4, {3: (1.0, 3.0)})
+    for queued, said in ((1.6, "; it waits for a CPU 40 % of the time"), (0.2, "")):
+        ranks[3] = ranks[3]._replace(windows=[one._replace(queued=queued) for one in ranks[3].windows])
+        (one,) = find(ranks)
+        assert one.sentence.partition("the others 2 s")[2] == said
+
+
 def test_late_data_is_named_where_the_wait_for_others_is_not_seen() -> None:
     (one,) = find(_even(3, {0: (0.0, 3.0), 1: (1.0, 2.0), 2: (0.1, 2.9)}))
     assert (one.ranks, one.phase, one.seconds, one.step) == ((1,), "data", 1.0, 3.0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from allranks import contract
 from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Place, Window, read_windows
 from allranks.runtime import steptime
 from allranks.runtime.steptime import CHECKPOINT, COMPUTE, DATA, EXCHANGE, OPTIMIZER, OTHER, StepClock
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -76,6 +81,34 @@ def test_a_window_holds_the_place_after_its_steps_also_when_it_is_joined(now: li
     windows = read_windows(times)
     assert [one.place for one in windows] == [Place(2, 8, 7, 9), Place(2, 8, 6, 9)]
     assert windows[0].joined(windows[1]).place == Place(2, 8, 6, 9)
+
+
+def test_a_window_holds_how_long_its_rank_waited_for_a_cpu(times: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes have one CPU between them, so that each waits about half of the time."""
+    monkeypatch.setattr(steptime, "_WINDOW_SECONDS", 0.0)
+    cpus, clock = os.sched_getaffinity(0), StepClock()
+    clock.connect(0)
+    clock.enter(COMPUTE)
+    clock.count(1)
+    os.sched_setaffinity(0, {min(cpus)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before, deadline = _waited(), time.monotonic() + PATIENCE
+        while _waited() - before < 0.1 and time.monotonic() < deadline:
+            pass
+        clock.enter(OTHER)
+        clock.count(2)
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cpus)
+    (window,) = read_windows(times)
+    assert 0.1 <= window.queued <= window.seconds
+    assert window.joined(window).queued == 2 * window.queued
+
+
+def _waited() -> float:
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 def test_ranks_that_are_restarted_add_to_the_file(now: list[float], times: Path) -> None:
