@@ -158,3 +158,64 @@ def test_whose_memory_fills_the_gpu(numbers: str, expected: str) -> None:
     text = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {numbers}"
     assert cuda_memory.reason(text)[0] == expected
     assert verdict(text).id == expected
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "expected"),
+    [
+        ('"/home/user/data.py", line 7, in f', "_pickle.UnpicklingError: invalid load key, 'x'.", "script-exception"),
+        ('"/home/user/data.py", line 7, in f', "EOFError: Ran out of input", "script-exception"),
+        ('"/opt/lib/python3.12/zipfile.py", line 9, in f', "zipfile.BadZipFile: not a zip file", "library-exception"),
+        ('"/v/torch/serialization.py", line 9, in load', "EOFError: Ran out of input", "checkpoint-damaged"),
+        ('"/home/user/a.py", line 7, in load_checkpoint', "pickle.UnpicklingError: truncated", "checkpoint-damaged"),
+    ],
+)  # fmt: skip
+def test_only_what_loads_a_checkpoint_finds_it_damaged(frame: str, error: str, expected: str) -> None:
+    loaded = "step 1: state = torch.load(path)\n"
+    traceback = f'Traceback (most recent call last):\n  File "/home/user/a.py", line 3, in <module>\n  File {frame}\n'
+    found = verdict(f"{loaded}{traceback}{error}\n")
+    assert found.id == expected
+    assert verdict(error).id != "checkpoint-damaged"
+
+
+WORKER = """Traceback (most recent call last):
+  File "/home/user/train.py", line 30, in <module>
+    for batch in loader:
+  File "/v/site-packages/torch/_utils.py", line 769, in reraise
+    raise exception
+{error}: Caught {error} in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/v/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/user/data.py", line 12, in __getitem__
+    return self.rows[index]["image"]
+  File "/v/site-packages/library/rows.py", line 7, in __getitem__
+    return self.items[index]
+{error}: {message}
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+@pytest.mark.parametrize(
+    ("error", "message", "expected"),
+    [
+        ("KeyError", "'image'", "dataloader-worker-error"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.png'", "file-not-found"),
+        ("ZeroDivisionError", "division by zero", "dataloader-worker-error"),
+    ],
+)
+def test_an_exception_in_a_data_loader_worker_is_placed_where_it_was_raised(
+    error: str, message: str, expected: str, prefix: str
+) -> None:
+    lines = WORKER.format(error=error, message=message).splitlines()
+    found = verdict("".join(f"{prefix}{line}\n" for line in lines))
+    assert (found.id, found.sure, found.place) == (expected, "certain", "data.py:12")
+    assert found.evidence[0].text == f"{error}: {message}"
+    if expected == "dataloader-worker-error":
+        assert found.cause == f"the dataset raised {error} in a data loader worker"
+
+
+def test_a_worker_s_traceback_without_the_user_s_code_is_placed_where_the_loader_was_used() -> None:
+    text = WORKER.format(error="KeyError", message="'image'").replace("/home/user/data.py", "/v/site-packages/data.py")
+    assert verdict(text).place == "train.py:30"
+    assert verdict(text.partition("Original")[0]).place == "train.py:30"

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_other_nodes
 
+#: What only torch and safetensors say of a file.
+_OF_A_SAVED_FILE = (
+    r"PytorchStreamReader failed|invalid header or archive is corrupted|unexpected EOF, expected \d+ more bytes"
+    r"|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge"
+    r"|storage has wrong (?:byte )?size"
+)
+#: Frames that load a checkpoint: pickle says the same of any bytes.
+_LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkpoint|ckpt)|ctx\.checkpoints"
+
 RULES = (
     after_a_change(
         "disk-full",
@@ -76,13 +85,11 @@ RULES = (
     after_a_change(
         "checkpoint-damaged",
         "a checkpoint is damaged or incomplete",
-        r"PytorchStreamReader failed",
-        r"invalid header or archive is corrupted|not a ZIP archive|File is not a zip file|BadZipFile",
-        r"unexpected EOF, expected \d+ more bytes|EOFError: Ran out of input",
-        r"SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge",
+        _OF_A_SAVED_FILE,
+        r"not a ZIP archive|File is not a zip file|BadZipFile|EOFError: Ran out of input",
         r"UnpicklingError: (?!Weights only)|invalid load key|pickle data was truncated",
-        r"storage has wrong (?:byte )?size",
         fix="start from the one before it; allranks checkpoint verify checks those of allranks",
+        near=rf"{_OF_A_SAVED_FILE}|{_LOADS}",
         source="caffe2/serialize/inline_container.cc",
     ),
     never(
