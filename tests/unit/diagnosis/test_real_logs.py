@@ -32,6 +32,9 @@ FINER = {
     "library-exception": "script-exception",
     "shared-memory-locks": "shared-memory-full",
     "save-failed": "disk-full",
+    "store-connect": "store-timeout",
+    "slurm-time": "slurm-limits",
+    "slurm-partition": "slurm-configuration",
 }
 
 

@@ -219,3 +219,42 @@ def test_a_worker_s_traceback_without_the_user_s_code_is_placed_where_the_loader
     text = WORKER.format(error="KeyError", message="'image'").replace("/home/user/data.py", "/v/site-packages/data.py")
     assert verdict(text).place == "train.py:30"
     assert verdict(text.partition("Original")[0]).place == "train.py:30"
+
+
+def test_a_store_that_not_all_ranks_reached_names_how_many_came_and_the_address(tmp_path: Path) -> None:
+    joined = "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 1/2 clients joined."
+    asked = "The client socket has timed out after 300000ms while trying to connect to (node1, 29501)."
+    start = "not all ranks reached rank 0's store"
+    end = "; they use different addresses or ports, or a firewall is between"
+    assert verdict(joined).cause == f"{start}: 1/2 came{end}"
+    line = f"[E1128 03:01:26.7 socket.cpp:1028] [c10d] {asked}"
+    assert verdict(line).cause == f"{start}; node1:29501 did not answer{end}"
+    for rank, text in enumerate((joined, f"torch.distributed.DistNetworkError: {asked}")):
+        (tmp_path / f"rank-{rank}.err").write_text(f"{text}\n")
+    found = of_files([tmp_path])
+    assert found and found.cause == f"{start}: 1/2 came; node1:29501 did not answer{end}"
+    assert (found.id, found.sure, found.retry) == ("store-connect", "likely", "after a change")
+
+
+ACCOUNT, NODES = "Invalid account or account/partition combination", "Requested node configuration is not available"
+TIME = "Requested time limit is invalid (missing or exceeds some limit)"
+NONE = "Slurm has no such account, partition or QOS for this user"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "cause", "advice"),
+    [
+        (f"{ACCOUNT} specified", "slurm-account", f"{NONE}: {ACCOUNT}", "scheduler.account"),
+        ("Invalid qos specification", "slurm-account", f"{NONE}: Invalid qos specification", "qos"),
+        ("Invalid partition name specified", "slurm-partition", "Slurm has no such partition: gpux", "sinfo"),
+        (TIME, "slurm-time", f"Slurm does not allow the job's time: {TIME}", "resources.time"),
+        (NODES, "slurm-configuration", f"the partition cannot run such a job: {NODES}", "sinfo"),
+        ("Job dependency problem", "slurm-rejected", "Slurm rejected the job: Job dependency problem", "#SBATCH"),
+        ("Unable to contact slurm controller", "slurm-unreachable", "Slurm's controller did not answer", "sinfo"),
+    ],
+)
+def test_what_slurm_says_as_it_rejects_a_job_is_quoted(said: str, expected: str, cause: str, advice: str) -> None:
+    before = "sbatch: error: invalid partition specified: gpux\n" if "partition name" in said else ""
+    found = verdict(f"{before}sbatch: error: Batch job submission failed: {said}\n")
+    assert (found.id, found.cause, found.sure) == (expected, cause, "certain")
+    assert advice in found.fix

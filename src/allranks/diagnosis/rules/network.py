@@ -153,10 +153,21 @@ RULES = (
         source="torch/distributed/distributed_c10d.py",
     ),
     after_a_change(
+        "store-connect",
+        "not all ranks reached rank 0's store[: {joined} came][; {host}:{port} did not answer]; they use different "
+        "addresses or ports, or a firewall is between",
+        r"Timed out after \d+ seconds waiting for clients(?:\. (?P<joined>\d+/\d+) clients joined)?",
+        r"client socket has timed out after \d+\w* while trying to connect to \((?P<host>[^,)]+), (?P<port>\w+)\)",
+        r"client socket has timed out after \d+",
+        fix="set the same MASTER_ADDR and MASTER_PORT on all nodes, and let that port through to rank 0's node; a rank "
+        "whose log is missing or ends early never came",
+        level=Level.UNCLEAR,
+        certain=False,
+        source="torch/csrc/distributed/c10d/TCPStore.cpp",
+    ),
+    after_a_change(
         "store-timeout",
         "not all ranks came: the store timed out waiting for them",
-        r"client socket has timed out after \d+",
-        r"Timed out after \d+ seconds waiting for clients",
         r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
         r"wait timeout after \d+ms, keys",
         r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
