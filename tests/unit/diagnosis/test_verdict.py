@@ -258,3 +258,43 @@ def test_what_slurm_says_as_it_rejects_a_job_is_quoted(said: str, expected: str,
     found = verdict(f"{before}sbatch: error: Batch job submission failed: {said}\n")
     assert (found.id, found.cause, found.sure) == (expected, cause, "certain")
     assert advice in found.fix
+
+
+STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "sure"),
+    [
+        ("RuntimeError: [enforce fail at gloo/a.cc] ss1.ss_family == ss2.ss_family. 2 vs 10", "gloo-connect", "certain"),
+        ("RuntimeError: disagreement between rank0 and rank3: rank0: [1]", "collective-mismatch", "certain"),
+        ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
+        (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
+        ("3: srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)", "slurm-step", "likely"),
+        ("qsub: invalid option -- 'w'", "pbs-rejected", "certain"),
+        ("qsub: node(s) specification error", "pbs-rejected", "certain"),
+        ("comment = Can Never Run: Insufficient amount of resource: ngpus", "pbs-rejected", "certain"),
+        ("RuntimeError: can't create new processes if CUDA is already initialized.", "fork-after-cuda", "certain"),
+        ("KeyError: 'unexpected key \"head.weight\" in state_dict'", "state-dict", "certain"),
+        ("KeyError: 'unexpected key'", "script-exception", "certain"),
+        ("RuntimeError: unexpected EOF. The file might be corrupted.", "checkpoint-damaged", "certain"),
+        ("ValueError: Error initializing torch.distributed using tcp://: no rank", "rank-variables", "certain"),
+        ("ValueError: Error initializing the reader", "script-exception", "certain"),
+    ],
+)  # fmt: skip
+def test_a_line_has_its_class(line: str, expected: str, sure: str) -> None:
+    assert (verdict(line).id, verdict(line).sure) == (expected, sure)
+
+
+def test_a_script_that_slurm_lost_is_no_command_that_is_not_there() -> None:
+    assert (
+        of_text(b"slurmstepd: error: execve(): /var/spool/slurmd/job7/slurm_script: No such file or directory") is None
+    )
+    assert verdict("slurmstepd: error: execve(): /opt/run: No such file or directory").id == "command-not-found"
+
+
+def test_a_rendezvous_whose_pipe_broke_lost_its_connection() -> None:
+    broken = TRACEBACK.format(file="../v/site-packages/torch/x.py", line=1, error="RuntimeError: Broken pipe")
+    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the store has failed."
+    assert verdict(broken + lost).id == "rendezvous-connection"
+    assert (verdict(broken).id, verdict(broken).sure) == ("store-lost", "unknown")

@@ -6,8 +6,8 @@ from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_
 
 #: What only torch and safetensors say of a file.
 _OF_A_SAVED_FILE = (
-    r"PytorchStreamReader failed|invalid header or archive is corrupted|unexpected EOF, expected \d+ more bytes"
-    r"|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge"
+    r"PytorchStreamReader failed|invalid header or archive is corrupted"
+    r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge"
     r"|storage has wrong (?:byte )?size"
 )
 #: Frames that load a checkpoint: pickle says the same of any bytes.
@@ -97,11 +97,18 @@ RULES = (
         "the checkpoint does not fit the model",
         r"Error\(s\) in loading state_dict",
         r"(?:Missing|Unexpected) key\(s\) in state_dict",
-        r"size mismatch for \S+: copying a param",
+        r"size mismatch for \S+: copying a param|'(?:unexpected|missing) keys? .*in state_dict",
         r"loaded state dict (?:contains a parameter group|has a different number)",
         r"Missing key in checkpoint state_dict|KeyError: '(?:state_dict|model_state_dict|optimizer)'",
         fix="the same model settings as when it was saved; keys that start with 'module.' are DDP's: save model.module",
         source="torch/nn/modules/module.py",
+    ),
+    after_a_change(
+        "checkpoint-world-size",
+        "the checkpoint was saved with {saved} data-parallel ranks, and this job has {now}",
+        r"loaded used a DP world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
+        fix="as many ranks as when it was saved, or convert it with DeepSpeed's ds_to_universal.py",
+        source="deepspeed/runtime/engine.py",
     ),
     never(
         "pickling",
