@@ -26,6 +26,8 @@ _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 _SOURCE = re.compile(r"    +(?:raise |return |[\w.]+\(|if |for |with )")
 #: What Python says of exceptions that end nothing.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
+#: What torch.utils.data and DataParallel put above the original traceback of an exception in a worker.
+_HANDED_ON = re.compile(r"\w+: Caught (\w+) in ")
 _BY_ID = {rule.id: rule for rule in RULES}
 
 
@@ -49,7 +51,8 @@ def _match(log: Log, at: int) -> Match | None:
         name, numbers = cuda_memory.reason(line.text)
         rule, named = _BY_ID[name], named | numbers
     is_note = bool(_NOTE.search(line.text)) or _is_ignored(log, at)
-    return Match(rule, line, named, _place(log, line, at), at, is_note)
+    end, last = _end_in_worker(log, at, line)
+    return Match(rule, last, named, _place(log, last, end) or _place(log, line, at), end, is_note)
 
 
 @lru_cache(maxsize=1 << 12)  # Ranks often write the same.
@@ -68,7 +71,13 @@ def _fits(rule: Rule, text: str) -> bool:
 
 
 def _has_near(log: Log, at: int, pattern: str) -> bool:
-    return any(re.search(pattern, text) for text in log.texts[max(0, at - _NEAR) : at + 1])
+    """Return whether a line, or one before it in the same traceback, holds a match."""
+    for text in reversed(log.texts[max(0, at - _NEAR) : at + 1]):
+        if re.search(pattern, text):
+            return True
+        if "Traceback (most recent call last)" in text:
+            return False
+    return False
 
 
 def _is_ignored(log: Log, at: int) -> bool:
@@ -88,6 +97,17 @@ def captured(rule: Rule, text: str) -> dict[str, str]:
         if found := pattern.search(text):
             return {name.rstrip("0123456789"): value for name, value in found.groupdict().items() if value}
     return {}
+
+
+def _end_in_worker(log: Log, at: int, line: Line) -> tuple[int, Line]:
+    """Return the line of the original exception, if a line repeats one that a worker has handed on; else that line."""
+    if handed_on := _HANDED_ON.match(line.text):
+        original = re.compile(rf"(?:\w+\.)*{handed_on[1]}(?:: |$)(?!Caught )")
+        for number in range(at + 1, min(at + _TRACEBACK, len(log.texts))):
+            last = log.line(number)
+            if last.rank == line.rank and original.match(last.text):
+                return number, last
+    return at, line
 
 
 def _place(log: Log, end: Line, at: int) -> str:

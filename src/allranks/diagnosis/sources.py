@@ -28,7 +28,7 @@ _MOST_FILES = 10_000
 #: Files that are no logs.
 _NO_LOG = re.compile(r"\.(?:pyc?|pth?|ckpt|safetensors|bin|np[yz]|zip|gz|ya?ml)$")
 #: What ranks say that have waited for too long: which rank they waited for, their agents have seen.
-_AFTER_A_HANG = ("rendezvous-timeout", "store-timeout", "nccl-timeout", "gloo-timeout")
+_AFTER_A_HANG = ("rendezvous-timeout", "store-connect", "store-timeout", "nccl-timeout", "gloo-timeout")
 #: Failures by too little memory.
 _OF_MEMORY = ("cuda-out-of-memory", "host-memory-allocation", "host-memory-slurm", "host-memory-killed")
 #: An exception of the script itself.

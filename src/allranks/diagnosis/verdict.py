@@ -72,13 +72,14 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
     else:
         rivals = {match.rule.id for match in found if _rivals(match, cause)}
         sure = "certain" if rule.certain and not cause.is_note and rivals <= {rule.id} else "likely"
-    same = [match.line for match in found if match.rule is rule and match is not cause]
+    same = [match for match in found if match.rule is rule and match is not cause]
+    named = {name: value for match in (*same[::-1], cause) for name, value in match.captured.items()}
     return Diagnosis(
         id=rule.id,
-        cause=sentence(rule.cause, cause.captured),
+        cause=sentence(rule.cause, named),
         sure=sure,
         rank=first if cause.line.rank is None else cause.line.rank,
-        evidence=(cause.line, *same[: _EVIDENCE - 1]),
+        evidence=(cause.line, *(match.line for match in same[: _EVIDENCE - 1])),
         place=cause.place,
         followed="; ".join(follows.values()),
         fix=rule.fix,

@@ -32,6 +32,11 @@ FINER = {
     "library-exception": "script-exception",
     "shared-memory-locks": "shared-memory-full",
     "save-failed": "disk-full",
+    "bus-error": "shared-memory-full",
+    "checkpoint-world-size": "state-dict",
+    "store-connect": "store-timeout",
+    "slurm-time": "slurm-limits",
+    "slurm-partition": "slurm-configuration",
 }
 
 

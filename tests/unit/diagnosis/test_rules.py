@@ -55,6 +55,11 @@ LINES = {
     "own-error": "allranks.errors.StdinError: the script reads stdin, which this rank does not have",
     "venv-missing": "bash: line 8: /home/ada/.venv/bin/activate: No such file or directory",
     "library-exception": "RuntimeError: something else",
+    "bus-error": "ERROR: failed (exitcode: -7) local_rank: 1 (pid: 77) of binary: /usr/bin/python3",
+    "checkpoint-world-size": "ZeRORuntimeException: loaded used a DP world size of 8 but the current world size is 16.",
+    "slurm-time": "sbatch: error: Batch job submission failed: Requested time limit is invalid",
+    "slurm-partition": "sbatch: error: invalid partition specified: gpux",
+    "slurm-rejected": "sbatch: error: Batch job submission failed: Job dependency problem",
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",
 }

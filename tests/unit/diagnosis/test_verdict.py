@@ -158,3 +158,143 @@ def test_whose_memory_fills_the_gpu(numbers: str, expected: str) -> None:
     text = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {numbers}"
     assert cuda_memory.reason(text)[0] == expected
     assert verdict(text).id == expected
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "expected"),
+    [
+        ('"/home/user/data.py", line 7, in f', "_pickle.UnpicklingError: invalid load key, 'x'.", "script-exception"),
+        ('"/home/user/data.py", line 7, in f', "EOFError: Ran out of input", "script-exception"),
+        ('"/opt/lib/python3.12/zipfile.py", line 9, in f', "zipfile.BadZipFile: not a zip file", "library-exception"),
+        ('"/v/torch/serialization.py", line 9, in load', "EOFError: Ran out of input", "checkpoint-damaged"),
+        ('"/home/user/a.py", line 7, in load_checkpoint', "pickle.UnpicklingError: truncated", "checkpoint-damaged"),
+    ],
+)  # fmt: skip
+def test_only_what_loads_a_checkpoint_finds_it_damaged(frame: str, error: str, expected: str) -> None:
+    loaded = "step 1: state = torch.load(path)\n"
+    traceback = f'Traceback (most recent call last):\n  File "/home/user/a.py", line 3, in <module>\n  File {frame}\n'
+    found = verdict(f"{loaded}{traceback}{error}\n")
+    assert found.id == expected
+    assert verdict(error).id != "checkpoint-damaged"
+
+
+WORKER = """Traceback (most recent call last):
+  File "/home/user/train.py", line 30, in <module>
+    for batch in loader:
+  File "/v/site-packages/torch/_utils.py", line 769, in reraise
+    raise exception
+{error}: Caught {error} in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/v/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/user/data.py", line 12, in __getitem__
+    return self.rows[index]["image"]
+  File "/v/site-packages/library/rows.py", line 7, in __getitem__
+    return self.items[index]
+{error}: {message}
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+@pytest.mark.parametrize(
+    ("error", "message", "expected"),
+    [
+        ("KeyError", "'image'", "dataloader-worker-error"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'a.png'", "file-not-found"),
+        ("ZeroDivisionError", "division by zero", "dataloader-worker-error"),
+    ],
+)
+def test_an_exception_in_a_data_loader_worker_is_placed_where_it_was_raised(
+    error: str, message: str, expected: str, prefix: str
+) -> None:
+    lines = WORKER.format(error=error, message=message).splitlines()
+    found = verdict("".join(f"{prefix}{line}\n" for line in lines))
+    assert (found.id, found.sure, found.place) == (expected, "certain", "data.py:12")
+    assert found.evidence[0].text == f"{error}: {message}"
+    if expected == "dataloader-worker-error":
+        assert found.cause == f"the dataset raised {error} in a data loader worker"
+
+
+def test_a_worker_s_traceback_without_the_user_s_code_is_placed_where_the_loader_was_used() -> None:
+    text = WORKER.format(error="KeyError", message="'image'").replace("/home/user/data.py", "/v/site-packages/data.py")
+    assert verdict(text).place == "train.py:30"
+    assert verdict(text.partition("Original")[0]).place == "train.py:30"
+
+
+def test_a_store_that_not_all_ranks_reached_names_how_many_came_and_the_address(tmp_path: Path) -> None:
+    joined = "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 1/2 clients joined."
+    asked = "The client socket has timed out after 300000ms while trying to connect to (node1, 29501)."
+    start = "not all ranks reached rank 0's store"
+    end = "; they use different addresses or ports, or a firewall is between"
+    assert verdict(joined).cause == f"{start}: 1/2 came{end}"
+    line = f"[E1128 03:01:26.7 socket.cpp:1028] [c10d] {asked}"
+    assert verdict(line).cause == f"{start}; node1:29501 did not answer{end}"
+    for rank, text in enumerate((joined, f"torch.distributed.DistNetworkError: {asked}")):
+        (tmp_path / f"rank-{rank}.err").write_text(f"{text}\n")
+    found = of_files([tmp_path])
+    assert found and found.cause == f"{start}: 1/2 came; node1:29501 did not answer{end}"
+    assert (found.id, found.sure, found.retry) == ("store-connect", "likely", "after a change")
+
+
+ACCOUNT, NODES = "Invalid account or account/partition combination", "Requested node configuration is not available"
+TIME = "Requested time limit is invalid (missing or exceeds some limit)"
+NONE = "Slurm has no such account, partition or QOS for this user"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "cause", "advice"),
+    [
+        (f"{ACCOUNT} specified", "slurm-account", f"{NONE}: {ACCOUNT}", "scheduler.account"),
+        ("Invalid qos specification", "slurm-account", f"{NONE}: Invalid qos specification", "qos"),
+        ("Invalid partition name specified", "slurm-partition", "Slurm has no such partition: gpux", "sinfo"),
+        (TIME, "slurm-time", f"Slurm does not allow the job's time: {TIME}", "resources.time"),
+        (NODES, "slurm-configuration", f"the partition cannot run such a job: {NODES}", "sinfo"),
+        ("Job dependency problem", "slurm-rejected", "Slurm rejected the job: Job dependency problem", "#SBATCH"),
+        ("Unable to contact slurm controller", "slurm-unreachable", "Slurm's controller did not answer", "sinfo"),
+    ],
+)
+def test_what_slurm_says_as_it_rejects_a_job_is_quoted(said: str, expected: str, cause: str, advice: str) -> None:
+    before = "sbatch: error: invalid partition specified: gpux\n" if "partition name" in said else ""
+    found = verdict(f"{before}sbatch: error: Batch job submission failed: {said}\n")
+    assert (found.id, found.cause, found.sure) == (expected, cause, "certain")
+    assert advice in found.fix
+
+
+STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "sure"),
+    [
+        ("RuntimeError: [enforce fail at gloo/a.cc] ss1.ss_family == ss2.ss_family. 2 vs 10", "gloo-connect", "certain"),
+        ("RuntimeError: disagreement between rank0 and rank3: rank0: [1]", "collective-mismatch", "certain"),
+        ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
+        (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
+        ("3: srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)", "slurm-step", "likely"),
+        ("qsub: invalid option -- 'w'", "pbs-rejected", "certain"),
+        ("qsub: node(s) specification error", "pbs-rejected", "certain"),
+        ("comment = Can Never Run: Insufficient amount of resource: ngpus", "pbs-rejected", "certain"),
+        ("RuntimeError: can't create new processes if CUDA is already initialized.", "fork-after-cuda", "certain"),
+        ("KeyError: 'unexpected key \"head.weight\" in state_dict'", "state-dict", "certain"),
+        ("KeyError: 'unexpected key'", "script-exception", "certain"),
+        ("RuntimeError: unexpected EOF. The file might be corrupted.", "checkpoint-damaged", "certain"),
+        ("ValueError: Error initializing torch.distributed using tcp://: no rank", "rank-variables", "certain"),
+        ("ValueError: Error initializing the reader", "script-exception", "certain"),
+    ],
+)  # fmt: skip
+def test_a_line_has_its_class(line: str, expected: str, sure: str) -> None:
+    assert (verdict(line).id, verdict(line).sure) == (expected, sure)
+
+
+def test_a_script_that_slurm_lost_is_no_command_that_is_not_there() -> None:
+    assert (
+        of_text(b"slurmstepd: error: execve(): /var/spool/slurmd/job7/slurm_script: No such file or directory") is None
+    )
+    assert verdict("slurmstepd: error: execve(): /opt/run: No such file or directory").id == "command-not-found"
+
+
+def test_a_rendezvous_whose_pipe_broke_lost_its_connection() -> None:
+    broken = TRACEBACK.format(file="../v/site-packages/torch/x.py", line=1, error="RuntimeError: Broken pipe")
+    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the store has failed."
+    assert verdict(broken + lost).id == "rendezvous-connection"
+    assert (verdict(broken).id, verdict(broken).sure) == ("store-lost", "unknown")

@@ -41,6 +41,7 @@ RULES = (
         r"|ninja|git|gcc)'",
         r"execv\w*\(?\)?:? ?(?P<command>[\w./-]+): No such file or directory",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
+        despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
         source="bash(1): exit status 127",
     ),

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_other_nodes
 
+#: What only torch and safetensors say of a file.
+_OF_A_SAVED_FILE = (
+    r"PytorchStreamReader failed|invalid header or archive is corrupted"
+    r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge"
+    r"|storage has wrong (?:byte )?size"
+)
+#: Frames that load a checkpoint: pickle says the same of any bytes.
+_LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkpoint|ckpt)|ctx\.checkpoints"
+
 RULES = (
     after_a_change(
         "disk-full",
@@ -76,13 +85,11 @@ RULES = (
     after_a_change(
         "checkpoint-damaged",
         "a checkpoint is damaged or incomplete",
-        r"PytorchStreamReader failed",
-        r"invalid header or archive is corrupted|not a ZIP archive|File is not a zip file|BadZipFile",
-        r"unexpected EOF, expected \d+ more bytes|EOFError: Ran out of input",
-        r"SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge",
+        _OF_A_SAVED_FILE,
+        r"not a ZIP archive|File is not a zip file|BadZipFile|EOFError: Ran out of input",
         r"UnpicklingError: (?!Weights only)|invalid load key|pickle data was truncated",
-        r"storage has wrong (?:byte )?size",
         fix="start from the one before it; allranks checkpoint verify checks those of allranks",
+        near=rf"{_OF_A_SAVED_FILE}|{_LOADS}",
         source="caffe2/serialize/inline_container.cc",
     ),
     never(
@@ -90,11 +97,18 @@ RULES = (
         "the checkpoint does not fit the model",
         r"Error\(s\) in loading state_dict",
         r"(?:Missing|Unexpected) key\(s\) in state_dict",
-        r"size mismatch for \S+: copying a param",
+        r"size mismatch for \S+: copying a param|'(?:unexpected|missing) keys? .*in state_dict",
         r"loaded state dict (?:contains a parameter group|has a different number)",
         r"Missing key in checkpoint state_dict|KeyError: '(?:state_dict|model_state_dict|optimizer)'",
         fix="the same model settings as when it was saved; keys that start with 'module.' are DDP's: save model.module",
         source="torch/nn/modules/module.py",
+    ),
+    after_a_change(
+        "checkpoint-world-size",
+        "the checkpoint was saved with {saved} data-parallel ranks, and this job has {now}",
+        r"loaded used a DP world size of (?P<saved>\d+) but the current world size is (?P<now>\d+)",
+        fix="as many ranks as when it was saved, or convert it with DeepSpeed's ds_to_universal.py",
+        source="deepspeed/runtime/engine.py",
     ),
     never(
         "pickling",

@@ -127,6 +127,7 @@ RULES = (
         "fork-after-cuda",
         "a process was forked after CUDA was used",
         r"Cannot re-initialize CUDA in forked subprocess",
+        r"create new processes if CUDA is already initialized",
         r"CUDA (?:context|has been) .* before .*fork|cannot use CUDA in .*fork",
         fix="multiprocessing_context='spawn' or 'forkserver', and no CUDA in the dataset or at import",
         source="torch/cuda/__init__.py",

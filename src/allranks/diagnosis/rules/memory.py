@@ -105,6 +105,15 @@ RULES = (
         source="memory.events of cgroup v2, memory.oom_control of v1: oom_kill",
     ),
     after_a_change(
+        "bus-error",
+        "a process got SIGBUS: most often because /dev/shm is full",
+        r"(?:exitcode|exit code)\s*:? ?\(?-7\b|exits with return code = -7\b|was killed by SIGBUS",
+        fix="fewer data loader workers, or a larger /dev/shm (df -h /dev/shm): docker run --shm-size 16g, --ipc=host",
+        level=Level.UNCLEAR,
+        certain=False,
+        source="signal(7)",
+    ),
+    after_a_change(
         "killed",
         "a process was killed (SIGKILL): most often because memory ran out",
         r"(?:exitcode|exit code|returned)\s*:? ?\(?-9\b",

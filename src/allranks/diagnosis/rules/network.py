@@ -80,7 +80,7 @@ RULES = (
         r"Detected mismatch between collectives on ranks",
         r"op\.preamble\.length <= op\.nbytes|nbytes <= .*nbytes",
         r"[Cc]ollective (?:mismatch|.*do(?:es)? not match)|collectives? .*mismatch|[Mm]ismatched collective",
-        r"[Rr]anks .* (?:do not|don't) (?:match|agree)",
+        r"[Rr]anks .* (?:do not|don't) (?:match|agree)|disagreement between rank\d+ and rank\d+",
         r"all tensors must (?:have the same|be of the same) (?:size|shape)|Inconsistent .*(?:shape|size).*rank",
         fix="every rank must call the same collectives in the same order: look for 'if rank == 0' and for unequal "
         "numbers of batches; TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
@@ -136,7 +136,7 @@ RULES = (
         "rank-variables",
         "the variables that give a rank its place (RANK, WORLD_SIZE, …) are missing or wrong",
         r"environment variable (?P<name>\w+) expected, but not set",
-        r"ValueError: Error initializing torch\.distributed using env://",
+        r"ValueError: Error initializing torch\.distributed using \w+://",
         r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the range|No rendezvous handler for",
@@ -153,10 +153,21 @@ RULES = (
         source="torch/distributed/distributed_c10d.py",
     ),
     after_a_change(
+        "store-connect",
+        "not all ranks reached rank 0's store[: {joined} came][; {host}:{port} did not answer]; they use different "
+        "addresses or ports, or a firewall is between",
+        r"Timed out after \d+ seconds waiting for clients(?:\. (?P<joined>\d+/\d+) clients joined)?",
+        r"client socket has timed out after \d+\w* while trying to connect to \((?P<host>[^,)]+), (?P<port>\w+)\)",
+        r"client socket has timed out after \d+",
+        fix="set the same MASTER_ADDR and MASTER_PORT on all nodes, and let that port through to rank 0's node; a rank "
+        "whose log is missing or ends early never came",
+        level=Level.UNCLEAR,
+        certain=False,
+        source="torch/csrc/distributed/c10d/TCPStore.cpp",
+    ),
+    after_a_change(
         "store-timeout",
         "not all ranks came: the store timed out waiting for them",
-        r"client socket has timed out after \d+",
-        r"Timed out after \d+ seconds waiting for clients",
         r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
         r"wait timeout after \d+ms, keys",
         r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
@@ -180,7 +191,8 @@ RULES = (
     after_a_change(
         "gloo-connect",
         "ranks could not connect to each other over gloo",
-        r"gloo.*\] (?:connect \[|address family mismatch)|connectFullMesh failed|Gloo connect.*failed|(?:timed out"
+        r"gloo.*\] (?:connect \[|address family mismatch)|ss_family == \w+\.ss_family",
+        r"connectFullMesh failed|Gloo connect.*failed|(?:timed out"
         r"|Timeout) connecting",
         fix="nodes must reach each other on all ports: set launch.interface, and see that no firewall is between",
         level=Level.GENERAL,
@@ -283,6 +295,7 @@ RULES = (
         r"|Connection was likely closed)",
         r"Connection was likely closed|DistNetworkError|DistStoreError",
         r"^(?:\w+\.)*ConnectionResetError|^(?:\w+\.)*BrokenPipeError",
+        r"^RuntimeError: (?:Broken pipe|Connection reset by peer)$",
         fix="look at rank 0's log: it ended first, or the node it was on",
         level=Level.FOLLOWS,
         certain=False,

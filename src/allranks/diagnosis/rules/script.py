@@ -36,8 +36,8 @@ RULES = (
     never(
         "dataloader-worker-error",
         "the dataset raised {error} in a data loader worker",
-        r"\b(?P<error>\w+): Caught \w+ in DataLoader worker process \d+",
-        fix="see the traceback below it: it is of the dataset's own code; num_workers=0 makes it easier to debug",
+        r"\bCaught (?P<error>\w+) in DataLoader worker process \d+",
+        fix="see the original traceback, of the dataset's own code; num_workers=0 makes it easier to debug",
         level=Level.GENERAL,
         source="torch/_utils.py: ExceptionWrapper",
     ),
@@ -73,7 +73,7 @@ RULES = (
         "script-exception",
         "the script raised {error}",
         r"^(?P<error>(?:Assertion|Attribute|EOF|Index|Key|Lookup|Name|NotImplemented|Overflow|Recursion|Type"
-        r"|UnboundLocal|Unicode\w*|Value|ZeroDivision)Error)(?::|$)",
+        r"|UnboundLocal|Unicode\w*|Value|ZeroDivision|(?:_?pickle\.)?Unpickling)Error)(?::|$)",
         fix="see the traceback: its last frame in your own code is where to look",
         level=Level.GENERAL,
         source="docs.python.org: exceptions",
