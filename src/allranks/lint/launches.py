@@ -124,10 +124,11 @@ def _counts(name: str, call: Call) -> tuple[int | None, int | None]:
         nnodes = number((given.value.value or "").replace(":", "-")) if given else 1
         return nnodes, call.number("--nproc-per-node") if call.get("--nproc-per-node") else 1
     if name == "accelerate":
-        machines = call.number("--num-machines") if call.get("--num-machines") else 1
+        # A configuration file may give the number of machines, over which all ranks are spread.
+        is_in_file = call.get("--config-file") and not call.get("--num-machines")
+        machines = None if is_in_file else call.number("--num-machines") if call.get("--num-machines") else 1
         ranks = call.number("--num-processes")
-        nproc = ranks // machines if ranks and machines else None
-        return (machines if call.get("--num-machines") or not call.get("--config-file") else None), nproc
+        return machines, ranks // machines if ranks and machines else None
     return call.number("--num-nodes"), call.number("--num-gpus")
 
 

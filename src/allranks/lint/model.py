@@ -207,13 +207,18 @@ class Context:
     level: int = 0  # The shell that expands its words.
     loops: tuple[Loop, ...] = ()
     function: str = ""
-    is_background: bool = False
+    background: int | None = None  # Where the innermost statement with ``&`` starts that it is in.
     is_conditional: bool = False
     is_condition: bool = False
     is_substitution: bool = False
     pipe: tuple[str, ...] = ()  # The names of the commands that read its output.
     chain: str = ""  # The operator after it, in a list: ``&&``, ``||`` or none.
     redirects: tuple[tuple[str, Word], ...] = ()  # Redirections of the list or pipeline that it ends.
+
+    @property
+    def is_background(self) -> bool:
+        """Whether the shell goes on without waiting for it."""
+        return self.background is not None
 
 
 @dataclass(frozen=True)

@@ -105,14 +105,14 @@ class Walker(Expander):
         if self._depth > DEEPEST:
             return
         self._depth += 1
-        children = node.children
-        for position, child in enumerate(children):
+        for child, after in zip(node.children, [*node.children[1:], None], strict=False):
+            at = self._piece.at(child.start_byte)
             if child.type == "comment" and context.level == 0:
-                self.script.comments.append((self._piece.at(child.start_byte), self._source(child)))
+                self.script.comments.append((at, self._source(child)))
             if child.type in _STATEMENTS_SKIPPED or not (child.is_named or child.type == "ERROR"):
                 continue
-            after = children[position + 1].type if position + 1 < len(children) else ""
-            self._statement(child, replace(context, is_background=True) if after == "&" else context)
+            is_background = after is not None and after.type == "&"
+            self._statement(child, replace(context, background=at) if is_background else context)
         self._depth -= 1
 
     def _statement(self, node: Node, context: Context) -> None:
@@ -344,7 +344,7 @@ class Walker(Expander):
         self.values = before
 
     def _substitution(self, node: Node, context: Context) -> None:
-        self._subshell(node, replace(context, is_substitution=True, pipe=(), is_background=False, chain=""))
+        self._subshell(node, replace(context, is_substitution=True, pipe=(), background=None, chain=""))
 
     def _assigned_in(self, node: Node | None) -> set[str]:
         found = below(node, "variable_assignment") if node is not None else ()

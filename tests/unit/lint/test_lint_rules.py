@@ -86,3 +86,39 @@ def test_a_time_that_sbatch_refuses_is_found(value: str) -> None:
 def test_a_time_that_sbatch_takes_is_not_found(value: str) -> None:
     script = f"#!/bin/bash\n#SBATCH --time={value}\nsrun python train.py\n".encode()
     assert "AR428" not in {finding.rule.code for finding in lint("job.sh", script)}
+
+
+@pytest.mark.parametrize(
+    ("directive", "starter", "variable"),
+    [
+        ("#SBATCH --nodes=2", "srun", "SLURM_NODEID"),
+        ("#PBS -l select=2:ngpus=4", "pbsdsh -u --", "PBS_NODENUM"),
+        ("#PBS -l select=2:ngpus=4", "mpirun -npernode 1", "OMPI_COMM_WORLD_RANK"),
+        ("#PBS -l select=2:ngpus=4", "mpiexec.hydra -ppn 1", "PMI_RANK"),
+        ("#PBS -l select=2:ngpus=4", "", "PBS_NODENUM"),
+        ("# two machines", "", "NODE_RANK"),
+    ],
+)
+def test_the_variable_of_a_machines_rank_is_that_of_the_scheduler(directive: str, starter: str, variable: str) -> None:
+    run = "accelerate launch --num_machines 2 --num_processes 8 --main_process_ip a train.py"
+    found = lint("job.sh", f"#!/bin/bash\n{directive}\n{starter} {run}\n".encode())
+    assert [finding.fix for finding in found if finding.rule.code == "AR116"] == [
+        f"give --machine_rank on each node, expanded there: bash -c '… --machine_rank ${variable} …'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "codes"),
+    [
+        ("--num_processes 8", {"AR107"}),
+        ("--num_processes 8 --num_machines 1", {"AR107"}),
+        ("--num_processes 8 --num_machines 2 --machine_rank 0", set[str]()),
+        ("--num_processes 16 --num_machines=2 --machine_rank 0", {"AR107"}),
+        ("--num_processes 8 --num_machines $N --machine_rank 0", set[str]()),
+        ("--num_processes 8 --config_file two_machines.yaml", set[str]()),
+        ("--num_processes 8 --config_file c.yaml --num_machines 1", {"AR107"}),
+    ],
+)
+def test_the_ranks_of_accelerate_are_those_of_all_machines(options: str, codes: set[str]) -> None:
+    script = f"#!/bin/bash\nCUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch {options} train.py\n"
+    assert {each.rule.code for each in lint("job.sh", script.encode())} & {"AR107"} == codes

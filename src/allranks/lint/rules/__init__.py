@@ -20,7 +20,7 @@ FAMILIES = {
 }
 
 #: Each registers its rules.
-_MODULES = "processes words rendezvous scheduling pbs network remote outcome environment habits"
+_MODULES = "processes words rendezvous ports scheduling pbs network remote outcome environment habits"
 for _name in _MODULES.split():
     import_module(f"{__name__}.{_name}")
 

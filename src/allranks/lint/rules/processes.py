@@ -281,10 +281,19 @@ def _deepspeed_everywhere(view: View) -> Iterator[Found]:
             yield Found(launch.starter.at, {"starter": launch.starter.name, "tasks": launch.tasks})
 
 
+def _node_number(view: View, launch: Launch) -> str:
+    """Return the variable with a node's number that what starts one task on each of them sets."""
+    if launch.starter_name in MPI:
+        return "PMI_RANK" if launch.starter_name == "mpiexec.hydra" else "OMPI_COMM_WORLD_RANK"
+    if launch.starter_name in ("pbsdsh", "pbs_tmrsh") or view.script.kind == "pbs":
+        return "PBS_NODENUM"
+    return "SLURM_NODEID" if view.script.kind == "slurm" else "NODE_RANK"
+
+
 @fatal(
     "AR116 machine-rank-missing",
     "accelerate is told of {nodes} machines and not which one this is: each takes rank 0",
-    fix="give --machine_rank on each node, expanded there: bash -c '… --machine_rank $SLURM_NODEID …'",
+    fix="give --machine_rank on each node, expanded there: bash -c '… --machine_rank ${variable} …'",
     source="accelerate/commands/launch.py of Accelerate 1.15",
 )
 def _accelerate_rank(view: View) -> Iterator[Found]:
@@ -292,7 +301,7 @@ def _accelerate_rank(view: View) -> Iterator[Found]:
         is_one_of_many = launch.name == "accelerate" and launch.has_many_nodes and launch.call.get("--num-machines")
         knows = launch.call.get("--machine-rank", "--config-file", "--rdzv-backend", "--deepspeed-hostfile")
         if is_one_of_many and not knows:
-            yield Found(launch.command.at, {"nodes": launch.nnodes})
+            yield Found(launch.command.at, {"nodes": launch.nnodes, "variable": _node_number(view, launch)})
 
 
 @fatal(

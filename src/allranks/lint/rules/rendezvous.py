@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterator
 
 from allranks.lint.launches import Launch
-from allranks.lint.model import Assignment, Part, Word
+from allranks.lint.model import Assignment, Part
 from allranks.lint.reading import View
 from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, is_host_name, likely
 from allranks.lint.syntax import Given
 
 _STORE = "torch/distributed/elastic/rendezvous of torch 2.13"
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[?::1\]?|0\.0\.0\.0)(?::.*)?")
-_PORTS = ("--master-port", "--main-process-port")
-_JOB_ID = re.compile(r"(?:SLURM_JOB_?ID|SLURM_ARRAY_JOB_ID|PBS_JOBID|JOB_ID)\b")
 _LISTS = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "PBS_NODEFILE")
 
 
@@ -158,54 +156,6 @@ def _own_address(view: View) -> Iterator[Found]:
                 yield Found(part.at, {"part": part.shown})
 
 
-def _port_words(view: View) -> Iterator[tuple[Word, Launch]]:
-    for launch in view.launches:
-        if given := launch.call.get(*_PORTS):
-            yield given.value, launch
-        endpoint = launch.call.get("--rdzv-endpoint")
-        port = endpoint.value.after(":") if endpoint else None
-        if port is not None and "/" not in port.shown:
-            yield port, launch
-
-
-@fatal(
-    "AR310 impossible-port",
-    "there is no port {port}: the highest is 65535",
-    fix="a port from 10000 to 32767",
-    source="RFC 9293",
-)
-def _impossible_port(view: View) -> Iterator[Found]:
-    for word, _ in _port_words(view):
-        if word.number is not None and word.number > 65535:
-            yield Found(word.at, {"port": word.number})
-
-
-@fatal(
-    "AR311 privileged-port",
-    "port {port} is for root only",
-    fix="a port from 10000 to 32767",
-    source="ip(7), ip_unprivileged_port_start",
-)
-def _privileged_port(view: View) -> Iterator[Found]:
-    for word, _ in _port_words(view):
-        if word.number is not None and 0 < word.number < 1024:
-            yield Found(word.at, {"port": word.number})
-
-
-@likely(
-    "AR312 port-grows-with-job-id",
-    "{port} grows with the job's number, and passes 65535 one day, or is too small",
-    fix="$((10000 + SLURM_JOB_ID % 20000))",
-    source="RFC 9293: ports have 16 bits",
-)
-def _port_from_id(view: View) -> Iterator[Found]:
-    for word, _ in _port_words(view):
-        for part in word.parts:
-            is_sum = part.kind == "arithmetic" and "%" not in part.text and ":" not in part.text
-            if (is_sum or part.kind == "variable") and _JOB_ID.search(part.text):
-                yield Found(word.at, {"port": word.shown})
-
-
 @fatal(
     "AR313 random-on-each-node",
     "$RANDOM in {option} is expanded on each node: each has a different value, and they never meet",
@@ -219,36 +169,6 @@ def _random_on_each(view: View) -> Iterator[Found]:
                 is_random = part.kind in ("variable", "arithmetic") and "RANDOM" in part.text
                 if is_random and launch.command.is_expanded_there(part):
                     yield Found(part.at, {"option": name})
-
-
-@hint(
-    "AR314 random-port",
-    "$RANDOM is from 0 to 32767: the port can be one of root's, or in use",
-    fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
-    source="bash(1), RANDOM",
-)
-def _bare_random(view: View) -> Iterator[Found]:
-    for word, _ in _port_words(view):
-        if [(part.kind, part.text) for part in word.parts] == [("variable", "RANDOM")]:
-            yield Found(word.at)
-
-
-@fatal(
-    "AR315 same-port-twice",
-    "two launchers run side by side with port {port}: the second one fails with EADDRINUSE, or joins the first",
-    fix="--standalone, which takes a free port",
-    source=f"{TORCHRUN} --standalone",
-)
-def _same_port(view: View) -> Iterator[Found]:
-    seen: set[str] = set()
-    for launch, given in view.torchrun_given(*_PORTS):
-        command, port = launch.command, given.value.value
-        is_beside = launch.starter is None and command.root.context.is_background and not command.context.loops
-        if not is_beside or port in (None, "", "0") or launch.call.get("--node-rank"):
-            continue
-        if port in seen:
-            yield Found(given.at, {"port": port})
-        seen.add(port)
 
 
 def _is_list(part: Part) -> bool:
@@ -339,21 +259,6 @@ def _ignored(view: View) -> Iterator[Found]:
         for name in ("--node-rank", "--master-addr", "--master-port"):
             if given := launch.call.get(name):
                 yield Found(given.at, {"option": name, "backend": backend.value.value})
-
-
-@hint(
-    "AR322 fixed-port",
-    "port {port} is in use as soon as a second job starts on the node",
-    fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
-    source=_STORE,
-)
-def _fixed_port(view: View) -> Iterator[Found]:
-    if view.script.kind == "plain" or view.script.options("exclusive"):
-        return
-    for word, launch in _port_words(view):
-        if word.is_literal and word.number and word.number >= 1024 and launch.is_torch:
-            yield Found(word.at, {"port": word.number})
-            return
 
 
 @hint(

@@ -1,0 +1,188 @@
+"""The ports at which ranks and agents meet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.lint.launches import Launch
+from allranks.lint.model import Command, Word
+from allranks.lint.reading import View
+from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
+
+_STORE = "torch/distributed/elastic/rendezvous of torch 2.13"
+_PORTS = ("--master-port", "--main-process-port")
+#: Variables that are options of torchrun.
+_PET = ("PET_MASTER_PORT", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_STANDALONE", "PET_NNODES")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_JOB_ID = re.compile(r"(?:SLURM_JOB_?ID|SLURM_ARRAY_JOB_ID|PBS_JOBID|JOB_ID)\b")
+
+
+def _port_words(view: View) -> Iterator[tuple[Word, Launch]]:
+    for launch in view.launches:
+        if given := launch.call.get(*_PORTS):
+            yield given.value, launch
+        endpoint = launch.call.get("--rdzv-endpoint")
+        port = endpoint.value.after(":") if endpoint else None
+        if port is not None and "/" not in port.shown:
+            yield port, launch
+
+
+@fatal(
+    "AR310 impossible-port",
+    "there is no port {port}: the highest is 65535",
+    fix="a port from 10000 to 32767",
+    source="RFC 9293",
+)
+def _impossible_port(view: View) -> Iterator[Found]:
+    for word, _ in _port_words(view):
+        if word.number is not None and word.number > 65535:
+            yield Found(word.at, {"port": word.number})
+
+
+@fatal(
+    "AR311 privileged-port",
+    "port {port} is for root only",
+    fix="a port from 10000 to 32767",
+    source="ip(7), ip_unprivileged_port_start",
+)
+def _privileged_port(view: View) -> Iterator[Found]:
+    for word, _ in _port_words(view):
+        if word.number is not None and 0 < word.number < 1024:
+            yield Found(word.at, {"port": word.number})
+
+
+@likely(
+    "AR312 port-grows-with-job-id",
+    "{port} grows with the job's number, and passes 65535 one day, or is too small",
+    fix="$((10000 + SLURM_JOB_ID % 20000))",
+    source="RFC 9293: ports have 16 bits",
+)
+def _port_from_id(view: View) -> Iterator[Found]:
+    for word, _ in _port_words(view):
+        for part in word.parts:
+            is_sum = part.kind == "arithmetic" and "%" not in part.text and ":" not in part.text
+            if (is_sum or part.kind == "variable") and _JOB_ID.search(part.text):
+                yield Found(word.at, {"port": word.shown})
+
+
+@hint(
+    "AR314 random-port",
+    "$RANDOM is from 0 to 32767: the port can be one of root's, or in use",
+    fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
+    source="bash(1), RANDOM",
+)
+def _bare_random(view: View) -> Iterator[Found]:
+    for word, _ in _port_words(view):
+        if [(part.kind, part.text) for part in word.parts] == [("variable", "RANDOM")]:
+            yield Found(word.at)
+
+
+def _unchanging(view: View, word: Word) -> str | None:
+    """Return a word's text if it becomes the same wherever the script expands it; None if it may not."""
+    changing = {assignment.name for assignment in view.script.assignments} | {"RANDOM", "SRANDOM"}
+    for part in word.parts:
+        is_argument = part.kind == "variable" and not part.text.isidentifier()
+        if part.value is None and (part.kind == "command" or is_argument or changing & set(_NAME.findall(part.text))):
+            return None
+    return word.shown
+
+
+def _meeting(view: View, launch: Launch) -> tuple[str, str, int] | None:
+    """Return the port that a launcher of one node listens at, its rendezvous id, and where the port is given.
+
+    The port is empty where torchrun takes its default; None stands for no port, a free one, or one not known.
+    """
+    call = launch.call
+    if launch.has_many_nodes or call.get("--standalone", "--node-rank"):
+        return None
+    is_c10d = call.value("--rdzv-backend") == "c10d"
+    given, endpoint, ids = call.get(*_PORTS), call.get("--rdzv-endpoint"), call.get("--rdzv-id")
+    word = endpoint.value.after(":") if endpoint else given.value if given and not is_c10d else None
+    if word is None and (endpoint or not launch.is_torch or view.script.sets(*_PET) or launch.nnodes != 1):
+        return None
+    if not is_c10d and not launch.is_static and launch.is_torch:
+        return None
+    port = _unchanging(view, word) if word else "29400" if is_c10d else ""
+    run = _unchanging(view, ids.value) if is_c10d and ids else ""
+    return None if port in (None, "0") or run is None else (port or "", run, word.at if word else launch.command.at)
+
+
+def _is_here(launch: Launch) -> bool:
+    """Return whether a launcher runs on this machine, in its network, and surely."""
+    has_network = launch.command.started_by("docker", "podman") is None
+    return launch.starter is None and has_network and not launch.command.context.is_conditional
+
+
+def _is_repeated(view: View, command: Command) -> bool:
+    """Return whether a loop starts a command again before it has ended."""
+    start = command.context.background
+    for loop in command.context.loops if start is not None else ():
+        is_once = loop.kind == "for" and len(loop.words) == 1 and re.fullmatch(r"[\w./-]+", loop.words[0].value or "")
+        waits = (wait.context for wait in view.script.named("wait"))
+        is_awaited = any(loop in each.loops and not each.is_conditional for each in waits)
+        if start is not None and loop.at < start and not is_once and not is_awaited:
+            return True
+    return False
+
+
+def _collisions(view: View) -> Iterator[tuple[str, str, int]]:
+    """Yield who meets at one port side by side, the port as `_meeting` has it, and where it is given."""
+    running: list[tuple[tuple[str, str], Command]] = []
+    for launch in filter(_is_here, view.launches):
+        command, meeting = launch.command, _meeting(view, launch)
+        if meeting is None:
+            continue
+        port, run, at = meeting
+        waits = [wait.order for wait in view.script.named("wait") if wait.order < command.order]
+        running = [each for each in running if each[1].order > max(waits, default=0)]
+        others = [other.context for key, other in running if key == (port, run)]
+        if _is_repeated(view, command):
+            yield "the launchers of a loop", port, at
+        elif any(
+            each.background != command.context.background and each.function == command.context.function
+            for each in others
+        ):
+            yield "two launchers", port, at
+        if command.context.background is not None:
+            running.append(((port, run), command))
+
+
+@fatal(
+    "AR315 same-port-twice",
+    "{who} run side by side with port {port}: the second one fails with EADDRINUSE, or joins the first",
+    fix="--standalone, which takes a free port",
+    source=f"{TORCHRUN} --standalone",
+)
+def _same_port(view: View) -> Iterator[Found]:
+    for who, port, at in _collisions(view):
+        if port:
+            yield Found(at, {"who": who, "port": port})
+
+
+@likely(
+    "AR326 default-port-twice",
+    "{who} run side by side without a port: each takes 29500, and the second one fails with EADDRINUSE",
+    fix="--standalone, which takes a free port",
+    source="torch/distributed/run.py, --master-port; pytorch#175699",
+    versions="releases of torch before pytorch#175699 (2026); 2.13 takes a free port",
+)
+def _default_port(view: View) -> Iterator[Found]:
+    for who, port, at in _collisions(view):
+        if not port:
+            yield Found(at, {"who": who})
+
+
+@hint(
+    "AR322 fixed-port",
+    "port {port} is in use as soon as a second job starts on the node",
+    fix="$((10000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
+    source=_STORE,
+)
+def _fixed_port(view: View) -> Iterator[Found]:
+    if view.script.kind == "plain" or view.script.options("exclusive"):
+        return
+    for word, launch in _port_words(view):
+        if word.is_literal and word.number and word.number >= 1024 and launch.is_torch:
+            yield Found(word.at, {"port": word.number})
+            return
