@@ -23,7 +23,7 @@ class Off:
     def enter(self, phase: int) -> int:
         return phase
 
-    def count(self, step: int) -> None:
+    def count(self, step: int, place: object = None) -> None:
         pass
 
     def close(self, step: int) -> None:
