@@ -28,6 +28,8 @@ _SOURCE = re.compile(r"    +(?:raise |return |[\w.]+\(|if |for |with )")
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
 #: What torch.utils.data and DataParallel put above the original traceback of an exception in a worker.
 _HANDED_ON = re.compile(r"\w+: Caught (\w+) in ")
+#: What stands between the tracebacks of one exception and of that which it caused.
+_GOES_ON = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _BY_ID = {rule.id: rule for rule in RULES}
 
 
@@ -51,8 +53,9 @@ def _match(log: Log, at: int) -> Match | None:
         name, numbers = cuda_memory.reason(line.text)
         rule, named = _BY_ID[name], named | numbers
     is_note = bool(_NOTE.search(line.text)) or _is_ignored(log, at)
-    end, last = _end_in_worker(log, at, line)
-    return Match(rule, last, named, _place(log, last, end) or _place(log, line, at), end, is_note)
+    ends = _ends_in_worker(log, at, line)
+    place = _place(log, log.line(ends[-1]), ends[-1]) or _place(log, line, at)
+    return Match(rule, log.line(ends[0]), named, place, ends[0], is_note)
 
 
 @lru_cache(maxsize=1 << 12)  # Ranks often write the same.
@@ -99,15 +102,18 @@ def captured(rule: Rule, text: str) -> dict[str, str]:
     return {}
 
 
-def _end_in_worker(log: Log, at: int, line: Line) -> tuple[int, Line]:
-    """Return the line of the original exception, if a line repeats one that a worker has handed on; else that line."""
+def _ends_in_worker(log: Log, at: int, line: Line) -> list[int]:
+    """Return where the exceptions end that a worker has handed on, if a line repeats such a one; else its own place."""
+    ends: list[int] = []
     if handed_on := _HANDED_ON.match(line.text):
         original = re.compile(rf"(?:\w+\.)*{handed_on[1]}(?:: |$)(?!Caught )")
         for number in range(at + 1, min(at + _TRACEBACK, len(log.texts))):
             last = log.line(number)
             if last.rank == line.rank and original.match(last.text):
-                return number, last
-    return at, line
+                ends.append(number)
+                if not any(_GOES_ON.search(text) for text in log.texts[number + 1 : number + 4]):
+                    break
+    return ends or [at]
 
 
 def _place(log: Log, end: Line, at: int) -> str:
@@ -119,6 +125,6 @@ def _place(log: Log, end: Line, at: int) -> str:
         if line.text and not line.text.startswith((" ", "|", "\t")):
             break
         found = _FRAME.match(line.text)
-        if found and not is_foreign(found[1]):
+        if found and not is_foreign(found[1]) and not found[1].endswith(".pyx"):
             return f"{PurePath(found[1]).name}:{found[2]}"
     return ""

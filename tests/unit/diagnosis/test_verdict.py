@@ -215,6 +215,15 @@ def test_an_exception_in_a_data_loader_worker_is_placed_where_it_was_raised(
         assert found.cause == f"the dataset raised {error} in a data loader worker"
 
 
+def test_of_chained_exceptions_in_a_worker_the_last_is_placed() -> None:
+    first, _, rest = WORKER.format(error="KeyError", message="1").partition("Original Traceback")
+    inner = 'Original Traceback (most recent call last):\n  File "pandas/index.pyx", line 70, in get_loc\nKeyError: 1\n'
+    then = "\nThe above exception was the direct cause of the following exception:\n\nTraceback"
+    found = verdict(f"{first}{inner}{then}{rest}")
+    assert (found.id, found.place, found.evidence[0].number) == ("dataloader-worker-error", "data.py:12", 9)
+    assert verdict(f"{first}{inner}").place == "train.py:30"
+
+
 def test_a_worker_s_traceback_without_the_user_s_code_is_placed_where_the_loader_was_used() -> None:
     text = WORKER.format(error="KeyError", message="'image'").replace("/home/user/data.py", "/v/site-packages/data.py")
     assert verdict(text).place == "train.py:30"
@@ -266,7 +275,7 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
 @pytest.mark.parametrize(
     ("line", "expected", "sure"),
     [
-        ("RuntimeError: [enforce fail at gloo/a.cc] ss1.ss_family == ss2.ss_family. 2 vs 10", "gloo-connect", "certain"),
+        ("RuntimeError: [enforce fail] ss1.ss_family == ss2.ss_family. 2 vs 10", "gloo-connect", "certain"),
         ("RuntimeError: disagreement between rank0 and rank3: rank0: [1]", "collective-mismatch", "certain"),
         ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
         (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
@@ -279,6 +288,8 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("KeyError: 'unexpected key'", "script-exception", "certain"),
         ("RuntimeError: unexpected EOF. The file might be corrupted.", "checkpoint-damaged", "certain"),
         ("ValueError: Error initializing torch.distributed using tcp://: no rank", "rank-variables", "certain"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'sbatch'", "command-not-found", "certain"),
+        ("Job exceeded its walltime limit. Job was aborted", "time-limit", "certain"),
         ("ValueError: Error initializing the reader", "script-exception", "certain"),
     ],
 )  # fmt: skip

@@ -37,8 +37,8 @@ RULES = (
         "command-not-found",
         "a command[, {command},] is not there",
         r"(?:line \d+|sh: \d+|^(?:-?bash|sh|zsh)): (?P<command>[\w.+/-]+): (?:command )?not found$",
-        r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|mpirun|accelerate|deepspeed|ssh"
-        r"|ninja|git|gcc)'",
+        r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
+        r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(?\)?:? ?(?P<command>[\w./-]+): No such file or directory",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.

@@ -6,9 +6,9 @@ from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_
 
 #: What only torch and safetensors say of a file.
 _OF_A_SAVED_FILE = (
-    r"PytorchStreamReader failed|invalid header or archive is corrupted"
-    r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|HeaderTooLarge"
-    r"|storage has wrong (?:byte )?size"
+    r"PytorchStreamReader failed|invalid header or archive is corrupted|storage has wrong (?:byte )?size"
+    r"|unexpected EOF(?:, expected \d+ more bytes|\. The file)|SafetensorError|Error while deserializing header"
+    r"|MetadataIncompleteBuffer|HeaderTooLarge"
 )
 #: Frames that load a checkpoint: pickle says the same of any bytes.
 _LOADS = r"torch[/\\]serialization\.py|\btorch\.load\b|load_(?:state_dict|checkpoint|ckpt)|ctx\.checkpoints"

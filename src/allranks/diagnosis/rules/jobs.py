@@ -10,7 +10,7 @@ RULES = (
         "the job reached its time limit",
         r"DUE TO TIME LIMIT",
         r"PBS: job killed: walltime \d+ exceeded limit",
-        r"=>> PBS: job killed: (?:cput|walltime)",
+        r"=>> PBS: job killed: (?:cput|walltime)|Job exceeded its walltime limit|job exceeded wallclock limit",
         r"exceeded (?:hard wallclock|h_rt)|job exceeds job hard limit \"h_rt\"",
         fix="raise resources.time, or let the run save and continue: allranks resume RUN",
         level=Level.OUTSIDE,
