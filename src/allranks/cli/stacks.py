@@ -69,6 +69,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _notes(stacks: Stacks, timeout: float) -> Iterator[str]:
+    if len(groups(stacks.ranks)) > 1 and not any(each.collective for each in stacks.ranks):
+        yield "ranks that advance are at different lines too: call it again to see which of them stand still"
     if stacks.without:
         yield f"ranks {ranges(stacks.without)} run in an interpreter of their own: use py-spy dump --pid PID"
     for state in ("", *_STATES):
