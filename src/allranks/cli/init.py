@@ -34,11 +34,10 @@ launch:
 #   time: 48:00:00
 
 # environment:
+#   modules: [cuda/12.4]      # module load, on each node
 #   conda: my-env             # or venv: .venv
 #   variables:
 #     NCCL_DEBUG: WARN
-#   setup: |
-#     module load cuda        # shell lines that run once, before the nodes are started
 
 # scheduler:
 #   partition: gpu
@@ -94,6 +93,8 @@ if __name__ == "__main__":
     main()
 '''
 
+#: Scripts of the user that are used instead of ours.
+_SCRIPTS: Final = ("train.py", "main.py")
 #: What a run, and the script started alone, leave in the project.
 IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")
 
@@ -106,8 +107,8 @@ IGNORED: Final = ("runs/", "checkpoints/", "metrics.jsonl", "__pycache__/")
 def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
     """Write a commented job.yaml, a train.py and a .gitignore into FOLDER (default: here).
 
-    A train.py that is there already is kept, and job.yaml runs it. With --recipe, the files are those of a complete
-    training, to be changed. A .gitignore that exists keeps its lines, and gets those that are missing.
+    A train.py or main.py that is there already is kept, and job.yaml runs it. With --recipe, the files are those of a
+    complete training, to be changed. A .gitignore that exists keeps its lines, and gets those that are missing.
     """
     if listing:
         rows = [(name, _summary(path)) for name, path in _recipes().items()]
@@ -116,9 +117,11 @@ def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
     files = {"job.yaml": JOB_TEMPLATE.encode(), "train.py": SCRIPT_TEMPLATE.encode()}
     if recipe:
         files = _files_of(recipe)
-    is_yours = not (recipe or force or (Path(folder) / "job.yaml").exists()) and (Path(folder) / "train.py").is_file()
-    if is_yours:  # What arguments it takes is not known.
-        files = {"job.yaml": files["job.yaml"].replace(b"\nargs:", b"\n# args:")}
+    may_keep = not (recipe or force or (Path(folder) / "job.yaml").exists())
+    yours = next((name for name in _SCRIPTS if may_keep and (Path(folder) / name).is_file()), None)
+    if yours:  # What arguments it takes is not known.
+        job = JOB_TEMPLATE.replace("\nargs:", "\n# args:").replace("script: train.py", f"script: {yours:8}")
+        files = {"job.yaml": job.encode()}
     there = [str(path) for name in files if (path := Path(folder) / name).exists()]
     if there and not force:
         raise UsageError(f"{listed(there, 'and')} exist{'s' * (len(there) == 1)} already", fix="--force overwrites")
@@ -127,7 +130,7 @@ def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-            render.talk(f"wrote {path}" + (" for your train.py" if is_yours else ""))
+            render.talk(f"wrote {path}" + (f" for your {yours}" if yours else ""))
         _ignore(Path(folder) / ".gitignore")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}", why=error.strerror) from error

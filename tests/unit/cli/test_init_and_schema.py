@@ -94,6 +94,16 @@ def test_init_adds_to_a_gitignore_what_is_missing(allranks, before: bytes, added
     assert path.read_bytes() == after
 
 
+@pytest.mark.parametrize("name", ["train.py", "main.py"])
+def test_init_beside_a_script_writes_a_job_for_it(allranks, name: str):
+    allranks.script("print('mine')", name)
+    assert allranks("init").rc == 0
+    assert (allranks.folder / name).read_text() == "print('mine')"
+    assert [path.name for path in allranks.folder.glob("*.py")] == [name]
+    done = allranks("run")
+    assert (done.rc, done.stdout) == (0, "[0] mine\n")
+
+
 def test_schema(allranks):
     result = allranks("schema")
     schema = json.loads(result.stdout)
