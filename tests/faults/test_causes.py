@@ -234,7 +234,7 @@ VERDICTS = {
     "NCCL's watchdog": ("nccl-timeout", "unknown", ""),
     "all": ("shape-mismatch", "certain", "never"),
     "a timeout": ("gloo-timeout", "unknown", ""),
-    "a worker": ("dataloader-worker-error", "likely", "never"),
+    "a worker": ("dataloader-worker-error", "certain", "never"),
 }
 
 

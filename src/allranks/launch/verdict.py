@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: The error of input() in a rank that has no stdin, and an interpreter of its own.
 _NO_INPUT = "EOFError: EOF when reading a line"
 #: The rules for exceptions, and what to do at the line of the script where one was raised.
-_AT_PLACE = {"script-exception": "correct", "library-exception": "look at"}
+_AT_PLACE = {"script-exception": "correct", "dataloader-worker-error": "correct", "library-exception": "look at"}
 _RESUME = "allranks resume RUN"
 
 
