@@ -301,7 +301,7 @@ def test_the_cause_of_ranks_that_meet(allranks: Any, kind: str) -> None:
     found = cause(allranks)
     assert found
     assert re.fullmatch(expected, found), found
-    assert ("\n  fix: correct train.py:" in done.stderr) == (kind not in ("all", "a timeout", "a worker")), done.stderr
+    assert ("\n  fix: correct train.py:" in done.stderr) == (kind not in ("all", "a timeout")), done.stderr
     assert rank in (-1, allranks.record()["status"]["rank"])
     kept, named = verdict(allranks)
     assert kept == VERDICTS.get(kind, OWN)
