@@ -59,7 +59,7 @@ def _unknown(seen: Seen) -> str:
     return "" if seen.is_prepared else _UNPREPARED
 
 
-@on_each_node("script", why="every node needs the script", fact="script")
+@on_each_node("script", why="every node needs what the ranks run", fact="script")
 def script(fact: Any, node: Node, seen: Seen) -> Finding:
     """Check that a node sees what the ranks run, and can read it."""
     if why := _unknown(seen):
