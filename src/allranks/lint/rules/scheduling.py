@@ -133,7 +133,7 @@ def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
 
 @likely(
     "AR408 log-directory-made-too-late",
-    "the scheduler opens its log in {directory} before this script creates the directory: the job fails without a word",
+    "the scheduler opens its log before this script creates {directory}: the job fails without a word",
     fix="create it before sbatch",
     source=f"{SBATCH} --output",
     versions="Slurm before 23.02",
