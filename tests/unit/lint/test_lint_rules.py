@@ -122,3 +122,12 @@ def test_the_variable_of_a_machines_rank_is_that_of_the_scheduler(directive: str
 def test_the_ranks_of_accelerate_are_those_of_all_machines(options: str, codes: set[str]) -> None:
     script = f"#!/bin/bash\nCUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch {options} train.py\n"
     assert {each.rule.code for each in lint("job.sh", script.encode())} & {"AR107"} == codes
+
+
+def test_directives_that_come_too_late_are_counted() -> None:
+    script = (
+        b"#!/bin/bash\nset -e\n#SBATCH --nodes=8\n#SBATCH --gres=gpu:4\n#SBATCH --time=1:00:00\nsrun python train.py\n"
+    )
+    assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR401"] == [
+        "--nodes=8 and 2 more after the first command: ignored"
+    ]
