@@ -86,3 +86,22 @@ def test_srun_torchrun_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> Non
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
     assert results(folder) == old
+
+
+def test_torchrun_of_an_ssh_loop(ssh: Any) -> None:
+    """It takes more than 10 s: torchrun imports torch on each machine."""
+    folder: Path = ssh.folder
+    (folder / "train.py").write_text(TRAIN)
+    meet = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=gpu01:29512"
+    run = f"{sys.executable} -m torch.distributed.run {meet} train.py --lr 0.01 'a b'"
+    (folder / "start.sh").write_text(
+        f'#!/bin/bash\nfor host in gpu01 gpu02; do\n  ssh $host "cd {folder} && SCALE=2 {run}" &\ndone\nwait\n'
+    )
+    subprocess.run(["bash", "start.sh"], cwd=folder, env=ssh.env, check=True, timeout=PATIENCE)
+    old = results(folder)
+    converted(ssh, "start.sh")
+    done = ssh("run", "job.yaml")
+    assert done.rc == 0, done.stderr
+    args = ["--lr", "0.01", "a b"]
+    assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
+    assert results(folder) == old
