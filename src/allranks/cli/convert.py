@@ -7,7 +7,7 @@ import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,7 @@ from allranks.job.problems import listed
 
 if TYPE_CHECKING:
     from allranks.convert.draft import Draft
+    from allranks.convert.verify import Verification
     from allranks.plan.plan import Plan
 
 _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
@@ -30,7 +31,8 @@ _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
 @click.option(
     "--verify", is_flag=True, help="Run the script in a sandbox, and compare what it and the job would start."
 )
-def command(files: tuple[str, ...], output: str | None, force: bool, verify: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="With --verify: write what it finds, and the job files, as JSON.")
+def command(files: tuple[str, ...], output: str | None, force: bool, verify: bool, as_json: bool) -> int:
     """Turn sbatch, PBS, Grid Engine and shell scripts that start PyTorch into a job file.
 
     \b
@@ -54,6 +56,8 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
     from allranks.convert.write import job_text, place_of, report, together
     from allranks.lint.files import read
 
+    if as_json and not verify:
+        raise UsageError("--json needs --verify", why="it reports what --verify finds", fix="add --verify")
     if not files:
         raise UsageError("no file to convert", fix="allranks convert train.sbatch")
     try:
@@ -79,6 +83,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
     if output is not None:
         clusters = _write(folder, found, clusters, kinds, force=force)
     is_done = True
+    results: list[dict[str, object]] = []
     for name, ((draft, _), *others) in zip(names, groups, strict=True):
         render.talk(f"allranks: convert: {render.one_line(draft.path)}")
         for line in report(draft):
@@ -88,7 +93,9 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
             _planned(found[name], draft, folder, kinds, [])
             for each, flags in [(draft, list[str]()), *others] if verify else ():
                 plan = _planned(found[name], each, folder, kinds, flags, whole=True)
-                is_done = _verify(each, texts[each.path], plan) and is_done
+                verified = _verify(each, texts[each.path], plan)
+                results.append({"file": each.path, "job_file": name, **_as_data(verified)})
+                is_done = verified.is_equal and is_done
         except SandboxError as error:
             raise LaunchError(
                 "--verify cannot make a sandbox here, and runs no script without one",
@@ -97,6 +104,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
             ) from error
         except AllranksError as error:
             is_done = False
+            results.append({"file": draft.path, "job_file": name, "error": error.in_a_line})
             render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         said = {note.what for note in draft.notes}
         for other, flags in others:
@@ -104,7 +112,9 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
                 if note.kind != "left out" and note.what not in said:
                     render.talk(f"{note.kind}: {place_of(other, note.line)}: {note.what}")
             render.talk(f"{render.one_line(other.path)}: {other.command(name, flags)}")
-    if output is None:
+    if as_json:
+        render.as_json({"verified": is_done, "job_files": found, "scripts": results})
+    elif output is None:
         render.data(next(iter(found.values())).rstrip("\n"))
     if clusters:
         render.talk(f"next: {'add this to' if output else 'beside it, write'} {_CLUSTERS}:\n{clusters.rstrip()}")
@@ -175,6 +185,7 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
     """
     from allranks.cli.options import launch_of
     from allranks.clusters.registry import kind_for
+    from allranks.job.files import read_job_file
     from allranks.job.load import load_job
     from allranks.job.options import OPTIONS
     from allranks.launch.submit import dry_run
@@ -182,17 +193,13 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
     secrets = {path.rpartition(".")[2]: "x" * 16 for path, given in draft.values.items() if given.value == "<secret>"}
     paths = {"--nodes": "resources.nodes", **{option.flags[0]: option.path for option in OPTIONS if option.flags}}
     values: dict[str, object] = {paths[name]: value for name, value in zip(flags[::2], flags[1::2], strict=True)}
-    for path in ("resources.hostfile", "environment.venv"):
-        if (given := draft.get(path)) and not given.startswith("~"):
-            values[path] = str(folder.absolute() / given)
     node = re.search(r"--node-rank (\d+)", draft.node)
     if draft.node and not whole:
         values["resources.nodes"] = "1"  # Of which each is started for itself.
-    if not str(draft.get("workdir") or "").startswith("~"):
-        values["workdir"] = str(folder.absolute() / str(draft.get("workdir") or "."))
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         (place / _JOB).write_text(text, encoding="utf-8")
+        values |= _paths_in(read_job_file(place / _JOB, Path.cwd()), folder)
         (place / _CLUSTERS).write_text("".join(f"{kind}: {{kind: {kind}}}\n" for kind in kinds), encoding="utf-8")
         if draft.kind == "pbs":  # Else the commands of a PBS would have to be here.
             (place / _CLUSTERS).write_text("pbs: {kind: pbs, scheduler: {flavour: openpbs}}\n", encoding="utf-8")
@@ -201,12 +208,33 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
         return dry_run(launch, kind_for(loaded, os.environ))
 
 
-def _verify(draft: Draft, data: bytes, plan: Plan) -> bool:
-    """Compare what a script and its job start, and show that; return whether each difference is as wanted."""
+def _paths_in(job: dict[str, Any], folder: Path) -> dict[str, object]:
+    """Return the paths that a job file has, or its default, as they are when it lies in a directory."""
+    found: dict[str, object] = {}
+    for path, default in (("workdir", "."), ("resources.hostfile", None), ("environment.venv", None)):
+        *above, key = path.split(".")
+        entries = job.get(above[0]) if above else job
+        given = entries.get(key, default) if isinstance(entries, dict) else None
+        if isinstance(given, str) and not given.startswith("~"):
+            found[path] = str(folder.absolute() / given)
+    return found
+
+
+def _as_data(found: Verification) -> dict[str, object]:
+    """Return what a comparison found as plain data."""
+    differences = [
+        {"what": each.what, "script": each.old, "job": each.new, "wanted": bool(each.why), "why": each.why or None}
+        for each in found.differences
+    ]
+    return {"verified": found.is_equal, "ranks": found.ranks, "equal": found.equal, "differences": differences}
+
+
+def _verify(draft: Draft, data: bytes, plan: Plan) -> Verification:
+    """Compare what a script and its job start, and show that."""
     from allranks.convert.verify import verify
 
     found = verify(draft, data, plan, os.environ, Path.cwd())
     render.talk(f"{render.one_line(draft.path)}: {found.title}")
     for line in found.lines():
         render.talk(line)
-    return found.is_equal
+    return found

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -176,6 +177,11 @@ CHANGES = {
         "python: [/opt/b/bin/python]",
         "interpreter of rank 0: /opt/env/bin/python -> /opt/b/bin/python",
     ),
+    "the working directory": (
+        "script: train.py",
+        "script: train.py\nworkdir: sub",
+        "working directory of rank 0: WORK -> WORK/sub",
+    ),
     "a command before": (
         "prepare.py --to a",
         "prepare.py --to b",
@@ -316,3 +322,63 @@ def test_ranks_of_a_launcher_that_is_given_nonsense_are_named(folder: Path, capf
     assert typed("start.sh") == 1
     said = capfd.readouterr().err
     assert "start.sh: not verified\n  DIFFERS: ranks: 0 -> 2\n" in said
+
+
+def test_what_is_found_is_written_as_json(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = "/opt/env/bin/python -m torch.distributed.run --standalone --nproc-per-node=2 train.py\n"
+    (folder / "start.sh").write_text(f"export NNODES=1\nexport A=1\n{run}")
+    assert typed("start.sh", "--json") == 0
+    found = json.loads(capfd.readouterr().out)
+    assert "script: train.py" in found["job_files"].pop("job.yaml")
+    assert found == {
+        "verified": True,
+        "job_files": {},
+        "scripts": [
+            {
+                "file": "start.sh",
+                "job_file": "job.yaml",
+                "verified": True,
+                "ranks": 2,
+                "equal": [
+                    "rank, local rank, world size and host",
+                    "working directory",
+                    "interpreter",
+                    "program",
+                    "environment (A)",
+                ],
+                "differences": [
+                    {
+                        "what": "address and port",
+                        "script": "localhost:29500",
+                        "job": "chosen when it starts",
+                        "wanted": True,
+                        "why": "127.0.0.1, a free port: all ranks are on this machine",
+                    },
+                    {
+                        "what": "variable NNODES",
+                        "script": "1",
+                        "job": "nothing",
+                        "wanted": True,
+                        "why": "left out: NNODES=1: allranks sets what the ranks need of it",
+                    },
+                ],
+            }
+        ],
+    }
+
+
+def test_a_job_that_cannot_be_planned_is_an_error_in_json(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "start.sh").write_text(TRAIN)
+    monkeypatch.setattr(write, "job_text", lambda *_: "scrip: train.py\n")
+    assert typed("start.sh", "--json") == 1
+    found = json.loads(capfd.readouterr().out)
+    assert found["verified"] is False
+    assert [sorted(each) for each in found["scripts"]] == [["error", "file", "job_file"]]
+
+
+def test_json_is_of_what_verify_finds(folder: Path) -> None:
+    (folder / "start.sh").write_text(TRAIN)
+    with pytest.raises(UsageError, match="--json needs --verify"):
+        convert.command.main(["start.sh", "--json"], standalone_mode=False)

@@ -122,3 +122,41 @@ def test_the_variable_of_a_machines_rank_is_that_of_the_scheduler(directive: str
 def test_the_ranks_of_accelerate_are_those_of_all_machines(options: str, codes: set[str]) -> None:
     script = f"#!/bin/bash\nCUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch {options} train.py\n"
     assert {each.rule.code for each in lint("job.sh", script.encode())} & {"AR107"} == codes
+
+
+def test_directives_that_come_too_late_are_counted() -> None:
+    script = (
+        b"#!/bin/bash\nset -e\n#SBATCH --nodes=8\n#SBATCH --gres=gpu:4\n#SBATCH --time=1:00:00\nsrun python train.py\n"
+    )
+    assert [finding.what for finding in lint("job.sh", script) if finding.rule.code == "AR401"] == [
+        "--nodes=8 and 2 more after the first command: ignored"
+    ]
+
+
+def fatal(script: str) -> set[str]:
+    """Return the codes of what is not a hint."""
+    found = lint("job.sh", f"#!/bin/bash\n{script}\n".encode())
+    return {finding.rule.code for finding in found if finding.rule.severity != "hint"}
+
+
+GADI = "#PBS -q gpu\n#PBS -l ncpus=96\n#PBS -l ngpus=8\n#PBS -l walltime=1:00:00\n#PBS -l wd\n"
+
+
+def test_a_pbs_that_counts_gpus_of_all_nodes_starts_the_first_node_only() -> None:
+    meet = "--nproc-per-node=4 --master-addr=$(head -n 1 $PBS_NODEFILE) --master-port=12345 train.py"
+    assert fatal(f"{GADI}torchrun --nnodes=2 --node-rank=$PBS_NODENUM {meet}") == {"AR103"}
+    assert fatal(f"{GADI}pbsdsh -u -- torchrun --nnodes=2 --node-rank=$PBS_NODENUM {meet}") & {"AR103"} == set()
+    assert fatal(f"{GADI}torchrun --nnodes=2 --node-rank=1 {meet}") == set()
+    assert fatal(f"{GADI}torchrun {meet}") == set()
+
+
+def test_a_pbs_job_in_its_working_directory_is_not_at_home() -> None:
+    assert fatal(f"{GADI}python train.py") == set()
+    assert fatal(GADI.replace("#PBS -l wd\n", "") + "python train.py") == {"AR410"}
+
+
+def test_a_node_that_is_a_job_of_its_own_waits_for_the_others() -> None:
+    job = "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=8\n#SBATCH --time=1:00:00\n"
+    run = "torchrun --nproc-per-node=8 --nnodes=2 --master-addr=gpu1 --master-port=12345"
+    assert fatal(f"{job}{run} --node-rank=1 train.py") == set()
+    assert "AR307" in fatal(f"{job}{run} --node-rank=$RANK train.py")

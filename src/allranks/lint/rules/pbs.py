@@ -29,7 +29,8 @@ def _relative_script(view: View) -> Iterator[Found]:
 )
 def _starts_at_home(view: View) -> Iterator[Found]:
     script = view.script
-    moves = any(re.search(r"--?(?:pwd|chdir)|-wdir", command.text) for command in script.commands)
+    moves = any(each.value == "wd" for each in script.options("-l"))  # Of NCI's PBS.
+    moves = moves or any(re.search(r"--?(?:pwd|chdir)|-wdir", command.text) for command in script.commands)
     if script.kind == "pbs" and not script.options("-d", "-w") and not moves and not any(script.named("pushd")):
         yield from _relative_script(view)
 

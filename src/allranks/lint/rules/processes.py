@@ -68,10 +68,10 @@ def _multiplied(view: View) -> Iterator[Found]:
         yield Found(launch.starter.at, fields)
 
 
-def _stays_on_first_node(view: View) -> bool:
-    """Return whether a job of several nodes starts nothing on the others, nor something that may do so."""
+def _stays_on_first_node(view: View, nodes: int | None) -> bool:
+    """Return whether a job of so many nodes starts nothing on the others, nor something that may do so."""
     names = REMOTE | {"deepspeed", "sbatch", "horovodrun", "ray"}
-    if view.script.kind == "plain" or not view.has_many_nodes:
+    if view.script.kind == "plain" or (nodes or 0) < 2:
         return False
     return all(command.name not in names for command in view.script.commands)
 
@@ -83,11 +83,13 @@ def _stays_on_first_node(view: View) -> bool:
     source=f"{SBATCH}, description: a single copy of the batch script runs on the first node",
 )
 def _first_node_only(view: View) -> Iterator[Found]:
-    if not _stays_on_first_node(view):
-        return
     for launch in view.torchrun:
-        if launch.starter is None and launch.command.started_by("sbatch") is None:
-            yield Found(launch.command.at, {"nodes": view.resources.nodes, "launcher": launch.name})
+        nodes, rank = view.resources.nodes, launch.call.get("--node-rank")
+        if nodes is None and not (rank and rank.value.is_literal):
+            nodes = launch.nnodes  # Some PBS request GPUs of all nodes together.
+        is_here = launch.starter is None and launch.command.started_by("sbatch") is None
+        if is_here and _stays_on_first_node(view, nodes):
+            yield Found(launch.command.at, {"nodes": nodes, "launcher": launch.name})
 
 
 @likely(
@@ -97,7 +99,7 @@ def _first_node_only(view: View) -> Iterator[Found]:
     source=f"{SBATCH}, description",
 )
 def _python_first_node_only(view: View) -> Iterator[Found]:
-    if not _stays_on_first_node(view) or any(view.script.named("ray", "dask-mpi", "julia")):
+    if not _stays_on_first_node(view, view.resources.nodes) or any(view.script.named("ray", "dask-mpi", "julia")):
         return
     if view.launches and all(launch.is_python for launch in view.launches):
         yield Found(view.launches[-1].command.at, {"nodes": view.resources.nodes})

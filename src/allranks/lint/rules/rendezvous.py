@@ -124,6 +124,9 @@ def _wrong_nodes(view: View) -> Iterator[Found]:
             if tasks is not None and tasks > 1 and tasks != launch.nnodes:
                 yield Found(given.at, {"nnodes": launch.nnodes, "tasks": tasks})
         elif launch.starter is None and view.script.kind == "slurm" and view.resources.nodes == 1:
+            rank = launch.call.get("--node-rank")
+            if rank and rank.value.is_literal:
+                continue  # Each node is a job of its own.
             yield Found(given.at, {"nnodes": launch.nnodes, "tasks": 1})
 
 

@@ -17,7 +17,7 @@ _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SG
 
 @likely(
     "AR401 directive-after-command",
-    "{option}{others} after the first command: ignored",
+    "{late} after the first command: ignored",
     fix="move it above the first command",
     source=f"{SBATCH}: stops at the first line that is neither comment nor blank; {QSUB}",
 )
@@ -25,7 +25,7 @@ def _late(view: View) -> Iterator[Found]:
     late = [one for one in view.script.directives if not one.is_read and one.family == view.script.kind]
     if late:
         others = f" and {len(late) - 1} more" if len(late) > 1 else ""
-        yield Found(late[0].at, {"option": _shown(late[0]), "others": others})
+        yield Found(late[0].at, {"late": f"{_shown(late[0])}{others}"})
 
 
 def _shown(directive: Directive) -> str:
@@ -133,7 +133,7 @@ def _log_folders(view: View, *names: str) -> list[tuple[Directive, str]]:
 
 @likely(
     "AR408 log-directory-made-too-late",
-    "the scheduler opens its log in {directory} before this script creates the directory: the job fails without a word",
+    "the scheduler opens its log before this script creates {directory}: the job fails without a word",
     fix="create it before sbatch",
     source=f"{SBATCH} --output",
     versions="Slurm before 23.02",

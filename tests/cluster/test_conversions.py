@@ -1,0 +1,107 @@
+"""A script as it was, and its converted job: run side by side, their ranks get the same and compute the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurm_cluster import SlurmCluster
+
+from waiting import PATIENCE
+
+#: Two steps of gradient descent on numbers that depend on the rank: the result shows who took part.
+TRAIN = """\
+import json, os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+weight = torch.tensor([1.0])
+for step in range(2):
+    gradient = weight * (rank + 1)
+    dist.all_reduce(gradient)
+    weight -= float(sys.argv[2]) * gradient
+local, world, scale = (os.environ.get(name) for name in ("LOCAL_RANK", "WORLD_SIZE", "SCALE"))
+with open(f"rank-{rank}.json", "w") as file:
+    json.dump([rank, local, world, scale, os.getcwd(), sys.argv[1:], weight.item()], file)
+dist.destroy_process_group()
+"""
+SBATCH = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+#SBATCH --time=5:00
+export SCALE=2
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
+    --rdzv-endpoint=$MASTER_ADDR:29511 train.py --lr 0.01 "a b"
+"""
+
+
+def results(folder: Path) -> list[Any]:
+    """Take what the ranks of a run have written, by rank."""
+    files = sorted(folder.glob("rank-*.json"))
+    found = [json.loads(file.read_text()) for file in files]
+    for file in files:
+        file.unlink()
+    return found
+
+
+def converted(command: Any, script: str) -> None:
+    """Convert a script in the command's directory."""
+    done = command("convert", script, "-o", ".")
+    assert done.rc == 0, done.stderr
+
+
+def test_torchrun_of_a_shell_script(allranks: Any) -> None:
+    """It takes more than 10 s on a slow machine: torchrun imports torch for each rank."""
+    folder: Path = allranks.folder
+    (folder / "train.py").write_text(TRAIN)
+    run = f'{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.1 "a b"'
+    (folder / "start.sh").write_text(f"#!/bin/bash\nexport SCALE=2\n{run}\n")
+    subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
+    old = results(folder)
+    converted(allranks, "start.sh")
+    done = allranks("run", "job.yaml")
+    assert done.rc == 0, done.stderr
+    args = ["--lr", "0.1", "a b"]
+    assert [each[:-1] for each in old] == [[rank, str(rank), "2", "2", str(folder), args] for rank in (0, 1)]
+    assert results(folder) == old
+
+
+def test_srun_torchrun_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> None:
+    """It takes more than 10 s: torchrun imports torch on each node."""
+    folder: Path = lab.folder
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.sbatch").write_text(SBATCH)
+    job = slurm.sbatch("train.sbatch", folder=folder)
+    assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
+    old = results(folder)
+    converted(lab, "train.sbatch")
+    done = lab("run", "job.yaml", "--on", "lab", "--backend", "gloo")
+    assert done.rc == 0, done.stderr
+    args = ["--lr", "0.01", "a b"]
+    assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
+    assert results(folder) == old
+
+
+def test_torchrun_of_an_ssh_loop(ssh: Any) -> None:
+    """It takes more than 10 s: torchrun imports torch on each machine."""
+    folder: Path = ssh.folder
+    (folder / "train.py").write_text(TRAIN)
+    meet = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=gpu01:29512"
+    run = f"{sys.executable} -m torch.distributed.run {meet} train.py --lr 0.01 'a b'"
+    (folder / "start.sh").write_text(
+        f'#!/bin/bash\nfor host in gpu01 gpu02; do\n  ssh $host "cd {folder} && SCALE=2 {run}" &\ndone\nwait\n'
+    )
+    subprocess.run(["bash", "start.sh"], cwd=folder, env=ssh.env, check=True, timeout=PATIENCE)
+    old = results(folder)
+    converted(ssh, "start.sh")
+    done = ssh("run", "job.yaml")
+    assert done.rc == 0, done.stderr
+    args = ["--lr", "0.01", "a b"]
+    assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
+    assert results(folder) == old
