@@ -100,7 +100,7 @@ def command(
         needs = needs if held is None else replace(needs, activations=held)
     else:
         needs = arithmetic.from_numbers(count, dtype, optimizer, held)
-    networks = networks or [*measured(launch_of(loaded).runs_folder, needs.sent)]
+    networks = networks or [*measured(launch_of(loaded).runs_folder)]
     rows = arithmetic.rows(needs, nodes, per_node, networks)
     if step is not None:
         _keep(launch_of(loaded), rows, "fsdp" if step.strategy == "fsdp" else "ddp")
@@ -231,10 +231,15 @@ def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:
     """Yield what the numbers assume."""
     yield "GPU: the smallest common one that holds it and 1 GiB for CUDA's context"
     used = {row.network for row in rows if row.sends}
-    for network in dict.fromkeys(each for each in networks if each.name in used):
+    for network in (each for each in networks if each.name in used):
         place = {"within": "of a GPU", "between": "of all adapters of a node", "both": "as given"}[network.place]
-        why = "measured" if network.measured else place
-        yield f"TIME by {network.name}: {format_size(network.bandwidth)}/s each way, {why}"
+        if network.curves:
+            speed = f"up to {format_size(network.bandwidth)}/s each way, as measured for each size of messages"
+        else:
+            speed = f"{format_size(network.bandwidth)}/s each way, {place}"
+        yield f"TIME by {network.name}: {speed}"
+    if shared := [str(row.ranks) for row in rows if row.is_shared]:
+        yield f"TIME of ddp on {shared[0]} ranks: gradients go through this machine's memory, not over the network"
     if any(row.seconds for row in rows):
         yield "TIME is of that rate alone: real networks may be slower, and the backward pass hides a part of it"
     if uneven := sorted({row.ranks for row in rows if not row.divides}):

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from allranks.estimate import traffic
 from allranks.estimate.tables import DTYPES, OPTIMIZERS, Network, smallest_gpu
-from allranks.record.estimate import MeasuredStep
+from allranks.record.estimate import BUCKET, FIRST_BUCKET, MeasuredStep
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
@@ -28,8 +29,11 @@ class Needs:
         temporaries: the same in the optimizer's step.
         sent: gradients as ranks send them.
         gathered: all parameters in the type in which FSDP gathers them.
-        unit: the largest part of them that it gathers by itself.
+        units: the parts of them that it gathers one at a time.
         root: the part that it gathers with the root module, once in a micro-batch.
+        messages: in which ``sent`` travels, an all-reduce each, with DDP on GPUs.
+        messages_of_cpus: the same on CPUs.
+        shared: what CPUs of one machine average through memory instead; 0 if they do not.
         checkpoint: of a checkpoint.
         batch: samples of a rank in a micro-batch for which activations are given; None if unknown.
         global_batch: samples of all ranks in a micro-batch if these are fixed, and not those of a rank.
@@ -43,9 +47,12 @@ class Needs:
     activations: int | None
     sent: int
     gathered: int
-    unit: int
+    units: tuple[int, ...]
     root: int
     checkpoint: int
+    messages: tuple[int, ...]
+    messages_of_cpus: tuple[int, ...]
+    shared: int = 0
     buffers: int = 0
     temporaries: int = 0
     batch: int | None = None
@@ -66,8 +73,9 @@ class Needs:
         model = self.parameters + self.gradients + self.optimizer_state
         if strategy == "ddp" or ranks == 1:
             return model + self.buffers + max(activations, self.temporaries)
-        gradients = max(self.unit, self.root) * self.gradients / max(1, self.parameters)
-        gathered = self.root + self.unit + gradients
+        unit = max(self.units, default=0)
+        gradients = max(unit, self.root) * self.gradients / max(1, self.parameters)
+        gathered = self.root + unit + gradients
         return round(model / ranks + gathered + self.buffers + max(activations, self.temporaries / ranks))
 
     def _activations(self, ranks: int) -> int | None:
@@ -109,6 +117,7 @@ class Row:
         sends: bytes that a rank sends in a step.
         seconds: of the communication of a step, if nothing is computed meanwhile.
         network: over which network.
+        is_shared: whether gradients go through the memory of the machine, not over the network.
         rank_batch: samples of a rank in a micro-batch.
         effective_batch: samples of all ranks in a step.
         divides: whether all ranks get equally many samples.
@@ -122,6 +131,7 @@ class Row:
     sends: int
     seconds: float | None
     network: str | None
+    is_shared: bool
     rank_batch: int | None
     effective_batch: int | None
     divides: bool
@@ -144,8 +154,9 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
                     memory=memory,
                     fits=None if memory is None else smallest_gpu(memory),
                     sends=sends,
-                    seconds=sends / network.bandwidth if network else None if sends else 0.0,
+                    seconds=_seconds(needs, strategy, ranks, number, network),
                     network=network.name if network else None,
+                    is_shared=traffic.is_shared(needs, strategy, number, network),
                     rank_batch=needs.rank_batch(ranks),
                     effective_batch=needs.effective_batch(ranks),
                     divides=not (needs.global_batch and needs.global_batch % ranks),
@@ -154,10 +165,19 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
     return found
 
 
+def _seconds(needs: Needs, strategy: Strategy, ranks: int, nodes: int, network: Network | None) -> float | None:
+    if ranks == 1:
+        return 0.0
+    return traffic.seconds(needs, strategy, ranks, nodes, network) if network else None
+
+
 def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None) -> Needs:
     """Return what a model of ``count`` parameters needs that all train; the gradients have the parameters' type."""
     size, (states, bytes_each) = DTYPES[dtype], OPTIMIZERS[optimizer]
     parameters, state = count * size, count * states * (bytes_each or size)
+    first = min(parameters, FIRST_BUCKET)
+    full, last = divmod(parameters - first, BUCKET)
+    buckets = (first, *[BUCKET] * full, *([last] if last else []))
     return Needs(
         count=count,
         parameters=parameters,
@@ -166,9 +186,11 @@ def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None
         activations=activations,
         sent=parameters,
         gathered=parameters,
-        unit=0,
+        units=(),
         root=0,
         checkpoint=parameters + state,
+        messages=buckets,
+        messages_of_cpus=buckets,
     )
 
 
@@ -184,11 +206,14 @@ def from_step(step: MeasuredStep) -> Needs:
         activations=step.activations,
         sent=step.sent,
         gathered=round(step.parameters * factor),
-        unit=round(step.unit * factor),
+        units=tuple(round(unit * factor) for unit in step.units),
         root=round(step.root * factor),
         checkpoint=step.parameters + step.buffers + step.optimizer_state
         if step.checkpoint is None
         else step.checkpoint,
+        messages=step.messages,
+        messages_of_cpus=step.messages_of_cpus,
+        shared=step.shared,
         buffers=step.buffers,
         temporaries=step.temporaries,
         batch=step.batch,

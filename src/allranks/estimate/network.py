@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from allranks.errors import AllranksError, UsageError
-from allranks.estimate.tables import NETWORKS, Network
+from allranks.estimate.tables import NETWORKS, SHARED_MEMORY, Network
 from allranks.job.problems import closest
 from allranks.job.units import format_count, parse_rate
 from allranks.record import selftest
@@ -38,27 +38,41 @@ def named(text: str) -> Network:
         raise UsageError(f"--network: unknown network {text!r}", fix=fix) from error
 
 
-def measured(runs_folder: Path, size: int) -> Iterator[Network]:
-    """Yield what self-tests in a runs directory have measured, the newest first, with messages of about ``size``."""
+def measured(runs_folder: Path) -> Iterator[Network]:
+    """Yield what self-tests in a runs directory have measured, the newest first."""
     with suppress(AllranksError):  # No run, or none that this user may read.
         for run in newest_first(runs_folder):
-            if run.record.name == "test" and (found := _of(run, size)):
+            if run.record.name == "test" and (found := _of(run)):
                 yield found
 
 
-def _of(run: Run, size: int) -> Network | None:
-    """Return what a self-test has measured: the bandwidth of a ring in which each of n ranks sends.
+def _of(run: Run) -> Network | None:
+    """Return what a self-test has measured: how long messages take by the bytes that each of n ranks sends.
 
-    An all-reduce of S bytes sends 2 (n - 1) / n S bytes: NVIDIA's nccl-tests call the quotient with its time "busbw".
+    In rings, an all-reduce of S bytes sends 2 (n - 1) / n S bytes (NVIDIA's nccl-tests call the quotient with its time
+    "busbw"), an all-gather and a reduce-scatter half of that.
     """
     reports = selftest.read(run.attempt_folder)
-    hosts = {one.host for one in reports if isinstance(one, selftest.RankInfo)}
-    ranks = max((one.world_size for one in reports if isinstance(one, selftest.RankInfo)), default=0)
-    times = [one for one in reports if isinstance(one, selftest.Bandwidth) and not one.wrong and one.seconds > 0]
-    if ranks < 2 or not times:
+    infos = [one for one in reports if isinstance(one, selftest.RankInfo)]
+    hosts, ranks = {one.host for one in infos}, max((one.world_size for one in infos), default=0)
+    if ranks < 2 or not (curves := _curves(reports, (ranks - 1) / ranks)).get("all_reduce"):
         return None
-    nearest = min({one.size for one in times}, key=lambda each: abs(math.log(each / max(1, size))))
-    seconds = max(one.seconds for one in times if one.size == nearest)
-    where = f"{run.record.id}, {format_count(ranks, 'rank')} on {format_count(len(hosts), 'node')}"
+    where = f"{run.record.id}, {format_count(ranks, 'rank')} on {format_count(len(hosts), 'node')}, {infos[0].backend}"
     place: Literal["within", "between"] = "within" if len(hosts) == 1 else "between"
-    return Network(where, 2 * (ranks - 1) / ranks * nearest / seconds, place, measured=True)
+    best = max(sent / seconds for sent, seconds in curves["all_reduce"])
+    return Network(where, best, place, curves, on_cpus=infos[0].device == "cpu")
+
+
+def _curves(reports: list[selftest.SelfTestReport], share: float) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of the slowest rank, by operation and bytes sent."""
+    slowest: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for one in reports:
+        if isinstance(one, selftest.Bandwidth) and not one.wrong:
+            name, sent = "all_reduce", 2 * share * one.size
+        elif isinstance(one, selftest.TrainingMessage):
+            name, sent = one.name, one.size * (1 if one.name == SHARED_MEMORY else share)
+        else:
+            continue
+        if one.seconds > 0:
+            slowest[name][sent] = max(slowest[name][sent], one.seconds)
+    return {name: sorted(found.items()) for name, found in slowest.items()}

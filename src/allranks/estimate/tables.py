@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 #: Bytes of a number.
@@ -22,6 +25,10 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
 }
 
 
+#: What averages gradients on the CPUs of one machine, if their sum is not small.
+SHARED_MEMORY = "shared memory"
+
+
 @dataclass(frozen=True)
 class Network:
     """A network: bytes a second that one node, or one GPU, sends and receives at the same time.
@@ -30,17 +37,39 @@ class Network:
         name: as the user writes it, or where it was measured.
         bandwidth: bytes per second, in each direction.
         place: between the GPUs of a node, between nodes, or both.
-        measured: whether it was measured, and is not the rate on paper.
+        curves: for each operation, messages as measured: bytes that a rank sends (for shared memory: of the
+            gradients), rising, and seconds. Empty if the bandwidth is the one on paper.
+        on_cpus: whether it was measured with tensors on CPUs.
     """
 
     name: str
     bandwidth: float
     place: Literal["within", "between", "both"]
-    measured: bool = False
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    on_cpus: bool = False
 
     def serves(self, nodes: int) -> bool:
         """Whether ranks on so many nodes send over it."""
         return self.place in ("both", "within" if nodes == 1 else "between")
+
+    def seconds(self, operation: str, sent: float) -> float:
+        """Return how long an operation takes in which a rank sends so many bytes."""
+        curve = self.curves.get(operation) or self.curves.get("all_reduce")
+        return interpolated(curve, sent) if curve else sent / self.bandwidth
+
+
+def interpolated(curve: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the seconds of a size, by a power law between its neighbours.
+
+    Below the smallest one it is latency, which is the same for all, and above the largest a rate.
+    """
+    (least, latency), (most, longest) = curve[0], curve[-1]
+    if size <= least:
+        return latency
+    if size >= most:
+        return longest * size / most
+    (below, before), (above, after) = next(pair for pair in pairwise(curve) if size <= pair[1][0])
+    return before * math.exp(math.log(after / before) * math.log(size / below) / math.log(above / below))
 
 
 #: Ethernet: IEEE 802.3. InfiniBand, four lanes: IBTA's roadmap. PCIe, 16 lanes: PCI-SIG, base specifications 4.0 and

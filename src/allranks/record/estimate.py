@@ -9,6 +9,9 @@ from typing import Any
 
 from allranks.record.files import write_atomically
 
+#: Bytes of gradients with which torch's DistributedDataParallel sends its first bucket, and all others.
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+
 
 @dataclass(frozen=True)
 class MeasuredStep:
@@ -24,7 +27,10 @@ class MeasuredStep:
         optimizer_state: after the step.
         activations: peak of all other tensors in forward and backward pass, the batch included; None if no module ran.
         temporaries: the same in the optimizer's step.
-        unit: parameters of the largest module of the classes in ``shard=``, which FSDP gathers one at a time.
+        messages: of which ``sent`` consists: those of an all-reduce each, with data parallelism on GPUs.
+        messages_of_cpus: the same on CPUs.
+        shared: gradients that ranks on the CPUs of one machine average through memory; 0 if they send messages.
+        units: parameters of each module of the classes in ``shard=``, which FSDP gathers one at a time.
         root: parameters of all others, which it gathers together, once in a micro-batch.
         checkpoint: tensors in the parts of ``ctx.checkpoints``; None if the script does not call it.
         strategy: the argument of ``ctx.prepare``; None if the script does not call it.
@@ -44,7 +50,10 @@ class MeasuredStep:
     optimizer_state: int
     activations: int | None
     temporaries: int
-    unit: int
+    messages: tuple[int, ...]
+    messages_of_cpus: tuple[int, ...]
+    shared: int
+    units: tuple[int, ...]
     root: int
     checkpoint: int | None
     strategy: str | None

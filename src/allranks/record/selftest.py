@@ -66,6 +66,20 @@ class Bandwidth(SelfTestReport):
 
 
 @dataclass(frozen=True)
+class TrainingMessage(SelfTestReport):
+    """What a step of a training does with ``size`` bytes, and the ``seconds`` that it took on this rank.
+
+    Attributes:
+        name: ``all_gather`` or ``reduce_scatter``, of so many bytes of all ranks together; or ``shared memory``:
+            gradients averaged as :class:`allranks.runtime.model.allreduce.SharedMessage` does.
+    """
+
+    name: str
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Link(SelfTestReport):
     """``size`` bytes that this rank has sent to ``target``, and the least ``seconds`` until it knew that they came."""
 
@@ -141,7 +155,18 @@ class Done(SelfTestReport):
 
 _KINDS: dict[str, type[SelfTestReport]] = {
     kind.__name__: kind
-    for kind in (RankInfo, OperationStarted, Collective, Bandwidth, Link, TrainingResult, GpuResult, SearchResult, Done)
+    for kind in (
+        RankInfo,
+        OperationStarted,
+        Collective,
+        Bandwidth,
+        TrainingMessage,
+        Link,
+        TrainingResult,
+        GpuResult,
+        SearchResult,
+        Done,
+    )
 }
 
 

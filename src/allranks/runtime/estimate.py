@@ -26,6 +26,8 @@ from allranks import contract
 from allranks.record.estimate import MeasuredStep
 from allranks.runtime.batch import resolve
 from allranks.runtime.context import Context
+from allranks.runtime.model.messages import Traffic, of_buckets, of_flat
+from allranks.runtime.model.prepare import choose
 from allranks.runtime.model.wrappers import DTYPES, trained
 
 
@@ -195,17 +197,21 @@ class _Step:
         prepared = [each for each in self.models if each[1]]
         options = prepared[0][1] if prepared else {}
         units = [_units(*each) for each in self.models]  # Of a script that prepares none: its first one.
+        gpus, cpus = (self._traffic(prepared, device, gradients) for device in ("cuda", "cpu"))
         return MeasuredStep(
             count=sum(each.numel() for each in parameters),
             parameters=_bytes(parameters),
             buffers=_bytes(buffers),
             gradients=_bytes(gradients),
-            sent=sum(_sent(*each) for each in prepared) if prepared else _bytes(gradients),
+            sent=sum(gpus.messages),
+            messages=gpus.messages,
+            messages_of_cpus=cpus.messages,
+            shared=cpus.shared,
             optimizers=tuple(dict.fromkeys(type(one).__name__ for one in optimizers)),
             optimizer_state=_bytes(state),
             activations=activations if has_seen else None,
             temporaries=temporaries,
-            unit=max((unit for unit, _ in units), default=0),
+            units=tuple(unit for found, _ in units for unit in found),
             root=sum(root for _, root in units),
             checkpoint=None if self.parts is None else _bytes(_saved(self.parts)),
             strategy=options.get("strategy"),
@@ -216,6 +222,13 @@ class _Step:
             accumulation=self._ctx.progress.accumulation,
         )
 
+    def _traffic(self, models: list[tuple[nn.Module, dict[str, Any]]], device: str, gradients: list[Tensor]) -> Traffic:
+        """Return what ranks send with data parallelism; a script that prepares no model uses torch's own."""
+        if not models:
+            return of_buckets(gradients)
+        found = [_traffic_of(*each, device, deterministic=self._ctx.deterministic) for each in models]
+        return Traffic(tuple(size for one in found for size in one.messages), sum(one.shared for one in found))
+
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor)]
@@ -225,20 +238,23 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
-def _sent(model: nn.Module, options: dict[str, Any]) -> int:
-    """Return the bytes of the gradients that ranks average, of all parameters that train."""
-    kind = DTYPES.get(options.get("compress") or "")
-    return sum(each.numel() * (kind.itemsize if kind else each.element_size()) for each in trained(model).values())
+def _traffic_of(model: nn.Module, options: dict[str, Any], device: str, *, deterministic: bool) -> Traffic:
+    """Return what ranks send of the gradients of all parameters that train, unless they are sharded."""
+    kind, strategy = DTYPES.get(options.get("compress") or ""), options["strategy"]
+    if strategy not in ("ddp", "flat"):
+        strategy = choose(model, device, deterministic=deterministic)
+    of = of_flat if strategy == "flat" else of_buckets
+    return of(trained(model).values(), kind.itemsize if kind else None)
 
 
-def _units(model: nn.Module, options: dict[str, Any]) -> tuple[int, int]:
-    """Return the bytes of the largest part that FSDP gathers by itself, and of what it gathers with the root."""
-    kinds, left, largest = tuple(options.get("shard", ())), {id(each): each for each in model.parameters()}, 0
+def _units(model: nn.Module, options: dict[str, Any]) -> tuple[list[int], int]:
+    """Return the bytes of each part that FSDP gathers by itself, and of what it gathers with the root."""
+    kinds, left, found = tuple(options.get("shard", ())), {id(each): each for each in model.parameters()}, []
     for part in model.modules():
         if part is not model and isinstance(part, kinds):
             own = [each for each in part.parameters() if left.pop(id(each), None) is not None]
-            largest = max(largest, _bytes(own))
-    return largest, _bytes(left.values())
+            found.append(_bytes(own))
+    return found, _bytes(left.values())
 
 
 def _saved(parts: Iterable[Any]) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 import allranks
 from allranks.record.selftest import Collective, Done, GpuResult, OperationStarted, RankInfo, SelfTestReport, send
-from allranks.selftest.bandwidth import by_size, links
+from allranks.selftest.bandwidth import by_size, in_training, links
 from allranks.selftest.collectives import is_any, try_all
 from allranks.selftest.training import Strategy, train
 
@@ -47,6 +47,8 @@ def _beyond(ctx: Context, is_full: bool) -> Iterator[SelfTestReport]:
     if ctx.world_size > 1:
         yield OperationStarted(ctx.rank, "all_reduce of many bytes")
         yield from by_size(ctx, _LARGEST_OF_GPUS if is_full and is_gpu else _LARGEST)
+        yield OperationStarted(ctx.rank, "exchanging parameters and gradients")
+        yield from in_training(ctx)
         yield OperationStarted(ctx.rank, "sending to neighbours")
         yield from links(ctx)
     strategies: tuple[Strategy, ...] = ("auto",)  # ddp on GPUs, and flat elsewhere.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING
@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from allranks.record.selftest import Bandwidth, Link
-from allranks.selftest.collectives import is_any, synchronize
+from allranks.record.selftest import Bandwidth, Link, TrainingMessage
+from allranks.runtime.model.allreduce import make_shared
+from allranks.selftest.collectives import is_any, is_lacking, synchronize
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
+    from allranks.runtime.model.allreduce import SharedMessage
 
 #: Bytes of the smallest message; each one is four times the one before.
 _SMALLEST, _FACTOR = 1 << 10, 4
 _REPEATS = 4
 #: A message that takes longer is the last one: the next would take four times as long.
 _LONG = 0.5
+#: Bytes of what a training exchanges by other ways than all-reduce.
+_EXCHANGED = (1 << 16, 1 << 20, 1 << 24)
 #: Bytes that go from one rank to another alone.
 _SENT = (1 << 16, 1 << 20, 1 << 24)
 _SENDINGS, _LONG_LINK = 3, 0.1
@@ -47,14 +51,58 @@ def _all_reduced(ctx: Context, size: int) -> Bandwidth:
     least, greatest = float(values.min()), float(values.max())
     wrong = "" if least == greatest == total else f"all numbers must be {total:g}, and are {least:g} to {greatest:g}"
     values.zero_()
+    return Bandwidth(ctx.rank, size, _median_seconds(ctx, lambda: distributed.all_reduce(values)), wrong)
+
+
+def _median_seconds(ctx: Context, operation: Callable[[], object]) -> float:
     times = []
     for _ in range(_REPEATS):
         synchronize(ctx.device)
         began = time.perf_counter()
-        distributed.all_reduce(values)
+        operation()
         synchronize(ctx.device)
         times.append(time.perf_counter() - began)
-    return Bandwidth(ctx.rank, size, median(times), wrong)
+    return median(times)
+
+
+def in_training(ctx: Context) -> Iterator[TrainingMessage]:
+    """Measure what FSDP does, and what averages gradients on the CPUs of one machine; all ranks call it."""
+    for size in _EXCHANGED:
+        found = [*_exchanged(ctx, size)]
+        yield from found
+        if is_any(ctx, f"stop exchanging after {size}", any(one.seconds > _LONG for one in found)):
+            return
+
+
+def _exchanged(ctx: Context, size: int) -> Iterator[TrainingMessage]:
+    part = torch.zeros(max(1, size // 4 // ctx.world_size), device=ctx.device)
+    complete = part.repeat(ctx.world_size)
+    size = complete.nbytes
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+    ways: dict[str, Callable[[], object]] = {
+        "all_gather": lambda: gather(complete, part),
+        "reduce_scatter": lambda: scatter(part, complete),
+    }
+    if ctx.device.type == "cpu" and ctx.local_world_size == ctx.world_size:
+        parameter = torch.nn.Parameter(complete.clone())
+        if shared := make_shared([parameter], complete.clone(), ctx.control):
+            ways["shared memory"] = lambda: _average(shared, parameter, complete)
+    for name, operation in ways.items():
+        try:
+            operation()
+        except RuntimeError as error:
+            if not is_lacking(error):
+                raise
+        else:
+            yield TrainingMessage(ctx.rank, name, size, _median_seconds(ctx, operation))
+
+
+@torch.no_grad()
+def _average(shared: SharedMessage, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    parameter.grad = gradient
+    shared.send()
+    shared.receive()
 
 
 def links(ctx: Context) -> Iterator[Link]:

@@ -96,10 +96,15 @@ def _tried(ctx: Context, name: str, make: Make, repeats: int) -> Collective:
             times.append(time.perf_counter() - began)
             wrong = wrong or difference(_listed(case.results), case.expected)
     except (RuntimeError, NotImplementedError) as error:
-        if not any(word in str(error).lower() for word in _LACKING):
+        if not is_lacking(error):
             raise
         return Collective(ctx.rank, name, why_not=str(error).splitlines()[0])
     return Collective(ctx.rank, name, wrong, median(times[1:]))
+
+
+def is_lacking(error: Exception) -> bool:
+    """Whether torch says that the backend does not have an operation."""
+    return any(word in str(error).lower() for word in _LACKING)
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:

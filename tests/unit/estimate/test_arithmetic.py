@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.estimate.arithmetic import Needs, from_numbers, rows
-from allranks.estimate.tables import CONTEXT_BYTES, GIB, NETWORKS, Network, smallest_gpu
+from allranks.estimate.tables import CONTEXT_BYTES, GIB, NETWORKS, SHARED_MEMORY, Network, interpolated, smallest_gpu
 
 NEEDS = Needs(
     count=1000,
@@ -17,9 +17,12 @@ NEEDS = Needs(
     activations=6400,
     sent=4000,
     gathered=4000,
-    unit=1200,
+    units=(1200, 1200, 1200),
     root=400,
     checkpoint=12000,
+    messages=(1000, 3000),
+    messages_of_cpus=(4000,),
+    shared=4000,
     buffers=40,
     temporaries=100,
     batch=16,
@@ -118,3 +121,40 @@ def test_a_network_that_is_named_counts_before_a_rate_for_any_place() -> None:
     for networks in ([rate, NETWORKS["NVLink4"]], [NETWORKS["NVLink4"], rate]):
         found = {(row.nodes, row.network) for row in rows(NEEDS, [1, 2], 4, networks)}
         assert found == {(1, "NVLink4"), (2, "12.5GB/s")}
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(1, 0.5), (10, 0.5), (100, 1.0), (1000, 2.0), (31.6227766, 0.5 * 2**0.5), (2000, 4.0)],
+)
+def test_seconds_between_measured_sizes_follow_a_power_law(size: float, expected: float) -> None:
+    """Below the smallest they stay, above the largest they grow with the size."""
+    assert interpolated([(10, 0.5), (100, 1.0), (1000, 2.0)], size) == pytest.approx(expected)
+
+
+def test_time_is_the_sum_of_the_messages_of_a_step() -> None:
+    """Of 2 ranks: DDP sends each message once, FSDP gathers half of its parts twice and of the root once."""
+    curves = {
+        "all_reduce": [(1000, 1.0), (3000, 2.0), (4000, 7.0)],
+        "all_gather": [(200, 10.0), (600, 20.0)],
+        "reduce_scatter": [(200, 100.0), (600, 200.0)],
+        SHARED_MEMORY: [(4000, 5.0)],
+    }
+    on_gpus, on_cpus = (
+        Network("gpus", 1.0, "both", curves, on_cpus=False),
+        Network("cpus", 1.0, "between", curves, True),
+    )
+    fsdp = 10 + 6 * 20 + 100 + 3 * 200
+    without_memory = {name: curve for name, curve in curves.items() if name != SHARED_MEMORY}
+    assert [row.seconds for row in rows(replace(NEEDS, shared=0), [1], 2, [on_gpus])] == [1.0 + 2.0, fsdp]
+    assert [row.seconds for row in rows(NEEDS, [2], 1, [on_cpus])] == [7.0, fsdp]
+    within = replace(on_cpus, place="within")
+    assert [(row.seconds, row.is_shared) for row in rows(NEEDS, [1], 2, [within])] == [(5.0, True), (fsdp, False)]
+    (alone, _) = rows(NEEDS, [1], 2, [replace(within, curves=without_memory)])
+    assert (alone.seconds, alone.is_shared) == (7.0, False)
+
+
+def test_messages_add_up_to_what_is_sent() -> None:
+    rate = Network("1 byte per second", 1.0, "both")
+    for row in rows(replace(NEEDS, accumulation=3), [1, 4], 2, [rate]):
+        assert row.seconds == row.sends

@@ -10,7 +10,7 @@ from allranks import contract
 from allranks.errors import UsageError
 from allranks.estimate.network import measured, named
 from allranks.record.files import write_json
-from allranks.record.selftest import Bandwidth, RankInfo, send
+from allranks.record.selftest import Bandwidth, RankInfo, TrainingMessage, send
 from allranks.runs.record import Record
 
 
@@ -54,18 +54,22 @@ def record_self_test(runs: Path, name: str, hosts: tuple[str, str], capsys: pyte
         send(RankInfo(rank, 2, host, rank, 0, "cpu", None, "2.13", "gloo"))
         send(Bandwidth(rank, 1 << 10, 0.001))
         send(Bandwidth(rank, 1 << 20, 0.01 * (rank + 1)))
+        send(TrainingMessage(rank, "all_gather", 1 << 20, 0.004))
         (node / contract.rank_log(rank, "out")).write_text(capsys.readouterr().out)
 
 
 def test_what_a_self_test_has_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_self_test(tmp_path, "test-1", ("a", "a"), capsys)
     record_self_test(tmp_path, "test-2", ("a", "b"), capsys)
-    by_nodes = {network.serves(1): network for network in measured(tmp_path, 2 << 20)}
-    # Two ranks send as many bytes as they reduce; the slower one counts, with the size that is nearest.
-    assert by_nodes[True].bandwidth == by_nodes[False].bandwidth == (1 << 20) / 0.02
-    assert by_nodes[True].name == "test-1, 2 ranks on 1 node"
+    by_nodes = {network.serves(1): network for network in measured(tmp_path)}
+    # Two ranks send as many bytes as they reduce, and half of what they gather; the slower one counts.
+    curves = {"all_reduce": [(1 << 10, 0.001), (1 << 20, 0.02)], "all_gather": [(1 << 19, 0.004)]}
+    assert by_nodes[True].curves == by_nodes[False].curves == curves
+    assert by_nodes[True].bandwidth == (1 << 20) / 0.02
+    assert by_nodes[True].on_cpus
+    assert by_nodes[True].name == "test-1, 2 ranks on 1 node, gloo"
     assert by_nodes[False].serves(2)
 
 
 def test_without_a_self_test_nothing_is_measured(tmp_path: Path) -> None:
-    assert [*measured(tmp_path, 1)] == []
+    assert [*measured(tmp_path)] == []

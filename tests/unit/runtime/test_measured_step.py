@@ -100,7 +100,7 @@ def test_sizes_of_one_step_are_exact_and_nothing_is_left(run_python, clean_env, 
     assert (found.count, found.parameters, found.gradients, found.sent) == (9610, 38440, 38440, 38440)
     assert found.optimizers == ("Adam",)
     assert found.optimizer_state == 2 * 38440 + 4 * 4  # And the number of steps, of each of four tensors.
-    assert (found.unit, found.root) == (4 * (128 * 10 + 10), 4 * (64 * 128 + 128))
+    assert (found.units, found.root) == ((4 * (128 * 10 + 10),), 4 * (64 * 128 + 128))
     assert found.checkpoint == found.parameters + found.optimizer_state
     assert (found.batch, found.global_batch, found.accumulation, found.strategy) == (32, 128, 1, "auto")
     assert {path.name for path in tmp_path.iterdir()} == {"step.json", "checkpoints"}  # Which is beside the file.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
 #: A gradient of at least so many numbers is sent by itself, as soon as it is ready: half a megabyte in fp32.
-_LARGE = 1 << 17
+LARGE = 1 << 17
 
 
 class Flat(nn.Module):
@@ -79,12 +79,12 @@ class Flat(nn.Module):
 
     def _add_messages(self, parameters: list[nn.Parameter], buffer: Tensor, compress: torch.dtype | None) -> None:
         """Add one message for all small gradients, which lie in front, and one for each large one."""
-        small = [parameter for parameter in parameters if parameter.numel() < _LARGE]
+        small = [parameter for parameter in parameters if parameter.numel() < LARGE]
         end = sum(map(nn.Parameter.numel, small))
         if small:
             self._late.append(Message(small, buffer[:end], compress))
         for parameter in parameters:
-            if parameter.numel() >= _LARGE:
+            if parameter.numel() >= LARGE:
                 self._early.append(Message([parameter], buffer[end : end + parameter.numel()], compress))
                 end += parameter.numel()
 

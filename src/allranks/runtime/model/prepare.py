@@ -95,7 +95,7 @@ def prepare_model(
     if ctx.world_size == 1:
         return module
     if strategy == "auto":
-        strategy = _choose(ctx, module)
+        strategy = choose(module, ctx.device.type, deterministic=ctx.deterministic)
     unused, sent_as = find_unused_parameters, DTYPES[compress] if compress else None
     if strategy == "ddp":
         return Buckets(ctx, module, static_graph=static_graph, find_unused_parameters=unused, sent_as=sent_as)
@@ -159,9 +159,9 @@ def _check_same(ctx: Context, module: nn.Module) -> None:
     )
 
 
-def _choose(ctx: Context, module: nn.Module) -> Literal["ddp", "flat"]:
+def choose(module: nn.Module, device: str, *, deterministic: bool) -> Literal["ddp", "flat"]:
     """Choose flat where it is faster, or where its order of summing, which never changes, is needed."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in trained(module).values())
     sparse = any(getattr(part, "sparse", False) is True for part in module.modules())
-    small = ctx.device.type == "cpu" and size <= FLAT_LIMIT
-    return "flat" if (small or ctx.deterministic) and not sparse else "ddp"
+    small = device == "cpu" and size <= FLAT_LIMIT
+    return "flat" if (small or deterministic) and not sparse else "ddp"
