@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pbs_cluster import StandInPbs
 from slurm_cluster import SlurmCluster
 
 from waiting import PATIENCE
@@ -101,6 +102,27 @@ def test_torchrun_of_an_ssh_loop(ssh: Any) -> None:
     old = results(folder)
     converted(ssh, "start.sh")
     done = ssh("run", "job.yaml")
+    assert done.rc == 0, done.stderr
+    args = ["--lr", "0.01", "a b"]
+    assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
+    assert results(folder) == old
+
+
+def test_torchrun_by_pbsdsh_of_a_pbs_script(standin_lab: Any, standin: StandInPbs) -> None:
+    """It takes more than 10 s: torchrun imports torch on each node."""
+    folder: Path = standin_lab.folder
+    (folder / "train.py").write_text(TRAIN)
+    meet = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=$MASTER_ADDR:29513"
+    run = f"export SCALE=2; cd {folder}; {sys.executable} -m torch.distributed.run {meet} train.py --lr 0.01 'a b'"
+    (folder / "train.pbs").write_text(
+        "#!/bin/bash\n#PBS -l select=2:ncpus=2:ngpus=2\n#PBS -l place=scatter\n#PBS -l walltime=0:05:00\n"
+        f'cd "$PBS_O_WORKDIR"\nMASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")\npbsdsh -- bash -c "{run}"\n'
+    )
+    job = standin.qsub("-j", "oe", "-o", "out", "train.pbs", folder=folder)
+    standin.wait_for_state(job)
+    old = results(folder)
+    converted(standin_lab, "train.pbs")
+    done = standin_lab("run", "job.yaml", "--on", "lab", "--backend", "gloo")
     assert done.rc == 0, done.stderr
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
