@@ -43,7 +43,7 @@ from allranks.runtime.model.flat import Flat
 from allranks.runtime.model.wrappers import Buckets
 
 sys.path.insert(0, os.getcwd())
-operations = []  # What the second step has sent: functions that send as much again.
+operations = []  # What the second step, before memory is profiled, has sent: functions that send as much again.
 steps, sent, models, profiler = 0, 0, [], profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 def local(tensor):
@@ -59,7 +59,7 @@ def count(tensor, factor):
 def average(_, bucket):
     ranks = distributed.get_world_size()
     count(bucket.buffer(), 2 * (ranks - 1) / ranks)
-    if steps == 2:
+    if steps == 1:
         copy = bucket.buffer().clone()
         operations.append(lambda: distributed.all_reduce(copy))
     work = distributed.all_reduce(bucket.buffer().div_(ranks), async_op=True)
@@ -70,7 +70,7 @@ def counted(name, factor):  # What FSDP gives to a collective is its second argu
     def instead(*args, **named):
         given = args[1] if len(args) > 1 else named.get("input_tensor", named.get("input"))
         count(given, factor(distributed.get_world_size()))
-        if steps == 2:
+        if steps == 1:
             tensors = [each.clone() for each in (*args, *named.values()) if torch.is_tensor(each)]
             operations.append(lambda: call(*tensors))
         return call(*args, **named)
@@ -88,14 +88,14 @@ def noted(kind, made):
 def send(self):
     ranks = distributed.get_world_size()
     count(self._sent, 2 * (ranks - 1) / ranks)
-    if steps == 2:
+    if steps == 1:
         copy = self._sent.clone()
         operations.append(lambda: distributed.all_reduce(copy))
     message_send(self)
 
 def share(self):
     count(self._results[0].new_empty(sum(each.numel() for each in self._results)), 1)
-    if steps == 2:
+    if steps == 1:
         operations.append(lambda: (shared_send(self), self.receive()))
     shared_send(self)
 

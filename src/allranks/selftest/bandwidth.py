@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Bytes of the smallest message; each one is four times the one before.
 _SMALLEST, _FACTOR = 1 << 10, 4
 _REPEATS = 4
+#: Messages of up to so many bytes are repeated more often: other load on a node disturbs them more.
+_SMALL, _REPEATS_OF_SMALL = 1 << 20, 16
 #: A message that takes longer is the last one: the next would take four times as long.
 _LONG = 0.5
 #: Bytes of what a training exchanges by other ways than all-reduce.
@@ -51,12 +53,12 @@ def _all_reduced(ctx: Context, size: int) -> Bandwidth:
     least, greatest = float(values.min()), float(values.max())
     wrong = "" if least == greatest == total else f"all numbers must be {total:g}, and are {least:g} to {greatest:g}"
     values.zero_()
-    return Bandwidth(ctx.rank, size, _median_seconds(ctx, lambda: distributed.all_reduce(values)), wrong)
+    return Bandwidth(ctx.rank, size, _median_seconds(ctx, size, lambda: distributed.all_reduce(values)), wrong)
 
 
-def _median_seconds(ctx: Context, operation: Callable[[], object]) -> float:
+def _median_seconds(ctx: Context, size: int, operation: Callable[[], object]) -> float:
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(_REPEATS_OF_SMALL if size <= _SMALL else _REPEATS):
         synchronize(ctx.device)
         began = time.perf_counter()
         operation()
@@ -95,7 +97,7 @@ def _exchanged(ctx: Context, size: int) -> Iterator[TrainingMessage]:
             if not is_lacking(error):
                 raise
         else:
-            yield TrainingMessage(ctx.rank, name, size, _median_seconds(ctx, operation))
+            yield TrainingMessage(ctx.rank, name, size, _median_seconds(ctx, size, operation))
 
 
 @torch.no_grad()
