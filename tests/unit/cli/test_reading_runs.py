@@ -58,6 +58,7 @@ def test_status_as_json(at, failed_run: Path):
         "diagnosis": json.loads((failed_run / "diagnosis.json").read_text())["diagnosis"],
         "command": "train.py",
         "folder": str(failed_run),
+        "position": None,  # It runs no more.
     }
     assert (found["diagnosis"]["cause"], found["diagnosis"]["sure"]) == ("rank 1 exited with code 3", "unknown")
 
@@ -72,7 +73,7 @@ def test_ps(at, failed_run: Path):
     assert row.split()[:5] == [failed_run.name, "FAILED", "3", "2", "local"]
     assert re.search(r"  \d+ (s|min) ago  +\S+ s  +train\.py  rank 1 exited with code 3: oops$", row)
     (found,) = json.loads(at("ps", "--json").stdout)
-    assert found == json.loads(at("status", "--json").stdout)
+    assert {**found, "position": None} == json.loads(at("status", "--json").stdout)
 
 
 def test_ps_does_not_list_a_link_to_the_newest_run_that_is_being_replaced(at, failed_run: Path):
