@@ -19,6 +19,7 @@ from allranks.job.units import format_seconds, format_size, format_span, parse_m
 
 if TYPE_CHECKING:
     from allranks.estimate.arithmetic import Needs, Row
+    from allranks.estimate.pace import Pace
     from allranks.estimate.tables import Network
     from allranks.job.load import LoadedJob
     from allranks.launch.submit import Launch
@@ -45,6 +46,18 @@ _DEFAULT_DISK = 1e9
 )
 @click.option("--disk", metavar="RATE", help="Rate at which checkpoints are written. Default: 1GB/s.")
 @click.option(
+    "--compute",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long a rank computes in a step, with the batch of the first row.",
+)
+@click.option(
+    "--price",
+    metavar="PRICE",
+    type=click.FloatRange(min=0),
+    help="Price of a rank's hour, for the cost of 1,000 steps.",
+)
+@click.option(
     "--timeout",
     metavar="SECONDS",
     type=Seconds(1),
@@ -63,6 +76,8 @@ def command(
     activations: str | None,
     network: tuple[str, ...],
     disk: str | None,
+    compute: float | None,
+    price: float | None,
     timeout: float,
     as_json: bool,
     **values: Any,
@@ -76,12 +91,17 @@ def command(
     \b
     allranks estimate job.yaml --nodes 1,2,4,8 --network 100GbE
     allranks estimate --parameters 1.3B --dtype bf16 --activations 8GB --nproc-per-node 8
+    allranks estimate job.yaml --nodes 1,2,4,8 --network 100GbE --compute 0.35 --price 2.50
 
     With --nodes N,N,... there is a row for each number of nodes; default: up to eight times the job's.
     """
     from allranks.estimate import arithmetic
     from allranks.estimate.network import measured, named
+    from allranks.estimate.pace import Pace, paces
 
+    if price is not None and compute is None:
+        fix = "--compute SECONDS: how long a rank computes in a step, as one GPU shows"
+        raise UsageError("--price needs --compute", why="a step costs what it takes", fix=fix)
     held = _parsed("--activations", activations, parse_memory)
     speed = _parsed("--disk", disk, parse_rate) or _DEFAULT_DISK
     count = _parsed("--parameters", parameters, parse_number)
@@ -102,20 +122,30 @@ def command(
         needs = arithmetic.from_numbers(count, dtype, optimizer, held)
     networks = networks or [*measured(launch_of(loaded).runs_folder)]
     rows = arithmetic.rows(needs, nodes, per_node, networks)
+    pace = paces(needs, rows, compute, price) if compute else [Pace()] * len(rows)
     if step is not None:
         _keep(launch_of(loaded), rows, "fsdp" if step.strategy == "fsdp" else "ddp")
     unknown = [*_unknown(needs, rows, step)]
+    if not compute:
+        unknown.append("time of the computation, and so of a step, and its cost: --compute SECONDS, --price PRICE")
     if as_json:
-        found = {"step": step and asdict(step), "needs": asdict(needs), "ranks_per_node": per_node}
-        render.as_json({**found, "disk": speed, "rows": [asdict(row) for row in rows], "unknown": unknown})
+        found: dict[str, object] = {"step": step and asdict(step), "needs": asdict(needs), "ranks_per_node": per_node}
+        render.as_json(
+            {
+                **found,
+                "disk": speed,
+                "rows": [asdict(row) | asdict(own) for row, own in zip(rows, pace, strict=True)],
+                "unknown": unknown,
+            }
+        )
         return 0
     title = (
         f"{loaded.job.script or loaded.job.module}: one step of one rank on this CPU, {step.precision}"
         if step
         else (f"{parameters} parameters in {dtype}, {optimizer}")
     )
-    render.data(f"estimate for {title}\n\n{_parts(needs, step, speed, disk is None)}\n\n{_table(rows)}\n")
-    for note in (f"ranks per node: {per_node} ({why})", *_notes(rows, networks)):
+    render.data(f"estimate for {title}\n\n{_parts(needs, step, speed, disk is None)}\n\n{_table(rows, pace)}\n")
+    for note in (f"ranks per node: {per_node} ({why})", *_notes(rows, networks), *_notes_on(pace)):
         render.data(f"note: {note}")
     for line in unknown:
         render.data(f"unknown: {line}")
@@ -213,9 +243,29 @@ def _parts(needs: Needs, step: MeasuredStep | None, speed: float, is_assumed: bo
     return render.table(("PART", "SIZE", "WHAT"), shown)
 
 
-def _table(rows: Sequence[Row]) -> str:
-    header = ("NODES", "RANKS", "STRATEGY", "MEMORY", "GPU", "SENDS", "TIME", "BATCH")
-    return render.table(header, ([*_cells(row)] for row in rows))
+def _table(rows: Sequence[Row], pace: Sequence[Pace]) -> str:
+    header = ["NODES", "RANKS", "STRATEGY", "MEMORY", "GPU", "SENDS", "TIME", "BATCH"]
+    if any(each.step_seconds for each in pace):
+        header += ["STEP", "SPEED"]
+    if any(each.cost is not None for each in pace):
+        header += ["COST"]
+    cells = ([*_cells(row), *_paced(own)][: len(header)] for row, own in zip(rows, pace, strict=True))
+    return render.table(header, cells)
+
+
+def _paced(pace: Pace) -> Iterator[str]:
+    yield "unknown" if pace.step_seconds is None else format_span(pace.step_seconds)
+    yield "unknown" if pace.speedup is None else f"{pace.speedup:.2f} x"
+    yield "unknown" if pace.cost is None else f"{pace.cost:.2f}"
+
+
+def _notes_on(pace: Sequence[Pace]) -> Iterator[str]:
+    """Yield what steps and costs assume."""
+    if any(each.step_seconds for each in pace):
+        yield "STEP is --compute in proportion to a rank's samples, and then TIME; where they overlap, it is shorter"
+        yield "SPEED: samples per second, compared with the first row"
+    if any(each.cost is not None for each in pace):
+        yield "COST: of as many samples as 1,000 steps of the first row have"
 
 
 def _cells(row: Row) -> Iterator[str]:
@@ -241,7 +291,9 @@ def _notes(rows: Sequence[Row], networks: Sequence[Network]) -> Iterator[str]:
     if shared := [str(row.ranks) for row in rows if row.is_shared]:
         yield f"TIME of ddp on {shared[0]} ranks: gradients go through this machine's memory, not over the network"
     if any(row.seconds for row in rows):
-        yield "TIME is of that rate alone: real networks may be slower, and the backward pass hides a part of it"
+        is_measured = all(network.curves for network in networks if network.name in used)
+        why = "" if is_measured else "TIME is of that rate alone: real networks may be slower, and "
+        yield f"{why}the backward pass hides a part of {'TIME' if is_measured else 'it'}"
     if uneven := sorted({row.ranks for row in rows if not row.divides}):
         yield f"the batch does not divide by {', '.join(map(str, uneven))} ranks: such a job is refused"
 
@@ -260,4 +312,3 @@ def _unknown(needs: Needs, rows: Sequence[Row], step: MeasuredStep | None) -> It
             yield "what FSDP gathers at a time, which adds to its memory"
     elif step.batch is None:
         yield "batch: the script has a loader of its own, not ctx.loader(); activations are those of its first step"
-    yield "time of the computation, and so cost: allranks compare shows them for runs on other numbers of nodes"

@@ -118,6 +118,8 @@ def _number(kind: click.ParamType[Any]) -> str:
     """Return which numbers an option takes, as ``a whole number from 1 to 8``."""
     name = "a whole number" if kind.name.startswith("integer") else "a number"
     least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if getattr(kind, "min_open", False):
+        return f"{name} above {least:g}"
     if least is None:
         return name if most is None else f"{name}, at most {most:g}"
     return f"{name}, at least {least:g}" if most is None else f"{name} from {least:g} to {most:g}"

@@ -94,6 +94,23 @@ def test_numbers_need_no_script(allranks) -> None:
     assert not any(line.startswith("unknown: activations, and so memory") for line in lines)
 
 
+def test_steps_have_a_time_and_a_cost(allranks) -> None:
+    """A ring of 2 and 4 ranks sends 1 and 1.5 times the gradients of 4 GB: at 4 GB/s in 1 and 1.5 s."""
+    given = ("--parameters", "1B", "--network", "4GB/s", "--nodes", "1,2,4", "--compute", "1", "--price", "3.6")
+    done = allranks("estimate", *given)
+    assert (done.rc, done.stderr) == (0, "")
+    table = [words[-3:] for line in done.stdout.splitlines() if (words := line.split())[2:3] in (["ddp"], ["-"])]
+    assert table == [["1.00", "x", "1.00"], ["1.00", "x", "2.00"], ["1.60", "x", "2.50"]]
+    found = json.loads(allranks("estimate", *given, "--json").out)
+    rows = [row for row in found["rows"] if row["strategy"] == "ddp"]
+    assert [row["step_seconds"] for row in rows] == pytest.approx([1.0, 2.0, 2.5])
+    assert [row["speedup"] for row in rows] == pytest.approx([1.0, 1.0, 1.6])
+    assert [row["cost"] for row in rows] == pytest.approx([1.0, 2.0, 2.5])
+    assert not [line for line in found["unknown"] if "computation" in line]
+    alone = allranks("estimate", "--parameters", "1B", "--price", "3.6")
+    assert (alone.rc, alone.message["error"]) == (2, "--price needs --compute")
+
+
 @pytest.mark.parametrize(("nodes", "counts"), [("2:4", [2, 4]), ("3", [3])])
 def test_rows_are_those_of_the_nodes(allranks, nodes: str, counts: list[int]) -> None:
     done = allranks("estimate", "--parameters", "1M", "--nodes", nodes, "--json")
