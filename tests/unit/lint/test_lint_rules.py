@@ -92,7 +92,7 @@ def test_a_time_that_sbatch_takes_is_not_found(value: str) -> None:
     ("directive", "starter", "variable"),
     [
         ("#SBATCH --nodes=2", "srun", "SLURM_NODEID"),
-        ("#PBS -l select=2:ngpus=4", "pbsdsh -u --", "PBS_NODENUM"),
+        ("#PBS -l nodes=2:ppn=4", "pbsdsh -u --", "PBS_NODENUM"),
         ("#PBS -l select=2:ngpus=4", "mpirun -npernode 1", "OMPI_COMM_WORLD_RANK"),
         ("#PBS -l select=2:ngpus=4", "mpiexec.hydra -ppn 1", "PMI_RANK"),
         ("#PBS -l select=2:ngpus=4", "", "PBS_NODENUM"),

@@ -141,6 +141,19 @@ def _bare_pbsdsh(view: View) -> Iterator[Found]:
 
 
 @fatal(
+    "AR429 pbsdsh-option-of-torque",
+    "pbsdsh of OpenPBS and PBS Pro has no {option}, which is Torque's: it shows its usage, and starts nothing",
+    fix="leave it out, and request mpiprocs=1 for one line of the node file on each node; -n INDEX names one",
+    source="src/cmds/pbsdsh.c of OpenPBS",
+)
+def _option_of_torque(view: View) -> Iterator[Found]:
+    for command, call in view.calls("pbsdsh") if _resource_lists(view, "select") else ():
+        for option in ("-u", "-h", "-e", "-E"):
+            if call.get(option):
+                yield Found(command.at, {"option": option})
+
+
+@fatal(
     "AR421 walltime-in-seconds",
     "{value} is {value} seconds: the job ends before it begins to train",
     fix="HH:MM:SS",

@@ -325,7 +325,7 @@ def _accelerate_total(view: View) -> Iterator[Found]:
 @fatal(
     "AR118 pbsdsh-for-each-line",
     "pbsdsh starts the launcher once for each of the {lines} lines that a node has in the node file",
-    fix="pbsdsh -u starts it once on each node; or request mpiprocs=1 (ppn=1)",
+    fix="request mpiprocs=1 (ppn=1); Torque's pbsdsh -u, which OpenPBS lacks, starts it once on each node",
     source="pbsdsh(1) of OpenPBS and Torque",
 )
 def _per_line(view: View) -> Iterator[Found]:
