@@ -175,7 +175,14 @@ def load(ctx: click.Context, values: dict[str, Any], *, needs_target: bool = Tru
         raise pasted.error_of(words, ctx.command_path, ctx.meta[TYPED])
     if _SCRIPT_ARGS in ctx.meta:
         flags["args"] = ctx.meta[_SCRIPT_ARGS]
-    loaded = load_job(target, flags=flags, environ=os.environ, cwd=Path.cwd(), needs_target=needs_target)
+    loaded = load_job(
+        target,
+        flags=flags,
+        environ=os.environ,
+        cwd=Path.cwd(),
+        needs_target=needs_target,
+        typed=ctx.meta.get(TYPED, ()),
+    )
     notes = (*_joined_variables(flags), *_joined_words(loaded), *_paths_elsewhere(script_args(ctx), loaded))
     for note in notes:
         render.talk(f"allranks: note: {note}")

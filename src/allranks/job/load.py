@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,18 +71,23 @@ def load_job(
     environ: Mapping[str, str],
     cwd: Path,
     needs_target: bool = True,
+    typed: Collection[str] = (),
 ) -> LoadedJob:
     """Return the job that the user asks for.
 
     The first of these that gives a value counts: flag, variable, job file, cluster file, default. ``target`` is the job
     file, None where flags give script, module or binary; flags are given by path, with None for those that are not.
+    ``typed`` are the words of the command line, for messages to name a flag as it was written.
 
     Raises:
         JobError: with everything that is wrong, each with its place. It shows no secret.
     """
     problems: list[Problem] = []
     cwd = Path(os.path.abspath(cwd))  # noqa: PTH100 - resolve() would replace links that the user sees
-    layers = [sources.flag_layer(flags, environ, cwd, problems), sources.environment_layer(environ, cwd, problems)]
+    layers = [
+        sources.flag_layer(flags, environ, cwd, problems, typed),
+        sources.environment_layer(environ, cwd, problems),
+    ]
     folder = cwd
     if target is not None:
         path = cwd / target

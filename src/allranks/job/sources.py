@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -66,14 +66,23 @@ class GivenValue:
 Layer: TypeAlias = dict[str, GivenValue]
 
 
-def flag_layer(flags: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, problems: list[Problem]) -> Layer:
-    """Return the settings of flags by path; a flag that is None was not given."""
-    options = {option.path: option for option in OPTIONS}
+def flag_layer(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    cwd: Path,
+    problems: list[Problem],
+    typed: Collection[str] = (),
+) -> Layer:
+    """Return the settings of flags by path; a flag that is None was not given. ``typed`` are the words as typed."""
+    options, names = {option.path: option for option in OPTIONS}, {word.partition("=")[0] for word in typed}
     found: Layer = {}
     for path, value in flags.items():
         if value is None or value == ():
             continue
-        spelling = TARGET_FLAGS.get(path) or (value is False and options[path].off_flag) or options[path].flags[0]
+        spelling = TARGET_FLAGS.get(path) or (options[path].off_flag if value is False else "")
+        if not spelling:  # Of --nodes and --nnodes, say, the one that was typed.
+            flags_of = options[path].flags
+            spelling = next((flag for flag in flags_of if flag in names), flags_of[0])
         source = ValueSource("flag", spelling)
         if path == VARIABLES:
             found |= _variables(value, environ, source, problems)
