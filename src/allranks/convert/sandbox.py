@@ -46,6 +46,8 @@ TOOLS, RECORDS = "/.allranks", "/.allranks-records"
 _SECONDS, _CPU_SECONDS = 30, 10
 #: Most processes of a script at a time, bytes of a file, of all that is written, and of memory.
 _PROCESSES, _FILE, _ALL, _MEMORY = 300, 32 << 20, 128 << 20, 1 << 30
+#: With more processes than _PROCESSES the sandbox ends; more than these cannot start.
+_MOST_PROCESSES = 1000
 #: Flags of mount(2), as in <linux/mount.h>.
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _MOVE = 1, 2, 4, 8, 32, 4096, 8192
 _PRIVATE, _REC = 1 << 18, 16384
@@ -281,10 +283,23 @@ def _limit() -> None:
         resource.RLIMIT_AS: _MEMORY,
         resource.RLIMIT_CORE: 0,
     }
+    if _kernel() >= (5, 14):  # Before, this counts all processes of the user. It does not bind root.
+        limits[resource.RLIMIT_NPROC] = _MOST_PROCESSES
     for number, most in limits.items():
         resource.setrlimit(number, (most, most))
     os.nice(5)
     os.setsid()
+
+
+def _limit_processes() -> None:
+    """Limit how many processes there can be: on a busy machine, too many start before they are counted."""
+    if _kernel() >= (6, 14):  # Before, this is a number of the whole machine.
+        with suppress(OSError):
+            Path("/proc/sys/kernel/pid_max").write_text(str(_MOST_PROCESSES))
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def _wait() -> bool:
@@ -303,6 +318,7 @@ def _wait() -> bool:
 def main(place: Path) -> None:
     """Build the sandbox in ``place``, run what stdin describes, and print what was recorded."""
     wanted = json.load(sys.stdin)
+    _limit_processes()
     _mount("none", Path("/"), None, _PRIVATE | _REC)
     points = _points()
     _mount("tmpfs", place, "tmpfs", _NOSUID | _NODEV, f"size={_ALL},nr_inodes=50000,mode=755")

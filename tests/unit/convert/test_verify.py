@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.cli import convert
-from allranks.convert import write
+from allranks.convert import sandbox, write
 from allranks.errors import LaunchError, UsageError
 
 HERE = Path(__file__).parent
@@ -296,6 +296,19 @@ def test_a_hostile_script_harms_nothing(folder: Path, capfd: pytest.CaptureFixtu
     assert {path: (path.stat().st_mode, path.is_file() and path.read_bytes()) for path in home.rglob("*")} == before
     assert Path("/etc/passwd").stat().st_size > 0
     assert list((home.parent / "temporary").iterdir()) == []
+
+
+def test_processes_are_limited_before_they_are_counted() -> None:
+    """On a busy machine a fork bomb has thousands of them before anything else gets the CPU."""
+    if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) < (6, 14):
+        pytest.skip("needs Linux 6.14, whose PID namespaces have a limit of their own")
+    most = Path("/proc/sys/kernel/pid_max")
+    before = most.read_text()
+    places = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+    said = sandbox.run(
+        ["bash", "-c", f"cat {most} >&2"], cwd="/tmp", environ=places, files={}, stubs=[], commands=[], facts={}
+    )
+    assert (said["stderr"], most.read_text()) == ("1000\n", before)
 
 
 def test_a_script_reaches_no_network(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
