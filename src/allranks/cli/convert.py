@@ -88,7 +88,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
         render.talk(f"allranks: convert: {render.one_line(draft.path)}")
         for line in report(draft):
             render.talk(line)
-        is_done = is_done and not draft.incomplete
+        is_done, each = is_done and not draft.incomplete, draft
         try:
             _planned(found[name], draft, folder, kinds, [])
             for each, flags in [(draft, list[str]()), *others] if verify else ():
@@ -104,7 +104,7 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
             ) from error
         except AllranksError as error:
             is_done = False
-            results.append({"file": draft.path, "job_file": name, "error": error.in_a_line})
+            results.append({"file": each.path, "job_file": name, "error": error.in_a_line})
             render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         said = {note.what for note in draft.notes}
         for other, flags in others:

@@ -55,7 +55,7 @@ _DEFAULT_DISK = 1e9
     "--price",
     metavar="PRICE",
     type=click.FloatRange(min=0),
-    help="Price of a rank's hour, for the cost of 1,000 steps.",
+    help="Price of a rank for an hour: for the cost; needs --compute.",
 )
 @click.option(
     "--timeout",

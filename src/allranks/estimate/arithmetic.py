@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.estimate import traffic
 from allranks.estimate.tables import DTYPES, OPTIMIZERS, Network, smallest_gpu
-from allranks.record.estimate import BUCKET, FIRST_BUCKET, MeasuredStep
+from allranks.record.estimate import MeasuredStep
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
@@ -175,9 +175,6 @@ def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None
     """Return what a model of ``count`` parameters needs that all train; the gradients have the parameters' type."""
     size, (states, bytes_each) = DTYPES[dtype], OPTIMIZERS[optimizer]
     parameters, state = count * size, count * states * (bytes_each or size)
-    first = min(parameters, FIRST_BUCKET)
-    full, last = divmod(parameters - first, BUCKET)
-    buckets = (first, *[BUCKET] * full, *([last] if last else []))
     return Needs(
         count=count,
         parameters=parameters,
@@ -189,8 +186,9 @@ def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None
         units=(),
         root=0,
         checkpoint=parameters + state,
-        messages=buckets,
-        messages_of_cpus=buckets,
+        # As one: with buckets of 25 MiB the rate decides, and a large model has millions of them.
+        messages=(parameters,),
+        messages_of_cpus=(parameters,),
     )
 
 

@@ -158,3 +158,7 @@ def test_messages_add_up_to_what_is_sent() -> None:
     rate = Network("1 byte per second", 1.0, "both")
     for row in rows(replace(NEEDS, accumulation=3), [1, 4], 2, [rate]):
         assert row.seconds == row.sends
+
+
+def test_the_largest_model_takes_no_more_memory_here_than_a_small_one() -> None:
+    assert from_numbers(10**14, "fp32", "adamw", None).messages == (4 * 10**14,)
