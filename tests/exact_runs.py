@@ -1,4 +1,4 @@
-"""The training of ``tests/scripts/exact_training.py``: how it is started, and what it prints."""
+"""The training of ``tests/scripts/exact_light.py``: how it is started, and what it prints."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).parent / "scripts" / "exact_training.py"
-#: The same with another optimizer, whose ranks start in half the time.
-LIGHT = SCRIPT.with_name("exact_light.py")
+SCRIPT = Path(__file__).parent / "scripts" / "exact_light.py"
+#: The same with torch's own optimizer. So it is run where torch imports ``torch._dynamo`` in any case: then an agent
+#: that finds an optimizer in the script imports it once for all ranks.
+WHOLE = SCRIPT.with_name("exact_training.py")
 WEIGHTS = re.compile(r"step (\d+) weights ([0-9a-f]{64})")
 SAMPLES = re.compile(r"^\[(\d+)\] epoch (\d+) step (\d+)\.(\d+) samples \[(.*)\]$", re.MULTILINE)
 
-_undisturbed: dict[tuple[Path, int, tuple[str, ...]], str] = {}
+_undisturbed: dict[tuple[int, tuple[str, ...]], str] = {}
 
 
-def command(
-    folder: str | Path, *options: str, ranks: int = 2, flags: tuple[str, ...] = (), script: Path = SCRIPT
-) -> tuple[Any, ...]:
+def command(folder: str | Path, *options: str, ranks: int = 2, flags: tuple[str, ...] = ()) -> tuple[Any, ...]:
     # Sums are rounded as their parts are shared by threads.
     flags = ("--nproc-per-node", str(ranks), "--backend", "gloo", "--env", "OMP_NUM_THREADS=1", *flags)
-    return ("run", script, *flags, "--", "--folder", str(folder), *options)
+    return ("run", script_for(options), *flags, "--", "--folder", str(folder), *options)
+
+
+def script_for(options: tuple[str, ...]) -> Path:
+    """Return the training that takes less to start with these options."""
+    return WHOLE if {"ddp", "fsdp"} & {*options} else SCRIPT
 
 
 def weights(done: Any) -> tuple[int, str]:
@@ -37,20 +41,20 @@ def weights_in(text: str) -> tuple[int, str]:
     return int(step), digest
 
 
-def undisturbed(allranks: Any, *options: str, script: Path = SCRIPT) -> tuple[int, str]:
+def undisturbed(allranks: Any, *options: str) -> tuple[int, str]:
     """Return what a training on two ranks ends with that nothing happens to; trained once for all tests."""
-    return weights_in(undisturbed_output(allranks, *options, script=script))
+    return weights_in(undisturbed_output(allranks, *options))
 
 
-def undisturbed_output(allranks: Any, *options: str, ranks: int = 2, script: Path = SCRIPT) -> str:
+def undisturbed_output(allranks: Any, *options: str, ranks: int = 2) -> str:
     """Return what a training prints that nothing happens to, with the rank of each line.
 
     It trains once for all tests, and without the command: ranks are forked that have imported all that they need.
     """
-    key = (script, ranks, options)
+    key = (ranks, options)
     if key not in _undisturbed:
         words = ("--folder", f"undisturbed-{len(_undisturbed)}", *options)
-        done = allranks.ranks.run_ranks(script, words, allranks.folder, ranks)
+        done = allranks.ranks.run_ranks(script_for(options), words, allranks.folder, ranks)
         assert [code for code, _, _ in done] == [0] * ranks, done
         lines = ((rank, line) for rank, (_, out, _) in enumerate(done) for line in out.decode().splitlines())
         _undisturbed[key] = "".join(f"[{rank}] {line}\n" for rank, line in lines)

@@ -19,7 +19,7 @@ from ranks_told import PLACES, UP, ranks_saying, who
 from ssh_nodes import SshNodes
 from ssh_runs import wait_for_ranks
 
-from exact_runs import SCRIPT, undisturbed, weights_in
+from exact_runs import WHOLE, undisturbed, weights_in
 from waiting import PATIENCE
 
 COPIED = ("--sync", "rsync", "--python", sys.executable)
@@ -73,7 +73,7 @@ def test_a_training_is_cancelled_and_goes_on_exactly(apart: Any, network: Networ
     """
     folder = apart.folder / "it's $HOME"
     folder.mkdir()
-    shutil.copy(SCRIPT, folder / "train.py")
+    shutil.copy(WHOLE, folder / "train.py")
     flags = ("--nodes", "gpu[01-02]", "--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1", *COPIED)
     script = ("--folder", "checkpoints", "--slow-until", "go", *OPTIONS)
     process = apart.popen("run", "train.py", *flags, "--", *script, cwd=folder)

@@ -11,7 +11,7 @@ from cluster_tools import ClusterError
 
 import exact_runs
 from allranks import contract
-from exact_runs import LIGHT as SCRIPT
+from exact_runs import SCRIPT
 from waiting import PATIENCE
 
 #: 240 steps.
@@ -20,7 +20,7 @@ OPTIONS = ("--epochs", "30", "--size", "96", "--every", "3", "--quiet")
 
 def undisturbed(lab: Any, *options: str) -> tuple[int, str]:
     """Return what such a training on two ranks ends with that nothing happens to."""
-    return exact_runs.undisturbed(lab, *options, script=SCRIPT)
+    return exact_runs.undisturbed(lab, *options)
 
 
 @dataclass

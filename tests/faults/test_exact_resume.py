@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torment import Torment
 
-from exact_runs import LIGHT, command, samples, undisturbed, undisturbed_output, weights, weights_in
+from exact_runs import command, samples, undisturbed, undisturbed_output, weights, weights_in
 from waiting import PATIENCE, wait_for
 
 LOSS = re.compile(r"epoch (\d+) loss (\d+\.\d{9})")
@@ -67,7 +67,7 @@ def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
 ) -> None:
     """It takes more than 10 s: a training, its continuation, and once for all the undisturbed one."""
     options = ("--epochs", "60", "--every", "1h", "--accumulate", "2")
-    process = allranks.popen(*command("parts", *options, flags=("--max-restarts", "3"), script=LIGHT))
+    process = allranks.popen(*command("parts", *options, flags=("--max-restarts", "3")))
     watch.line(1, "epoch 2 ")
     os.kill(watch.event("ranks-started")["ranks"][1]["pid"], number)
     first, err = process.communicate(timeout=PATIENCE)
@@ -78,8 +78,8 @@ def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
     status = watch.status()
     assert (status["state"], status["exit_code"], status["restarts"]) == ("PREEMPTED", 75, 0)
     assert f"got {number.name} (rank 1); saved parts/step-" in (watch.node / "rank-0.err").read_text()
-    second = allranks(*command("parts", *options, script=LIGHT))
-    whole = undisturbed_output(allranks, *options, script=LIGHT)
+    second = allranks(*command("parts", *options))
+    whole = undisturbed_output(allranks, *options)
     assert weights(second) == weights_in(whole)
     parts, expected = samples(first.decode()), samples(whole)
     assert parts
@@ -90,7 +90,7 @@ def test_a_rank_that_is_asked_to_stop_makes_all_save_and_leave(
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_warning_to_the_agent_reaches_the_ranks(allranks: Any, watch: Any, number: signal.Signals) -> None:
     """It takes more than 10 s on a slow machine: a training imports torch, trains and saves."""
-    process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h", script=LIGHT))
+    process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h"))
     watch.line(0, "epoch 2 ")
     os.kill(watch.agent(), number)
     _, err = process.communicate(timeout=PATIENCE)
@@ -104,7 +104,7 @@ def test_cancelling_saves_and_resume_says_from_where(allranks: Any, watch: Any, 
 
     It takes more than 10 s on a slow machine: a training and its continuation.
     """
-    process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h", script=LIGHT))
+    process = allranks.popen(*command("parts", "--epochs", "2000", "--every", "1h"))
     watch.line(0, "epoch 2 ")
     if name == "cancel":
         assert allranks("cancel").rc == 0
