@@ -33,6 +33,8 @@ from warm_python import WarmPopen, WarmPython
 for _number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+#: Until tests run: a worker imports torch and reads all tests, and would look for garbage in them again and again.
+gc.disable()
 settings.register_profile("busy", deadline=None)  # A timing is never a test.
 settings.load_profile("busy")
 #: Rank 1 fails when rank 0 has said its line.
@@ -337,10 +339,12 @@ def assert_nothing_left() -> Callable[..., None]:
     return check
 
 
-def pytest_collection_finish() -> None:
-    """Keep the tests themselves from the garbage collector, which would go over all of them again and again."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Keep the tests themselves from the garbage collector, which works from now on."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -47,18 +47,26 @@ def undisturbed(allranks: Any, *options: str) -> tuple[int, str]:
 
 
 def undisturbed_output(allranks: Any, *options: str, ranks: int = 2) -> str:
-    """Return what a training prints that nothing happens to, with the rank of each line.
-
-    It trains once for all tests, and without the command: ranks are forked that have imported all that they need.
-    """
+    """Return what a training prints that nothing happens to, with the rank of each line; trained once for all tests."""
     key = (ranks, options)
     if key not in _undisturbed:
-        words = ("--folder", f"undisturbed-{len(_undisturbed)}", *options)
-        done = allranks.ranks.run_ranks(script_for(options), words, allranks.folder, ranks)
-        assert [code for code, _, _ in done] == [0] * ranks, done
-        lines = ((rank, line) for rank, (_, out, _) in enumerate(done) for line in out.decode().splitlines())
-        _undisturbed[key] = "".join(f"[{rank}] {line}\n" for rank, line in lines)
+        _undisturbed[key] = trained(allranks, f"undisturbed-{len(_undisturbed)}", *options, ranks=ranks)[0]
     return _undisturbed[key]
+
+
+def trained(allranks: Any, folder: str | Path, *options: str, ranks: int = 2) -> tuple[str, str]:
+    """Train to the end without the command; return both streams of all ranks, with the rank of each line.
+
+    It takes less than the command does: ranks are forked that have imported all that they need.
+    """
+    words = ("--folder", str(folder), *options)
+    done = allranks.ranks.run_ranks(script_for(options), words, allranks.folder, ranks)
+    assert [code for code, _, _ in done] == [0] * ranks, done
+    out, err = (
+        "".join(f"[{rank}] {line}\n" for rank, each in enumerate(done) for line in each[stream].decode().splitlines())
+        for stream in (1, 2)
+    )
+    return out, err
 
 
 def samples(text: str) -> dict[tuple[int, int, int], list[int]]:

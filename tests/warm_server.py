@@ -103,10 +103,12 @@ def reap(reports):
 def main():
     """Import what is named, then serve; a forked process runs what it was requested."""
     channel = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # It would go over all that is imported, again and again.
     for name in sys.argv[2:]:
         import_module(name)
     gc.collect()
     gc.freeze()
+    gc.enable()
     request = serve(channel)
     _renew_interpreter(io.FileIO(0, closefd=False))
     run_as_main(request["kind"], request["target"], request["args"])

@@ -23,7 +23,7 @@ from ssh_runs import left_on, wait_for_ranks
 
 from allranks import contract
 from allranks.system.processes import marked
-from exact_runs import SCRIPT, command, undisturbed, weights, weights_in
+from exact_runs import SCRIPT, trained, undisturbed, weights, weights_in
 from waiting import PATIENCE
 
 OPTIONS = ("--epochs", "2", "--quiet")
@@ -56,7 +56,7 @@ def last_lines(text: str, count: int, run: Path) -> list[str]:
 def test_the_weights_are_those_of_one_machine(ssh: Any) -> None:
     """It takes more than 10 s: trainings on several machines and on one."""
     done = ssh("run", SCRIPT, "--nodes", "gpu[01-03]", *EXACT, "--", *OPTIONS)
-    assert weights(done) == weights(ssh(*command("of-one-machine", *OPTIONS, ranks=3)))
+    assert weights(done) == weights_in(trained(ssh, "of-one-machine", *OPTIONS, ranks=3)[0])
 
 
 def test_a_cable_that_is_cut_for_five_seconds_changes_nothing(ssh: Any, mended: Network) -> None:

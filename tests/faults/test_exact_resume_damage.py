@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from allranks.record.checkpoints import entries, problems, unfinished
-from exact_runs import command, undisturbed, weights
+from exact_runs import command, trained, undisturbed, weights, weights_in
 
 #: Each rank writes a part of a sharded model.
 SHARDED = ("--epochs", "6", "--every", "3", "--quiet", "--strategy", "fsdp")
@@ -56,16 +56,19 @@ def broken_off(allranks: Any, kept: Path) -> Callable[[str], Path]:
 def test_damaged_checkpoints_cost_nothing_but_steps(
     allranks: Any, broken_off: Callable[[str], Path], name: str, how: str
 ) -> None:
-    """The first of each kind takes more than 10 s: it trains what the others copy."""
+    """The first of each kind takes more than 10 s: it trains what the others copy.
+
+    They are continued without the command: that is the same for a whole checkpoint (``test_exact_resume.py``).
+    """
     folder = broken_off(how)
     newest, second, whole = (entry.path for entry in entries(folder))
     for path, damage in zip((newest, second), (truncate, flip) if how == "killed" else (flip, truncate), strict=True):
         damage(path / name)
-    done = allranks(*command("hurt", *SHARDED))
-    assert weights(done) == undisturbed(allranks, *SHARDED)
-    skipped = re.findall(r"hurt/(.*) is corrupt and is skipped: (.*?): ", done.stderr)
+    out, err = trained(allranks, "hurt", *SHARDED)
+    assert weights_in(out) == undisturbed(allranks, *SHARDED)
+    skipped = re.findall(r"hurt/(.*) is corrupt and is skipped: (.*?): ", err)
     assert skipped == [(newest.name, name), (second.name, name)]
-    assert f"continuing from hurt/{whole.name} (" in done.stderr
+    assert f"continuing from hurt/{whole.name} (" in err
     # On a slow disk the save of one step may take until the end: then that of the newest is still the damaged one.
     intact = [entry.path.name for entry in entries(folder) if not list(problems(entry.path))]
     assert intact[0] > whole.name
@@ -90,8 +93,8 @@ def test_a_full_disk_costs_saves_and_no_steps(allranks: Any, small_disk: Path, s
     assert not unfinished(folder)
     assert (folder / "latest").resolve() == old.path
     filler.unlink()
-    again = allranks(*command(folder, *options))
-    assert weights(again) == whole
-    assert f"continuing from {old.path} (" in again.stderr
-    assert "could not be saved" not in again.stderr
+    out, err = trained(allranks, folder, *options)
+    assert weights_in(out) == whole
+    assert f"continuing from {old.path} (" in err
+    assert "could not be saved" not in err
     assert entries(folder)[0].step > old.step

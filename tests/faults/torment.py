@@ -113,6 +113,5 @@ class Torment:
         """Return the process ids of the newest generation of the newest run."""
         path = self._run() / "attempts" / "000" / "node-000" / "agent.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
-        started = [event["ranks"] for event in events if event["kind"] == "ranks-started"]
-        return [rank["pid"] for rank in started[-1]] if started else []
+        started = [line for line in lines if '"ranks-started"' in line and line.endswith("\n")]
+        return [rank["pid"] for rank in json.loads(started[-1])["ranks"]] if started else []

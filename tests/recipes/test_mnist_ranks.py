@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mnist_files import write_mnist
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
 EPOCH = re.compile(r"^\[0\] Epoch (\d+) - Avg Loss: (\d+\.\d{4}), Accuracy: (\d+\.\d{2})%$", re.MULTILINE)
 
@@ -58,11 +60,14 @@ def run_recipe(allranks, text, *args):
     return [(node / f"rank-{rank}.out").read_text().splitlines() for rank in (0, 1)]
 
 
-def test_only_rank_0_touches_the_checkpoints(allranks):
-    """It takes more than 10 s: the agent imports torch, and each rank what its optimizer needs."""
-    folder = allranks.folder / "checkpoints"
-    own = ["--epochs", "2", "--checkpoint-dir", folder]
-    first, second = run_recipe(allranks, WRITERS, RECIPE / "train.py", folder, *own)
+def test_only_rank_0_touches_the_checkpoints(warm_ranks, tmp_path):
+    folder, script = tmp_path / "checkpoints", tmp_path / "writers.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(RECIPE)!r})\n{WRITERS}")
+    write_mnist(tmp_path)
+    own = ["--data-dir", tmp_path, "--batch-size", 8, "--epochs", 2, "--checkpoint-dir", folder]
+    done = warm_ranks.run_ranks(script, [RECIPE / "train.py", folder, *own], tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert [code for code, _, _ in done] == [0, 0], done
+    first, second = (out.decode().splitlines() for _, out, _ in done)
     touched = [line for line in first if line.startswith("0 o")]
     assert touched.count("0 os.mkdir checkpoints") == 1
     assert touched.count("0 open checkpoint.json") == 2
