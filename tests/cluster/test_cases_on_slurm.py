@@ -20,7 +20,7 @@ from waiting import PATIENCE
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist"
 #: The recipe on ranks that also tell where they are. What rank 0 says of processes, it has from its process group.
 TRAIN = f"""\
-import json, os, runpy, socket, sys
+import json, os, runpy, socket, sys  # And, as an agent reads, torch.optim: it imports what that needs, once for all.
 total = os.environ["WORLD_SIZE"]
 {TELL}
 sys.path.insert(0, {str(RECIPE)!r})
