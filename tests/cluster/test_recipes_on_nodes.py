@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sites import Site, SshSite
+from sites import Site, SshSite, on
 
 from allranks import contract
 from mnist_files import write_mnist
 from waiting import PATIENCE
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-#: Each recipe is taken off nodes of one kind; of each kind, one recipe splits its model over the ranks.
-ON = [
-    ("ssh", "audio-language"),
-    ("slurm", "bring-your-own"),
-    ("slurm", "language-model"),
-    ("ssh", "mnist"),
-    ("slurm", "multimodal-lightning"),
-    ("ssh", "reid"),
-]
 #: Of each recipe: arguments with which it is small, and has some steps left after the third.
 SMALL = {
     "audio-language": "--melodies 60 --width 16 --layers 1 --batch-size 8 --steps 12 --eval-every 4 --beam 1",
@@ -59,7 +50,8 @@ register_optimizer_step_post_hook(hold)
 SHOWN = re.compile(r"^(?:Epoch|epoch|Step) \d+.*$", re.MULTILINE)
 
 
-@pytest.mark.parametrize(("site", "recipe"), ON, indirect=["site"])
+@pytest.mark.parametrize("recipe", SMALL)
+@on("slurm", "ssh")
 def test_a_recipe_that_is_taken_off_its_nodes_ends_as_if_undisturbed(
     site: Site, tmp_path: Path, request: pytest.FixtureRequest, recipe: str
 ) -> None:
@@ -87,7 +79,7 @@ def test_a_recipe_that_is_taken_off_its_nodes_ends_as_if_undisturbed(
     script.with_name("held.py").write_text(HELD)
     lab.env["OMP_NUM_THREADS"] = "1"
     # Where Slurm itself starts the ranks, Lightning would requeue the job too if the recipe did not have its plug-in.
-    launcher = ["--launcher", "direct"] if on_lightning else []
+    launcher = ["--launcher", "direct"] if on_lightning and "direct" in site.launchers else []
     words = ("--on", "lab", "--nodes", "2", "--nproc-per-node", "1", *launcher, "--", *args)
     process = lab.popen("run", "mine/job.yaml", *words)
     site.wait_until("the third step", script.with_name("held").exists)
