@@ -104,7 +104,7 @@ class Usage:
         from allranks.system import cgroups  # Not for those who only write to the log.
         from allranks.system.gpus import Gpus
 
-        self._gpus = self._gpus or Gpus()
+        self._gpus = self._gpus or Gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._totals = self._totals or {
             "cpus_total": cgroups.usable_cpus(),
             "memory_total": min(os.sysconf("SC_PHYS_PAGES") * _PAGE, cgroups.memory() or math.inf),

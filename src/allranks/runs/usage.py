@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from allranks import contract
@@ -13,14 +13,33 @@ from allranks.runs.record import Run
 def node_usage(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the newest sample of each node, by its number: busy CPUs, bytes of memory, and its GPUs.
 
-    ``cpus_total`` and ``memory_total`` are what the job may use there; None if the agent is of an earlier version.
+    ``cpus_total`` and ``memory_total`` are what the job may use there; None if the agent is of an earlier version, and
+    likewise what :meth:`allranks.system.gpus.Gpus.sample` returns of clocks and temperature.
     """
     for path in sorted(run.attempt_folder.glob(f"node-*/{contract.USAGE}")):
         try:
             found = json.loads(path.read_text())
-            gpus = [{key: gpu[key] for key in ("busy", "memory", "total")} for gpu in found["gpus"]]
+            gpus = [_gpu(at, gpu) for at, gpu in enumerate(found["gpus"])]
             named = {key: found[key] for key in ("host", "time", "cpus", "memory")}
             named |= {key: found.get(key) for key in ("cpus_total", "memory_total")}
             yield {"node": int(path.parent.name.removeprefix("node-")), **named, "gpus": gpus}
         except (OSError, ValueError, TypeError, KeyError):
             continue  # Being written, or of another version.
+
+
+def _gpu(at: int, found: dict[str, Any]) -> dict[str, Any]:
+    known = {key: found[key] for key in ("busy", "memory", "total")}
+    further = {key: found.get(key) for key in ("temperature", "clock", "max_clock")}
+    return {"number": found.get("number", at), **known, **further, "slowed_by": found.get("slowed_by", [])}
+
+
+def clock(gpu: Mapping[str, Any]) -> str:
+    """Write the clock of a GPU and what slows it down: ``1.1 GHz (thermal)``; empty if that is not known."""
+    if not gpu.get("clock"):
+        return ""
+    return format_clock(gpu["clock"]) + (f" ({', '.join(gpu['slowed_by'])})" if gpu["slowed_by"] else "")
+
+
+def format_clock(mhz: float) -> str:
+    """Write a clock with three digits: ``1.75 GHz``."""
+    return f"{mhz / 1000:.3g} GHz"

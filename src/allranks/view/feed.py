@@ -180,7 +180,7 @@ class _Delays:
             return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
         if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
             self._looked = time.monotonic()
-            self._straggler = next((printable(one.sentence) for one in current(run)), "")
+            self._straggler = next(map(printable, current(run)), "")
         return self._straggler
 
 

@@ -54,6 +54,9 @@ HELP = {
     "allranks_gpu_busy_ratio": "Part of the time in which a GPU was busy, from 0 to 1.",
     "allranks_gpu_memory_bytes": "Memory that is in use on a GPU.",
     "allranks_gpu_memory_total_bytes": "Memory of a GPU.",
+    "allranks_gpu_clock_hertz": "Clock of the multiprocessors of a GPU, the median of the last minute.",
+    "allranks_gpu_temperature_celsius": "Temperature of a GPU.",
+    "allranks_gpu_slowed": "1 for each reason for which a GPU is slowed down.",
     "allranks_rank_steps": "Steps and batches of a rank since the attempt started, as ctx counts them.",
 }
 
@@ -136,11 +139,15 @@ def _nodes(run: Run) -> Iterator[Sample]:
         yield Sample("allranks_node_cpus", usage["cpus"], node)
         yield Sample("allranks_node_memory_bytes", usage["memory"], node)
         yield Sample("allranks_node_sampled_timestamp_seconds", usage["time"], node)
-        for number, gpu in enumerate(usage["gpus"]):
-            labels = {**node, "gpu": number}
+        for gpu in usage["gpus"]:
+            labels = {**node, "gpu": gpu["number"]}
             yield Sample("allranks_gpu_busy_ratio", gpu["busy"] / 100, labels)
             yield Sample("allranks_gpu_memory_bytes", gpu["memory"], labels)
             yield Sample("allranks_gpu_memory_total_bytes", gpu["total"], labels)
+            yield Sample("allranks_gpu_clock_hertz", gpu["clock"] and gpu["clock"] * 1e6, labels)
+            yield Sample("allranks_gpu_temperature_celsius", gpu["temperature"], labels)
+            for reason in gpu["slowed_by"]:
+                yield Sample("allranks_gpu_slowed", 1, {**labels, "reason": reason})
     for path in sorted(run.attempt_folder.glob(f"node-*/{contract.rank_step('*')}")):
         with suppress(OSError, struct.error):  # Just being made.
             (steps,) = struct.unpack("=Q", path.read_bytes()[:8])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
@@ -13,6 +14,7 @@ from allranks.job.units import format_count, format_seconds, format_size
 from allranks.runs.metrics import SPEED
 from allranks.runs.record import Run
 from allranks.runs.status import State
+from allranks.runs.usage import clock
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
@@ -30,6 +32,8 @@ _STALE = 20.0
 _NAMED = 3
 #: Cells of a bar or of a curve in the lines below the log, and of GPUs in a row.
 _SMALL, _CURVE, _MOST_CELLS = 6, 12, 16
+#: What slows GPUs down and is a fault of their cooling or power supply.
+_FAULTS = {"thermal", "power brake", "hardware slowdown"}
 _KEYS = ("q quit", "l log", "n nodes", "e events", "/ filter", "r rank", "s stacks", "c cancel")
 
 
@@ -136,8 +140,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
     for text in (shot.delay, *dict.fromkeys((status.cause, status.reason)), problem):
-        if text:
-            lines.append(cut(Text(" ".join(text.split()), "yellow"), width))
+        lines += [cut(Text(line, "yellow"), width) for line in wrap(text or "", width, max_lines=2, placeholder="…")]
     return lines
 
 
@@ -160,7 +163,7 @@ def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
         return [cut(Text(choice.note, "yellow"), width)]
     keys = _KEYS[:-2] if shot.run.record.status.state.is_final else _KEYS
     is_plain = choice == Choice(several=choice.several)
-    more = [f"m {'memory' if choice.measure == 'use' else 'use'}"] if choice.pane == "nodes" else []
+    more = ["m map"] if choice.pane == "nodes" else []
     more += ["↑ ↓ scroll"] if choice.pane else []
     more += [] if is_plain and not choice.several else ["b back"]
     return flow([Text(key, "dim") for key in (*keys, *more)], width)
@@ -244,7 +247,11 @@ def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:
         each = math.ceil(len(busy) / _MOST_CELLS)
         shares = [_mean(busy[at : at + each]) for at in range(0, len(busy), each)]
         used, total = sum(gpu["memory"] for gpu in gpus), sum(gpu["total"] for gpu in gpus)
-        cells.append(Text("GPU ").append_text(heat(shares)).append(f" {100 * sum(busy) / len(busy):.0f} %"))
+        use = Text("GPU ").append_text(heat(shares)).append(f" {100 * sum(busy) / len(busy):.0f} %")
+        slowest = min(gpus, key=lambda gpu: gpu["clock"] or math.inf)
+        if text := clock(slowest):
+            use.append(" ").append(text, "yellow" if _FAULTS.intersection(slowest["slowed_by"]) else "")
+        cells.append(use)
         cells.append(_gauge("GPU MEM", used, total, format_size, 0))
     return cells
 
@@ -291,6 +298,8 @@ def _shares(node: Mapping[str, Any], now: float, measure: str) -> list[float | N
         return [None] * max(1, len(node["gpus"]))
     if node["gpus"] and measure == "use":
         return [gpu["busy"] / 100 for gpu in node["gpus"]]
+    if measure == "temperature":
+        return [gpu["temperature"] and gpu["temperature"] / 100 for gpu in node["gpus"]] or [None]
     if node["gpus"]:
         return [gpu["memory"] / gpu["total"] if gpu["total"] else None for gpu in node["gpus"]]
     used, total = ("cpus", "cpus_total") if measure == "use" else ("memory", "memory_total")

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,16 @@ def _run(status: Status, *, ranks: int = 4, nodes: int = 2) -> Run:
     return Run(Path("/nowhere/demo-1127-1200"), record)
 
 
+def _gpu(
+    busy: int, memory: float, clock: int | None = None, *slowed_by: str, heat: int | None = None
+) -> dict[str, Any]:
+    clocks = {"clock": clock, "max_clock": clock and 1980, "slowed_by": slowed_by, "temperature": heat}
+    return {"busy": busy, "memory": memory, "total": 80e9, **clocks}
+
+
 def _node(number: int, *gpus: int, cpus: float = 8.0) -> dict[str, object]:
     sample = {"node": number, "host": f"gpu{number}", "time": NOON - 2, "cpus": cpus, "memory": 2e9}
-    found = [{"busy": busy, "memory": 40e9, "total": 80e9} for busy in gpus]
+    found = [_gpu(busy, 40e9) for busy in gpus]
     return {**sample, "cpus_total": 16, "memory_total": 8e9, "gpus": found}
 
 
@@ -168,12 +176,35 @@ def test_a_cell_is_several_nodes_where_there_are_very_many():
 
 def test_the_memory_of_gpus_is_another_heat_map():
     nodes = [_node(number, 100) for number in range(20)]
-    nodes[7]["gpus"] = [{"busy": 0, "memory": 80e9, "total": 80e9}]
+    nodes[7]["gpus"] = [_gpu(0, 80e9)]
     shown = _shown(replace(SHOT, nodes=nodes), press(Choice(), "m", 4, has_ended=True)[0], height=12)
     assert shown[3] == f"── 20 nodes: memory of GPUs, a cell for each {'─' * 35}"
     assert shown[4] == " 0 ▅▅▅▅▅▅▅█" + "▅" * 12
     assert shown[5].startswith("most:  7 gpu7 ")
-    assert shown[-1].endswith("r rank  m use  ↑ ↓ scroll  b back")
+    assert shown[-1].endswith("r rank  m map  ↑ ↓ scroll  b back")
+
+
+def test_the_slowest_clock_of_a_node_and_what_keeps_it_low():
+    nodes = [_node(0), _node(1)]
+    nodes[0]["gpus"] = [_gpu(97, 40e9, 1755), _gpu(98, 40e9, 1110, "power cap", "thermal")]
+    nodes[1]["gpus"] = [_gpu(97, 40e9, 1755), _gpu(98, 40e9, 1740, "power cap")]
+    rows = [line for line in _shown(replace(SHOT, nodes=nodes), width=140) if " gpu" in line]
+    assert [row.partition("GPU ")[2].partition("  GPU")[0].rstrip() for row in rows] == [
+        "██ 98 % 1.11 GHz (power cap, thermal)",
+        "██ 98 % 1.74 GHz (power cap)",
+    ]
+
+
+def test_how_hot_gpus_are_is_a_third_heat_map():
+    nodes = [_node(number) for number in range(20)]
+    for number, node in enumerate(nodes):
+        node["gpus"] = [_gpu(97, 40e9, heat=None if number == 3 else 90 if number == 7 else 45)]
+    choice = Choice(pane="nodes", measure="temperature")
+    shown = _shown(replace(SHOT, nodes=nodes), choice, height=12)
+    assert shown[3] == f"── 20 nodes: temperature of GPUs, a cell for each {'─' * 30}"
+    assert shown[4] == " 0 ▄▄▄·▄▄▄▇▄▄▄▄▄▄▄▄▄▄▄▄"
+    assert shown[5].startswith("most:  7 gpu7 ")
+    assert shown[-1].endswith("m map  ↑ ↓ scroll  b back")
 
 
 def test_a_run_of_which_nothing_is_read_says_so():
@@ -255,7 +286,8 @@ def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tu
         ("ll", Choice(), []),
         ("nb", Choice(), []),
         ("m", Choice(pane="nodes", measure="memory"), []),
-        ("mm", Choice(pane="nodes"), []),
+        ("mm", Choice(pane="nodes", measure="temperature"), []),
+        ("mmm", Choice(pane="nodes"), []),
         ("/los\x7fss\n", Choice(pattern="loss"), []),
         ("/loss\n\x1b", Choice(), []),
         ("/q", Choice(prompt="/", typed="q"), []),
