@@ -19,7 +19,7 @@ from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
 from allranks.view.progress import progress, speed
-from allranks.view.several import Rows
+from allranks.view.several import Row, Rows
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
@@ -69,16 +69,15 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
         status = row.run.record.status
         key = str(number) if number < 10 else ""
         speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
-        step = f"step {row.step}" if row.step is not None else ""
         loss = f"loss {row.last['loss']:.4g}" if "loss" in row.last else ""
         name = Text(row.run.record.id, "bold")
         state = Text(status.state.value, _STATES.get(status.state, "red"))
         if are_narrow:
-            table.append((key, name, state, step, loss))
+            table.append((key, name, _where(row, is_brief=True), state, loss))
         else:
             why = row.problem or status.cause or status.reason or ""
             ranks = format_count(row.run.record.world_size, "rank")
-            table.append((key, name, state, ranks, _took(row.run), step, loss, speeds, why))
+            table.append((key, name, state, _where(row), loss, _took(row.run), ranks, speeds, why))
     is_part = len(shown.rows) < shown.total
     scroll = ["↑ ↓ PgUp PgDn scroll"] if is_part else []
     foot = flow(["1-9 open a run", *scroll, "q quit"] if table else ["q quit"], width)
@@ -88,6 +87,13 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
     lines = [*title, *body][: height - len(foot)]
     lines += [Text()] * (height - len(lines) - len(foot))
     return [*lines, *foot][:height]
+
+
+def _where(row: Row, *, is_brief: bool = False) -> str:
+    """Return where a run is in its epochs, or else its step; in brief, what is asked for most."""
+    if row.position is None:
+        return f"step {row.step}" if row.step is not None else ""
+    return str(row.position).rpartition(", ")[2] if is_brief else str(row.position)
 
 
 def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:

@@ -222,15 +222,31 @@ def test_several_runs():
     shown = _text(runs_screen(Rows(rows, 0, 2), 80, 6))
     assert shown[0].startswith("2 runs  ")
     assert shown[1:] == [
-        "1  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s  step 150  loss 0.25  9.5 step…",
-        "2  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s",
+        "1  demo-1127-1200  SUCCEEDED  step 150  loss 0.25  1 min 0 s  4 ranks  9.5 step…",
+        "2  demo-1127-1200  SUCCEEDED                       1 min 0 s  4 ranks",
         "",
         "",
         "1-9 open a run  q quit",
     ]
     assert (
-        _text(runs_screen(Rows(rows, 0, 2), 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
+        _text(runs_screen(Rows(rows, 0, 2), 40, 3))[1] == "1  demo-1127-1200  step 150  SUCCEEDED …"
     )  # The newest stays.
+
+
+def test_of_several_runs_those_that_run_show_their_epoch_and_the_time_left():
+    run = _run(Status(State.RUNNING, "ranks running", started=NOON - 60))
+    rows = [
+        Row(run, 100, {"loss": 0.25}, position=Position(146, 2, 8, 45, 720.0)),
+        Row(run, None, {}, position=Position(14, 1, None, 7, None)),
+    ]
+    shown = _text(runs_screen(Rows(rows, 0, 2), 80, 4))
+    assert shown[1].startswith("1  demo-1127-1200  RUNNING  epoch 2 of 8, 45 %, 12 min left  loss 0.25  ")
+    assert shown[2].startswith("2  demo-1127-1200  RUNNING  epoch 1, 7 %                                ")
+    shown = _text(runs_screen(Rows(rows, 0, 2), 50, 4))
+    assert shown[1:3] == [
+        "1  demo-1127-1200  12 min left  RUNNING  loss 0.25",
+        "2  demo-1127-1200  7 %          RUNNING",
+    ]
 
 
 def test_of_more_runs_than_fit_a_part_is_shown():
