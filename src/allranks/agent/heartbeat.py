@@ -87,6 +87,8 @@ class Usage:
             return
         self._next = now + _USAGE_SECONDS
         seconds, memory = _used(groups)
+        if not memory:
+            return  # They have just ended: the last sample is of what they used.
         (then, spent), self._before = self._before or (now, seconds), (now, seconds)
         cpus = max(0.0, seconds - spent) / (now - then) if now > then else 0.0
         sample: dict[str, Any] = {
