@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from allranks.job.units import format_count, format_seconds, format_size
+from allranks.job.units import format_count, format_number, format_seconds, format_size
 from allranks.runs.metrics import SPEED
 from allranks.runs.record import Run
 from allranks.runs.status import State
@@ -69,7 +69,7 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
         status = row.run.record.status
         key = str(number) if number < 10 else ""
         speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
-        loss = f"loss {row.last['loss']:.4g}" if "loss" in row.last else ""
+        loss = f"loss {format_number(row.last['loss'])}" if "loss" in row.last else ""
         name = Text(row.run.record.id, "bold")
         state = Text(status.state.value, _STATES.get(status.state, "red"))
         if are_narrow:
@@ -209,7 +209,7 @@ def _metrics(shot: Snapshot, width: int, room: int) -> list[Text]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "not finite"
+    return format_number(value) if math.isfinite(value) else "not finite"
 
 
 def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:

@@ -129,6 +129,17 @@ def test_a_wide_screen_has_longer_bars():
     assert row == ("0 gpu0  CPU ████░░░░ 8 of 16  MEM ██░░░░░░ 2 GB of 8 GB  GPU █▁ 50 %  GPU MEM 80 GB of 160 GB")
 
 
+def test_large_numbers_have_no_exponent():
+    metrics = {"tokens_per_second": (35746.4, [35746.4]), "loss": (1e-5, [1e-5]), "flops": (1.5e12, [1.5e12])}
+    shown = _shown(replace(SHOT, metrics=metrics, saved=None))
+    assert shown[2] == "step 150  35,746 tokens/s"
+    assert [line.split()[:2] for line in shown[4:7]] == [
+        ["loss", "1e-05"],
+        ["flops", "1.5e+12"],
+        ["tokens/s", "35,746"],
+    ]
+
+
 def test_a_run_that_waits_shows_the_reason():
     status = Status(State.PENDING, "queued", reason="Priority: other jobs come first")
     shown = _shown(Snapshot(_run(status), NOON, left=90.0, problem="squeue gave no answer"))
