@@ -307,7 +307,12 @@ class Happened:
         return (self._node / contract.LOG_INDEX).exists() and not (self._node / contract.HEARTBEAT).exists()
 
     def line(self, event: Event) -> str | None:
-        """Return what an event says to people; None if nothing."""
+        """Return what an event says to people; None if nothing, or if another version has recorded it."""
+        with contextlib.suppress(KeyError):
+            return self._line(event)
+        return None
+
+    def _line(self, event: Event) -> str | None:
         fields = event.fields
         match event.kind:
             case contract.RANKS_STARTED:
