@@ -33,7 +33,7 @@ _SURE = 6.0
 #: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
 #: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
-#: Part of the time that a rank waits for a CPU, from which on that is reported.
+#: Part of the time that a rank waits for a CPU, beyond that of the others, from which on that is reported.
 _MUCH_QUEUED = 0.1
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 
@@ -52,7 +52,7 @@ class Straggler:
         others: the median of the same of the other ranks.
         step: seconds of a step.
         is_current: whether it lasts until the newest step.
-        queued: for what part of the time its main thread could run and got no CPU.
+        queued: for what part of the time its main thread could run and got no CPU, if that is much more than of others.
         clocks: of its GPU, and of the others, if that is slow; else empty.
     """
 
@@ -87,7 +87,7 @@ class Straggler:
         mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
         evidence = [
             f"{gpus} at {self.clocks}" if self.clocks else "",
-            f"{they} wait{ending} for a CPU {100 * self.queued:.0f} % of the time" * (self.queued >= _MUCH_QUEUED),
+            f"{they} wait{ending} for a CPU {100 * self.queued:.0f} % of the time" if self.queued else "",
             f"{mine} of each step of {step}, the others {others}",
         ]
         return f"{who} {does} for {self.steps} steps: {'; '.join(filter(None, evidence))}"
@@ -106,7 +106,7 @@ def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
     if len(ranks) < 2 or not edges:
         return []
     spent = [per_step(each.windows, edges) for each in ranks]
-    found = [_straggler(ranks[at], at, span, spent, edges) for at, span in _slow_spans(spent).items()]
+    found = [_straggler(ranks, at, span, spent, edges) for at, span in _slow_spans(spent).items()]
     return sorted(_by_node(found, ranks), key=lambda one: one.others - one.seconds)
 
 
@@ -210,9 +210,14 @@ def _longest(slow: Sequence[bool]) -> tuple[int, int]:
 
 
 def _straggler(
-    rank: RankTimes, at: int, span: tuple[int, int], spent: Sequence[Sequence[Sequence[float]]], edges: Sequence[int]
+    ranks: Sequence[RankTimes],
+    at: int,
+    span: tuple[int, int],
+    spent: Sequence[Sequence[Sequence[float]]],
+    edges: Sequence[int],
 ) -> Straggler:
-    first, end = span
+    rank, (first, end) = ranks[at], span
+    queued = [_queued(each.windows, edges[first], edges[end]) for each in ranks]
     mine = [statistics.median(phases) for phases in zip(*spent[at][first:end], strict=True)]
     others = [
         statistics.median(phases)
@@ -232,7 +237,7 @@ def _straggler(
         others=others[worst],
         step=sum(mine),
         is_current=end >= (len(edges) - 1) * 3 // 4,
-        queued=_queued(rank.windows, edges[first], edges[end]),
+        queued=queued[at] if queued[at] >= medians_of_others(queued)[at] + _MUCH_QUEUED else 0.0,
     )
 
 

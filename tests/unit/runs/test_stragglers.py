@@ -58,6 +58,14 @@ def test_that_a_rank_waits_for_a_cpu_is_said_before_the_numbers() -> None:
         assert one.sentence == f"rank 3 computes 1.5 times slower for 40 steps:{said} {NUMBERS}"
 
 
+def test_that_all_ranks_wait_for_a_cpu_is_not_said_of_one() -> None:
+    ranks = [
+        each._replace(windows=[one._replace(queued=1.6) for one in each.windows]) for each in _even(4, {3: (1.0, 3.0)})
+    ]
+    (one,) = find(ranks)
+    assert one.sentence == f"rank 3 computes 1.5 times slower for 40 steps: {NUMBERS}"
+
+
 def test_the_clock_of_a_slow_ranks_gpu_is_said_before_the_numbers() -> None:
     (one,) = find(_even(4, {3: (1.0, 3.0)}))
     one = replace(one, host="gpu03", clocks="1.1 GHz (thermal), the others at 1.75 GHz")
