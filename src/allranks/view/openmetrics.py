@@ -17,7 +17,7 @@ from allranks.record.events import read_saves
 from allranks.runs.metrics import MetricLine, read_metrics
 from allranks.runs.record import Run
 from allranks.runs.status import State
-from allranks.runs.usage import node_usage
+from allranks.runs.usage import TRAFFIC, node_usage
 
 #: The last line of OpenMetrics text.
 END = "# EOF\n"
@@ -50,6 +50,10 @@ HELP = {
     "allranks_run_checkpoint_step": "Step of the newest checkpoint of ctx.checkpoints.",
     "allranks_node_cpus": "CPUs that the run keeps busy on a node.",
     "allranks_node_memory_bytes": "Memory that the run holds on a node.",
+    "allranks_node_received_bytes_per_second": "What comes in over the network of a node, InfiniBand included.",
+    "allranks_node_sent_bytes_per_second": "What goes out over the network of a node, InfiniBand included.",
+    "allranks_node_read_bytes_per_second": "What the run reads from storage on a node.",
+    "allranks_node_written_bytes_per_second": "What the run writes to storage on a node.",
     "allranks_node_sampled_timestamp_seconds": "When a node was sampled, in seconds since 1970.",
     "allranks_gpu_busy_ratio": "Part of the time in which a GPU was busy, from 0 to 1.",
     "allranks_gpu_memory_bytes": "Memory that is in use on a GPU.",
@@ -138,6 +142,8 @@ def _nodes(run: Run) -> Iterator[Sample]:
         node = {"node": usage["node"], "host": usage["host"]}
         yield Sample("allranks_node_cpus", usage["cpus"], node)
         yield Sample("allranks_node_memory_bytes", usage["memory"], node)
+        for name, key in zip(("received", "sent", "read", "written"), TRAFFIC, strict=True):
+            yield Sample(f"allranks_node_{name}_bytes_per_second", usage[key], node)
         yield Sample("allranks_node_sampled_timestamp_seconds", usage["time"], node)
         for gpu in usage["gpus"]:
             labels = {**node, "gpu": gpu["number"]}

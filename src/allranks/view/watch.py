@@ -14,7 +14,7 @@ from allranks.job.units import format_count, format_number, format_seconds, form
 from allranks.runs.metrics import SPEED
 from allranks.runs.record import Run
 from allranks.runs.status import State
-from allranks.runs.usage import clock
+from allranks.runs.usage import clock, traffic
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
@@ -108,7 +108,8 @@ def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
     attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
-    used = _used(_together(nodes), _SMALL)[-2:] if nodes else []  # GPUs, or else CPUs and memory.
+    used = _used(_together(nodes), _SMALL) if nodes else []
+    used = used[2:] or used  # GPUs, or else CPUs and memory.
     delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
     parts = [step, *curves[:1], *others, *used, attempt, left, *curves[1:]]
     return [*flow(parts, width)[: most - len(delay)], *delay]
@@ -240,7 +241,12 @@ def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
     long = 0 if width < 60 else min(12, width // 14)
     name = f"{node['node']} {node['host']}"
     age = now - node["time"]
-    return [name, *_used(node, long), Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else ""]
+    return [
+        name,
+        *_used(node, long),
+        traffic(node),
+        Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else "",
+    ]
 
 
 def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:

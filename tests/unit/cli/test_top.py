@@ -41,6 +41,7 @@ def test_what_the_ranks_of_a_run_use(allranks):
     assert (usage["node"], usage["host"], usage["gpus"]) == (0, socket.gethostname(), [])
     assert usage["cpus_total"] == cgroups.usable_cpus()
     assert usage["memory_total"] > usage["memory"]
+    assert usage["disk_read"] >= 0
     assert 0 < usage["cpus"] <= min(2, os.cpu_count()) + 0.1
     header, row = allranks("top").stdout.splitlines()
     assert header.split() == ["NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU", "MEMORY", "CLOCK", "TEMP", "SEEN"]

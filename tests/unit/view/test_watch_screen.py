@@ -206,6 +206,14 @@ def test_the_slowest_clock_of_a_node_and_what_keeps_it_low():
     ]
 
 
+def test_a_wide_screen_shows_network_and_disk_and_a_node_whose_gpus_do_not_answer():
+    rates = {"net_in": 1.2e9, "net_out": 5e6, "disk_read": 0, "disk_write": 3e5}
+    nodes = [{**_node(0, 97), **rates}, {**_node(1), "net_in": None, "net_out": None}]
+    first, second = (line for line in _shown(replace(SHOT, nodes=nodes), width=180) if " gpu" in line)
+    assert first.endswith("GPU MEM 40 GB of 80 GB  NET ↓ 1.2 GB/s ↑ 5 MB/s  DISK ↓ 0 B/s ↑ 300 KB/s")
+    assert second == "1 gpu1  CPU ██████░░░░░░ 8 of 16  MEM ███░░░░░░░░░ 2 GB of 8 GB"
+
+
 def test_how_hot_gpus_are_is_a_third_heat_map():
     nodes = [_node(number) for number in range(20)]
     for number, node in enumerate(nodes):
