@@ -95,9 +95,18 @@ class Straggler:
 
 def current(run: Run) -> list[str]:
     """Return sentences on the stragglers in the last two minutes of a run, the worst first, and on slow GPUs."""
+    return look(run)[0]
+
+
+def look(run: Run) -> tuple[list[str], dict[int, list[float]]]:
+    """Return what :func:`current` does, and by node the seconds of its ranks' newest steps without waits for others."""
     ranks = of_start(read(run.attempt_folder, newest=NEWEST))
     found, gpus = explained([one for one in find(ranks) if one.is_current], run)
-    return [*(one.sentence for one in found), *gpus]
+    own = dict[int, list[float]]()
+    for each in ranks:
+        newest = each.windows[-1]
+        own.setdefault(each.node, []).append((newest.seconds - newest.spent[_EXCHANGE]) / newest.steps)
+    return [*(one.sentence for one in found), *gpus], own
 
 
 def find(ranks: Sequence[RankTimes]) -> list[Straggler]:

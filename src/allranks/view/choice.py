@@ -10,8 +10,8 @@ _PANES = {"l": "log", "n": "nodes", "e": "events"}
 #: Keys that scroll, as most terminals send them: by how many lines, or by how many pages.
 _LINES = {"\x1b[A": -1, "\x1bOA": -1, "\x1b[B": 1, "\x1bOB": 1}
 _PAGES = {"\x1b[5~": -1, "\x1b[6~": 1}
-#: How busy nodes are, how much of their memory is in use, and how hot their GPUs are.
-MEASURES = ("use", "memory", "temperature")
+#: How busy nodes are, how much of their memory is in use, how hot their GPUs are, and how slow their ranks.
+MEASURES = ("use", "memory", "temperature", "step time")
 _ENTER, _BACKSPACE, _ESCAPE = ("\r", "\n"), ("\x7f", "\b"), "\x1b"
 
 

@@ -226,6 +226,9 @@ def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
     if len(nodes) <= room - 1:
         return _section("nodes", columns([_node(node, shot.time, width) for node in nodes], width), width, room)
     shares = [_shares(node, shot.time, choice.measure) for node in nodes]
+    if choice.measure == "step time":  # As parts of the slowest rank's.
+        longest = max((seconds for own in shot.own.values() for seconds in own), default=1.0)
+        shares = [[seconds / longest for seconds in shot.own.get(node["node"], ())] or [None] for node in nodes]
     what, lines = _heat_map(nodes, shares, choice.measure, width, max(1, room - 2))
     order = sorted((mean, at) for at, each in enumerate(shares) if (mean := _mean(each)) is not None)
     # The idle ones are named, or those whose memory is nearly full.
@@ -281,7 +284,8 @@ def _heat_map(
     """Return what the cells are, and rows of cells: a GPU, else a node, else several nodes each."""
     by_node = [(node["node"], shares) for node, shares in zip(nodes, found, strict=True)]
     have_gpus = any(node["gpus"] for node in nodes)
-    unit = f"{measure} of {'GPUs' if have_gpus else 'CPUs' if measure == 'use' else 'nodes'}"
+    of = "ranks" if measure == "step time" else "GPUs" if have_gpus else "CPUs" if measure == "use" else "nodes"
+    unit = f"{measure} of {of}"
     label = len(str(by_node[-1][0])) + 1
     space = max(1, width - label)
     most = max(len(shares) for _, shares in by_node)

@@ -237,6 +237,7 @@ def test_an_hour_of_a_training_is_followed_and_reported(run: Path, replay: Any) 
         named[step // 60] = watched.read().delay
     slow = [minute for minute, text in named.items() if text.startswith("rank 3 on gpu01 computes 2.0 times slower ")]
     assert slow == [*range(24, 31)], "after 11 times two windows, which are of 10 s here"
+    assert watched.read().own == {0: [0.5, 0.5], 1: [0.5, 1.0]}
     training.slow = set()
     assert [watched.read().delay for _ in training.run_for(10)][-7:] == [""] * 7
     training.tell(

@@ -226,6 +226,15 @@ def test_how_hot_gpus_are_is_a_third_heat_map():
     assert shown[-1].endswith("m map  ↑ ↓ scroll  b back")
 
 
+def test_how_slow_ranks_are_is_a_fourth_heat_map():
+    own = {node: [1.0, 2.0 if node == 7 else 1.0] for node in range(20) if node != 3}
+    shot = replace(SHOT, nodes=[_node(number) for number in range(20)], own=own)
+    shown = _shown(shot, Choice(pane="nodes", measure="step time"), height=12)
+    assert shown[3] == f"── 20 nodes: step time of ranks, a cell each {'─' * 35}"
+    assert shown[4] == " 0 ▅▅ ▅▅ ▅▅ · ▅▅ ▅▅ ▅▅ ▅█ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅"
+    assert shown[5].startswith("most:  7 gpu7 ")
+
+
 def test_a_run_of_which_nothing_is_read_says_so():
     assert "read 45.0 s ago: a file server or the scheduler does not answer" in _shown(replace(SHOT, age=45.0))
 
@@ -322,7 +331,8 @@ def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tu
         ("nb", Choice(), []),
         ("m", Choice(pane="nodes", measure="memory"), []),
         ("mm", Choice(pane="nodes", measure="temperature"), []),
-        ("mmm", Choice(pane="nodes"), []),
+        ("mmm", Choice(pane="nodes", measure="step time"), []),
+        ("mmmm", Choice(pane="nodes"), []),
         ("/los\x7fss\n", Choice(pattern="loss"), []),
         ("/loss\n\x1b", Choice(), []),
         ("/q", Choice(prompt="/", typed="q"), []),
