@@ -59,7 +59,9 @@ class Cluster:
         now = time.time()
         for node in range(NODES):
             folder = self._attempt / f"node-{node:03d}"
-            gpus = [{"busy": random.randint(80, 99), "memory": 60e9, "total": 80e9} for _ in range(RANKS_PER_NODE)]
+            clocks = {"temperature": 64, "clock": 1755, "max_clock": 1980, "slowed_by": ["power cap"]}
+            used = {"memory": 60e9, "total": 80e9, **clocks}
+            gpus = [{"number": at, "busy": random.randint(80, 99), **used} for at in range(RANKS_PER_NODE)]
             sample = {"host": f"gpu{node}", "time": now, "cpus": 12.5, "memory": 90e9, "advanced": now, "gpus": gpus}
             (folder / ".usage").write_text(json.dumps({**sample, "cpus_total": 64, "memory_total": 512e9}))
             (folder / ".usage").replace(folder / "usage.json")

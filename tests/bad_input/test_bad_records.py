@@ -48,7 +48,7 @@ def test_record_cut_off_in_the_middle(finished):
     run = finished.run()
     path = run / "record.json"
     path.write_text(path.read_text()[:100])
-    for verb in ("status", "logs", "cancel"):
+    for verb in ("status", "logs", "cancel", "report", "top", "metrics"):
         result = finished(verb)
         assert (result.rc, result.stdout) == (1, "")
         assert (str(path) in result.message["error"], [*result.message]) == (True, ["error", "why", "fix"])

@@ -77,6 +77,7 @@ def main(argv: list[str]) -> NoReturn:
 def sidecar(argv: list[str]) -> NoReturn:
     """Keep the heartbeat, log index and usage of the ranks in ``argv`` until the last of them has ended."""
     step = _Step(argv)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # A scheduler may show each rank its own GPU; samples are of all.
     for number in (*SIGNALS, *WARNINGS):
         signal.signal(number, signal.SIG_IGN)
     run, attempt, node = (os.environ[name] for name in (contract.RUN_DIR, contract.ATTEMPT, contract.NODE_RANK))

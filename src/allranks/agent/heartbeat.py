@@ -17,6 +17,7 @@ from allranks import contract
 from allranks.agent.stacks import StackRequests
 from allranks.record.logindex import LogIndexWriter
 from allranks.system.processes import process_ids, stat_fields
+from allranks.system.traffic import Rates, disk_bytes, network_bytes
 
 if TYPE_CHECKING:
     from allranks.system.gpus import Gpus
@@ -69,7 +70,8 @@ class Heartbeat:
 class Usage:
     """Records every two seconds what the ranks use of their node, in a file that ``allranks top`` reads.
 
-    CPU and memory of their process groups are from /proc, GPUs from NVIDIA's management library.
+    CPU, memory and disk of their process groups are from /proc, GPUs from NVIDIA's management library. What goes over
+    the network is the node's, in bytes a second as the disk.
     """
 
     def __init__(self, path: Path, mode: int) -> None:
@@ -78,6 +80,7 @@ class Usage:
         self._before: tuple[float, float] | None = None
         self._gpus: Gpus | None = None
         self._totals: dict[str, float] = {}
+        self._disk, self._network = Rates(), Rates()
         self._thread: threading.Thread | None = None
 
     def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
@@ -86,7 +89,9 @@ class Usage:
         if now < self._next or (self._thread and self._thread.is_alive()) or not (groups := find()):
             return
         self._next = now + _USAGE_SECONDS
-        seconds, memory = _used(groups)
+        seconds, memory, disk = _used(groups)
+        if not memory:
+            return  # They have just ended: the last sample is of what they used.
         (then, spent), self._before = self._before or (now, seconds), (now, seconds)
         cpus = max(0.0, seconds - spent) / (now - then) if now > then else 0.0
         sample: dict[str, Any] = {
@@ -94,6 +99,7 @@ class Usage:
             "time": time.time(),
             "cpus": round(cpus, 3),
             "memory": memory,
+            **self._disk.of(disk, now),
         }
         sample["advanced"] = advanced()
         # In a thread: the driver of GPUs may take seconds, or hang, and the agent must not.
@@ -104,12 +110,12 @@ class Usage:
         from allranks.system import cgroups  # Not for those who only write to the log.
         from allranks.system.gpus import Gpus
 
-        self._gpus = self._gpus or Gpus()
+        self._gpus = self._gpus or Gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._totals = self._totals or {
             "cpus_total": cgroups.usable_cpus(),
             "memory_total": min(os.sysconf("SC_PHYS_PAGES") * _PAGE, cgroups.memory() or math.inf),
         }
-        sample |= self._totals
+        sample |= self._totals | self._network.of(network_bytes())
         sample["gpus"] = self._gpus.sample()
         temporary = self._path.with_name(f".{self._path.name}")
         try:
@@ -120,15 +126,17 @@ class Usage:
             pass  # The disk is full or gone; the next sample may be written.
 
 
-def _used(groups: Collection[int]) -> tuple[float, int]:
-    """Return the seconds of CPU that process groups have used, and the bytes of memory that they hold."""
-    ticks = pages = 0
+def _used(groups: Collection[int]) -> tuple[float, int, dict[str, float]]:
+    """Return the seconds of CPU that process groups have used, their bytes of memory, and those of disks so far."""
+    ticks = pages = read = written = 0
     for pid in process_ids():
         fields = stat_fields(pid)
         if fields and int(fields[_GROUP]) in groups:
             ticks += int(fields[_USER]) + int(fields[_SYSTEM])
             pages += int(fields[_RESIDENT])
-    return ticks / _TICKS, pages * _PAGE
+            of_disk = disk_bytes(pid)
+            read, written = read + of_disk[0], written + of_disk[1]
+    return ticks / _TICKS, pages * _PAGE, {"disk_read": read, "disk_write": written}
 
 
 def complain(text: str | None = None) -> None:

@@ -10,7 +10,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import UsageError
-from allranks.job.units import format_count, format_seconds
+from allranks.job.units import format_count, format_number, format_seconds
 from allranks.runs.code import code_of, differing_files
 from allranks.runs.comparison import Compared, common_end, different, names_of, rank_hours, read
 from allranks.runs.metrics import speeds, values_until
@@ -82,10 +82,10 @@ def _results(compared: Sequence[Compared]) -> Iterator[tuple[str, ...]]:
 
 def _values(where: str, values: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, ...]]:
     for name in names_of(values):
-        yield f"{name} {where}", *("-" if name not in each else f"{each[name]:.4g}" for each in values)
+        yield f"{name} {where}", *("-" if name not in each else format_number(each[name]) for each in values)
 
 
-def _with_ratios(numbers: Sequence[float | None], write: Any = "{:.4g}".format) -> Iterator[str]:
+def _with_ratios(numbers: Sequence[float | None], write: Any = format_number) -> Iterator[str]:
     first = numbers[0]
     for at, number in enumerate(numbers):
         ratio = f" ({number / first:.2f}x)" if at and number is not None and first else ""

@@ -101,7 +101,7 @@ def _straggler(run: Run) -> str | None:
         return None
     from allranks.runs.stragglers import current
 
-    sentences = [one.sentence for one in current(run)]
+    sentences = current(run)
     more = f" (and {format_count(len(sentences) - 1, 'more straggler')})" if len(sentences) > 1 else ""
     return sentences[0] + more if sentences else None
 

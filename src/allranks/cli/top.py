@@ -13,9 +13,9 @@ from allranks.job.units import format_seconds, format_size
 from allranks.runs.hangs import quiet_for, span
 from allranks.runs.record import Run
 from allranks.runs.status import State
-from allranks.runs.usage import node_usage
+from allranks.runs.usage import clock, node_usage
 
-_HEADER = ("NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU MEMORY", "SEEN")
+_HEADER = ("NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU MEMORY", "CLOCK", "TEMP", "SEEN")
 _SECONDS = 2.0
 
 
@@ -55,10 +55,12 @@ def _text(run: Run) -> str:
         used = (f"{node['node']} {node['host']}".rstrip(), f"{node['cpus']:.1f}", format_size(node["memory"]))
         for number, gpu in enumerate(node["gpus"]):
             memory = f"{format_size(gpu['memory'])} of {format_size(gpu['total'])}"
-            rows.append((*(("", "", "") if number else used), str(number), f"{gpu['busy']} %", memory, seen))
+            heat = f"{gpu['temperature']} °C" if gpu["temperature"] else "-"
+            own = (str(gpu["number"]), f"{gpu['busy']} %", memory, clock(gpu) or "-", heat)
+            rows.append((*(("", "", "") if number else used), *own, seen))
             seen = ""
         if not node["gpus"]:
-            rows.append((*used, "-", "-", "-", seen))
+            rows.append((*used, *("-",) * 5, seen))
     if not rows and run.record.status.state.is_final:
         return f"{run.record.id}: it ended before its first sample"
     if not rows:

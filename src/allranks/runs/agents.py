@@ -145,6 +145,13 @@ def size(attempt: Path) -> tuple[int, int] | None:
     return None
 
 
+def local_ranks(attempt: Path, node: int) -> dict[int, int]:
+    """Return the ranks of a node by local rank, as they were started last; none without an agent."""
+    started = _last(attempt / f"node-{node:03d}", contract.RANKS_STARTED)
+    found = started.fields.get("ranks", ()) if started else ()
+    return {int(each["local_rank"]): int(each["rank"]) for each in found if "local_rank" in each}
+
+
 def failed_task(attempts: Iterable[Path]) -> str | None:
     """Return the first task of a job array, by their newest attempts, that failed, and why; None if none did."""
     for attempt in attempts:
@@ -300,7 +307,12 @@ class Happened:
         return (self._node / contract.LOG_INDEX).exists() and not (self._node / contract.HEARTBEAT).exists()
 
     def line(self, event: Event) -> str | None:
-        """Return what an event says to people; None if nothing."""
+        """Return what an event says to people; None if nothing, or if another version has recorded it."""
+        with contextlib.suppress(KeyError):
+            return self._line(event)
+        return None
+
+    def _line(self, event: Event) -> str | None:
         fields = event.fields
         match event.kind:
             case contract.RANKS_STARTED:

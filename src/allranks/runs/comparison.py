@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
+from allranks.errors import JobError
 from allranks.runs import agents
 from allranks.runs.code import code_of
 from allranks.runs.metrics import MetricLine, read_metrics
@@ -57,7 +58,10 @@ def _settings(path: Path) -> dict[str, str]:
     """Return the keys of a run's job file with their values as text."""
     from allranks.job.files import read_job_file  # It imports pydantic, which the help does not need.
 
-    job = read_job_file(path, Path.cwd())
+    try:
+        job = read_job_file(path, Path.cwd())
+    except JobError:  # It was cut off, or removed: what the run has recorded is still there.
+        return {path.name: "cannot be read"}
     flags = _flags(job.pop("args", None) or [])
     return {**dict(_flat(job, "")), **flags}
 

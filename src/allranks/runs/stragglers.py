@@ -2,7 +2,8 @@
 
 All ranks make their steps together, so that each takes as long as the slowest. What differs is a rank's own time, which
 is that of its steps without the wait for others. A rank is named if its own time, or its wait for data, is well above
-the median of the others, over many steps, and by far more than it varies by itself.
+the median of the others, over many steps, and by far more than it varies by itself. GPUs that are slow are named by
+their clocks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from allranks.job.units import format_span
+from allranks.runs.agents import local_ranks
+from allranks.runs.clocks import slow_gpus
 from allranks.runs.record import Run
 from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, per_step, read
 from allranks.runs.usage import node_usage
@@ -30,7 +33,7 @@ _SURE = 6.0
 #: Own times are taken to vary by this from one part to the next, even if they did not. And what makes it, for a normal
 #: distribution, of the median difference between neighbours: 2 ** 0.5 times its third quartile.
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
-#: Part of the time that a rank waits for a CPU, from which on that is reported.
+#: Part of the time that a rank waits for a CPU, beyond that of the others, from which on that is reported.
 _MUCH_QUEUED = 0.1
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 
@@ -49,7 +52,8 @@ class Straggler:
         others: the median of the same of the other ranks.
         step: seconds of a step.
         is_current: whether it lasts until the newest step.
-        queued: for what part of the time its main thread could run and got no CPU.
+        queued: for what part of the time its main thread could run and got no CPU, if that is much more than of others.
+        clocks: of its GPU, and of the others, if that is slow; else empty.
     """
 
     ranks: tuple[int, ...]
@@ -63,6 +67,7 @@ class Straggler:
     step: float
     is_current: bool
     queued: float = 0.0
+    clocks: str = ""
 
     @property
     def sentence(self) -> str:
@@ -71,26 +76,37 @@ class Straggler:
         one = len(self.ranks) == 1
         every = "both" if len(self.ranks) == 2 else f"all {len(self.ranks)}"
         who = f"rank {self.ranks[0]}{where}" if one else f"{every} ranks{where}"
-        mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
-        numbers = f"{mine} of each step of {step}, the others {others}"
+        ending, they, gpus = ("s", "it", "its GPU runs") if one else ("", "they", "their GPUs run")
         if self.phase == "compute":
-            does = (
-                f"compute{'s' if one else ''} {self.seconds / max(self.others, 1e-9):.1f} times slower than the others"
-            )
+            does = f"compute{ending} {self.seconds / max(self.others, 1e-9):.1f} times slower"
         elif self.phase == "data":
-            does = f"wait{'s' if one else ''} for data"
+            does = f"wait{ending} for data"
         else:
             what = {"optimizer": "in the optimizer", "checkpoint": "on checkpoints"}
-            does = f"take{'s' if one else ''} longer {what.get(self.phase, 'between the steps')}"
-        verb = "waits" if one else "wait"
-        cpu = f"; {'it' if one else 'they'} {verb} for a CPU {100 * self.queued:.0f} % of the time"
-        return f"{who} {does} for {self.steps} steps: {numbers}{cpu * (self.queued >= _MUCH_QUEUED)}"
+            does = f"take{ending} longer {what.get(self.phase, 'between the steps')}"
+        mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
+        evidence = [
+            f"{gpus} at {self.clocks}" if self.clocks else "",
+            f"{they} wait{ending} for a CPU {100 * self.queued:.0f} % of the time" if self.queued else "",
+            f"{mine} of each step of {step}, the others {others}",
+        ]
+        return f"{who} {does} for {self.steps} steps: {'; '.join(filter(None, evidence))}"
 
 
-def current(run: Run) -> list[Straggler]:
-    """Return the stragglers in the last two minutes of a run, the worst first."""
+def current(run: Run) -> list[str]:
+    """Return sentences on the stragglers in the last two minutes of a run, the worst first, and on slow GPUs."""
+    return look(run)[0]
+
+
+def look(run: Run) -> tuple[list[str], dict[int, list[float]]]:
+    """Return what :func:`current` does, and by node the seconds of its ranks' newest steps without waits for others."""
     ranks = of_start(read(run.attempt_folder, newest=NEWEST))
-    return with_hosts([one for one in find(ranks) if one.is_current], run)
+    found, gpus = explained([one for one in find(ranks) if one.is_current], run)
+    own = dict[int, list[float]]()
+    for each in ranks:
+        newest = each.windows[-1]
+        own.setdefault(each.node, []).append((newest.seconds - newest.spent[_EXCHANGE]) / newest.steps)
+    return [*(one.sentence for one in found), *gpus], own
 
 
 def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
@@ -99,14 +115,26 @@ def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
     if len(ranks) < 2 or not edges:
         return []
     spent = [per_step(each.windows, edges) for each in ranks]
-    found = [_straggler(ranks[at], at, span, spent, edges) for at, span in _slow_spans(spent).items()]
+    found = [_straggler(ranks, at, span, spent, edges) for at, span in _slow_spans(spent).items()]
     return sorted(_by_node(found, ranks), key=lambda one: one.others - one.seconds)
 
 
-def with_hosts(found: Iterable[Straggler], run: Run) -> list[Straggler]:
-    """Return stragglers of the newest attempt with the names of their nodes."""
-    hosts = {node["node"]: node["host"] for node in node_usage(run)}
-    return [replace(one, host=hosts.get(one.node)) for one in found]
+def explained(found: Iterable[Straggler], run: Run) -> tuple[list[Straggler], list[str]]:
+    """Return stragglers of the newest attempt with what its nodes' samples tell of them: their hosts, and slow GPUs.
+
+    The sentences are on slow GPUs of which these stragglers do not tell.
+    """
+    samples = [*node_usage(run)]
+    hosts, slow = {one["node"]: one["host"] for one in samples}, {one.node: one for one in slow_gpus(samples)}
+    ranks = {node: local_ranks(run.attempt_folder, node) for node in slow}
+    stragglers = list[Straggler]()
+    for one in found:
+        gpus = slow.get(one.node) if one.is_current else None
+        is_ours = gpus and any(ranks[one.node].get(number) in one.ranks for number in gpus.numbers)
+        clocks = gpus.clocks if gpus and is_ours else ""
+        stragglers.append(replace(one, host=hosts.get(one.node), clocks=clocks))
+    told = {one.node for one in stragglers if one.clocks}
+    return stragglers, [one.sentence(ranks[one.node]) for one in slow.values() if one.node not in told]
 
 
 def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
@@ -191,9 +219,14 @@ def _longest(slow: Sequence[bool]) -> tuple[int, int]:
 
 
 def _straggler(
-    rank: RankTimes, at: int, span: tuple[int, int], spent: Sequence[Sequence[Sequence[float]]], edges: Sequence[int]
+    ranks: Sequence[RankTimes],
+    at: int,
+    span: tuple[int, int],
+    spent: Sequence[Sequence[Sequence[float]]],
+    edges: Sequence[int],
 ) -> Straggler:
-    first, end = span
+    rank, (first, end) = ranks[at], span
+    queued = [_queued(each.windows, edges[first], edges[end]) for each in ranks]
     mine = [statistics.median(phases) for phases in zip(*spent[at][first:end], strict=True)]
     others = [
         statistics.median(phases)
@@ -213,7 +246,7 @@ def _straggler(
         others=others[worst],
         step=sum(mine),
         is_current=end >= (len(edges) - 1) * 3 // 4,
-        queued=_queued(rank.windows, edges[first], edges[end]),
+        queued=queued[at] if queued[at] >= medians_of_others(queued)[at] + _MUCH_QUEUED else 0.0,
     )
 
 

@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import statistics
+from collections import deque
 from typing import Any
+
+#: Constants of nvml.h: the clock of the multiprocessors, the sensor on the chip, and the length of a UUID.
+_CLOCK_SM, _SENSOR_GPU, _UUID_BYTES = 1, 0, 96
+#: Bits of nvmlClocksEventReason… in nvml.h, by the words of nvidia-smi. An idle GPU (0x1) is not slowed down.
+_REASONS = {
+    0x02: "application clocks",
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal",
+    0x40: "thermal",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+#: The driver sets the first together with what has caused it.
+_HARDWARE, _CAUSES = 0x08, 0x40 | 0x80
+#: By its older name the drivers before version 535 know it.
+_EVENT_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+#: Samples over which clocks are taken, a minute of an agent's, and of how many a reason must be in.
+_SAMPLES, _LASTING = 30, 15
 
 
 class _Rates(ctypes.Structure):
@@ -19,13 +41,16 @@ class Gpus:
 
     It needs no CUDA context, so no memory of a GPU, and nothing but the driver's own library.
 
+    Args:
+        visible: as CUDA_VISIBLE_DEVICES: which of them are sampled, in which order; None: all.
+
     Attributes:
-        count: how many there are, those that do not answer included.
+        count: how many there are, those that do not answer or are not visible included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, visible: str | None = None) -> None:
         self._library: Any = None
-        self._devices: list[ctypes.c_void_p] = []
+        self._devices: dict[int, _Device] = {}
         self.count = 0
         try:
             self._library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -35,17 +60,92 @@ class Gpus:
         if self._library.nvmlInit_v2() or self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return
         self.count = count.value
+        handles = dict[int, ctypes.c_void_p]()
         for number in range(self.count):
-            device = ctypes.c_void_p()
-            if not self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
-                self._devices.append(device)
+            handle = ctypes.c_void_p()
+            if not self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)):
+                handles[number] = handle
+        for place, number in enumerate(self._chosen(visible, handles)):
+            if number in handles:
+                self._devices[place] = _Device(self._library, handles[number])
 
-    def sample(self) -> list[dict[str, int]]:
-        """Return the percentage of time that each GPU was busy, and its memory in bytes."""
+    def sample(self) -> list[dict[str, Any]]:
+        """Return what each GPU that answers reports.
+
+        ``number`` counts them as CUDA does, ``busy`` is a percentage of time, ``memory`` and ``total`` are bytes.
+        ``temperature`` is in degrees Celsius, ``clock`` and ``max_clock`` in MHz; None if the GPU does not report it.
+        The clock is the median of the last minute, and ``slowed_by`` what has kept it low for half of that or more.
+        """
         found = []
-        for device in self._devices:
-            rates, memory = _Rates(), _Memory()
-            failed = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates))
-            if not (failed or self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))):
-                found.append({"busy": rates.gpu, "memory": memory.used, "total": memory.total})
+        for number, device in self._devices.items():
+            if sample := device.sample():
+                found.append({"number": number, **sample})
         return found
+
+    def _chosen(self, visible: str | None, handles: dict[int, ctypes.c_void_p]) -> list[int]:
+        """Return the numbers of the visible GPUs; of all, where an entry names none, such as a part of a GPU."""
+        everyone = [*range(self.count)]
+        if visible is None:
+            return everyone
+        uuids = {number: self._uuid(handle) for number, handle in handles.items()} if "GPU-" in visible else {}
+        chosen = []
+        for entry in filter(None, map(str.strip, visible.split(","))):
+            named = [each for each in everyone if entry == str(each) or uuids.get(each, "").startswith(entry)]
+            if len(named) != 1:
+                return everyone
+            chosen += named
+        return chosen
+
+    def _uuid(self, handle: ctypes.c_void_p) -> str:
+        text = ctypes.create_string_buffer(_UUID_BYTES)
+        failed = self._library.nvmlDeviceGetUUID(handle, text, ctypes.c_uint(_UUID_BYTES))
+        return "" if failed else text.value.decode(errors="replace")
+
+
+class _Device:
+    """A GPU, with its clocks and what has slowed it down in the last samples."""
+
+    def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
+        self._library, self._handle = library, handle
+        self._clocks, self._reasons = deque[int](maxlen=_SAMPLES), deque[int](maxlen=_SAMPLES)
+        self._max_clock = self._number("nvmlDeviceGetMaxClockInfo", ctypes.c_int(_CLOCK_SM))
+
+    def sample(self) -> dict[str, Any] | None:
+        rates, memory = _Rates(), _Memory()
+        if self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
+            return None
+        if self._library.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
+            return None
+        clock = self._number("nvmlDeviceGetClockInfo", ctypes.c_int(_CLOCK_SM))
+        if clock is not None:
+            self._clocks.append(clock)
+            self._reasons.append(self._event_reasons())
+        return {
+            "busy": rates.gpu,
+            "memory": memory.used,
+            "total": memory.total,
+            "temperature": self._number("nvmlDeviceGetTemperature", ctypes.c_int(_SENSOR_GPU)),
+            "clock": None if clock is None else int(statistics.median(self._clocks)),
+            "max_clock": self._max_clock,
+            "slowed_by": self._lasting(),
+        }
+
+    def _number(self, function: str, which: ctypes.c_int) -> int | None:
+        number = ctypes.c_uint()
+        failed = getattr(self._library, function)(self._handle, which, ctypes.byref(number))
+        return None if failed else number.value
+
+    def _event_reasons(self) -> int:
+        bits = ctypes.c_ulonglong()
+        for name in _EVENT_REASONS:
+            function = getattr(self._library, name, None)
+            if function and not function(self._handle, ctypes.byref(bits)):
+                return bits.value & ~_HARDWARE if bits.value & _CAUSES else bits.value
+        return 0
+
+    def _lasting(self) -> list[str]:
+        counts = dict.fromkeys(_REASONS.values(), 0)
+        for bits in self._reasons:
+            for reason in {reason for bit, reason in _REASONS.items() if bits & bit}:
+                counts[reason] += 1
+        return [reason for reason, count in counts.items() if count >= _LASTING]

@@ -10,6 +10,8 @@ _PANES = {"l": "log", "n": "nodes", "e": "events"}
 #: Keys that scroll, as most terminals send them: by how many lines, or by how many pages.
 _LINES = {"\x1b[A": -1, "\x1bOA": -1, "\x1b[B": 1, "\x1bOB": 1}
 _PAGES = {"\x1b[5~": -1, "\x1b[6~": 1}
+#: How busy nodes are, how much of their memory is in use, how hot their GPUs are, and how slow their ranks.
+MEASURES = ("use", "memory", "temperature", "step time")
 _ENTER, _BACKSPACE, _ESCAPE = ("\r", "\n"), ("\x7f", "\b"), "\x1b"
 
 
@@ -20,7 +22,7 @@ class Choice:
     Attributes:
         pane: what has the whole screen: log, nodes, events, answer; empty: a part of each.
         pattern: only lines of the log that contain this are shown, in upper or lower case.
-        measure: what a heat map of nodes shows: how busy they are, or how much of their memory is in use.
+        measure: what a heat map of nodes shows: one of ``MEASURES``.
         rank: whose log is shown; None: of all.
         prompt: the key whose text is being typed: ``/``, ``r`` or ``c``; empty if none is.
         typed: that text.
@@ -70,7 +72,8 @@ def press(
     if key in _PANES:
         return replace(choice, pane="" if choice.pane == _PANES[key] else _PANES[key], top=0), ""
     if key == "m":
-        return replace(choice, pane="nodes", measure="memory" if choice.measure == "use" else "use"), ""
+        following = (MEASURES.index(choice.measure) + 1) % len(MEASURES)
+        return replace(choice, pane="nodes", measure=MEASURES[following]), ""
     if key in ("/", "r"):
         return replace(choice, prompt=key, typed=""), ""
     if key in ("s", "c") and has_ended:

@@ -39,8 +39,10 @@ def cut(line: Text, width: int) -> Text:
 
 
 def columns(rows: Sequence[Sequence[Text | str]], width: int) -> list[Text]:
-    """Align rows of cells, and cut them to a width."""
-    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    """Align rows of cells, and cut them to a width; a row may have fewer, such as a node whose GPUs do not answer."""
+    most = max(map(len, rows), default=0)
+    filled = [[*row, *[""] * (most - len(row))] for row in rows]
+    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in filled]
     widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:

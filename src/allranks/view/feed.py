@@ -30,7 +30,7 @@ from allranks.runs.metrics import MetricsReader
 from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
-from allranks.runs.stragglers import current
+from allranks.runs.stragglers import look
 from allranks.runs.usage import node_usage
 from allranks.view.progress import Changes, Saves
 
@@ -124,6 +124,7 @@ class Snapshot:
         problem: why the state cannot be found out; empty if it can.
         age: for how many seconds nothing newer has been read.
         position: where the training is in its epochs; None if that is not known.
+        own: by node, seconds of a step of each of its ranks, without the wait for others; empty if that is not known.
     """
 
     run: Run
@@ -142,6 +143,7 @@ class Snapshot:
     problem: str = ""
     age: float = 0.0
     position: Position | None = None
+    own: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 class LiveStatus:
@@ -168,9 +170,10 @@ class LiveStatus:
 
 
 class _Delays:
-    """For how long no rank of a run has advanced, or for which rank the others wait."""
+    """For how long no rank of a run has advanced, or for which rank the others wait; ``own`` as of a snapshot."""
 
     def __init__(self) -> None:
+        self.own: Mapping[int, Sequence[float]] = {}
         self._straggler, self._looked = "", -math.inf
 
     def find(self, run: Run) -> str:
@@ -180,7 +183,8 @@ class _Delays:
             return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
         if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
             self._looked = time.monotonic()
-            self._straggler = next((printable(one.sentence) for one in current(run)), "")
+            sentences, self.own = look(run)
+            self._straggler = next(map(printable, sentences), "")
         return self._straggler
 
 
@@ -254,6 +258,7 @@ class Feed:
             self._delay,
             self._status.problem,
             position=self._position,
+            own=self._delays.own,
         )
 
     def _read_log(self, run: Run) -> _Log:

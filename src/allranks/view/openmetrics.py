@@ -17,7 +17,7 @@ from allranks.record.events import read_saves
 from allranks.runs.metrics import MetricLine, read_metrics
 from allranks.runs.record import Run
 from allranks.runs.status import State
-from allranks.runs.usage import node_usage
+from allranks.runs.usage import TRAFFIC, node_usage
 
 #: The last line of OpenMetrics text.
 END = "# EOF\n"
@@ -50,10 +50,17 @@ HELP = {
     "allranks_run_checkpoint_step": "Step of the newest checkpoint of ctx.checkpoints.",
     "allranks_node_cpus": "CPUs that the run keeps busy on a node.",
     "allranks_node_memory_bytes": "Memory that the run holds on a node.",
+    "allranks_node_received_bytes_per_second": "What comes in over the network of a node, InfiniBand included.",
+    "allranks_node_sent_bytes_per_second": "What goes out over the network of a node, InfiniBand included.",
+    "allranks_node_read_bytes_per_second": "What the run reads from storage on a node.",
+    "allranks_node_written_bytes_per_second": "What the run writes to storage on a node.",
     "allranks_node_sampled_timestamp_seconds": "When a node was sampled, in seconds since 1970.",
     "allranks_gpu_busy_ratio": "Part of the time in which a GPU was busy, from 0 to 1.",
     "allranks_gpu_memory_bytes": "Memory that is in use on a GPU.",
     "allranks_gpu_memory_total_bytes": "Memory of a GPU.",
+    "allranks_gpu_clock_hertz": "Clock of the multiprocessors of a GPU, the median of the last minute.",
+    "allranks_gpu_temperature_celsius": "Temperature of a GPU.",
+    "allranks_gpu_slowed": "1 for each reason for which a GPU is slowed down.",
     "allranks_rank_steps": "Steps and batches of a rank since the attempt started, as ctx counts them.",
 }
 
@@ -135,12 +142,18 @@ def _nodes(run: Run) -> Iterator[Sample]:
         node = {"node": usage["node"], "host": usage["host"]}
         yield Sample("allranks_node_cpus", usage["cpus"], node)
         yield Sample("allranks_node_memory_bytes", usage["memory"], node)
+        for name, key in zip(("received", "sent", "read", "written"), TRAFFIC, strict=True):
+            yield Sample(f"allranks_node_{name}_bytes_per_second", usage[key], node)
         yield Sample("allranks_node_sampled_timestamp_seconds", usage["time"], node)
-        for number, gpu in enumerate(usage["gpus"]):
-            labels = {**node, "gpu": number}
+        for gpu in usage["gpus"]:
+            labels = {**node, "gpu": gpu["number"]}
             yield Sample("allranks_gpu_busy_ratio", gpu["busy"] / 100, labels)
             yield Sample("allranks_gpu_memory_bytes", gpu["memory"], labels)
             yield Sample("allranks_gpu_memory_total_bytes", gpu["total"], labels)
+            yield Sample("allranks_gpu_clock_hertz", gpu["clock"] and gpu["clock"] * 1e6, labels)
+            yield Sample("allranks_gpu_temperature_celsius", gpu["temperature"], labels)
+            for reason in gpu["slowed_by"]:
+                yield Sample("allranks_gpu_slowed", 1, {**labels, "reason": reason})
     for path in sorted(run.attempt_folder.glob(f"node-*/{contract.rank_step('*')}")):
         with suppress(OSError, struct.error):  # Just being made.
             (steps,) = struct.unpack("=Q", path.read_bytes()[:8])

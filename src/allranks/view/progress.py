@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from allranks import contract
-from allranks.job.units import format_seconds
+from allranks.job.units import format_number, format_seconds
 from allranks.record.events import read_saves
 from allranks.runs.metrics import SPEED
 from allranks.runs.position import Position
@@ -56,7 +56,7 @@ class Saves:
 
 def speed(name: str, value: float) -> str:
     """Write a speed: ``31.4 steps/s``."""
-    return f"{value:.4g} {name.removesuffix(SPEED)}/s"
+    return f"{format_number(value)} {name.removesuffix(SPEED)}/s"
 
 
 def progress(

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from allranks import __version__
-from allranks.job.units import format_seconds
+from allranks.job.units import format_number, format_seconds
 from allranks.launch.verdict import has_failed, verdict_on
 from allranks.record.events import read_saves
 from allranks.runs.comparison import Compared, different, names_of, rank_hours
@@ -123,7 +123,7 @@ def _slowdowns(lines: Sequence[MetricLine]) -> list[str]:
         return []
     unit = name.replace("_per_second", "/s")
     return [
-        f"The last quarter was slower: {after[name]:.4g} {unit} after {before[name]:.4g} {unit}. "
+        f"The last quarter was slower: {format_number(after[name])} {unit} after {format_number(before[name])} {unit}. "
         "allranks top shows what the nodes do while it runs."
     ]
 

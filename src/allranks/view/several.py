@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import AllranksError
+from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
+from allranks.runs.status import State
 from allranks.view.feed import LiveStatus, Metrics
 
 if TYPE_CHECKING:
@@ -17,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A run of several: with its step, and the last value of each metric."""
+    """A run of several: its step, the last value of each metric, and where it is in its epochs, if that is known."""
 
     run: Run
     step: int | None
     last: Mapping[str, float]
     problem: str = ""
+    position: Position | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class RunsFeed:
     def __init__(self, find: Callable[[], Sequence[Path]], kind_of: Callable[[str], ClusterKind]) -> None:
         self._find, self._kind_of = find, kind_of
         self._known: dict[Path, tuple[LiveStatus, Metrics]] = {}
+        self._positions: dict[Path, Position | None] = {}
         self._shown = (0, 1)
 
     def show(self, top: int, most: int) -> None:
@@ -62,7 +67,9 @@ class RunsFeed:
                 return None
             self._known[folder] = status, Metrics(folder)
         status, metrics = self._known[folder]
-        status.read()
+        if status.read():
+            is_running = status.run.record.status.state is State.RUNNING
+            self._positions[folder] = position(status.run, time.time()) if is_running else None
         metrics.read()
         last = {name: curve.last for name, curve in metrics.curves.items()}
-        return Row(status.run, metrics.step, last, status.problem)
+        return Row(status.run, metrics.step, last, status.problem, self._positions.get(folder))

@@ -10,7 +10,7 @@ from typing import Any
 from allranks.job.units import format_span
 from allranks.runs.record import Run
 from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
-from allranks.runs.stragglers import find, with_hosts
+from allranks.runs.stragglers import explained, find
 
 #: Ranks that have a bar of their own; of more, those whose own time is longest.
 MOST_BARS = 32
@@ -22,6 +22,7 @@ _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 _FIXES = {
     "compute": "allranks top shows what its node does, and allranks check --full compares the nodes.",
     "data": "More workers for the loader, or faster storage for its node, would help.",
+    "clock": "nvidia-smi -q -d PERFORMANCE on its node shows why: see to cooling and power.",
     "checkpoint": "A faster directory for the checkpoints, or fewer of them, would help.",
 }
 
@@ -30,7 +31,7 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     """Return what the ranks of the newest attempt recorded, None if nothing, and what could be better by that."""
     ranks = read(run.attempt_folder)
     if not ranks:
-        return None, []
+        return None, _advice(run, [], [])
     means = [_mean(each.windows) for each in ranks]
     own = [sum(phases) - phases[_EXCHANGE] for phases in means]
     shown = sorted(sorted(range(len(ranks)), key=lambda at: -own[at])[: MOST_BARS if len(ranks) > MOST_BARS else None])
@@ -100,17 +101,23 @@ def _name(row: Sequence[RankTimes]) -> str:
 
 
 def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
-    """Return sentences on ranks for which the others waited, or on data for which all did."""
+    """Return sentences on ranks for which the others waited, or on data for which all did, and on slow GPUs."""
     starts = sorted({window.restart for each in ranks for window in each.windows}) if len(ranks) > 1 else []
-    found = [one for restart in starts for one in find(of_start(ranks, restart))]
+    found, gpus = explained((one for restart in starts for one in find(of_start(ranks, restart))), run)
+    sentences = [f"{_capital(one)}. {_FIXES['clock']}" for one in gpus]
     if found:
-        worst = max(with_hosts(found, run), key=lambda one: (one.seconds - one.others) * one.steps)
+        worst = max(found, key=lambda one: (one.seconds - one.others) * one.steps)
         more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
-        return [f"{worst.sentence[0].upper()}{worst.sentence[1:]}. {_FIXES.get(worst.phase, '')}".rstrip() + more]
-    step, data = statistics.median(map(sum, means)), statistics.median(each[_DATA] for each in means)
-    if data < _MUCH_DATA * step:
-        return []
-    return [
-        f"All ranks wait for data: {format_span(data)} of each step of {format_span(step)}. "
-        "More workers for the loader, or faster storage, would help."
-    ]
+        return [f"{_capital(worst.sentence)}. {_FIXES.get(worst.phase, '')}".rstrip() + more, *sentences]
+    step = statistics.median(map(sum, means)) if means else 0.0
+    data = statistics.median(each[_DATA] for each in means) if means else 0.0
+    if data > _MUCH_DATA * step:
+        sentences.append(
+            f"All ranks wait for data: {format_span(data)} of each step of {format_span(step)}. "
+            "More workers for the loader, or faster storage, would help."
+        )
+    return sentences
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
 
-from allranks.job.units import format_count, format_seconds, format_size
+from allranks.job.units import format_count, format_number, format_seconds, format_size
 from allranks.runs.metrics import SPEED
 from allranks.runs.record import Run
 from allranks.runs.status import State
+from allranks.runs.usage import clock, traffic
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
 from allranks.view.progress import progress, speed
-from allranks.view.several import Rows
+from allranks.view.several import Row, Rows
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
     (State.PENDING, State.CANCELLED, State.PREEMPTED, State.UNKNOWN), "yellow"
@@ -30,6 +32,8 @@ _STALE = 20.0
 _NAMED = 3
 #: Cells of a bar or of a curve in the lines below the log, and of GPUs in a row.
 _SMALL, _CURVE, _MOST_CELLS = 6, 12, 16
+#: What slows GPUs down and is a fault of their cooling or power supply.
+_FAULTS = {"thermal", "power brake", "hardware slowdown"}
 _KEYS = ("q quit", "l log", "n nodes", "e events", "/ filter", "r rank", "s stacks", "c cancel")
 
 
@@ -65,16 +69,15 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
         status = row.run.record.status
         key = str(number) if number < 10 else ""
         speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
-        step = f"step {row.step}" if row.step is not None else ""
-        loss = f"loss {row.last['loss']:.4g}" if "loss" in row.last else ""
+        loss = f"loss {format_number(row.last['loss'])}" if "loss" in row.last else ""
         name = Text(row.run.record.id, "bold")
         state = Text(status.state.value, _STATES.get(status.state, "red"))
         if are_narrow:
-            table.append((key, name, state, step, loss))
+            table.append((key, name, _where(row, is_brief=True), state, loss))
         else:
             why = row.problem or status.cause or status.reason or ""
             ranks = format_count(row.run.record.world_size, "rank")
-            table.append((key, name, state, ranks, _took(row.run), step, loss, speeds, why))
+            table.append((key, name, state, _where(row), loss, _took(row.run), ranks, speeds, why))
     is_part = len(shown.rows) < shown.total
     scroll = ["↑ ↓ PgUp PgDn scroll"] if is_part else []
     foot = flow(["1-9 open a run", *scroll, "q quit"] if table else ["q quit"], width)
@@ -84,6 +87,13 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
     lines = [*title, *body][: height - len(foot)]
     lines += [Text()] * (height - len(lines) - len(foot))
     return [*lines, *foot][:height]
+
+
+def _where(row: Row, *, is_brief: bool = False) -> str:
+    """Return where a run is in its epochs, or else its step; in brief, what is asked for most."""
+    if row.position is None:
+        return f"step {row.step}" if row.step is not None else ""
+    return str(row.position).rpartition(", ")[2] if is_brief else str(row.position)
 
 
 def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
@@ -98,7 +108,8 @@ def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
     attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
-    used = _used(_together(nodes), _SMALL)[-2:] if nodes else []  # GPUs, or else CPUs and memory.
+    used = _used(_together(nodes), _SMALL) if nodes else []
+    used = used[2:] or used  # GPUs, or else CPUs and memory.
     delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
     parts = [step, *curves[:1], *others, *used, attempt, left, *curves[1:]]
     return [*flow(parts, width)[: most - len(delay)], *delay]
@@ -136,8 +147,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
     for text in (shot.delay, *dict.fromkeys((status.cause, status.reason)), problem):
-        if text:
-            lines.append(cut(Text(" ".join(text.split()), "yellow"), width))
+        lines += [cut(Text(line, "yellow"), width) for line in wrap(text or "", width, max_lines=2, placeholder="…")]
     return lines
 
 
@@ -160,7 +170,7 @@ def _footer(shot: Snapshot, choice: Choice, width: int) -> list[Text]:
         return [cut(Text(choice.note, "yellow"), width)]
     keys = _KEYS[:-2] if shot.run.record.status.state.is_final else _KEYS
     is_plain = choice == Choice(several=choice.several)
-    more = [f"m {'memory' if choice.measure == 'use' else 'use'}"] if choice.pane == "nodes" else []
+    more = ["m map"] if choice.pane == "nodes" else []
     more += ["↑ ↓ scroll"] if choice.pane else []
     more += [] if is_plain and not choice.several else ["b back"]
     return flow([Text(key, "dim") for key in (*keys, *more)], width)
@@ -200,7 +210,7 @@ def _metrics(shot: Snapshot, width: int, room: int) -> list[Text]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "not finite"
+    return format_number(value) if math.isfinite(value) else "not finite"
 
 
 def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
@@ -216,6 +226,9 @@ def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
     if len(nodes) <= room - 1:
         return _section("nodes", columns([_node(node, shot.time, width) for node in nodes], width), width, room)
     shares = [_shares(node, shot.time, choice.measure) for node in nodes]
+    if choice.measure == "step time":  # As parts of the slowest rank's.
+        longest = max((seconds for own in shot.own.values() for seconds in own), default=1.0)
+        shares = [[seconds / longest for seconds in shot.own.get(node["node"], ())] or [None] for node in nodes]
     what, lines = _heat_map(nodes, shares, choice.measure, width, max(1, room - 2))
     order = sorted((mean, at) for at, each in enumerate(shares) if (mean := _mean(each)) is not None)
     # The idle ones are named, or those whose memory is nearly full.
@@ -231,7 +244,12 @@ def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
     long = 0 if width < 60 else min(12, width // 14)
     name = f"{node['node']} {node['host']}"
     age = now - node["time"]
-    return [name, *_used(node, long), Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else ""]
+    return [
+        name,
+        *_used(node, long),
+        traffic(node),
+        Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else "",
+    ]
 
 
 def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:
@@ -244,7 +262,11 @@ def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:
         each = math.ceil(len(busy) / _MOST_CELLS)
         shares = [_mean(busy[at : at + each]) for at in range(0, len(busy), each)]
         used, total = sum(gpu["memory"] for gpu in gpus), sum(gpu["total"] for gpu in gpus)
-        cells.append(Text("GPU ").append_text(heat(shares)).append(f" {100 * sum(busy) / len(busy):.0f} %"))
+        use = Text("GPU ").append_text(heat(shares)).append(f" {100 * sum(busy) / len(busy):.0f} %")
+        slowest = min(gpus, key=lambda gpu: gpu["clock"] or math.inf)
+        if text := clock(slowest):
+            use.append(" ").append(text, "yellow" if _FAULTS.intersection(slowest["slowed_by"]) else "")
+        cells.append(use)
         cells.append(_gauge("GPU MEM", used, total, format_size, 0))
     return cells
 
@@ -262,7 +284,8 @@ def _heat_map(
     """Return what the cells are, and rows of cells: a GPU, else a node, else several nodes each."""
     by_node = [(node["node"], shares) for node, shares in zip(nodes, found, strict=True)]
     have_gpus = any(node["gpus"] for node in nodes)
-    unit = f"{measure} of {'GPUs' if have_gpus else 'CPUs' if measure == 'use' else 'nodes'}"
+    of = "ranks" if measure == "step time" else "GPUs" if have_gpus else "CPUs" if measure == "use" else "nodes"
+    unit = f"{measure} of {of}"
     label = len(str(by_node[-1][0])) + 1
     space = max(1, width - label)
     most = max(len(shares) for _, shares in by_node)
@@ -291,6 +314,8 @@ def _shares(node: Mapping[str, Any], now: float, measure: str) -> list[float | N
         return [None] * max(1, len(node["gpus"]))
     if node["gpus"] and measure == "use":
         return [gpu["busy"] / 100 for gpu in node["gpus"]]
+    if measure == "temperature":
+        return [gpu["temperature"] and gpu["temperature"] / 100 for gpu in node["gpus"]] or [None]
     if node["gpus"]:
         return [gpu["memory"] / gpu["total"] if gpu["total"] else None for gpu in node["gpus"]]
     used, total = ("cpus", "cpus_total") if measure == "use" else ("memory", "memory_total")

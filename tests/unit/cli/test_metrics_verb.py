@@ -74,8 +74,10 @@ def trained(allranks: Any) -> Path:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 30, "time": 1e9, 'acc "top\\1"\n': 0.25}) + "\n")
     (run / "checkpoints.jsonl").write_text('{"attempt": 0, "step": 20, "path": "/c", "leaving": false, "time": 5.0}\n')
-    gpus = [{"busy": 97, "memory": 3 << 30, "total": 80 << 30}]
-    usage = {"host": "gpu01", "time": 1795769904.5, "cpus": 3.25, "memory": 123456789012, "gpus": gpus}
+    clocks = {"temperature": 64, "clock": 1110, "max_clock": 1980, "slowed_by": ["power cap", "thermal"]}
+    gpus = [{"number": 2, "busy": 97, "memory": 3 << 30, "total": 80 << 30, **clocks}]
+    rates = {"net_in": 1200, "net_out": 34, "disk_read": 0, "disk_write": 56}
+    usage = {"host": "gpu01", "time": 1795769904.5, "cpus": 3.25, "memory": 123456789012, **rates, "gpus": gpus}
     (node / "usage.json").write_text(json.dumps(usage))
     (node / "rank-3.step").write_bytes(struct.pack("=Q", 12345))
     return run
@@ -95,9 +97,15 @@ def test_all_that_is_known_of_a_run_in_the_format(allranks: Any, trained: Path) 
     node = {"run": run, "node": "0", "host": "gpu01"}
     assert value(found, "allranks_node_cpus", **node) == 3.25
     assert value(found, "allranks_node_memory_bytes", **node) == 123456789012
-    assert value(found, "allranks_gpu_busy_ratio", **node, gpu="0") == 0.97
-    assert value(found, "allranks_gpu_memory_bytes", **node, gpu="0") == 3 << 30
-    assert value(found, "allranks_gpu_memory_total_bytes", **node, gpu="0") == 80 << 30
+    rates = {"received": 1200, "sent": 34, "read": 0, "written": 56}
+    assert {name: value(found, f"allranks_node_{name}_bytes_per_second", **node) for name in rates} == rates
+    assert value(found, "allranks_gpu_busy_ratio", **node, gpu="2") == 0.97
+    assert value(found, "allranks_gpu_memory_bytes", **node, gpu="2") == 3 << 30
+    assert value(found, "allranks_gpu_memory_total_bytes", **node, gpu="2") == 80 << 30
+    assert value(found, "allranks_gpu_clock_hertz", **node, gpu="2") == 1.11e9
+    assert value(found, "allranks_gpu_temperature_celsius", **node, gpu="2") == 64
+    assert value(found, "allranks_gpu_slowed", **node, gpu="2", reason="thermal") == 1
+    assert value(found, "allranks_gpu_slowed", **node, gpu="2", reason="power cap") == 1
     assert value(found, "allranks_rank_steps", run=run, node="0", rank="3") == 12345
 
 

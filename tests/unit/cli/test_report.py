@@ -195,8 +195,25 @@ def test_where_the_time_of_steps_went(allranks: Any) -> None:
     assert heat["own"] == [[2.5 if rank == 2 else 1.5] * 40 for rank in range(4)]
     assert (heat["step"], heat["data"]) == ([[2.75] * 40] * 4, [[0.25] * 40] * 4)
     assert "ank 2" in slow
-    assert (
-        " computes 2.0 times slower than the others for 80 steps: 2 s of each step of 2.75 s, the others 1 s. " in slow
+    assert " computes 2.0 times slower for 80 steps: 2 s of each step of 2.75 s, the others 1 s. " in slow
+
+
+def test_the_clocks_of_a_slow_gpu_are_told_of_its_rank(allranks: Any) -> None:
+    allranks.script("")
+    folder = train(allranks, "a", losses={}, pace=1.0)
+    cool = {"number": 1, "busy": 97, "memory": 32, "total": 80, "clock": 1755, "max_clock": 1980, "slowed_by": []}
+    hot = cool | {"number": 0, "clock": 1110, "slowed_by": ["thermal"], "temperature": 91}
+    usage = {"host": "gpu03", "time": 1.7e9, "cpus": 2.5, "memory": 64, "gpus": [hot, cool]}
+    (folder / "attempts" / "000" / "node-000" / "usage.json").write_text(json.dumps(usage))
+    (run,) = _json(allranks)["runs"]
+    clocks = "1.11 GHz (thermal), the others at 1.75 GHz"
+    (alone,) = run["advice"]
+    assert alone.startswith(f"The GPU of rank 0 on gpu03 runs at {clocks}. nvidia-smi -q -d PERFORMANCE ")
+    assert run["usage"][0]["gpus"] == [hot, cool | {"temperature": None}]
+    _record(folder, 4, slow=0)
+    (slow,) = _json(allranks)["runs"][0]["advice"]
+    assert slow.startswith(
+        f"Rank 0 on gpu03 computes 2.0 times slower for 80 steps: its GPU runs at {clocks}; 2 s of each step of "
     )
 
 

@@ -41,9 +41,10 @@ def test_what_the_ranks_of_a_run_use(allranks):
     assert (usage["node"], usage["host"], usage["gpus"]) == (0, socket.gethostname(), [])
     assert usage["cpus_total"] == cgroups.usable_cpus()
     assert usage["memory_total"] > usage["memory"]
+    assert usage["disk_read"] >= 0
     assert 0 < usage["cpus"] <= min(2, os.cpu_count()) + 0.1
     header, row = allranks("top").stdout.splitlines()
-    assert header.split() == ["NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU", "MEMORY", "SEEN"]
+    assert header.split() == ["NODE", "CPUS", "MEMORY", "GPU", "BUSY", "GPU", "MEMORY", "CLOCK", "TEMP", "SEEN"]
     assert row.split()[:2] == ["0", socket.gethostname()]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE)
@@ -62,11 +63,15 @@ def test_a_run_that_nothing_has_been_seen_of(allranks, failed_run):
 def test_each_gpu_of_a_node_has_a_row(allranks, failed_run: Path):
     run = allranks.folder / "runs" / failed_run.name
     shutil.copytree(failed_run, run)
-    gpus = [{"busy": 97, "memory": 2e9, "total": 80e9}, {"busy": 0, "memory": 0, "total": 80e9}]
+    clocks = {"temperature": 88, "clock": 1110, "max_clock": 1980, "slowed_by": ["thermal"]}
+    gpus = [{"number": 0, "busy": 97, "memory": 2e9, "total": 80e9, **clocks}, {"busy": 0, "memory": 0, "total": 80e9}]
     usage = {"host": "gpu1", "time": time.time(), "cpus": 3.25, "memory": 5e9, "gpus": gpus}
     (run / "attempts/000/node-000/usage.json").write_text(json.dumps(usage))
     _, first, second = allranks("top").stdout.splitlines()
-    assert re.fullmatch(r"0 gpu1 +3\.2 +5 GB +0 +97 % +2 GB of 80 GB +\d+\.\d s ago", first)
-    assert re.fullmatch(r" +1 +0 % +0 B of 80 GB", second)
+    assert re.fullmatch(
+        r"0 gpu1 +3\.2 +5 GB +0 +97 % +2 GB of 80 GB +1\.11 GHz \(thermal\) +88 °C +\d+\.\d s ago", first
+    )
+    assert re.fullmatch(r" +1 +0 % +0 B of 80 GB +- +-", second)
     (shown,) = json.loads(allranks("top", "--json").stdout)
-    assert (shown["node"], shown["gpus"]) == (0, gpus)
+    of_an_earlier_version = {"number": 1, "temperature": None, "clock": None, "max_clock": None, "slowed_by": []}
+    assert (shown["node"], shown["gpus"]) == (0, [gpus[0], gpus[1] | of_an_earlier_version])

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from allranks import contract
+from allranks.clusters.registry import load_kind
 from allranks.record.steptime import HEAD, PHASES, Place, Window
 from allranks.runs.position import Position, position
 from allranks.runs.record import Record, Run, load
+from allranks.view.several import RunsFeed
 from waiting import PATIENCE, wait_for
 
 #: Two epochs of 8 batches, and a third: each step waits until it may be made.
@@ -83,6 +85,10 @@ def test_status_shows_where_a_training_is(allranks: Any) -> None:
     assert shown == {"step": 14, "epoch": 2, "epochs": 3, "percent": 75}
     assert left > 0
     assert "epoch 2 of 3, 75 %, " in allranks("status").stdout
+    several = RunsFeed(allranks.runs, load_kind)
+    (row,) = several.read().rows
+    assert row.position is not None
+    assert str(row.position).startswith("epoch 2 of 3, 75 %, ")
     (allranks.folder / "end").touch()
     assert (process.communicate(timeout=PATIENCE), process.returncode)[1] == 0
     assert json.loads(allranks("status", "--json").stdout)["position"] is None, "it has ended"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,9 @@ from simulated_steps import missed, named_in_quiet
 from allranks.record.steptime import PHASES, Window
 from allranks.runs.steptime import RankTimes, of_start, per_step
 from allranks.runs.stragglers import Straggler, find, medians_of_others
+
+#: What is said of a rank that computes for 3 s of a step, and the others for 2 s.
+NUMBERS = "3 s of each step of 4 s, the others 2 s"
 
 
 def test_no_rank_of_a_quiet_run_is_named() -> None:
@@ -39,20 +43,34 @@ def _even(ranks: int, slow: dict[int, tuple[float, float]], windows: int = 40, p
 def test_what_is_said_of_a_rank_and_of_all_ranks_of_a_node() -> None:
     (one,) = find(_even(4, {3: (1.0, 3.0)}))
     assert one == Straggler((3,), 1, None, "compute", 10, 40, 3.0, 2.0, 4.0, is_current=True)
-    numbers = "3 s of each step of 4 s, the others 2 s"
-    assert one.sentence == f"rank 3 computes 1.5 times slower than the others for 40 steps: {numbers}"
+    assert one.sentence == f"rank 3 computes 1.5 times slower for 40 steps: {NUMBERS}"
     (node,) = find(_even(6, {2: (3.0, 2.0), 3: (3.5, 2.0)}))
     assert (node.ranks, node.node, node.phase) == ((2, 3), 1, "data")
     numbers = "3.5 s of each step of 5.5 s, the others 1 s"
     assert node.sentence == f"both ranks of node 1 wait for data for 40 steps: {numbers}"
 
 
-def test_that_a_rank_waits_for_a_cpu_is_said_behind_the_numbers() -> None:
+def test_that_a_rank_waits_for_a_cpu_is_said_before_the_numbers() -> None:
     ranks = _even(4, {3: (1.0, 3.0)})
-    for queued, said in ((1.6, "; it waits for a CPU 40 % of the time"), (0.2, "")):
+    for queued, said in ((1.6, " it waits for a CPU 40 % of the time;"), (0.2, "")):
         ranks[3] = ranks[3]._replace(windows=[one._replace(queued=queued) for one in ranks[3].windows])
         (one,) = find(ranks)
-        assert one.sentence.partition("the others 2 s")[2] == said
+        assert one.sentence == f"rank 3 computes 1.5 times slower for 40 steps:{said} {NUMBERS}"
+
+
+def test_that_all_ranks_wait_for_a_cpu_is_not_said_of_one() -> None:
+    ranks = [
+        each._replace(windows=[one._replace(queued=1.6) for one in each.windows]) for each in _even(4, {3: (1.0, 3.0)})
+    ]
+    (one,) = find(ranks)
+    assert one.sentence == f"rank 3 computes 1.5 times slower for 40 steps: {NUMBERS}"
+
+
+def test_the_clock_of_a_slow_ranks_gpu_is_said_before_the_numbers() -> None:
+    (one,) = find(_even(4, {3: (1.0, 3.0)}))
+    one = replace(one, host="gpu03", clocks="1.1 GHz (thermal), the others at 1.75 GHz")
+    clocks = "its GPU runs at 1.1 GHz (thermal), the others at 1.75 GHz"
+    assert one.sentence == f"rank 3 on gpu03 computes 1.5 times slower for 40 steps: {clocks}; {NUMBERS}"
 
 
 def test_late_data_is_named_where_the_wait_for_others_is_not_seen() -> None:

@@ -129,6 +129,19 @@ def test_a_record_has_the_speed_since_the_one_before_it(folder, monkeypatch):
     assert speeds == [(2, 4.0, 4.0 * 32 * 3), (4, 1.0, 1.0 * 32 * 3)]
 
 
+def test_tokens_of_a_batch_make_a_speed_of_all_ranks_and_micro_batches(folder, monkeypatch):
+    now = 1.8e9
+    monkeypatch.setattr("allranks.runtime.metrics.records.time", SimpleNamespace(time=lambda: now))
+    with make_context(log_every=2) as ctx:
+        ctx.progress.accumulation = 3
+        for tokens in (2000, 2048, 1024):
+            step(ctx, tokens=tokens)
+            now += 0.25
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    speeds = [(line["step"], line["tokens"], line["steps_per_second"], line["tokens_per_second"]) for line in lines]
+    assert speeds == [(2, 2024.0, 4.0, 4.0 * 2024 * 3), (3, 1024.0, 4.0, 4.0 * 1024 * 3)]
+
+
 def test_no_records_with_log_every_0_but_those_of_the_script(folder):
     with make_context(log_every=0) as ctx:
         for number in range(4):

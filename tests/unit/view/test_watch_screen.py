@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,16 @@ def _run(status: Status, *, ranks: int = 4, nodes: int = 2) -> Run:
     return Run(Path("/nowhere/demo-1127-1200"), record)
 
 
+def _gpu(
+    busy: int, memory: float, clock: int | None = None, *slowed_by: str, heat: int | None = None
+) -> dict[str, Any]:
+    clocks = {"clock": clock, "max_clock": clock and 1980, "slowed_by": slowed_by, "temperature": heat}
+    return {"busy": busy, "memory": memory, "total": 80e9, **clocks}
+
+
 def _node(number: int, *gpus: int, cpus: float = 8.0) -> dict[str, object]:
     sample = {"node": number, "host": f"gpu{number}", "time": NOON - 2, "cpus": cpus, "memory": 2e9}
-    found = [{"busy": busy, "memory": 40e9, "total": 80e9} for busy in gpus]
+    found = [_gpu(busy, 40e9) for busy in gpus]
     return {**sample, "cpus_total": 16, "memory_total": 8e9, "gpus": found}
 
 
@@ -121,6 +129,17 @@ def test_a_wide_screen_has_longer_bars():
     assert row == ("0 gpu0  CPU ████░░░░ 8 of 16  MEM ██░░░░░░ 2 GB of 8 GB  GPU █▁ 50 %  GPU MEM 80 GB of 160 GB")
 
 
+def test_large_numbers_have_no_exponent():
+    metrics = {"tokens_per_second": (35746.4, [35746.4]), "loss": (1e-5, [1e-5]), "flops": (1.5e12, [1.5e12])}
+    shown = _shown(replace(SHOT, metrics=metrics, saved=None))
+    assert shown[2] == "step 150  35,746 tokens/s"
+    assert [line.split()[:2] for line in shown[4:7]] == [
+        ["loss", "1e-05"],
+        ["flops", "1.5e+12"],
+        ["tokens/s", "35,746"],
+    ]
+
+
 def test_a_run_that_waits_shows_the_reason():
     status = Status(State.PENDING, "queued", reason="Priority: other jobs come first")
     shown = _shown(Snapshot(_run(status), NOON, left=90.0, problem="squeue gave no answer"))
@@ -168,12 +187,52 @@ def test_a_cell_is_several_nodes_where_there_are_very_many():
 
 def test_the_memory_of_gpus_is_another_heat_map():
     nodes = [_node(number, 100) for number in range(20)]
-    nodes[7]["gpus"] = [{"busy": 0, "memory": 80e9, "total": 80e9}]
+    nodes[7]["gpus"] = [_gpu(0, 80e9)]
     shown = _shown(replace(SHOT, nodes=nodes), press(Choice(), "m", 4, has_ended=True)[0], height=12)
     assert shown[3] == f"── 20 nodes: memory of GPUs, a cell for each {'─' * 35}"
     assert shown[4] == " 0 ▅▅▅▅▅▅▅█" + "▅" * 12
     assert shown[5].startswith("most:  7 gpu7 ")
-    assert shown[-1].endswith("r rank  m use  ↑ ↓ scroll  b back")
+    assert shown[-1].endswith("r rank  m map  ↑ ↓ scroll  b back")
+
+
+def test_the_slowest_clock_of_a_node_and_what_keeps_it_low():
+    nodes = [_node(0), _node(1)]
+    nodes[0]["gpus"] = [_gpu(97, 40e9, 1755), _gpu(98, 40e9, 1110, "power cap", "thermal")]
+    nodes[1]["gpus"] = [_gpu(97, 40e9, 1755), _gpu(98, 40e9, 1740, "power cap")]
+    rows = [line for line in _shown(replace(SHOT, nodes=nodes), width=140) if " gpu" in line]
+    assert [row.partition("GPU ")[2].partition("  GPU")[0].rstrip() for row in rows] == [
+        "██ 98 % 1.11 GHz (power cap, thermal)",
+        "██ 98 % 1.74 GHz (power cap)",
+    ]
+
+
+def test_a_wide_screen_shows_network_and_disk_and_a_node_whose_gpus_do_not_answer():
+    rates = {"net_in": 1.2e9, "net_out": 5e6, "disk_read": 0, "disk_write": 3e5}
+    nodes = [{**_node(0, 97), **rates}, {**_node(1), "net_in": None, "net_out": None}]
+    first, second = (line for line in _shown(replace(SHOT, nodes=nodes), width=180) if " gpu" in line)
+    assert first.endswith("GPU MEM 40 GB of 80 GB  NET ↓ 1.2 GB/s ↑ 5 MB/s  DISK ↓ 0 B/s ↑ 300 KB/s")
+    assert second == "1 gpu1  CPU ██████░░░░░░ 8 of 16  MEM ███░░░░░░░░░ 2 GB of 8 GB"
+
+
+def test_how_hot_gpus_are_is_a_third_heat_map():
+    nodes = [_node(number) for number in range(20)]
+    for number, node in enumerate(nodes):
+        node["gpus"] = [_gpu(97, 40e9, heat=None if number == 3 else 90 if number == 7 else 45)]
+    choice = Choice(pane="nodes", measure="temperature")
+    shown = _shown(replace(SHOT, nodes=nodes), choice, height=12)
+    assert shown[3] == f"── 20 nodes: temperature of GPUs, a cell for each {'─' * 30}"
+    assert shown[4] == " 0 ▄▄▄·▄▄▄▇▄▄▄▄▄▄▄▄▄▄▄▄"
+    assert shown[5].startswith("most:  7 gpu7 ")
+    assert shown[-1].endswith("m map  ↑ ↓ scroll  b back")
+
+
+def test_how_slow_ranks_are_is_a_fourth_heat_map():
+    own = {node: [1.0, 2.0 if node == 7 else 1.0] for node in range(20) if node != 3}
+    shot = replace(SHOT, nodes=[_node(number) for number in range(20)], own=own)
+    shown = _shown(shot, Choice(pane="nodes", measure="step time"), height=12)
+    assert shown[3] == f"── 20 nodes: step time of ranks, a cell each {'─' * 35}"
+    assert shown[4] == " 0 ▅▅ ▅▅ ▅▅ · ▅▅ ▅▅ ▅▅ ▅█ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅ ▅▅"
+    assert shown[5].startswith("most:  7 gpu7 ")
 
 
 def test_a_run_of_which_nothing_is_read_says_so():
@@ -191,15 +250,31 @@ def test_several_runs():
     shown = _text(runs_screen(Rows(rows, 0, 2), 80, 6))
     assert shown[0].startswith("2 runs  ")
     assert shown[1:] == [
-        "1  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s  step 150  loss 0.25  9.5 step…",
-        "2  demo-1127-1200  SUCCEEDED  4 ranks  1 min 0 s",
+        "1  demo-1127-1200  SUCCEEDED  step 150  loss 0.25  1 min 0 s  4 ranks  9.5 step…",
+        "2  demo-1127-1200  SUCCEEDED                       1 min 0 s  4 ranks",
         "",
         "",
         "1-9 open a run  q quit",
     ]
     assert (
-        _text(runs_screen(Rows(rows, 0, 2), 40, 3))[1] == "1  demo-1127-1200  SUCCEEDED  step 150 …"
+        _text(runs_screen(Rows(rows, 0, 2), 40, 3))[1] == "1  demo-1127-1200  step 150  SUCCEEDED …"
     )  # The newest stays.
+
+
+def test_of_several_runs_those_that_run_show_their_epoch_and_the_time_left():
+    run = _run(Status(State.RUNNING, "ranks running", started=NOON - 60))
+    rows = [
+        Row(run, 100, {"loss": 0.25}, position=Position(146, 2, 8, 45, 720.0)),
+        Row(run, None, {}, position=Position(14, 1, None, 7, None)),
+    ]
+    shown = _text(runs_screen(Rows(rows, 0, 2), 80, 4))
+    assert shown[1].startswith("1  demo-1127-1200  RUNNING  epoch 2 of 8, 45 %, 12 min left  loss 0.25  ")
+    assert shown[2].startswith("2  demo-1127-1200  RUNNING  epoch 1, 7 %                                ")
+    shown = _text(runs_screen(Rows(rows, 0, 2), 50, 4))
+    assert shown[1:3] == [
+        "1  demo-1127-1200  12 min left  RUNNING  loss 0.25",
+        "2  demo-1127-1200  7 %          RUNNING",
+    ]
 
 
 def test_of_more_runs_than_fit_a_part_is_shown():
@@ -255,7 +330,9 @@ def _pressed(keys: str, *, has_ended: bool = False, several: bool = False) -> tu
         ("ll", Choice(), []),
         ("nb", Choice(), []),
         ("m", Choice(pane="nodes", measure="memory"), []),
-        ("mm", Choice(pane="nodes"), []),
+        ("mm", Choice(pane="nodes", measure="temperature"), []),
+        ("mmm", Choice(pane="nodes", measure="step time"), []),
+        ("mmmm", Choice(pane="nodes"), []),
         ("/los\x7fss\n", Choice(pattern="loss"), []),
         ("/loss\n\x1b", Choice(), []),
         ("/q", Choice(prompt="/", typed="q"), []),

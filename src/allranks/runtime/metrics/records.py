@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: How many ranks have left something for rank 0 in the store.
 _RESTS = "metrics/rests"
+#: A metric of this name is how many there are in a rank's batch, of which a speed is made.
+_TOKENS = "tokens"
 #: Number of steps after which the host waits for a record: a GPU is at most so many steps behind.
 _STEPS_ON_THE_WAY = 8
 _CPU = torch.device("cpu")
@@ -175,9 +177,15 @@ class Records:
             self._write(self.unwritten.popleft())
 
     def _write(self, flight: _Flight) -> None:
-        values = means(flight.names, flight.rows()[:-1])
-        if values:
-            self._ctx._tracker_group.write(flight.step, {**values, **flight.extra}, flight.when)
+        self._put(flight.step, means(flight.names, flight.rows()[:-1]), flight.extra, flight.when)
+
+    def _put(self, step: int, values: dict[str, float], speed: dict[str, float], when: float) -> None:
+        if not values:
+            return
+        if _TOKENS in values and "steps_per_second" in speed:
+            batches = speed["steps_per_second"] * self._progress.accumulation * self._ctx.world_size
+            speed = {**speed, f"{_TOKENS}_per_second": round(values[_TOKENS] * batches, 1)}
+        self._ctx._tracker_group.write(step, {**values, **speed}, when)
 
     def _speed(self, step: int) -> dict[str, float]:
         """Return steps, and samples over all ranks, per second since the last record."""
@@ -199,10 +207,8 @@ class Records:
                 if store.check([_rest(rank)]):
                     merge(window, {name: Sums(*sums) for name, sums in json.loads(store.get(_rest(rank))).items()})
         step = self._progress.step
-        extra = self._speed(step)
-        values = means(window, pack(window, list(window), _CPU).tolist()[:-1])
-        if values:
-            self._ctx._tracker_group.write(step, {**values, **extra}, self._last[1])
+        speed = self._speed(step)
+        self._put(step, means(window, pack(window, list(window), _CPU).tolist()[:-1]), speed, self._last[1])
 
 
 def named(names: list[str], rows: list[list[float]]) -> dict[str, list[float]]:

@@ -1,0 +1,65 @@
+"""What goes over the network and to disks, by counters of the kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from allranks.system.traffic import Rates, disk_bytes, network_bytes
+
+#: As the kernel writes /proc/net/dev: bytes are the first and the ninth number.
+DEV = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier ...
+    lo: 999 9 0 0 0 0 0 0 999 9 0 0 0 0 0 0
+  eth0: 1000 10 0 0 0 0 0 0 200 2 0 0 0 0 0 0
+docker0:5000 50 0 0 0 0 0 0 6000 6 0 0 0 0 0 0
+   ib0: 70000 7 0 0 0 0 0 0 80000 8 0 0 0 0 0 0
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Path, Path]:
+    """Give /proc and /sys of a machine with a card."""
+    proc, sys = tmp_path / "proc", tmp_path / "sys"
+    (proc / "net").mkdir(parents=True)
+    (proc / "net" / "dev").write_text(DEV)
+    (sys / "class" / "net" / "eth0" / "device").mkdir(parents=True)
+    return proc, sys
+
+
+def test_cards_count_and_what_is_over_them_does_not(machine: tuple[Path, Path]) -> None:
+    assert network_bytes(*machine) == {"net_in": 1000, "net_out": 200}
+
+
+def test_infiniband_counts_words_of_four_bytes(machine: tuple[Path, Path]) -> None:
+    for port, words in (("1", (100, 10)), ("2", (1, 0))):
+        counters = machine[1] / "class" / "infiniband" / "mlx5_0" / "ports" / port / "counters"
+        counters.mkdir(parents=True)
+        for way, count in zip(("rcv", "xmit"), words, strict=True):
+            (counters / f"port_{way}_data").write_text(f"{count}\n")
+    assert network_bytes(*machine) == {"net_in": 1404, "net_out": 240}
+
+
+def test_in_a_container_without_cards_all_interfaces_count(machine: tuple[Path, Path], tmp_path: Path) -> None:
+    assert network_bytes(machine[0], tmp_path / "none") == {"net_in": 6000, "net_out": 6200}
+
+
+def test_a_machine_without_either_has_no_traffic(tmp_path: Path) -> None:
+    assert network_bytes(tmp_path, tmp_path) == {"net_in": 0, "net_out": 0}
+
+
+def test_bytes_of_disks_of_a_process(tmp_path: Path) -> None:
+    read, written = disk_bytes(os.getpid())
+    assert (read >= 0, written >= 0) == (True, True)
+    assert disk_bytes(2**22 + 1) == (0, 0), "there is no such process"
+
+
+def test_rates_are_growth_by_the_second() -> None:
+    rates = Rates()
+    assert rates.of({"read": 1000}, 10.0) == {}
+    assert rates.of({"read": 4000}, 12.0) == {"read": 1500}
+    assert rates.of({"read": 3000}, 14.0) == {"read": 0}, "a process has ended, and its counts with it"
+    assert rates.of({"read": 3000, "write": 7}, 14.5) == {"read": 0, "write": 0}
