@@ -98,6 +98,7 @@ def data(folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_of_hugging_face_is_continued_to_the_bit(train, tmp_path):
+    """It takes more than 10 s: three processes import transformers."""
     pytest.importorskip("transformers")
     code, _, err = train("trainer_after", "whole")
     assert code == 0, err

@@ -161,6 +161,7 @@ def test_what_a_sharded_training_exports_is_a_gpt2(exported):
 
 @pytest.mark.filterwarnings("ignore")  # Those of another project.
 def test_transformers_loads_what_was_exported(exported):
+    """It takes more than 10 s: it imports transformers."""
     transformers = pytest.importorskip("transformers")
     folder, logits = exported
     model, loading = transformers.GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
