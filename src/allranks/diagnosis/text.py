@@ -39,7 +39,7 @@ _TELLING = (
     " no ", "limit", "violat", "reject", "async", "read-only", "require", "undefined", "prolog", " held",
     "restricted", "gated", "pickle", "twice", "weights_only", "in-place", "inplace", "requested", " bad_", "what()",
     "warn", "died", "nccl", "parameters", "of rank", "job submit", "module", "found", "different", "inconsistent",
-    "overflow", "micro_batch", "across ranks", "went down",
+    "overflow", "micro_batch", "across ranks", "went down", "credential", "request of",
 )  # fmt: skip
 
 

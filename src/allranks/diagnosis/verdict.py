@@ -12,6 +12,8 @@ from allranks.diagnosis.text import Log
 #: Lines between a line that tells of a failure and the last one: more, and the script went on after it.
 _FAR = 400
 _EVIDENCE = 3
+#: Lines of one report.
+_REPORT = 30
 #: By how much a warning is less than an error: below all that ends a process, above what only follows.
 _NOTE = 1.5
 #: Where torchrun's report names the rank that failed first.
@@ -73,7 +75,8 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
         rivals = {match.rule.id for match in found if _rivals(match, cause)}
         sure = "certain" if rule.certain and not cause.is_note and rivals <= {rule.id} else "likely"
     same = [match for match in found if match.rule is rule and match is not cause]
-    named = {name: value for match in (*same[::-1], cause) for name, value in match.captured.items()}
+    near = [match for match in same if _is_near(match, cause)]
+    named = {name: value for match in (*near[::-1], cause) for name, value in match.captured.items()}
     return Diagnosis(
         id=rule.id,
         cause=sentence(rule.cause, named),
@@ -85,6 +88,12 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
         fix=rule.fix,
         retry="" if sure == "unknown" else rule.retry,
     )
+
+
+def _is_near(match: Match, cause: Match) -> bool:
+    """Return whether two matches are of one report of one rank: another rank's numbers are not this one's."""
+    is_same_log = (match.line.file, match.line.rank) == (cause.line.file, cause.line.rank)
+    return is_same_log and abs(match.order - cause.order) <= _REPORT
 
 
 def _rivals(match: Match, cause: Match) -> bool:

@@ -59,6 +59,8 @@ LINES = {
     "checkpoint-world-size": "ZeRORuntimeException: loaded used a DP world size of 8 but the current world size is 16.",
     "slurm-time": "sbatch: error: Batch job submission failed: Requested time limit is invalid",
     "slurm-partition": "sbatch: error: invalid partition specified: gpux",
+    "slurm-credential": "srun: error: Application launch failed: Invalid job credential",
+    "pbs-unreachable": "pbs_iff: cannot connect to host",
     "slurm-rejected": "sbatch: error: Batch job submission failed: Job dependency problem",
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",

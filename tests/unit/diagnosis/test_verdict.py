@@ -238,11 +238,23 @@ def test_a_store_that_not_all_ranks_reached_names_how_many_came_and_the_address(
     assert verdict(joined).cause == f"{start}: 1/2 came{end}"
     line = f"[E1128 03:01:26.7 socket.cpp:1028] [c10d] {asked}"
     assert verdict(line).cause == f"{start}; node1:29501 did not answer{end}"
+    both = verdict(f"{joined}\ntorch.distributed.DistNetworkError: {asked}")
+    assert both.cause == f"{start}: 1/2 came; node1:29501 did not answer{end}"
+    assert (both.id, both.sure, both.retry) == ("store-connect", "likely", "after a change")
     for rank, text in enumerate((joined, f"torch.distributed.DistNetworkError: {asked}")):
         (tmp_path / f"rank-{rank}.err").write_text(f"{text}\n")
     found = of_files([tmp_path])
-    assert found and found.cause == f"{start}: 1/2 came; node1:29501 did not answer{end}"
-    assert (found.id, found.sure, found.retry) == ("store-connect", "likely", "after a change")
+    assert found and (found.id, found.cause) == ("store-connect", f"{start}: 1/2 came{end}")
+
+
+def test_a_sentence_is_filled_from_the_same_report_of_the_same_rank_alone() -> None:
+    full = "torch.OutOfMemoryError: CUDA out of memory."
+    exact = f"{full} Tried to allocate 2.00 GiB"
+    little = "the GPU has too little memory"
+    assert verdict(f"[rank1]: {full}\n[rank1]: {exact}\n").cause == f"{little}: an allocation of 2.00 GiB failed"
+    for other in (f"[rank0]: {exact}\n", "[rank1]: step\n" * 100 + f"[rank1]: {exact}\n"):
+        found = verdict(f"[rank1]: {full}\n{other}")
+        assert (found.rank, found.cause) == (1, little)
 
 
 ACCOUNT, NODES = "Invalid account or account/partition combination", "Requested node configuration is not available"
@@ -280,6 +292,11 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
         (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
         ("3: srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)", "slurm-step", "likely"),
+        (f"{STEP}Job credential expired", "slurm-credential", "certain"),
+        ("x:1:2 [0] misc/socket.cc:4 NCCL WARN socketStartConnect: Connect to 10.0.0.2<3> failed : "
+         "Software caused connection abort", "nccl-remote", "unknown"),
+        ("qsub: submit error (PBS server internal error)", "pbs-unreachable", "certain"),
+        ("01/31/2026 14:00:00  S    Job deleted at request of ada@node1", "cancelled", "likely"),
         ("qsub: invalid option -- 'w'", "pbs-rejected", "certain"),
         ("qsub: node(s) specification error", "pbs-rejected", "certain"),
         ("comment = Can Never Run: Insufficient amount of resource: ngpus", "pbs-rejected", "certain"),

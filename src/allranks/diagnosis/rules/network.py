@@ -221,6 +221,7 @@ RULES = (
         "a system call or the network failed inside of NCCL",
         r"Could not find real path of /sys|ncclSystemError|unhandled system error|NCCL WARN (?:Call to \S+ failed"
         r"|\w*[Cc]onnect.*failed)",
+        despite=r"Software caused connection abort",  # Said while NCCL gives up after another failure.
         fix="NCCL_DEBUG=INFO shows which call; check /dev/shm, ulimits, the interface and InfiniBand",
         level=Level.GENERAL,
         certain=False,
@@ -248,7 +249,7 @@ RULES = (
         "nccl-remote",
         "another rank ended or became unreachable, and NCCL lost its connection",
         r"ncclRemoteError|remote process exited or there was a network error",
-        r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv)",
+        r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv|Software caused connection abort)",
         r"NCCL communicator was aborted|NET/Socket : .*(?:closed|reset)",
         fix="look at the other ranks' logs: the one that ended first has the cause",
         level=Level.FOLLOWS,
