@@ -19,7 +19,8 @@ _TRACEBACK, _NEAR = 200, 30
 #: Warnings and notes, of which most are harmless: they count where nothing else was found.
 _NOTE = re.compile(
     r"\w*Warning: |\[[WI]\d{3,4} |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
-    r"|^\w+: warning: |\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
+    r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
+    r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
 )
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.

@@ -52,7 +52,9 @@ def _last(found: list[Match]) -> list[Match]:
 
 def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
     """Order matches, that of the cause first: by level, then those of the rank that failed first, then by place."""
-    level = match.rule.level + (_NOTE if match.is_note and match.rule.level <= Level.GENERAL else 0)
+    level: float = match.rule.level
+    if match.is_note and level <= Level.GENERAL:
+        level = max(level, Level.CAUSE) + _NOTE
     return level, first is not None and match.line.rank not in (None, first), match.order
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnosis.model import Level, after_a_change, never
+from allranks.diagnosis.model import Level, after_a_change, as_it_is, never
 
 RULES = (
     never(
@@ -39,7 +39,8 @@ RULES = (
         r"(?:line \d+|sh: \d+|^(?:-?bash|sh|zsh)): (?P<command>[\w.+/-]+): (?:command )?not found$",
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
-        r"execv\w*\(?\)?:? ?(?P<command>[\w./-]+): No such file or directory",
+        r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
+        r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
@@ -58,11 +59,12 @@ RULES = (
     ),
     after_a_change(
         "compiler-missing",
-        "a compiler or the CUDA toolkit is not there",
+        "a compiler, the CUDA toolkit or a header[ ({header})] is not there",
         r"Failed to find C compiler|CUDA_HOME environment variable is not set|Ninja is required to load C\+\+",
         r"CUDA_HOME does not exist|No such file or directory: '\S*(?:nvcc|g\+\+|gcc)'|nvcc: (?:command )?not found",
         r"InvalidCxxCompiler|cannot find -lcuda|Python\.h: No such file",
-        r"CUDAMismatchError.*(?!.*version)|MissingCUDAException",
+        r"CUDAMismatchError.*(?!.*version)|MissingCUDAException|nvcc was not found",
+        r"fatal error: (?P<header>[\w./+-]+\.h(?:pp)?): No such file",
         fix="install gcc or load a compiler and the CUDA toolkit (environment.modules), and set CC and CUDA_HOME",
         source="torch/utils/cpp_extension.py",
     ),
@@ -71,6 +73,7 @@ RULES = (
         "the CUDA toolkit is not the version that PyTorch was built with",
         r"detected CUDA version \([\d.]+\) mismatches the version that was used to compile",
         r"Installed CUDA version [\d.]+ does not match the version torch was compiled with",
+        r"(?:only supported on|requires) CUDA [\d.]+ (?:and|or) (?:above|newer|later|higher)",
         fix="load the toolkit of torch.version.cuda, or install the PyTorch of this toolkit",
         despite=r"accepting this combination",
         source="torch/utils/cpp_extension.py",
@@ -80,7 +83,8 @@ RULES = (
         "torch.compile or an extension failed to compile",
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
-        r"triton\.\S*\.(?:OutOfResources|CompilationError)",
+        r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
+        r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,
         certain=False,
@@ -98,6 +102,7 @@ RULES = (
         "a binary package was built for another version of PyTorch or CUDA",
         r"undefined symbol: (?P<symbol>\w+)",
         r"DLL load failed|symbol lookup error|Symbol not found",
+        r"operator torchvision::\w+ does not exist|Couldn't load custom C\+\+ ops",
         fix="install it again for this PyTorch: pip install --force-reinstall --no-deps --no-build-isolation PACKAGE",
         source="ld.so(8)",
     ),
@@ -155,6 +160,14 @@ RULES = (
         "model's terms on its page",
         certain=False,
         source="huggingface_hub; wandb",
+    ),
+    as_it_is(
+        "hub-limit",
+        "a server on the internet got too many requests, and refused more",
+        r"(?:429|403).*(?:Too Many Requests|rate limit)|[Rr]ate limit (?:exceeded|reached)|RateLimitError",
+        fix="download once, before the job, and set HF_HUB_OFFLINE=1: each rank of each job asks the server otherwise",
+        explains=("credentials", "hub-unreachable"),
+        source="RFC 6585: status 429",
     ),
     after_a_change(
         "certificate",

@@ -47,6 +47,7 @@ RULES = (
         "the NVIDIA driver is too old for this PyTorch's CUDA",
         r"NVIDIA driver on your system is too old",
         r"CUDA driver version is insufficient for CUDA runtime version",
+        r"unsatisfied condition: (?:cuda|driver)|unsupported CUDA version: driver",  # Of a container's image.
         r"cudaErrorInsufficientDriver|the provided PTX was compiled with an unsupported toolchain",
         fix="a PyTorch for an older CUDA (pytorch.org/get-started/previous-versions), or a newer driver",
         source="torch/csrc/cuda/Module.cpp; CUDA compatibility",
@@ -67,7 +68,9 @@ RULES = (
         "no-kernel-image",
         "this build has no code for the GPU's architecture",
         r"no kernel image is available for execution on the device",
-        r"cudaErrorNoKernelImageForDevice",
+        r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function",
+        r"hipErrorNoBinaryForGpu(?!.*continue)",
+        r"with CUDA capability sm_\d+ is not compatible with the current PyTorch",
         fix="a PyTorch (or extension) built for this GPU: torch.cuda.get_arch_list() shows what it is built for",
         source="CUDA runtime API: cudaErrorNoKernelImageForDevice",
     ),
@@ -146,6 +149,7 @@ RULES = (
         "illegal-address",
         "a GPU kernel read or wrote outside of its memory",
         r"an illegal memory access was encountered|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
+        r"Memory access fault by GPU node",  # ROCm.
         fix="CUDA_LAUNCH_BLOCKING=1 shows the line, compute-sanitizer the kernel; suspect own or new kernels first",
         certain=False,
         source="CUDA runtime API: cudaErrorIllegalAddress",
@@ -171,8 +175,8 @@ RULES = (
     ),
     after_a_change(
         "cudnn",
-        "cuDNN failed[: {status}]",
-        r"(?P<status>CUDNN_STATUS_\w+)",
+        "cuDNN or MIOpen failed[: {status}]",
+        r"(?P<status>CUDNN_STATUS_\w+|miopenStatus(?!Success)\w+)",
         r"cuDNN error: (?P<status>.*)|cudnn_status",
         fix="often memory has run out or two cuDNN are installed: unset LD_LIBRARY_PATH, "
         "torch.backends.cudnn.enabled=False",

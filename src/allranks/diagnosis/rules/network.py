@@ -101,6 +101,7 @@ RULES = (
         "the network between two nodes does not let the ranks through (firewall, wrong interface or address)",
         r"No route to host|Network is unreachable|errno: (?:113|101|110)\b",
         r"(?:connect|socket\w*|Call to connect).*Connection timed out|Connection timed out \[",
+        r"Open MPI failed to TCP connect to a peer",
         fix="allranks check --full finds the pair; nodes must reach each other on all ports, over launch.interface",
         source="connect(2)",
     ),
@@ -221,6 +222,7 @@ RULES = (
         "a system call or the network failed inside of NCCL",
         r"Could not find real path of /sys|ncclSystemError|unhandled system error|NCCL WARN (?:Call to \S+ failed"
         r"|\w*[Cc]onnect.*failed)",
+        r"NET/OFI .*(?:failed|failure|Couldn't find|with error)",
         despite=r"Software caused connection abort",  # Said while NCCL gives up after another failure.
         fix="NCCL_DEBUG=INFO shows which call; check /dev/shm, ulimits, the interface and InfiniBand",
         level=Level.GENERAL,
@@ -230,7 +232,7 @@ RULES = (
     after_a_change(
         "nccl-internal",
         "NCCL failed",
-        r"ncclInternalError|NCCL error.*internal error",
+        r"ncclInternalError|NCCL (?:error|failure).*internal error",
         fix="NCCL_DEBUG=INFO shows the message before it; another NCCL version may help",
         level=Level.GENERAL,
         certain=False,

@@ -63,7 +63,7 @@ RULES = (
         r"mat1 and mat2 must have the same dtype|must have the same dtype|expected dtype \S+ for"
         r"|\"\w+\" not implemented for '(?:Half|BFloat16|Long|Int|Bool|Char)'",
         r"[Ff]ound dtype \w+ but expected \w+",
-        r"Must flatten tensors with uniform dtype",
+        r"Must flatten tensors with uniform dtype|Cannot flatten integer dtype tensors",
         fix="convert inputs to the weights' type, or run the forward pass under torch.autocast",
         source="aten/src/ATen",
     ),
