@@ -18,8 +18,10 @@ _MOST = 1500
 _TRACEBACK, _NEAR = 200, 30
 #: Warnings and notes, of which most are harmless: they count where nothing else was found.
 _NOTE = re.compile(
-    r"\w*Warning: |\[[WI]\d{3,4} |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
+    r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
     r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
+    r"|^wandb: |[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b"
+    r"|[Ll]oss\w*'?\"? ?[=:]? ?(?:nan|NaN|inf)\b(?!.*(?:[Ss]top|Error))"
     r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
 )
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
@@ -46,14 +48,14 @@ def _match(log: Log, at: int) -> Match | None:
     if _SOURCE.match(line.text):
         return None
     fitting = [rule for rule in rules_of(line.text) if not rule.near or _has_near(log, at, rule.near)]
-    if not fitting:
+    if not fitting or _is_ignored(log, at):
         return None
     rule = fitting[0]
     named = captured(rule, line.text)
     if rule.id == "cuda-out-of-memory":
         name, numbers = cuda_memory.reason(line.text)
         rule, named = _BY_ID[name], named | numbers
-    is_note = bool(_NOTE.search(line.text)) or _is_ignored(log, at)
+    is_note = bool(_NOTE.search(line.text))
     ends = _ends_in_worker(log, at, line)
     place = _place(log, log.line(ends[-1]), ends[-1]) or _place(log, line, at)
     return Match(rule, log.line(ends[0]), named, place, ends[0], is_note)

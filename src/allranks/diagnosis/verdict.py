@@ -16,6 +16,9 @@ _EVIDENCE = 3
 _REPORT = 30
 #: By how much a warning is less than an error: below all that ends a process, above what only follows.
 _NOTE = 1.5
+#: What a shell says of a command in a script that goes on, and what a script says that ends after it.
+_OF_THE_SHELL = ("command-not-found", "permission-denied")
+_OF_THE_SCRIPT = ("script-exception", "file-not-found", "dataloader-worker-error")
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
 _RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
@@ -42,12 +45,18 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
 
 
 def _last(found: list[Match]) -> list[Match]:
-    """Leave out what a script has survived: it told of more failures long after that."""
+    """Leave out what a script has survived: it told of more failures long after that, or Python ran after a command."""
     if not found:
         return []
+    script = max((match.order for match in found if match.rule.id in _OF_THE_SCRIPT), default=-1)
+    found = [match for match in found if not (_is_of_the_shell(match) and match.order < script)]
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
+
+
+def _is_of_the_shell(match: Match) -> bool:
+    return match.rule.id in _OF_THE_SHELL and "Error" not in match.line.text
 
 
 def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
@@ -71,7 +80,7 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
     rule = cause.rule
     follows = {match.rule.id: match.rule.cause for match in found if match.rule.level >= Level.FOLLOWS}
     follows.pop(rule.id, None)
-    if rule.level >= Level.FOLLOWS:
+    if rule.level >= (Level.UNCLEAR if cause.is_note else Level.FOLLOWS):
         sure = "unknown"
     else:
         rivals = {match.rule.id for match in found if _rivals(match, cause)}

@@ -2,8 +2,8 @@
 
 ``logs/*.toml`` holds excerpts of what failed trainings printed, from public threads: the lines of programs alone,
 masked, without source code; the class of failure, and how it is established. A seed splits them: rules were written
-while looking at one part, and the other part is only scored. Of those that were gathered later all have been looked at,
-after they were scored once.
+while looking at one part, and the other part is only scored. All that were gathered later, and some others, have been
+looked at after they were scored.
 """
 
 from __future__ import annotations

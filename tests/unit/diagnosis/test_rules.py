@@ -35,6 +35,12 @@ HARMLESS = [
     "podman: 0 errors",
     "apex not available: cannot import name 'amp' from 'apex'",
     "mkdir: cannot create directory 'x': Permission denied",
+    "{'loss': nan, 'epoch': 0.2}",
+    "slurmstepd: error: Exceeded step memory limit at some point. Step may have been partially swapped out to disk.",
+    "ModuleNotFoundError: No module named 'apex' - falling back to torch.nn.LayerNorm",
+    "NVIDIA A100 with CUDA capability sm_80 is not compatible with the current PyTorch installation.",
+    "wandb: ERROR Error while calling W&B API: permission denied (<Response [403]>)",
+    "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111).",
     "[loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 32",
 ]
 #: A line for each rule that no real log shows, or that the label of one does not name.
@@ -61,6 +67,7 @@ LINES = {
     "slurm-partition": "sbatch: error: invalid partition specified: gpux",
     "slurm-credential": "srun: error: Application launch failed: Invalid job credential",
     "pbs-unreachable": "pbs_iff: cannot connect to host",
+    "gpu-peer-access": "RuntimeError: CUDA error: peer access is not supported between these two devices",
     "slurm-rejected": "sbatch: error: Batch job submission failed: Job dependency problem",
     "time-limit": "=>> PBS: job killed: walltime 61 exceeded limit 60",
     "rendezvous-connection": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: no",

@@ -79,6 +79,26 @@ def test_an_exception_that_python_ignores_is_not_the_cause() -> None:
     assert found.place == "train.py:9"
 
 
+@pytest.mark.parametrize("said", ["/bin/sh: 1: nvidia-smi: not found", "grep: /etc/x: Permission denied"])
+def test_a_command_that_failed_before_python_ran_is_not_the_cause(said: str) -> None:
+    found = verdict(f"{said}\n" + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
+    assert (found.id, found.sure) == ("script-exception", "certain")
+    assert verdict(said).id != "script-exception"
+
+
+def test_a_warning_that_alone_says_little_is_unknown() -> None:
+    line = "socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111)."
+    assert [verdict(f"[{level} {line}").sure for level in "WE"] == ["unknown", "likely"]
+    old = "slurmstepd: error: Exceeded step memory limit at some point."
+    found = verdict(f"{old}\n" + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
+    assert (found.id, verdict(old).sure) == ("script-exception", "likely")
+
+
+def test_an_exception_that_python_ignores_is_none() -> None:
+    ignored = TRACEBACK.format(file="loader.py", line=1, error="OSError: [Errno 9] Bad file descriptor")
+    assert of_text(f"Exception ignored in: <function Loader.__del__>\n{ignored}Done.\n".encode()) is None
+
+
 def test_a_warning_counts_where_nothing_else_was_found() -> None:
     old = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
     assert (verdict(old).id, verdict(old).sure) == ("driver-too-old", "likely")
@@ -292,6 +312,11 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
         (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
         ("3: srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)", "slurm-step", "likely"),
+        ("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+         "gradient_acc_step * world_size 256 != 4 * 8 * 1", "deepspeed-configuration", "certain"),
+        ("PMII_singinit: execv failed: No such file or directory", "mpi-pmi", "likely"),
+        ("2024-01-01 10:00:00,123 - trainer - INFO - [rank0]: AssertionError: bad", "script-exception", "certain"),
+        ("I0101 10:00:00.123456 77 main.go:1] [rank0]: AssertionError: bad", "script-exception", "certain"),
         (f"{STEP}Job credential expired", "slurm-credential", "certain"),
         ("x:1:2 [0] misc/socket.cc:4 NCCL WARN socketStartConnect: Connect to 10.0.0.2<3> failed : "
          "Software caused connection abort", "nccl-remote", "unknown"),

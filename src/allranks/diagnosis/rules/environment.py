@@ -55,6 +55,7 @@ RULES = (
         r"nvidia-container-cli: |failed to create shim task|\[ERROR\] (?:Could not|No such file or directory: .*sqsh)",
         fix="run the image by hand on a compute node; its path, the bind mounts and --nv or --gpus are the usual "
         "reasons",
+        level=Level.GENERAL,  # The lines around it may say why.
         source="Apptainer, enroot, Docker",
     ),
     after_a_change(
@@ -133,6 +134,9 @@ RULES = (
         r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
         r"^\S*python\S*: No module named (?P<module2>\S+)",
         r"ImportError: No module named '?(?P<module3>[\w.]+)",
+        r"ImportError: .*\bpackage `?'?(?P<module4>[\w.-]+)'?`? (?:seems to be|is) not installed",
+        r"(?:ImportError: .*|packages that were )not found in your environment: (?P<module5>[\w.-]+)",
+        r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
         fix="install it where the job runs, or use the environment that has it: environment.venv or .conda",
         source="docs.python.org: exceptions",
     ),

@@ -124,6 +124,7 @@ RULES = (
         "no permission to read, write or run a file",
         r"PermissionError|\[Errno 13\]|EACCES",
         r"^(?!.*(?:\(public|please try again)).*: [Pp]ermission denied",
+        despite=r"\b(?:pyxis|enroot)\b",  # The container's own directories.
         fix="ls -ld FILE on that node, as the user of the job; caches and outputs go where you may write",
         certain=False,
         source="errno(3)",
@@ -141,6 +142,8 @@ RULES = (
         "file-not-found",
         "a file is not there",
         r"FileNotFoundError|\[Errno 2\] No such file or directory",
+        r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
+        r"Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"NotADirectoryError|Unable to open file .*No such file|does not appear to have a file named",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",

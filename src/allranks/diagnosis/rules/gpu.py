@@ -90,6 +90,14 @@ RULES = (
         fix="torch.cuda.set_device(LOCAL_RANK) before the first collective, and as many GPUs as ranks",
         source="NCCL src/init.cc",
     ),
+    after_a_change(
+        "gpu-peer-access",
+        "a GPU cannot reach another one's memory",
+        r"peer access is not supported between these two devices|peer mapping resources exhausted",
+        r"cudaErrorPeerAccess(?:Unsupported|AlreadyEnabled)|cudaErrorTooManyPeers",
+        fix="nvidia-smi topo -p2p r shows which pairs can; NCCL_P2P_DISABLE=1 goes through the node's memory",
+        source="CUDA runtime API: cudaErrorPeerAccessUnsupported",
+    ),
     on_other_nodes(
         "gpu-busy",
         "the GPU is used by another process, and allows only one",
@@ -156,9 +164,10 @@ RULES = (
     ),
     on_other_nodes(
         "launch-failure",
-        "a GPU kernel crashed",
+        "a GPU kernel crashed or hung",
         r"unspecified launch failure|cudaErrorLaunchFailure",
-        r"CUDA error: (?:misaligned address|an illegal instruction was encountered|the launch timed out)",
+        r"HW Exception by GPU node",  # ROCm.
+        r"CUDA error: (?:misaligned address|an illegal instruction was encountered|the launch timed out|unknown error)",
         r"cudaErrorMisalignedAddress|cudaErrorIllegalInstruction|CUDA_ERROR_LAUNCH_FAILED",
         fix="CUDA_LAUNCH_BLOCKING=1 shows the line; if it fails on one node only, leave that out (--exclude NODE)",
         certain=False,

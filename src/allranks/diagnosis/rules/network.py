@@ -141,6 +141,7 @@ RULES = (
         r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the range|No rendezvous handler for",
+        despite=r"train_batch_size",
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
         "SLURM_*",
         source="torch/distributed/rendezvous.py",
@@ -170,7 +171,7 @@ RULES = (
         "store-timeout",
         "not all ranks came: the store timed out waiting for them",
         r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
-        r"wait timeout after \d+ms, keys",
+        r"wait timeout after \d+ms, keys|Timed out initializing process group in store based barrier",
         r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
         fix="see whose log is missing or ends early: the address, the port and the number of ranks must be the same "
         "for all",
@@ -253,6 +254,7 @@ RULES = (
         r"ncclRemoteError|remote process exited or there was a network error",
         r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv|Software caused connection abort)",
         r"NCCL communicator was aborted|NET/Socket : .*(?:closed|reset)",
+        despite=r"Watchdog caught",  # It names the reason.
         fix="look at the other ranks' logs: the one that ended first has the cause",
         level=Level.FOLLOWS,
         certain=False,

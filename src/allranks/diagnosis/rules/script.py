@@ -11,7 +11,7 @@ RULES = (
         r"^(?:torchrun|run\.py|launch\.py|accelerate.*|deepspeed|lightning): error: .*",
         r"^(?:srun|sbatch|salloc): (?:unrecognized option|invalid option|error: Unrecognized"
         r"|error: Invalid argument).*",
-        r"No slot '.*' specified on host",
+        r"No slot '.*' specified on host|Unsupported nproc_per_node value",
         r"error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*",
         fix="see its --help; scripts under torchrun read LOCAL_RANK from the environment, not --local-rank",
         source="torch/distributed/run.py",
@@ -46,6 +46,14 @@ RULES = (
         "the CPU does not know an instruction of a binary (SIGILL)",
         r"Illegal instruction|SIGILL|exitcode\s*: -4\b|exit code 132",
         fix="the binary was built for newer CPUs: use other nodes, or install a build for these",
+        source="signal(7)",
+    ),
+    after_a_change(
+        "floating-point-exception",
+        "a process divided an integer by zero in native code (SIGFPE)",
+        r"Floating point exception|SIGFPE|exitcode\s*: -8\b|exits with return code = -8",
+        fix="python -X faulthandler shows the line; an empty input or a size of 0 is the usual reason",
+        level=Level.GENERAL,
         source="signal(7)",
     ),
     after_a_change(

@@ -112,7 +112,7 @@ RULES = (
         "not-a-number",
         "the loss or a gradient became NaN or infinite",
         r"(?<!best_)(?<!best )[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)\b",
-        r"returned nan values in its \d+th output",
+        r"returned nan values in its \d+th output|Warning: .*\bloss nan",
         r"(?:FloatingPointError|RuntimeError|AssertionError): .*\b(?:nan|NaN|inf|infs?)\b",
         r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached"
         r"|current loss scale already at minimum",
