@@ -20,7 +20,7 @@ _TRACEBACK, _NEAR = 200, 30
 _NOTE = re.compile(
     r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
     r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
-    r"|^wandb: |[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b"
+    r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b"
     r"|[Ll]oss\w*'?\"? ?[=:]? ?(?:nan|NaN|inf)\b(?!.*(?:[Ss]top|Error))"
     r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
 )

@@ -42,6 +42,7 @@ _TELLING = (
     "restricted", "gated", "pickle", "twice", "weights_only", "in-place", "inplace", "requested", " bad_", "what()",
     "warn", "died", "nccl", "parameters", "of rank", "job submit", "module", "found", "different", "inconsistent",
     "overflow", "micro_batch", "across ranks", "went down", "credential", "request of", "evict", "low on",
+    "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
 )  # fmt: skip
 
 

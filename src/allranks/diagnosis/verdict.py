@@ -16,9 +16,9 @@ _EVIDENCE = 3
 _REPORT = 30
 #: By how much a warning is less than an error: below all that ends a process, above what only follows.
 _NOTE = 1.5
-#: What a shell says of a command in a script that goes on, and what a script says that ends after it.
+#: What a shell says of a command in a script that goes on; the line of an exception of Python, which runs after it.
 _OF_THE_SHELL = ("command-not-found", "permission-denied")
-_OF_THE_SCRIPT = ("script-exception", "file-not-found", "dataloader-worker-error")
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
 _RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
@@ -48,15 +48,17 @@ def _last(found: list[Match]) -> list[Match]:
     """Leave out what a script has survived: it told of more failures long after that, or Python ran after a command."""
     if not found:
         return []
-    script = max((match.order for match in found if match.rule.id in _OF_THE_SCRIPT), default=-1)
-    found = [match for match in found if not (_is_of_the_shell(match) and match.order < script)]
+    python = max(
+        (match.order for match in found if _EXCEPTION.match(match.line.text) and not match.is_note), default=-1
+    )
+    found = [match for match in found if match.order >= python or not _is_of_the_shell(match)]
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
 
 
 def _is_of_the_shell(match: Match) -> bool:
-    return match.rule.id in _OF_THE_SHELL and "Error" not in match.line.text
+    return match.rule.id in _OF_THE_SHELL and not _EXCEPTION.match(match.line.text)
 
 
 def _order(match: Match, first: int | None) -> tuple[float, bool, int]:

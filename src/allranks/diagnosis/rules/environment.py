@@ -40,6 +40,7 @@ RULES = (
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
+        r"\"?(?P<command6>[\w./-]+)\"?: executable file not found in \$PATH",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
@@ -50,7 +51,8 @@ RULES = (
         "container",
         "the container could not start",
         r"FATAL: +(?:container|Unable|could not|While|Image)|(?:pyxis|spank_pyxis)\S*: (?!import)",
-        r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:error|fatal|FATAL)",
+        r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:[Ee]rror|fatal|FATAL)",
+        r"permission denied while trying to connect to the Docker daemon",
         r"could not select device driver \"?\"? ?with capabilities|OCI runtime (?:create|exec) failed",
         r"nvidia-container-cli: |failed to create shim task|\[ERROR\] (?:Could not|No such file or directory: .*sqsh)",
         fix="run the image by hand on a compute node; its path, the bind mounts and --nv or --gpus are the usual "
@@ -114,10 +116,20 @@ RULES = (
         r"[Cc]ould not (?:find|load)(?: the)?(?: dynamic)? (?:library|lib\w*) '?(?P<library2>lib[\w.+-]+)",
         r"OSError: (?P<library3>lib[\w.+-]+\.so[\w.]*): cannot",
         r"CUDA Setup failed despite|Could not load library (?P<library4>lib\S+)",
+        r"nvrtc: error: failed to open (?P<library6>[\w.+-]+\w)",
+        r"MKL FATAL ERROR: Cannot load \S*?(?P<library5>lib[\w.+-]+\.so[\w.]*)",
         fix="load the module or install the package that has it; libcudart, libcudnn and libnccl come with PyTorch's "
         "wheels, libcuda.so.1 with the driver (container: --nv or --gpus)",
-        despite=r"libnccl-net|dynamic library |NET/Plugin|torch_extensions",
+        despite=r"mca_base_component|libnccl-net|dynamic library |NET/Plugin|torch_extensions",
         source="ld.so(8)",
+    ),
+    after_a_change(
+        "openmp-conflict",
+        "two packages brought different OpenMP libraries",
+        r"OMP: Error #15|MKL_THREADING_LAYER=\w+ is incompatible with",
+        fix="MKL_THREADING_LAYER=GNU in environment.variables; or PyTorch and NumPy both from conda, or both from pip",
+        explains=("abort",),
+        source="Intel MKL and LLVM OpenMP: their messages",
     ),
     never(
         "numpy-abi",
@@ -186,6 +198,7 @@ RULES = (
         r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach",
         r"Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled",
         r"ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)",
+        r"IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]",
         r"Could not resolve host: |Failed to connect to \S+ port 443",
         r"wandb.*(?:[Nn]etwork error|timed out)|CommError",
         fix="download before the job, on the login node, and set HF_HUB_OFFLINE=1 or WANDB_MODE=offline",

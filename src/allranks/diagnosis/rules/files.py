@@ -143,7 +143,7 @@ RULES = (
         "a file is not there",
         r"FileNotFoundError|\[Errno 2\] No such file or directory",
         r"OSError: Can't load (?:the )?(?:tokenizer|model|config\w*|weights|\w+ (?:extractor|processor)) (?:for|of) ",
-        r"Incorrect path_or_model_id|HFValidationError: Repo id must",
+        r"Unable to find latest file at|Incorrect path_or_model_id|HFValidationError: Repo id must",
         r"NotADirectoryError|Unable to open file .*No such file|does not appear to have a file named",
         r"^(?:\S+: )?(?:cannot access|cannot stat|line \d+: \S+:) .*No such file or directory",
         fix="correct the path: a relative one starts from the ranks' --workdir, and every node needs the file",

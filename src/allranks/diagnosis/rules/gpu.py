@@ -26,6 +26,14 @@ RULES = (
         source="docs.nvidia.com: XID errors, 48, 64, 94, 95",
     ),
     on_other_nodes(
+        "gpu-link",
+        "a link between GPUs failed (NVLink)",
+        r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|Xid \([^)]*\): 74\b",
+        fix="leave the node out (--exclude NODE) and tell the administrator: nvidia-smi nvlink -e shows the errors",
+        level=Level.OUTSIDE,
+        source="docs.nvidia.com: XID errors, 74",
+    ),
+    on_other_nodes(
         "gpu-xid",
         "the GPU driver reported Xid {xid}",
         r"NVRM: Xid \([^)]*\): (?P<xid>\d+)",
@@ -77,7 +85,7 @@ RULES = (
     after_a_change(
         "gpu-invalid-ordinal",
         "a rank asked for a GPU that it does not see",
-        r"invalid device ordinal|cudaErrorInvalidDevice",
+        r"invalid device ordinal|cudaErrorInvalidDevice|device < num_gpus INTERNAL ASSERT",
         r"local_rank .* (?:is|was) (?:greater|larger) than .* GPUs|device_count\(\).*local_rank",
         r"Attempting to deserialize object on CUDA device \d+ but torch\.cuda\.device_count\(\) is \d+",
         fix="no more ranks than GPUs on each node, and LOCAL_RANK as the device; check CUDA_VISIBLE_DEVICES",
@@ -109,7 +117,7 @@ RULES = (
     after_a_change(
         "no-gpu",
         "the rank sees no GPU",
-        r"No CUDA GPUs are available",
+        r"No CUDA GPUs are available|0 active drivers \(\[\]\)",
         r"no CUDA-capable device is detected|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE",
         r"Found no NVIDIA driver on your system",
         r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
@@ -126,6 +134,7 @@ RULES = (
         r"CUDA unknown error - this may be due to an incorrectly set up environment",
         r"system not yet initialized|Error 802(?!\d)|cudaErrorSystemNotReady",
         r"forward compatibility was attempted on non supported HW|Unexpected error from cudaGetDeviceCount",
+        r"(?:Failed to|Can't) initialize NVML",
         r"CUDA driver initialization failed|CUDA initialization: (?!The NVIDIA driver|Found no)",
         r"cudaErrorInitializationError|CUDA error: initialization error",
         r"system has unsupported display driver / cuda driver combination",

@@ -34,7 +34,7 @@ RULES = (
     after_a_change(
         "host-memory-slurm",
         "the job used more memory than the scheduler allows, and a process was killed",
-        r"Detected \d+ oom[-_]kill event",
+        r"Detected \d+ oom[-_]kill event|TERM_MEMLIMIT",
         r"[Ee]xceeded (?:job|step|virtual) memory limit",
         r"Some of (?:your|the step) (?:processes|tasks) (?:may )?have been (?:killed by|OOM)",
         r"task \d+: Out Of Memory|error: .* OOM Killed",
@@ -129,7 +129,8 @@ RULES = (
         r"(?:exitcode|exit code|returned)\s*:? ?\(?-9\b",
         r"Signal 9 \(SIGKILL\) received by PID",
         r"^(?:\S+: line \d+: +\d+ )?Killed(?:\s|$)",
-        r"exited on signal 9 \(Killed\)|exits? with return code = -9|died with <Signals\.SIGKILL: 9>",
+        r"exited on signal 9 \(Killed\)|EXIT STRING: Killed",
+        r"exits? with return code = -9|died with <Signals\.SIGKILL: 9>",
         r"process \d+ terminated with signal SIGKILL|was killed by SIGKILL",
         r"tasks? [\d,\-]+: (?:Out Of Memory|Killed)",
         fix="dmesg on that node, or the job's memory by sacct -j JOB -o MaxRSS, says whether memory ran out",

@@ -10,6 +10,7 @@ RULES = (
         "the port[ {port}] is used by another process",
         r"(?:EADDRINUSE|[Aa]ddress already in use|errno: 98)",
         r"[Pp]ort (?P<port>\d+) is (?:already )?in use",
+        r"distributed communication on port `(?P<port>\d+)`, but another process",
         fix="leave the port out, so that a free one is taken; torchrun: --rdzv-endpoint=HOST:0 or another "
         "--master-port",
         source="torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
@@ -48,6 +49,7 @@ RULES = (
         "InfiniBand or RoCE failed",
         r"ibv_\w+ (?:failed|error)|Call to ibv_\w+ failed",
         r"Got completion (?:from peer .* )?with (?:error |status=?)(?!5\b)\d+",
+        r"UCX +ERROR .*(?:retry count exceeded|ibv_|mlx\d)|RDMA CM returned an event error",
         r"NET/IB\s*: Got async (?:error )?event|IB timeout",
         r"libibverbs: .*(?:failed|error|couldn't)|ibv_reg_mr|transport retry counter exceeded",
         r"Unable to open device mlx|NET/IB.*(?:No device found.*error|[Ee]rror)",
@@ -141,6 +143,7 @@ RULES = (
         r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the range|No rendezvous handler for",
+        r"NCCL WARN Bootstrap Root : mismatch in rank count",
         despite=r"train_batch_size",
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
         "SLURM_*",

@@ -11,6 +11,7 @@ RULES = (
         r"^(?:torchrun|run\.py|launch\.py|accelerate.*|deepspeed|lightning): error: .*",
         r"^(?:srun|sbatch|salloc): (?:unrecognized option|invalid option|error: Unrecognized"
         r"|error: Invalid argument).*",
+        r"^(?:mpirun|mpiexec|prterun|horovodrun): [Ee]rror: (?:unknown|unrecognized) |an attempt to run as root",
         r"No slot '.*' specified on host|Unsupported nproc_per_node value",
         r"error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*",
         fix="see its --help; scripts under torchrun read LOCAL_RANK from the environment, not --local-rank",
@@ -70,6 +71,7 @@ RULES = (
     after_a_change(
         "abort",
         "a process aborted in native code (SIGABRT)",
+        r"tasks? [\d,\-]+: Aborted",
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
         r"corrupted (?:size|double-linked)|malloc\(\): |\*\*\* stack smashing|exits with return code = -6",
@@ -81,6 +83,7 @@ RULES = (
     never(
         "script-exception",
         "the script raised {error}",
+        r"^(?P<error>Exception): \S",
         r"^(?P<error>(?:Assertion|Attribute|EOF|Index|Key|Lookup|Name|NotImplemented|Overflow|Recursion|Type"
         r"|UnboundLocal|Unicode\w*|Value|ZeroDivision|(?:_?pickle\.)?Unpickling)Error)(?::|$)",
         fix="see the traceback: its last frame in your own code is where to look",
