@@ -34,7 +34,7 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
         wanted, others / 2, _ALWAYS * numbers["capacity"]
     ):  # This process has the room itself, and others hold little beside it.
         return "cuda-memory-fragmented", {"unused": _gib(unused)}
-    if others >= max(wanted - numbers["free"], _CONTEXT):
+    if others >= max(wanted - numbers["free"], _CONTEXT + context):
         return "cuda-memory-of-others", {"others": _gib(others)}
     return "cuda-out-of-memory", {"capacity": _gib(numbers["capacity"])}
 

@@ -171,6 +171,8 @@ def test_a_torch_without_cuda_is_no_wrong_version() -> None:
         (f"{CARD} this process has 10.00 GiB memory in use. {ALLOCATED} 0.50 GiB {UNUSED}", "cuda-memory-of-others"),
         (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 3.00 GiB {UNUSED}", "cuda-memory-fragmented"),
         (f"20.00 MiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
+        ("502.00 MiB (GPU 1; 39.59 GiB total capacity; 35.54 GiB already allocated; 276.19 MiB free; 37.22 GiB "
+         "reserved in total by PyTorch)", "cuda-out-of-memory"),
         (f"2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
         ("20.00 MiB", "cuda-out-of-memory"),
     ],
@@ -340,6 +342,7 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("docker: Error response from daemon: pull access denied for foo/bar", "container", "certain"),
         ("client_loop: send disconnect: Broken pipe", "ssh-unreachable", "certain"),
         ("srun: error: node1: task 3: Aborted (core dumped)", "abort", "likely"),
+        ("node7: bash: torchrun: command not found", "command-not-found", "certain"),
         ("Exception: the batch is empty", "script-exception", "certain"),
         ("RuntimeError: Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same",
          "dtype-mismatch", "certain"),

@@ -41,6 +41,7 @@ RULES = (
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
         r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
         r"\"?(?P<command6>[\w./-]+)\"?: executable file not found in \$PATH",
+        r"launcher '(?P<command7>\w+)' not installed",
         r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
@@ -87,6 +88,7 @@ RULES = (
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
         r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
+        r"torch_extensions/\S+\.so: cannot open shared object",
         r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,
@@ -148,6 +150,7 @@ RULES = (
         r"ImportError: No module named '?(?P<module3>[\w.]+)",
         r"ImportError: .*\bpackage `?'?(?P<module4>[\w.-]+)'?`? (?:seems to be|is) not installed",
         r"(?:ImportError: .*|packages that were )not found in your environment: (?P<module5>[\w.-]+)",
+        r"^You need to have (?P<module7>\w+) installed",
         r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
         fix="install it where the job runs, or use the environment that has it: environment.venv or .conda",
         source="docs.python.org: exceptions",
@@ -157,6 +160,7 @@ RULES = (
         "a package's version is not the one that this code expects",
         r"cannot import name '(?P<name>[^']+)'",
         r"AttributeError: module '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
+        r"Descriptors cannot (?:not )?be created directly",
         r"(?:requires|is required) .*version .* but found|VersionConflict|but found \w+==",
         r"^ImportError: .*(?:requires|required) .*",
         despite=r"module 'torch\._C' has no attribute '_cuda_",  # A torch without CUDA.
