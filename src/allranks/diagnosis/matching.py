@@ -29,6 +29,11 @@ _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 _SOURCE = re.compile(r"    +(?:raise |return |[\w.]+\(|if |for |with )")
 #: What Python says of exceptions that end nothing.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
+#: Where Python finds that the process at the other end is gone, and with what.
+_AT_THE_OTHER_END = re.compile(
+    r'.*multiprocessing/connection\.py", line \d+, in (?:SocketClient|_recv|_send|recv\w*|send\w*)$'
+)
+_IS_GONE = re.compile(r"(?:FileNotFound|ConnectionRefused|ConnectionReset|BrokenPipe|EOF)Error\b")
 #: What torch.utils.data and DataParallel put above the original traceback of an exception in a worker.
 _HANDED_ON = re.compile(r"\w+: Caught (\w+) in ")
 #: What stands between the tracebacks of one exception and of that which it caused.
@@ -48,7 +53,7 @@ def _match(log: Log, at: int) -> Match | None:
     if _SOURCE.match(line.text):
         return None
     fitting = [rule for rule in rules_of(line.text) if not rule.near or _has_near(log, at, rule.near)]
-    if not fitting or _is_ignored(log, at):
+    if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at):
         return None
     rule = fitting[0]
     named = captured(rule, line.text)
@@ -95,6 +100,15 @@ def _is_ignored(log: Log, at: int) -> bool:
         if not text.startswith(" "):
             return False
     return False
+
+
+def _is_of_another_end(log: Log, at: int) -> bool:
+    """Return whether a line tells that the process at the other end is gone: of why, it says nothing."""
+    if not _IS_GONE.match(log.line(at).text):
+        return False
+    above = (log.line(number).text for number in range(at - 1, max(-1, at - 5), -1))
+    frame = next((text for text in above if _FRAME.match(text)), "")
+    return bool(_AT_THE_OTHER_END.match(frame))
 
 
 def captured(rule: Rule, text: str) -> dict[str, str]:

@@ -21,6 +21,9 @@ _OF_THE_SHELL = ("command-not-found", "permission-denied")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
+_OTHERS = re.compile(r"(?:^|\s)Failures:\s*$")
+#: The lines that its report may take, in which seven tell of each rank.
+_SUMMARY = 1000
 _RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _NAME = re.compile(r"{(\w+)}")
@@ -35,13 +38,25 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     """
     found: list[Match] = []
     for log in logs:  # One after the other: together they may be larger than the memory.
-        found += _last(matches(log))
+        found += _last([match for match in matches(log) if not _is_later(log, match)])
         first = _reported(log) if first is None else first
     explained = {name for match in found for name in match.rule.explains}
     found = [match for match in found if match.rule.id not in explained]
     if not found:
         return None
     return _diagnosis(min(found, key=lambda match: _order(match, first)), found, first)
+
+
+def _is_later(log: Log, match: Match) -> bool:
+    """Return whether torchrun's report says of a signal that its rank failed after another."""
+    if match.rule.level is not Level.UNCLEAR:
+        return False
+    for text in reversed(log.texts[max(0, match.order - _SUMMARY) : match.order]):
+        if _FIRST in text:
+            return False
+        if _OTHERS.search(text):
+            return any(_FIRST in text for text in log.texts[match.order : match.order + _SUMMARY])
+    return False
 
 
 def _last(found: list[Match]) -> list[Match]:

@@ -379,3 +379,40 @@ def test_a_rendezvous_whose_pipe_broke_lost_its_connection() -> None:
     lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the store has failed."
     assert verdict(broken + lost).id == "rendezvous-connection"
     assert (verdict(broken).id, verdict(broken).sure) == ("store-lost", "unknown")
+
+
+LOST = """Traceback (most recent call last):
+  File "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 1284, in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+  File "/usr/lib/python3.12/multiprocessing/connection.py", line 620, in SocketClient
+    s.connect(address)
+{}
+
+The above exception was the direct cause of the following exception:
+
+RuntimeError: DataLoader worker (pid(s) 77) exited unexpectedly
+"""
+
+
+@pytest.mark.parametrize("error", ["FileNotFoundError: [Errno 2] No such file or directory", "EOFError"])
+def test_a_process_that_is_gone_is_not_a_file_that_is_missing(error: str) -> None:
+    verdict = of_text(LOST.format(error).encode())
+    assert verdict and (verdict.id, verdict.sure) == ("dataloader-worker-killed", "likely")
+
+
+def test_a_rank_that_torchrun_has_killed_is_not_the_cause() -> None:
+    report = """Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 77)
+  traceback : Signal 9 (SIGKILL) received by PID 77
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {} (pid: 78)
+"""
+    others = of_text(report.format(1).encode())
+    own = of_text(report.format(-9).encode())
+    assert others and (others.id, others.sure) == ("launcher-report", "unknown")
+    assert own and (own.id, own.sure) == ("killed", "likely")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnosis.model import Level, after_a_change, as_it_is, on_other_nodes
+from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_other_nodes
 
 # The rules without a pattern are chosen by the numbers of cuda-out-of-memory: see cuda_memory.py.
 RULES = (
@@ -78,10 +78,19 @@ RULES = (
     after_a_change(
         "dataloader-worker-killed",
         "a data loader worker was killed",
-        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly(?! with exit code))",
         r"Pin memory thread exited unexpectedly",
         fix="memory may have run out: fewer workers (num_workers), or more memory; num_workers=0 shows an error inside",
         level=Level.GENERAL,
+        certain=False,
+        source="torch/utils/data/_utils/signal_handling.py",
+    ),
+    never(
+        "dataloader-worker-ended",
+        "a data loader worker ended, and these lines do not say why",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly with exit code",
+        fix="num_workers=0 shows an error inside; look at what the worker wrote before",
+        level=Level.FOLLOWS,
         certain=False,
         source="torch/utils/data/_utils/signal_handling.py",
     ),
