@@ -15,6 +15,8 @@ _NUMBERS = {
     "allocated": rf"Of the allocated memory {_SIZE} is allocated by PyTorch|{_SIZE} already allocated",
     "unused": rf"{_SIZE} is reserved by PyTorch but unallocated",
 }
+#: The part of a GPU that a process always keeps in blocks that are not full: less is no fragmentation.
+_ALWAYS = 0.05
 #: CUDA's own context in a process, which old messages leave out.
 _CONTEXT = 1 << 30
 
@@ -28,9 +30,11 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
     unused = numbers.get("unused", max(0, own - numbers.get("allocated", own)))
     context = 0 if "this process has" in text else _CONTEXT
     others = numbers["capacity"] - numbers["free"] - own - context
-    if unused >= max(wanted, others / 2):  # This process has the room itself, and others hold little beside it.
+    if unused >= max(
+        wanted, others / 2, _ALWAYS * numbers["capacity"]
+    ):  # This process has the room itself, and others hold little beside it.
         return "cuda-memory-fragmented", {"unused": _gib(unused)}
-    if others >= max(wanted - numbers["free"], _CONTEXT):
+    if others >= max(wanted - numbers["free"], _CONTEXT + context):
         return "cuda-memory-of-others", {"others": _gib(others)}
     return "cuda-out-of-memory", {"capacity": _gib(numbers["capacity"])}
 

@@ -18,14 +18,22 @@ _MOST = 1500
 _TRACEBACK, _NEAR = 200, 30
 #: Warnings and notes, of which most are harmless: they count where nothing else was found.
 _NOTE = re.compile(
-    r"\w*Warning: |\[[WI]\d{3,4} |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
-    r"|^\w+: warning: |\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
+    r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
+    r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
+    r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b"
+    r"|[Ll]oss\w*'?\"? ?[=:]? ?(?:nan|NaN|inf)\b(?!.*(?:[Ss]top|Error))"
+    r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
 )
 _FRAME = re.compile(r'\s*(?:\| *)?File "([^"]+)", line (\d+)')
 #: Lines of source that a traceback shows.
 _SOURCE = re.compile(r"    +(?:raise |return |[\w.]+\(|if |for |with )")
 #: What Python says of exceptions that end nothing.
 _IGNORED = re.compile(r"Exception ignored in|Error in atexit")
+#: Where Python finds that the process at the other end is gone, and with what.
+_AT_THE_OTHER_END = re.compile(
+    r'.*multiprocessing/connection\.py", line \d+, in (?:SocketClient|_recv|_send|recv\w*|send\w*)$'
+)
+_IS_GONE = re.compile(r"(?:FileNotFound|ConnectionRefused|ConnectionReset|BrokenPipe|EOF)Error\b")
 #: What torch.utils.data and DataParallel put above the original traceback of an exception in a worker.
 _HANDED_ON = re.compile(r"\w+: Caught (\w+) in ")
 #: What stands between the tracebacks of one exception and of that which it caused.
@@ -45,14 +53,14 @@ def _match(log: Log, at: int) -> Match | None:
     if _SOURCE.match(line.text):
         return None
     fitting = [rule for rule in rules_of(line.text) if not rule.near or _has_near(log, at, rule.near)]
-    if not fitting:
+    if not fitting or _is_ignored(log, at) or _is_of_another_end(log, at):
         return None
     rule = fitting[0]
     named = captured(rule, line.text)
     if rule.id == "cuda-out-of-memory":
         name, numbers = cuda_memory.reason(line.text)
         rule, named = _BY_ID[name], named | numbers
-    is_note = bool(_NOTE.search(line.text)) or _is_ignored(log, at)
+    is_note = bool(_NOTE.search(line.text))
     ends = _ends_in_worker(log, at, line)
     place = _place(log, log.line(ends[-1]), ends[-1]) or _place(log, line, at)
     return Match(rule, log.line(ends[0]), named, place, ends[0], is_note)
@@ -92,6 +100,15 @@ def _is_ignored(log: Log, at: int) -> bool:
         if not text.startswith(" "):
             return False
     return False
+
+
+def _is_of_another_end(log: Log, at: int) -> bool:
+    """Return whether a line tells that the process at the other end is gone: of why, it says nothing."""
+    if not _IS_GONE.match(log.line(at).text):
+        return False
+    above = (log.line(number).text for number in range(at - 1, max(-1, at - 5), -1))
+    frame = next((text for text in above if _FRAME.match(text)), "")
+    return bool(_AT_THE_OTHER_END.match(frame))
 
 
 def captured(rule: Rule, text: str) -> dict[str, str]:

@@ -12,10 +12,18 @@ from allranks.diagnosis.text import Log
 #: Lines between a line that tells of a failure and the last one: more, and the script went on after it.
 _FAR = 400
 _EVIDENCE = 3
+#: Lines of one report.
+_REPORT = 30
 #: By how much a warning is less than an error: below all that ends a process, above what only follows.
 _NOTE = 1.5
+#: What a shell says of a command in a script that goes on; the line of an exception of Python, which runs after it.
+_OF_THE_SHELL = ("command-not-found", "permission-denied")
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
+_OTHERS = re.compile(r"(?:^|\s)Failures:\s*$")
+#: The lines that its report may take, in which seven tell of each rank.
+_SUMMARY = 1000
 _RANK = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _NAME = re.compile(r"{(\w+)}")
@@ -30,7 +38,7 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     """
     found: list[Match] = []
     for log in logs:  # One after the other: together they may be larger than the memory.
-        found += _last(matches(log))
+        found += _last([match for match in matches(log) if not _is_later(log, match)])
         first = _reported(log) if first is None else first
     explained = {name for match in found for name in match.rule.explains}
     found = [match for match in found if match.rule.id not in explained]
@@ -39,18 +47,40 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     return _diagnosis(min(found, key=lambda match: _order(match, first)), found, first)
 
 
+def _is_later(log: Log, match: Match) -> bool:
+    """Return whether torchrun's report says of a signal that its rank failed after another."""
+    if match.rule.level is not Level.UNCLEAR:
+        return False
+    for text in reversed(log.texts[max(0, match.order - _SUMMARY) : match.order]):
+        if _FIRST in text:
+            return False
+        if _OTHERS.search(text):
+            return any(_FIRST in text for text in log.texts[match.order : match.order + _SUMMARY])
+    return False
+
+
 def _last(found: list[Match]) -> list[Match]:
-    """Leave out what a script has survived: it told of more failures long after that."""
+    """Leave out what a script has survived: it told of more failures long after that, or Python ran after a command."""
     if not found:
         return []
+    python = max(
+        (match.order for match in found if _EXCEPTION.match(match.line.text) and not match.is_note), default=-1
+    )
+    found = [match for match in found if match.order >= python or not _is_of_the_shell(match)]
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
 
 
+def _is_of_the_shell(match: Match) -> bool:
+    return match.rule.id in _OF_THE_SHELL and not _EXCEPTION.match(match.line.text)
+
+
 def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
     """Order matches, that of the cause first: by level, then those of the rank that failed first, then by place."""
-    level = match.rule.level + (_NOTE if match.is_note and match.rule.level <= Level.GENERAL else 0)
+    level: float = match.rule.level
+    if match.is_note and level <= Level.GENERAL:
+        level = max(level, Level.CAUSE) + _NOTE
     return level, first is not None and match.line.rank not in (None, first), match.order
 
 
@@ -67,13 +97,14 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
     rule = cause.rule
     follows = {match.rule.id: match.rule.cause for match in found if match.rule.level >= Level.FOLLOWS}
     follows.pop(rule.id, None)
-    if rule.level >= Level.FOLLOWS:
+    if rule.level >= (Level.UNCLEAR if cause.is_note else Level.FOLLOWS):
         sure = "unknown"
     else:
         rivals = {match.rule.id for match in found if _rivals(match, cause)}
         sure = "certain" if rule.certain and not cause.is_note and rivals <= {rule.id} else "likely"
     same = [match for match in found if match.rule is rule and match is not cause]
-    named = {name: value for match in (*same[::-1], cause) for name, value in match.captured.items()}
+    near = [match for match in same if _is_near(match, cause)]
+    named = {name: value for match in (*near[::-1], cause) for name, value in match.captured.items()}
     return Diagnosis(
         id=rule.id,
         cause=sentence(rule.cause, named),
@@ -85,6 +116,12 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
         fix=rule.fix,
         retry="" if sure == "unknown" else rule.retry,
     )
+
+
+def _is_near(match: Match, cause: Match) -> bool:
+    """Return whether two matches are of one report of one rank: another rank's numbers are not this one's."""
+    is_same_log = (match.line.file, match.line.rank) == (cause.line.file, cause.line.rank)
+    return is_same_log and abs(match.order - cause.order) <= _REPORT
 
 
 def _rivals(match: Match, cause: Match) -> bool:

@@ -2,7 +2,8 @@
 
 ``logs/*.toml`` holds excerpts of what failed trainings printed, from public threads: the lines of programs alone,
 masked, without source code; the class of failure, and how it is established. A seed splits them: rules were written
-while looking at one part, and the other part is only scored.
+while looking at one part, and the other part is only scored. All that were gathered later, and some others, have been
+looked at after they were scored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FINER = {
 
 
 def is_seen(sample: dict[str, Any]) -> bool:
-    return int(hashlib.sha256(f"2026{sample['source']}".encode()).hexdigest(), 16) % 2 == 0
+    return sample.get("looked_at") or int(hashlib.sha256(f"2026{sample['source']}".encode()).hexdigest(), 16) % 2 == 0
 
 
 def verdict(sample: dict[str, Any]) -> Diagnosis | None:

@@ -79,6 +79,26 @@ def test_an_exception_that_python_ignores_is_not_the_cause() -> None:
     assert found.place == "train.py:9"
 
 
+@pytest.mark.parametrize("said", ["/bin/sh: 1: nvidia-smi: not found", "grep: /etc/x: Permission denied"])
+def test_a_command_that_failed_before_python_ran_is_not_the_cause(said: str) -> None:
+    found = verdict(f"{said}\n" + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
+    assert (found.id, found.sure) == ("script-exception", "certain")
+    assert verdict(said).id != "script-exception"
+
+
+def test_a_warning_that_alone_says_little_is_unknown() -> None:
+    line = "socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111)."
+    assert [verdict(f"[{level} {line}").sure for level in "WE"] == ["unknown", "likely"]
+    old = "slurmstepd: error: Exceeded step memory limit at some point."
+    found = verdict(f"{old}\n" + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
+    assert (found.id, verdict(old).sure) == ("script-exception", "likely")
+
+
+def test_an_exception_that_python_ignores_is_none() -> None:
+    ignored = TRACEBACK.format(file="loader.py", line=1, error="OSError: [Errno 9] Bad file descriptor")
+    assert of_text(f"Exception ignored in: <function Loader.__del__>\n{ignored}Done.\n".encode()) is None
+
+
 def test_a_warning_counts_where_nothing_else_was_found() -> None:
     old = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
     assert (verdict(old).id, verdict(old).sure) == ("driver-too-old", "likely")
@@ -150,6 +170,9 @@ def test_a_torch_without_cuda_is_no_wrong_version() -> None:
         (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 1536.00 MiB {UNUSED}", "cuda-out-of-memory"),
         (f"{CARD} this process has 10.00 GiB memory in use. {ALLOCATED} 0.50 GiB {UNUSED}", "cuda-memory-of-others"),
         (f"{CARD} this process has 22.00 GiB memory in use. {ALLOCATED} 3.00 GiB {UNUSED}", "cuda-memory-fragmented"),
+        (f"20.00 MiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
+        ("502.00 MiB (GPU 1; 39.59 GiB total capacity; 35.54 GiB already allocated; 276.19 MiB free; 37.22 GiB "
+         "reserved in total by PyTorch)", "cuda-out-of-memory"),
         (f"2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
         ("20.00 MiB", "cuda-out-of-memory"),
     ],
@@ -238,11 +261,23 @@ def test_a_store_that_not_all_ranks_reached_names_how_many_came_and_the_address(
     assert verdict(joined).cause == f"{start}: 1/2 came{end}"
     line = f"[E1128 03:01:26.7 socket.cpp:1028] [c10d] {asked}"
     assert verdict(line).cause == f"{start}; node1:29501 did not answer{end}"
+    both = verdict(f"{joined}\ntorch.distributed.DistNetworkError: {asked}")
+    assert both.cause == f"{start}: 1/2 came; node1:29501 did not answer{end}"
+    assert (both.id, both.sure, both.retry) == ("store-connect", "likely", "after a change")
     for rank, text in enumerate((joined, f"torch.distributed.DistNetworkError: {asked}")):
         (tmp_path / f"rank-{rank}.err").write_text(f"{text}\n")
     found = of_files([tmp_path])
-    assert found and found.cause == f"{start}: 1/2 came; node1:29501 did not answer{end}"
-    assert (found.id, found.sure, found.retry) == ("store-connect", "likely", "after a change")
+    assert found and (found.id, found.cause) == ("store-connect", f"{start}: 1/2 came{end}")
+
+
+def test_a_sentence_is_filled_from_the_same_report_of_the_same_rank_alone() -> None:
+    full = "torch.OutOfMemoryError: CUDA out of memory."
+    exact = f"{full} Tried to allocate 2.00 GiB"
+    little = "the GPU has too little memory"
+    assert verdict(f"[rank1]: {full}\n[rank1]: {exact}\n").cause == f"{little}: an allocation of 2.00 GiB failed"
+    for other in (f"[rank0]: {exact}\n", "[rank1]: step\n" * 100 + f"[rank1]: {exact}\n"):
+        found = verdict(f"[rank1]: {full}\n{other}")
+        assert (found.rank, found.cause) == (1, little)
 
 
 ACCOUNT, NODES = "Invalid account or account/partition combination", "Requested node configuration is not available"
@@ -280,6 +315,41 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
         (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
         ("3: srun: Job 7 step creation still disabled, retrying (Requested nodes are busy)", "slurm-step", "likely"),
+        ("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+         "gradient_acc_step * world_size 256 != 4 * 8 * 1", "deepspeed-configuration", "certain"),
+        ("PMII_singinit: execv failed: No such file or directory", "mpi-pmi", "likely"),
+        ("2024-01-01 10:00:00,123 - trainer - INFO - [rank0]: AssertionError: bad", "script-exception", "certain"),
+        ("I0101 10:00:00.123456 77 main.go:1] [rank0]: AssertionError: bad", "script-exception", "certain"),
+        (f"{STEP}Job credential expired", "slurm-credential", "certain"),
+        ("x:1:2 [0] misc/socket.cc:4 NCCL WARN socketStartConnect: Connect to 10.0.0.2<3> failed : "
+         "Software caused connection abort", "nccl-remote", "unknown"),
+        ("qsub: submit error (PBS server internal error)", "pbs-unreachable", "certain"),
+        ("01/31/2026 14:00:00  S    Job deleted at request of ada@node1", "cancelled", "likely"),
+        ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)", "slurm-rejected", "certain"),
+        ("srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.",
+         "slurm-step", "certain"),
+        ("salloc: error: Node failure on node7", "node-lost", "certain"),
+        ("qsub: directive error: -l slect=1:ncpus=4", "pbs-rejected", "certain"),
+        ("qsub: Maximum number of jobs already in queue for user ada", "pbs-rejected", "certain"),
+        ("=>> PBS: job killed: ncpus 5.2 exceeded limit 4 (sum)", "pbs-limit", "certain"),
+        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.", "time-limit", "certain"),
+        ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "host-memory-slurm", "certain"),
+        ("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)", "killed", "likely"),
+        ("mpirun has detected an attempt to run as root.", "launcher-arguments", "certain"),
+        ('mpirun: Error: unknown option "-npernodes"', "launcher-arguments", "certain"),
+        ("[n1:7:0] ib_log.c:1 UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB", "nccl-infiniband", "certain"),
+        ('FATAL:   "train.py": executable file not found in $PATH', "command-not-found", "certain"),
+        ("docker: Error response from daemon: pull access denied for foo/bar", "container", "certain"),
+        ("client_loop: send disconnect: Broken pipe", "ssh-unreachable", "certain"),
+        ("srun: error: node1: task 3: Aborted (core dumped)", "abort", "likely"),
+        ("node7: bash: torchrun: command not found", "command-not-found", "certain"),
+        ("Exception: the batch is empty", "script-exception", "certain"),
+        ("RuntimeError: Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+         "dtype-mismatch", "certain"),
+        ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "dtype-mismatch", "certain"),
+        ("RuntimeError: Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+         "device-mismatch", "certain"),
+        ("HfHubHTTPError: 504 Server Error: Gateway Time-out for url: https://x", "hub-unreachable", "likely"),
         ("qsub: invalid option -- 'w'", "pbs-rejected", "certain"),
         ("qsub: node(s) specification error", "pbs-rejected", "certain"),
         ("comment = Can Never Run: Insufficient amount of resource: ngpus", "pbs-rejected", "certain"),
@@ -309,3 +379,40 @@ def test_a_rendezvous_whose_pipe_broke_lost_its_connection() -> None:
     lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the store has failed."
     assert verdict(broken + lost).id == "rendezvous-connection"
     assert (verdict(broken).id, verdict(broken).sure) == ("store-lost", "unknown")
+
+
+LOST = """Traceback (most recent call last):
+  File "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 1284, in _try_get_data
+    data = self._data_queue.get(timeout=timeout)
+  File "/usr/lib/python3.12/multiprocessing/connection.py", line 620, in SocketClient
+    s.connect(address)
+{}
+
+The above exception was the direct cause of the following exception:
+
+RuntimeError: DataLoader worker (pid(s) 77) exited unexpectedly
+"""
+
+
+@pytest.mark.parametrize("error", ["FileNotFoundError: [Errno 2] No such file or directory", "EOFError"])
+def test_a_process_that_is_gone_is_not_a_file_that_is_missing(error: str) -> None:
+    verdict = of_text(LOST.format(error).encode())
+    assert verdict and (verdict.id, verdict.sure) == ("dataloader-worker-killed", "likely")
+
+
+def test_a_rank_that_torchrun_has_killed_is_not_the_cause() -> None:
+    report = """Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 77)
+  traceback : Signal 9 (SIGKILL) received by PID 77
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {} (pid: 78)
+"""
+    others = of_text(report.format(1).encode())
+    own = of_text(report.format(-9).encode())
+    assert others and (others.id, others.sure) == ("launcher-report", "unknown")
+    assert own and (own.id, own.sure) == ("killed", "likely")

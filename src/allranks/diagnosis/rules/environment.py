@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnosis.model import Level, after_a_change, never
+from allranks.diagnosis.model import Level, after_a_change, as_it_is, never
 
 RULES = (
     never(
@@ -39,7 +39,10 @@ RULES = (
         r"(?:line \d+|sh: \d+|^(?:-?bash|sh|zsh)): (?P<command>[\w.+/-]+): (?:command )?not found$",
         r"\[Errno 2\] No such file or directory: '(?P<command>torchrun|python3?|srun|sbatch|qsub|mpirun|mpiexec"
         r"|accelerate|deepspeed|ssh|ninja|git|gcc|nvidia-smi)'",
-        r"execv\w*\(?\)?:? ?(?P<command>[\w./-]+): No such file or directory",
+        r"execv\w*\(\): (?P<command>[\w./-]+): No such file|execvp error on file (?P<command4>\S+) \(No such file",
+        r"\"?(?P<command6>[\w./-]+)\"?: executable file not found in \$PATH",
+        r"launcher '(?P<command7>\w+)' not installed",
+        r"mpi(?:run|exec) was unable to (?:find|launch) the specified (?:executable|application)",
         r"which: no (?P<command>\S+) in|No such command: (?P<command2>\S+)|/usr/bin/env: '(?P<command3>[^']+)'",
         despite=r"/slurm_script: No such file",  # A node of Slurm has lost the script of the job.
         fix="activate the environment that has it (environment.venv, .conda or .setup), or give its path",
@@ -49,20 +52,23 @@ RULES = (
         "container",
         "the container could not start",
         r"FATAL: +(?:container|Unable|could not|While|Image)|(?:pyxis|spank_pyxis)\S*: (?!import)",
-        r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:error|fatal|FATAL)",
+        r"(?:apptainer|singularity|enroot|pyxis|docker|podman)\S*: (?:[Ee]rror|fatal|FATAL)",
+        r"permission denied while trying to connect to the Docker daemon",
         r"could not select device driver \"?\"? ?with capabilities|OCI runtime (?:create|exec) failed",
         r"nvidia-container-cli: |failed to create shim task|\[ERROR\] (?:Could not|No such file or directory: .*sqsh)",
         fix="run the image by hand on a compute node; its path, the bind mounts and --nv or --gpus are the usual "
         "reasons",
+        level=Level.GENERAL,  # The lines around it may say why.
         source="Apptainer, enroot, Docker",
     ),
     after_a_change(
         "compiler-missing",
-        "a compiler or the CUDA toolkit is not there",
+        "a compiler, the CUDA toolkit or a header[ ({header})] is not there",
         r"Failed to find C compiler|CUDA_HOME environment variable is not set|Ninja is required to load C\+\+",
         r"CUDA_HOME does not exist|No such file or directory: '\S*(?:nvcc|g\+\+|gcc)'|nvcc: (?:command )?not found",
         r"InvalidCxxCompiler|cannot find -lcuda|Python\.h: No such file",
-        r"CUDAMismatchError.*(?!.*version)|MissingCUDAException",
+        r"CUDAMismatchError.*(?!.*version)|MissingCUDAException|nvcc was not found",
+        r"fatal error: (?P<header>[\w./+-]+\.h(?:pp)?): No such file",
         fix="install gcc or load a compiler and the CUDA toolkit (environment.modules), and set CC and CUDA_HOME",
         source="torch/utils/cpp_extension.py",
     ),
@@ -71,6 +77,7 @@ RULES = (
         "the CUDA toolkit is not the version that PyTorch was built with",
         r"detected CUDA version \([\d.]+\) mismatches the version that was used to compile",
         r"Installed CUDA version [\d.]+ does not match the version torch was compiled with",
+        r"(?:only supported on|requires) CUDA [\d.]+ (?:and|or) (?:above|newer|later|higher)",
         fix="load the toolkit of torch.version.cuda, or install the PyTorch of this toolkit",
         despite=r"accepting this combination",
         source="torch/utils/cpp_extension.py",
@@ -80,7 +87,9 @@ RULES = (
         "torch.compile or an extension failed to compile",
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.\w+|torch\._inductor\.exc\.\w+",
         r"CompilationError|PTXASError|ptxas (?:fatal|error)|Error building extension",
-        r"triton\.\S*\.(?:OutOfResources|CompilationError)",
+        r"triton\.\S*\.(?:OutOfResources|CompilationError)|Failed building wheel for",
+        r"torch_extensions/\S+\.so: cannot open shared object",
+        r"(?:CalledProcessError: Command|error: command) '?\[?'\S*(?:cc|\+\+|clang|ptxas|ninja|cmake)'.* exit ",
         fix="run it without torch.compile to see whether the model itself works; TORCH_LOGS=+dynamo shows more",
         level=Level.GENERAL,
         certain=False,
@@ -98,6 +107,7 @@ RULES = (
         "a binary package was built for another version of PyTorch or CUDA",
         r"undefined symbol: (?P<symbol>\w+)",
         r"DLL load failed|symbol lookup error|Symbol not found",
+        r"operator torchvision::\w+ does not exist|Couldn't load custom C\+\+ ops",
         fix="install it again for this PyTorch: pip install --force-reinstall --no-deps --no-build-isolation PACKAGE",
         source="ld.so(8)",
     ),
@@ -108,10 +118,20 @@ RULES = (
         r"[Cc]ould not (?:find|load)(?: the)?(?: dynamic)? (?:library|lib\w*) '?(?P<library2>lib[\w.+-]+)",
         r"OSError: (?P<library3>lib[\w.+-]+\.so[\w.]*): cannot",
         r"CUDA Setup failed despite|Could not load library (?P<library4>lib\S+)",
+        r"nvrtc: error: failed to open (?P<library6>[\w.+-]+\w)",
+        r"MKL FATAL ERROR: Cannot load \S*?(?P<library5>lib[\w.+-]+\.so[\w.]*)",
         fix="load the module or install the package that has it; libcudart, libcudnn and libnccl come with PyTorch's "
         "wheels, libcuda.so.1 with the driver (container: --nv or --gpus)",
-        despite=r"libnccl-net|dynamic library |NET/Plugin|torch_extensions",
+        despite=r"mca_base_component|libnccl-net|dynamic library |NET/Plugin|torch_extensions",
         source="ld.so(8)",
+    ),
+    after_a_change(
+        "openmp-conflict",
+        "two packages brought different OpenMP libraries",
+        r"OMP: Error #15|MKL_THREADING_LAYER=\w+ is incompatible with",
+        fix="MKL_THREADING_LAYER=GNU in environment.variables; or PyTorch and NumPy both from conda, or both from pip",
+        explains=("abort",),
+        source="Intel MKL and LLVM OpenMP: their messages",
     ),
     never(
         "numpy-abi",
@@ -128,6 +148,10 @@ RULES = (
         r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
         r"^\S*python\S*: No module named (?P<module2>\S+)",
         r"ImportError: No module named '?(?P<module3>[\w.]+)",
+        r"ImportError: .*\bpackage `?'?(?P<module4>[\w.-]+)'?`? (?:seems to be|is) not installed",
+        r"(?:ImportError: .*|packages that were )not found in your environment: (?P<module5>[\w.-]+)",
+        r"^You need to have (?P<module7>\w+) installed",
+        r"ImportError: .*requires the (?P<module6>\S+) library but it was not found",
         fix="install it where the job runs, or use the environment that has it: environment.venv or .conda",
         source="docs.python.org: exceptions",
     ),
@@ -136,6 +160,7 @@ RULES = (
         "a package's version is not the one that this code expects",
         r"cannot import name '(?P<name>[^']+)'",
         r"AttributeError: module '(?P<module>[^']+)' has no attribute '(?P<name2>[^']+)'",
+        r"Descriptors cannot (?:not )?be created directly",
         r"(?:requires|is required) .*version .* but found|VersionConflict|but found \w+==",
         r"^ImportError: .*(?:requires|required) .*",
         despite=r"module 'torch\._C' has no attribute '_cuda_",  # A torch without CUDA.
@@ -156,6 +181,14 @@ RULES = (
         certain=False,
         source="huggingface_hub; wandb",
     ),
+    as_it_is(
+        "hub-limit",
+        "a server on the internet got too many requests, and refused more",
+        r"(?:429|403).*(?:Too Many Requests|rate limit)|[Rr]ate limit (?:exceeded|reached)|RateLimitError",
+        fix="download once, before the job, and set HF_HUB_OFFLINE=1: each rank of each job asks the server otherwise",
+        explains=("credentials", "hub-unreachable"),
+        source="RFC 6585: status 429",
+    ),
     after_a_change(
         "certificate",
         "a server's certificate is not trusted",
@@ -169,6 +202,7 @@ RULES = (
         r"couldn't connect to '?https?://|We couldn't connect to|Couldn't reach",
         r"Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled",
         r"ProxyError|urlopen error|(?:Read|Connect)Timeout(?:Error)?\b.*(?:huggingface|https?)",
+        r"IncompleteRead\(|(?:HTTP Error )?\b50[234] Server Error|HTTP Error 50[234]",
         r"Could not resolve host: |Failed to connect to \S+ port 443",
         r"wandb.*(?:[Nn]etwork error|timed out)|CommError",
         fix="download before the job, on the login node, and set HF_HUB_OFFLINE=1 or WANDB_MODE=offline",

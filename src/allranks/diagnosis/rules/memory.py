@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.diagnosis.model import Level, after_a_change, as_it_is, on_other_nodes
+from allranks.diagnosis.model import Level, after_a_change, as_it_is, never, on_other_nodes
 
 # The rules without a pattern are chosen by the numbers of cuda-out-of-memory: see cuda_memory.py.
 RULES = (
@@ -34,7 +34,7 @@ RULES = (
     after_a_change(
         "host-memory-slurm",
         "the job used more memory than the scheduler allows, and a process was killed",
-        r"Detected \d+ oom[-_]kill event",
+        r"Detected \d+ oom[-_]kill event|TERM_MEMLIMIT",
         r"[Ee]xceeded (?:job|step|virtual) memory limit",
         r"Some of (?:your|the step) (?:processes|tasks) (?:may )?have been (?:killed by|OOM)",
         r"task \d+: Out Of Memory|error: .* OOM Killed",
@@ -51,7 +51,7 @@ RULES = (
         r"Memory cgroup out of memory",
         r"oom-kill:constraint=|invoked oom-killer",
         r"OOMKilled|PBS: job killed: mem \d+\w+ exceeded limit",
-        r"job killed: vmem|exceeded MEM usage",
+        r"job killed: vmem|exceeded MEM usage|exceeded a memory resource limit|low on resource: memory",
         fix="raise resources.memory; fewer or smaller data loader workers use less",
         level=Level.OUTSIDE,
         source="mm/oom_kill.c of Linux",
@@ -78,10 +78,19 @@ RULES = (
     after_a_change(
         "dataloader-worker-killed",
         "a data loader worker was killed",
-        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly(?! with exit code))",
         r"Pin memory thread exited unexpectedly",
         fix="memory may have run out: fewer workers (num_workers), or more memory; num_workers=0 shows an error inside",
         level=Level.GENERAL,
+        certain=False,
+        source="torch/utils/data/_utils/signal_handling.py",
+    ),
+    never(
+        "dataloader-worker-ended",
+        "a data loader worker ended, and these lines do not say why",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly with exit code",
+        fix="num_workers=0 shows an error inside; look at what the worker wrote before",
+        level=Level.FOLLOWS,
         certain=False,
         source="torch/utils/data/_utils/signal_handling.py",
     ),
@@ -105,6 +114,16 @@ RULES = (
         source="memory.events of cgroup v2, memory.oom_control of v1: oom_kill",
     ),
     after_a_change(
+        "ray-worker-died",
+        "a worker of Ray crashed or was killed: most often because memory ran out",
+        r"Worker unexpectedly exits with a connection error",
+        r"^ray\.exceptions\.(?:ActorDied|RayActor|WorkerCrashed)Error",
+        fix="see the last lines of the worker's own log (session_latest/logs/worker-*), and the node's memory",
+        level=Level.UNCLEAR,
+        certain=False,
+        source="docs.ray.io: fault tolerance",
+    ),
+    after_a_change(
         "bus-error",
         "a process got SIGBUS: most often because /dev/shm is full",
         r"(?:exitcode|exit code)\s*:? ?\(?-7\b|exits with return code = -7\b|was killed by SIGBUS",
@@ -119,7 +138,8 @@ RULES = (
         r"(?:exitcode|exit code|returned)\s*:? ?\(?-9\b",
         r"Signal 9 \(SIGKILL\) received by PID",
         r"^(?:\S+: line \d+: +\d+ )?Killed(?:\s|$)",
-        r"exited on signal 9 \(Killed\)|exits? with return code = -9|died with <Signals\.SIGKILL: 9>",
+        r"exited on signal 9 \(Killed\)|EXIT STRING: Killed",
+        r"exits? with return code = -9|died with <Signals\.SIGKILL: 9>",
         r"process \d+ terminated with signal SIGKILL|was killed by SIGKILL",
         r"tasks? [\d,\-]+: (?:Out Of Memory|Killed)",
         fix="dmesg on that node, or the job's memory by sacct -j JOB -o MaxRSS, says whether memory ran out",

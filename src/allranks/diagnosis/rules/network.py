@@ -10,6 +10,7 @@ RULES = (
         "the port[ {port}] is used by another process",
         r"(?:EADDRINUSE|[Aa]ddress already in use|errno: 98)",
         r"[Pp]ort (?P<port>\d+) is (?:already )?in use",
+        r"distributed communication on port `(?P<port>\d+)`, but another process",
         fix="leave the port out, so that a free one is taken; torchrun: --rdzv-endpoint=HOST:0 or another "
         "--master-port",
         source="torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp",
@@ -48,6 +49,7 @@ RULES = (
         "InfiniBand or RoCE failed",
         r"ibv_\w+ (?:failed|error)|Call to ibv_\w+ failed",
         r"Got completion (?:from peer .* )?with (?:error |status=?)(?!5\b)\d+",
+        r"UCX +ERROR .*(?:retry count exceeded|ibv_|mlx\d)|RDMA CM returned an event error",
         r"NET/IB\s*: Got async (?:error )?event|IB timeout",
         r"libibverbs: .*(?:failed|error|couldn't)|ibv_reg_mr|transport retry counter exceeded",
         r"Unable to open device mlx|NET/IB.*(?:No device found.*error|[Ee]rror)",
@@ -101,6 +103,7 @@ RULES = (
         "the network between two nodes does not let the ranks through (firewall, wrong interface or address)",
         r"No route to host|Network is unreachable|errno: (?:113|101|110)\b",
         r"(?:connect|socket\w*|Call to connect).*Connection timed out|Connection timed out \[",
+        r"Open MPI failed to TCP connect to a peer",
         fix="allranks check --full finds the pair; nodes must reach each other on all ports, over launch.interface",
         source="connect(2)",
     ),
@@ -140,6 +143,8 @@ RULES = (
         r"KeyError: '(?P<name2>RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_PROCID|SLURM_NTASKS)'",
         r"[Ii]nvalid (?:rank \d+\b.*world|world[ _]size)|world_size .* (?:mismatch|does not match|!=)",
         r"rank should be in the range|No rendezvous handler for",
+        r"NCCL WARN Bootstrap Root : mismatch in rank count",
+        despite=r"train_batch_size",
         fix="start it with allranks run or torchrun, not with plain python; srun must start the tasks if it reads "
         "SLURM_*",
         source="torch/distributed/rendezvous.py",
@@ -169,7 +174,7 @@ RULES = (
         "store-timeout",
         "not all ranks came: the store timed out waiting for them",
         r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
-        r"wait timeout after \d+ms, keys",
+        r"wait timeout after \d+ms, keys|Timed out initializing process group in store based barrier",
         r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
         fix="see whose log is missing or ends early: the address, the port and the number of ranks must be the same "
         "for all",
@@ -221,6 +226,8 @@ RULES = (
         "a system call or the network failed inside of NCCL",
         r"Could not find real path of /sys|ncclSystemError|unhandled system error|NCCL WARN (?:Call to \S+ failed"
         r"|\w*[Cc]onnect.*failed)",
+        r"NET/OFI .*(?:failed|failure|Couldn't find|with error)",
+        despite=r"Software caused connection abort",  # Said while NCCL gives up after another failure.
         fix="NCCL_DEBUG=INFO shows which call; check /dev/shm, ulimits, the interface and InfiniBand",
         level=Level.GENERAL,
         certain=False,
@@ -229,7 +236,7 @@ RULES = (
     after_a_change(
         "nccl-internal",
         "NCCL failed",
-        r"ncclInternalError|NCCL error.*internal error",
+        r"ncclInternalError|NCCL (?:error|failure).*internal error",
         fix="NCCL_DEBUG=INFO shows the message before it; another NCCL version may help",
         level=Level.GENERAL,
         certain=False,
@@ -248,8 +255,9 @@ RULES = (
         "nccl-remote",
         "another rank ended or became unreachable, and NCCL lost its connection",
         r"ncclRemoteError|remote process exited or there was a network error",
-        r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv)",
+        r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv|Software caused connection abort)",
         r"NCCL communicator was aborted|NET/Socket : .*(?:closed|reset)",
+        despite=r"Watchdog caught",  # It names the reason.
         fix="look at the other ranks' logs: the one that ended first has the cause",
         level=Level.FOLLOWS,
         certain=False,

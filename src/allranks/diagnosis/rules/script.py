@@ -11,7 +11,8 @@ RULES = (
         r"^(?:torchrun|run\.py|launch\.py|accelerate.*|deepspeed|lightning): error: .*",
         r"^(?:srun|sbatch|salloc): (?:unrecognized option|invalid option|error: Unrecognized"
         r"|error: Invalid argument).*",
-        r"No slot '.*' specified on host",
+        r"^(?:mpirun|mpiexec|prterun|horovodrun): [Ee]rror: (?:unknown|unrecognized) |an attempt to run as root",
+        r"No slot '.*' specified on host|Unsupported nproc_per_node value",
         r"error: .*--(?:nproc[-_]per[-_]node|nnodes|rdzv[-_]\w+|master[-_]\w+|num_processes).*",
         fix="see its --help; scripts under torchrun read LOCAL_RANK from the environment, not --local-rank",
         source="torch/distributed/run.py",
@@ -49,10 +50,19 @@ RULES = (
         source="signal(7)",
     ),
     after_a_change(
+        "floating-point-exception",
+        "a process divided an integer by zero in native code (SIGFPE)",
+        r"Floating point exception|SIGFPE|exitcode\s*: -8\b|exits with return code = -8",
+        fix="python -X faulthandler shows the line; an empty input or a size of 0 is the usual reason",
+        level=Level.GENERAL,
+        source="signal(7)",
+    ),
+    after_a_change(
         "segmentation-fault",
         "a process crashed in native code (segmentation fault)[, in {library}]",
         r"^kernel: .*segfault at \w+ ip .* in (?P<library>[^\s\[,]+)",
         r"[Ss]egmentation fault|SIGSEGV|exitcode\s*: -11\b|exits with return code = -11|[Ss]ignal(?: code)?:? ?11\b",
+        despite=r"potential root causes",  # Ray names what it might be.
         fix="python -X faulthandler shows the line; suspect packages of other versions, and fork with threads",
         level=Level.GENERAL,
         certain=False,
@@ -61,6 +71,7 @@ RULES = (
     after_a_change(
         "abort",
         "a process aborted in native code (SIGABRT)",
+        r"tasks? [\d,\-]+: Aborted",
         r"terminate called|what\(\):|Fatal Python error: Aborted|SIGABRT|exitcode\s*: -6\b|double free"
         r"|free\(\): invalid",
         r"corrupted (?:size|double-linked)|malloc\(\): |\*\*\* stack smashing|exits with return code = -6",
@@ -72,6 +83,7 @@ RULES = (
     never(
         "script-exception",
         "the script raised {error}",
+        r"^(?P<error>Exception): \S",
         r"^(?P<error>(?:Assertion|Attribute|EOF|Index|Key|Lookup|Name|NotImplemented|Overflow|Recursion|Type"
         r"|UnboundLocal|Unicode\w*|Value|ZeroDivision|(?:_?pickle\.)?Unpickling)Error)(?::|$)",
         fix="see the traceback: its last frame in your own code is where to look",

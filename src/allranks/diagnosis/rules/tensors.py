@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from allranks.diagnosis.model import never
 
+#: Two types of tensors on one device.
+_TYPES = (
+    r"Input type \((?:(?:torch\.cuda\.|CUDA)\w+\) and \w+ type \((?:torch\.cuda\.|CUDA)|(?!torch|CUDA)[\w: ]+\) and )"
+)
+
 RULES = (
     never(
         "ddp-unused-parameters",
@@ -53,6 +58,8 @@ RULES = (
         r"Input type \(.*\) and weight type \(.*\) should be the same",
         r"module must have its parameters and buffers on device|parameters? .* on the same device",
         r"No backend type associated with device type|Tensors must be CUDA and dense",
+        r"DistributedDataParallel device_ids and output_device arguments only work",
+        despite=_TYPES,
         fix="move model and batch to the rank's device: ctx.device, or cuda:LOCAL_RANK",
         source="c10/core/TensorImpl; torch/nn/parallel/distributed.py",
     ),
@@ -62,8 +69,9 @@ RULES = (
         r"expected (?:m1 and m2|scalar type|mat1 and mat2) .*(?:dtype|but found)",
         r"mat1 and mat2 must have the same dtype|must have the same dtype|expected dtype \S+ for"
         r"|\"\w+\" not implemented for '(?:Half|BFloat16|Long|Int|Bool|Char)'",
-        r"[Ff]ound dtype \w+ but expected \w+",
-        r"Must flatten tensors with uniform dtype",
+        r"[Ff]ound dtype \w+ but expected \w+|FlashAttention only supports? fp16 and bf16",
+        _TYPES,
+        r"Must flatten tensors with uniform dtype|Cannot flatten integer dtype tensors",
         fix="convert inputs to the weights' type, or run the forward pass under torch.autocast",
         source="aten/src/ATen",
     ),
@@ -76,6 +84,7 @@ RULES = (
         r"shape '\[.*\]' is invalid for input of size|Given groups=\d+, weight of size",
         r"[Ee]xpected input batch_size \(\d+\) to match target batch_size",
         r"[Ee]xpected \d+D .*input|mismatch, got input \(\d+\)|[Dd]imension out of range",
+        r"Unable to create tensor, you should probably activate truncation",
         r"Calculated padded input size|Expected more than 1 value per channel|cannot reshape array",
         fix="print the shapes before that line; the last, smaller batch of an epoch is a usual reason (drop_last)",
         source="aten/src/ATen",
@@ -112,10 +121,10 @@ RULES = (
         "not-a-number",
         "the loss or a gradient became NaN or infinite",
         r"(?<!best_)(?<!best )[Ll]oss(?:_scale)?\S* ?(?:is|became|=|:) ?(?:nan|inf|NaN)\b",
-        r"returned nan values in its \d+th output",
+        r"returned nan values in its \d+th output|Warning: .*\bloss nan",
         r"(?:FloatingPointError|RuntimeError|AssertionError): .*\b(?:nan|NaN|inf|infs?)\b",
         r"[Nn]on-?finite (?:loss|norm|grad)|total norm .* is non-finite|Minimum loss scale reached"
-        r"|current loss scale already at minimum",
+        r"|[Cc]urrent loss scale already at minimum",
         fix="a lower learning rate, gradient clipping, bf16 in place of fp16; look at the batch before it",
         source="torch.autograd.detect_anomaly",
     ),
