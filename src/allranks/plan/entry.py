@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from allranks.errors import JobError
-from allranks.job.problems import closest
+from allranks.job.problems import closest, quoted
 from allranks.plan.directives import DIRECTIVE
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         JobError: it is not there, or it is not Python.
     """
     if name := job.module:
+        if any(map(str.isspace, name)):
+            raise _not_a_module(name)
         if name.endswith(".py") or os.sep in name:
             meant = name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
             raise JobError(
@@ -85,6 +87,14 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         raise JobError(f"there is no script {job.script}", why="the arguments of a script go into args", fix=fix)
     _check_script(path, job.script, same_python)
     return Program("script", str(path))
+
+
+def _not_a_module(words: str) -> JobError:
+    name, _, args = words.strip().partition(" ")
+    why, fix = "a name has no spaces", "-m takes a name such as package.train"
+    if name.endswith(".py") or args.startswith("-"):
+        why, fix = "arguments follow --", f"allranks run {'' if name.endswith('.py') else '-m '}{name} -- {args}"
+    return JobError(f"invalid module name: {quoted(words)}", why=why, fix=fix)
 
 
 def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
