@@ -160,8 +160,11 @@ def _starts_ranks(script: bytes) -> str | None:
 
 def _missing(path: Path, name: str) -> JobError:
     if os.path.lexists(path):
-        why = f"it points to {path.readlink()}" if path.is_symlink() else "it is neither a file nor a directory"
-        return JobError(f"{name} is not a script", why=why)
+        what = f"{name} is not a script"
+        if not path.is_symlink():
+            return JobError(what, why="it is neither a file nor a directory")
+        why = f"it is a link to {path.readlink()}, which does not exist"
+        return JobError(what, why=why, fix="correct the link, or name the script itself")
     if not path.parent.is_dir():
         return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}")
     names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
