@@ -23,15 +23,18 @@ _TAKES_A_JOB = ("run", "plan", "check", "estimate", "node")
 _STARTS = frozenset(["run", "resume", "node", "test", "shell"])
 
 _REMOVE = "allranks prune removes old runs: allranks prune --older-than 30d"
+_RUN = "allranks run starts a script: allranks run train.py --nproc-per-node 2 -- --lr 0.1"
 #: Verbs of other tools, and ours for the same.
 _VERBS_OF_OTHERS = {
     "start": "allranks run starts a job, allranks resume starts a run again",
     "launch": "allranks run starts a job",
+    **dict.fromkeys(("torchrun", "python", "python3", "accelerate", "srun", "sbatch", "qsub"), _RUN),
     "submit": "allranks run submits a job and follows it, with --detach it returns at once",
     **dict.fromkeys(("attach", "tail", "follow"), "allranks logs -f follows a run"),
     **dict.fromkeys(("restart", "retry", "continue", "rerun"), "allranks resume starts a run again, from where it was"),
-    **dict.fromkeys(("queue", "jobs", "history"), "allranks ps lists the runs"),
+    **dict.fromkeys(("queue", "jobs", "history", "squeue", "sacct", "qstat"), "allranks ps lists the runs"),
     **dict.fromkeys(("show", "info", "describe", "inspect"), "allranks status shows a run"),
+    **dict.fromkeys(("scancel", "qdel"), "allranks cancel ends a run"),
     "doctor": "allranks check",
     "diff": "allranks compare RUN RUN",
     **dict.fromkeys(("rm", "remove", "delete", "clean"), _REMOVE),

@@ -119,7 +119,11 @@ def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
 def _check_script(path: Path, name: str, same_python: bool) -> None:
     if path.is_dir():
         if not (path / "__main__.py").is_file():
-            raise JobError(f"{name} is a directory without a __main__.py", fix="name the script itself")
+            files = [*path.glob("job.y*ml")] or [*path.glob("*.py")]
+            fix = "name the script itself"
+            if len(files) == 1:
+                fix = f"allranks run {shlex.quote(os.path.join(name, files[0].name))}"  # noqa: PTH118 - text
+            raise JobError(f"{name} is a directory without a __main__.py", fix=fix)
         return
     if not path.is_file():
         raise _missing(path, name)
@@ -167,7 +171,9 @@ def _missing(path: Path, name: str) -> JobError:
         return JobError(what, why=why, fix="correct the link, or name the script itself")
     if not path.parent.is_dir():
         return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}")
-    names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
+    names = {
+        other.stem: other.name for kind in ("*.y*ml", "*.py") for other in path.parent.glob(kind) if other.is_file()
+    }
     near = closest(path.stem, names)
     fix = f"did you mean {names[near]}?" if near else None
     return JobError(f"there is no script {name}", why=f"looked for {path}", fix=fix)
