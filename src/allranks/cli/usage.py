@@ -14,6 +14,7 @@ from allranks import contract
 from allranks.cli.options import TYPED, script_args
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
+from allranks.job.options import OPTIONS
 from allranks.job.problems import closest
 
 #: Verbs that take a job, and with it arguments of the script.
@@ -205,6 +206,8 @@ def _as_typed(failure: click.NoSuchOption) -> str:
 
 
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
+    if context.info_name == "resume" and name in (flag for option in OPTIONS for flag in option.flags):
+        return "a run is resumed as it was started; allranks run starts another one, with other options"
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
     others = _OPTIONS_OF_OTHERS if "--nproc-per-node" in known else {}
     spelled = name.replace("_", "-") if name.startswith("--") else name[:2]
