@@ -41,6 +41,9 @@ _VERBS_OF_OTHERS = {
     **dict.fromkeys(("rm", "remove", "delete", "clean"), _REMOVE),
 }
 
+#: Words for the commands of ``checkpoint``.
+_SAME = {"list": "ls", "show": "ls", "check": "verify", "save": "export", "convert": "export"}
+
 _NOT_NEEDED = "not needed: leave it out"
 _RANKS = "--nproc-per-node N is the number of ranks on each node"
 _NODE_RANK = "allranks node starts one node of a job: allranks node train.py --nodes 2 --node-rank 0"
@@ -62,6 +65,10 @@ _OPTIONS_OF_OTHERS = {
     "--main-process-ip": "--master-addr ADDRESS",
     "--main-process-port": "--master-port PORT",
     **dict.fromkeys(("-G", "--gres"), "--gpus-per-node N"),
+    **dict.fromkeys(
+        ("--begin", "--comment", "--dependency", "--licenses", "--nice"),
+        "--directive=--NAME=VALUE passes a line on to the scheduler",
+    ),
     "--cpus-per-task": "--cpus-per-node N, which the ranks of a node share",
     **dict.fromkeys(("-H", "--host", "--hosts"), "--nodes HOST,HOST starts ranks on these machines over SSH"),
     **dict.fromkeys(("--multi-gpu", "--cpu"), f"{_NOT_NEEDED}; all GPUs are used, or the CPU if there is none"),
@@ -90,6 +97,8 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         what, why, fix = _bad_option(failure.option_name, command, words)
     elif isinstance(failure, click.MissingParameter) and failure.param:
         what = f"{_spelling(failure.param)} is missing"
+        if failure.ctx and isinstance(failure.param.type, click.Choice):
+            fix = f"{failure.ctx.command_path} {failure.param.type.choices[0]}"
     elif isinstance(failure, click.BadParameter) and failure.param:
         name, kind = _spelling(failure.param), failure.param.type
         typed, is_, _ = failure.message.partition(" is not ")
@@ -164,7 +173,7 @@ def _fix(failure: click.ClickException) -> str:
         return _of_extra_words(context)
     if isinstance(failure, click.UsageError) and (word := _NO_COMMAND.fullmatch(failure.message.rstrip("."))):
         assert isinstance(failure.ctx, click.Context) and isinstance(failure.ctx.command, click.Group)
-        if near := closest(word[1], failure.ctx.command.commands):
+        if near := _SAME.get(word[1]) or closest(word[1], failure.ctx.command.commands):
             return f"did you mean {path} {near}?"
     return f"{path} --help"
 

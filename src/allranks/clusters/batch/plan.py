@@ -246,6 +246,7 @@ class Draft:
         yield from only_over_ssh(job)
         if foreign := sorted(job.scheduler.of_some & requested.keys() - {*scheduler.own_keys}):
             named = ", ".join(f"scheduler.{key}" for key in foreign)
-            yield f"{named}: {title} has no such thing, not used"
+            queue = "; a queue is --queue" if "qos" in foreign else ""  # Of qsub, -q is.
+            yield f"{named}: {title} has no such thing, not used{queue}"
         if self._ranks_unknown:
             yield "the ranks are counted on the nodes: one for each GPU that scheduler.directives gets"
