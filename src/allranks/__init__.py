@@ -43,7 +43,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used (PEP 562)."""
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"allranks has no {name!r}: perhaps ctx.{name}, if ctx is what allranks.init() returns")
     from importlib import import_module
 
     value: object = getattr(import_module(_HOMES[name]), name)

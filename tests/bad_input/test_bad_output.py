@@ -46,9 +46,10 @@ print("never")
     [
         (DIES_BEFORE, 1, "no data", ""),
         (DIES_DURING, 137, None, ""),
+        ("import os\nos._exit(5 * (os.environ['RANK'] == '1'))", 5, "it wrote nothing to stderr", ""),
         (DIES_AFTER, 1, "ValueError: loss is nan (train.py:8)", "[0-1] ready\n"),
     ],
-    ids=["before init", "during init", "after init"],
+    ids=["before init", "during init", "in silence", "after init"],
 )
 def test_rank_that_dies(allranks, assert_nothing_left, script: str, code: int, why: str | None, out: str):
     allranks.script(script)

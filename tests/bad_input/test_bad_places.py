@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -59,6 +60,15 @@ def test_a_file_of_the_user_s_own_that_is_called_latest(allranks):
     latest.unlink()
     assert allranks("run", "train.py").rc == 0
     assert latest.resolve() in allranks.runs()
+
+
+def test_a_directory_that_was_removed(allranks):
+    line = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m allranks run ../train.py"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=allranks.folder, env=allranks.env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "error: the current directory does not exist any more\n" in done.stderr
 
 
 def test_restart_with_a_fixed_port(allranks, free_port: int):

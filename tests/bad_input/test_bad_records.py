@@ -36,6 +36,12 @@ def test_an_id_that_is_nearly_one(finished):
     assert (near.rc, near.message["fix"]) == (2, f"did you mean {run_id}?")
 
 
+def test_the_file_that_a_run_was_made_of(finished):
+    run_id = finished.run().name
+    named = finished("resume", "demo.py")
+    assert (named.rc, named.message["fix"]) == (2, f"did you mean {run_id}?")
+
+
 def test_prefix_that_fits_several_runs(finished):
     run_id = finished.run().name
     other = another(finished, f"{run_id}-2").name

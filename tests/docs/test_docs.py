@@ -107,6 +107,7 @@ def test_the_readme_is_short_and_its_links_stand_in_four_groups():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     read = LINK.sub(lambda link: link[0].partition("](")[0], re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     assert len([word for word in read.split() if re.search(r"\w", word)]) <= 600
+    assert [line for line in text.split("\n") if len(line) > 120] == []
     groups = text.partition("## Documentation\n")[2].partition("\n## ")[0]
     assert re.findall(r"^- \*\*([\w ]+)\*\*: ", groups, re.MULTILINE) == ["Learn", "Run", "Train", "Look up"]
 

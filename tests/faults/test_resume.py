@@ -58,6 +58,15 @@ def test_a_run_that_succeeded_has_nothing_to_resume(allranks: Any) -> None:
     assert f"error: {allranks.run().name} has succeeded: there is nothing to resume\n" in done.stderr
 
 
+def test_a_run_whose_script_was_removed(allranks: Any) -> None:
+    allranks.script("raise SystemExit(3)\n")
+    assert allranks("run", "train.py").rc == 3
+    (allranks.folder / "train.py").unlink()
+    done = allranks("resume")
+    assert (done.rc, done.message["error"]) == (1, f"there is no script {allranks.folder}/train.py")
+    assert not (allranks.run() / "attempts" / "001").exists()
+
+
 def test_a_run_of_another_version_is_refused_in_words(allranks: Any) -> None:
     allranks.script("raise SystemExit(3)\n")
     assert allranks("run", "train.py").rc == 3

@@ -18,12 +18,13 @@ from golden_messages import FILE, Block, Step, read_blocks, replace_block
 BLOCKS = read_blocks(FILE.read_text())[1]
 #: A message: notes, then what happened, why, what to do and where to look. Several mistakes each have these.
 MESSAGE = re.compile(r"((allranks:|\[0\]) .+\n)*((error: .+\n)(\S.+\n)*(  why: .+\n)?(  fix: .+\n)?(  see: .+\n)?)+")
-#: What differs from run to run, or from machine to machine.
+#: What differs from run to run, or from machine to machine, and what was not typed.
 VARYING = {
     r"\b(demo|train)-\d{4}-\d{4}": r"\1-ID",
     r"\d[\d.]* (kB|MB|GB|TB)": "SIZE",
     r"\d[\d.]* (ms|s)\b": "TIME",
     r"backend (nccl|gloo).*": "backend BACKEND",
+    r"(allranks run) --no-check": r"\1",  # The fixture adds it.
 }
 USAGE, PREFLIGHT = 2, 3
 

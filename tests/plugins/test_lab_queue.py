@@ -151,4 +151,5 @@ def test_keys_that_only_other_schedulers_have_are_noted(lab: Any) -> None:
     lab.script(PLACE)
     lab.job("script: train.py\nscheduler: {flavour: torque, qos: urgent, partition: short}\n")
     done = lab("plan", "--on", "lab", "job.yaml")
-    assert (done.rc, "scheduler.flavour, scheduler.qos: Lab has no such thing, not used" in done.stdout) == (0, True)
+    note = "scheduler.flavour, scheduler.qos: Lab has no such thing, not used; a queue is --queue"
+    assert (done.rc, note in done.stdout) == (0, True)

@@ -29,7 +29,7 @@ def command(names: tuple[str, ...], folder: str | None, as_json: bool) -> int:
     Ratios are to the first run. Metrics are those of metrics.jsonl, which ctx.metrics.log writes; speeds are medians.
     """
     if len(names) < 2:
-        raise UsageError("compare needs two runs or more", fix="allranks ps lists them")
+        raise UsageError("compare needs two runs or more", fix="allranks compare RUN RUN; allranks ps lists them")
     runs = find_each(folder, names)
     compared = [read(run) for run in runs]
     step, seconds = common_end(compared)

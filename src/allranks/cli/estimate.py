@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,12 +30,16 @@ _NODES = "option_resources__nodes"
 _DEFAULT_DISK = 1e9
 
 
+def _choice(names: Iterable[str]) -> click.Choice[str]:
+    return click.Choice([*names], case_sensitive=False)
+
+
 @click.command("estimate", cls=JobCommand)
 @job_options
 @click.option("--parameters", metavar="N", help="Number of parameters, such as 1.3B; nothing is run then.")
-@click.option("--dtype", type=click.Choice([*DTYPES]), default="fp32", help="Type of --parameters. Default: fp32.")
+@click.option("--dtype", type=_choice(DTYPES), default="fp32", help="Type of --parameters. Default: fp32.")
 @click.option(
-    "--optimizer", type=click.Choice([*OPTIMIZERS]), default="adamw", help="Optimizer of --parameters. Default: adamw."
+    "--optimizer", type=_choice(OPTIMIZERS), default="adamw", help="Optimizer of --parameters. Default: adamw."
 )
 @click.option("--activations", metavar="SIZE", help="Activations of a rank, such as 8GB, instead of measured ones.")
 @click.option(
@@ -102,7 +106,7 @@ def command(
     if price is not None and compute is None:
         fix = "--compute SECONDS: how long a rank computes in a step, as one GPU shows"
         raise UsageError("--price needs --compute", why="a step costs what it takes", fix=fix)
-    held = _parsed("--activations", activations, parse_memory)
+    held = _parsed("--activations", activations, _size)
     speed = _parsed("--disk", disk, parse_rate) or _DEFAULT_DISK
     count = _parsed("--parameters", parameters, parse_number)
     networks = [named(each) for each in network]
@@ -161,6 +165,13 @@ def _parsed(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
     except ValueError as error:
         what, _, fix = str(error).partition("; ")
         raise UsageError(f"{flag}: {what}", fix=fix) from error
+
+
+def _size(text: str) -> int:
+    """Return the bytes in ``text``; memory for a scheduler may have no unit, which would be megabytes."""
+    if text.strip().replace(".", "").isdigit():
+        raise ValueError(f"invalid size: {text!r} has no unit; write {text.strip()}GB or {text.strip()}MB")
+    return parse_memory(text)
 
 
 def _listed_nodes(values: dict[str, Any]) -> list[int]:
@@ -231,13 +242,14 @@ def _parts(needs: Needs, step: MeasuredStep | None, speed: float, is_assumed: bo
     if step and step.recomputed:
         held += f"; recomputed in {', '.join(step.recomputed)}"
     disk = f"{format_size(speed)}/s{', assumed: --disk' if is_assumed else ''}"
+    seconds = needs.checkpoint / speed
     rows = [
         ("parameters", needs.parameters, f"{needs.count:,}"),
         ("gradients", needs.gradients, f"{format_size(needs.sent)} are averaged over the ranks in a step"),
         ("optimizer state", needs.optimizer_state, state),
         ("buffers", needs.buffers, ""),
         ("activations", needs.activations, held if needs.activations is not None else "--activations SIZE"),
-        ("checkpoint", needs.checkpoint, f"{format_seconds(needs.checkpoint / speed)} at {disk}"),
+        ("checkpoint", needs.checkpoint, f"{(format_seconds if seconds >= 1 else format_span)(seconds)} at {disk}"),
     ]
     shown = [(name, "unknown" if size is None else format_size(size), why) for name, size, why in rows if size != 0]
     return render.table(("PART", "SIZE", "WHAT"), shown)

@@ -17,6 +17,8 @@ from allranks.runs.status import State
 
 #: The rules for exceptions and exits of the script itself, of which the log says more than any advice.
 _OWN = ("script-exception", "script-exit")
+#: Exit codes above it are those of signals.
+_SIGNALLED = 128
 
 
 def explain(run: Run) -> AllranksError:
@@ -82,7 +84,9 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
     if log is None:  # Of a job whose nodes were started by hand, each node has only its own.
         return LaunchError(what, fix=f"allranks logs --rank {rank} where that rank ran: its output is not here")
     fix = _advice(run) or f"allranks logs {name_to_type(run)} --rank {rank}"
-    return LaunchError(what, why=status.cause, fix=fix, see=render.path(log))
+    is_silent = 0 < (status.exit_code or 0) < _SIGNALLED and not log.stat().st_size
+    why = status.cause or ("it wrote nothing to stderr" if is_silent else None)
+    return LaunchError(what, why=why, fix=fix, see=render.path(log))
 
 
 def _advice(run: Run) -> str | None:

@@ -133,7 +133,8 @@ def command(folder: str, recipe: str | None, listing: bool, force: bool) -> int:
             render.talk(f"wrote {path}" + (f" for your {yours}" if yours else ""))
         _ignore(Path(folder) / ".gitignore")
     except OSError as error:
-        raise UsageError(f"cannot write into {folder}", why=error.strerror) from error
+        fix = "allranks init DIRECTORY with one that you may write to"
+        raise UsageError(f"cannot write into {folder}", why=error.strerror, fix=fix) from error
     render.talk("next: allranks run" + ("" if folder == "." else f" {shlex.quote(str(Path(folder) / 'job.yaml'))}"))
     return 0
 

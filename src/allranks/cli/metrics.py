@@ -18,8 +18,8 @@ from allranks.errors import AllranksError, RunFolderError, UsageError
 def command(names: tuple[str, ...], output: str | None, folder: str | None) -> int:
     """Write the state, steps, metrics and use of nodes of runs as OpenMetrics text, for Prometheus.
 
-    RUN is by default the newest here that has not ended. With -o the text is in the older format of Prometheus, and the
-    file is replaced at once, as the textfile collector of the node exporter needs both.
+    RUN is by default the newest here that has not ended, or the newest if all have. With -o the text is in the older
+    format of Prometheus, and the file is replaced at once, as the textfile collector of the node exporter needs both.
     """
     from allranks.launch.refresh import settled
     from allranks.record.files import write_atomically

@@ -211,6 +211,11 @@ def unexpected(failure: Exception) -> AllranksError:
     import tempfile
     import traceback
 
+    try:
+        os.getcwd()  # noqa: PTH109 - only to know
+    except FileNotFoundError:
+        what = "the current directory does not exist any more"
+        return AllranksError(what, why="it was removed after this shell went there", fix="cd to another directory")
     text = "".join(traceback.format_exception(failure))
     what = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
     why = "this is a bug in allranks"

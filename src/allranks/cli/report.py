@@ -61,4 +61,5 @@ def _write(path: Path, text: str, mark: str) -> None:
             raise UsageError(f"{path} is left as it is", why=why, fix="another file name")
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise AllranksError(f"cannot write {path}", why=error.strerror) from error
+        fix = "another path, that you may write to"
+        raise AllranksError(f"cannot write {path}", why=error.strerror, fix=fix) from error

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import combinations, islice
+from pathlib import Path
 from typing import Any
 
 import click
 
 from allranks import contract
-from allranks.cli.options import TYPED
+from allranks.cli.options import TYPED, script_args
 from allranks.cli.runs import runs_folder
 from allranks.errors import UsageError
+from allranks.job.options import OPTIONS
 from allranks.job.problems import closest
 
 #: Verbs that take a job, and with it arguments of the script.
-_TAKES_A_JOB = ("run", "plan")
+_TAKES_A_JOB = ("run", "plan", "check", "estimate", "node")
 
 #: Verbs that start something: a word that is merely like one of them is no reason to name it.
 _STARTS = frozenset(["run", "resume", "node", "test", "shell"])
 
 _REMOVE = "allranks prune removes old runs: allranks prune --older-than 30d"
+_RUN = "allranks run starts a script: allranks run train.py --nproc-per-node 2 -- --lr 0.1"
 #: Verbs of other tools, and ours for the same.
 _VERBS_OF_OTHERS = {
     "start": "allranks run starts a job, allranks resume starts a run again",
     "launch": "allranks run starts a job",
+    **dict.fromkeys(("torchrun", "python", "python3", "accelerate", "srun", "sbatch", "qsub"), _RUN),
     "submit": "allranks run submits a job and follows it, with --detach it returns at once",
     **dict.fromkeys(("attach", "tail", "follow"), "allranks logs -f follows a run"),
     **dict.fromkeys(("restart", "retry", "continue", "rerun"), "allranks resume starts a run again, from where it was"),
-    **dict.fromkeys(("queue", "jobs", "history"), "allranks ps lists the runs"),
+    **dict.fromkeys(("queue", "jobs", "history", "squeue", "sacct", "qstat"), "allranks ps lists the runs"),
     **dict.fromkeys(("show", "info", "describe", "inspect"), "allranks status shows a run"),
+    **dict.fromkeys(("scancel", "qdel"), "allranks cancel ends a run"),
     "doctor": "allranks check",
     "diff": "allranks compare RUN RUN",
     **dict.fromkeys(("rm", "remove", "delete", "clean"), _REMOVE),
 }
+
+#: Words for the commands of ``checkpoint``.
+_SAME = {"list": "ls", "show": "ls", "check": "verify", "save": "export", "convert": "export"}
 
 _NOT_NEEDED = "not needed: leave it out"
 _RANKS = "--nproc-per-node N is the number of ranks on each node"
@@ -56,6 +65,10 @@ _OPTIONS_OF_OTHERS = {
     "--main-process-ip": "--master-addr ADDRESS",
     "--main-process-port": "--master-port PORT",
     **dict.fromkeys(("-G", "--gres"), "--gpus-per-node N"),
+    **dict.fromkeys(
+        ("--begin", "--comment", "--dependency", "--licenses", "--nice"),
+        "--directive=--NAME=VALUE passes a line on to the scheduler",
+    ),
     "--cpus-per-task": "--cpus-per-node N, which the ranks of a node share",
     **dict.fromkeys(("-H", "--host", "--hosts"), "--nodes HOST,HOST starts ranks on these machines over SSH"),
     **dict.fromkeys(("--multi-gpu", "--cpu"), f"{_NOT_NEEDED}; all GPUs are used, or the CPU if there is none"),
@@ -84,6 +97,8 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         what, why, fix = _bad_option(failure.option_name, command, words)
     elif isinstance(failure, click.MissingParameter) and failure.param:
         what = f"{_spelling(failure.param)} is missing"
+        if failure.ctx and isinstance(failure.param.type, click.Choice):
+            fix = f"{failure.ctx.command_path} {failure.param.type.choices[0]}"
     elif isinstance(failure, click.BadParameter) and failure.param:
         name, kind = _spelling(failure.param), failure.param.type
         typed, is_, _ = failure.message.partition(" is not ")
@@ -154,13 +169,40 @@ def _fix(failure: click.ClickException) -> str:
     takes_a_job = bool(context and context.info_name in _TAKES_A_JOB)
     if isinstance(failure, click.NoSuchOption) and context:
         return _of_option(_as_typed(failure), context, takes_a_job)
-    if takes_a_job and "extra argument" in failure.message:
-        return f"the script's own arguments follow --: {path} train.py -- ..."
+    if takes_a_job and context and "extra argument" in failure.message:
+        return _of_extra_words(context)
     if isinstance(failure, click.UsageError) and (word := _NO_COMMAND.fullmatch(failure.message.rstrip("."))):
         assert isinstance(failure.ctx, click.Context) and isinstance(failure.ctx.command, click.Group)
-        if near := closest(word[1], failure.ctx.command.commands):
+        if near := _SAME.get(word[1]) or closest(word[1], failure.ctx.command.commands):
             return f"did you mean {path} {near}?"
     return f"{path} --help"
+
+
+def _of_extra_words(context: click.Context) -> str:
+    """Return what to type for words after the target: they are the script's, or a path with spaces is not quoted."""
+    typed, target = context.meta[TYPED], context.params["target"]
+    for start, end in combinations(range(len(typed) + 1), 2):
+        if end - start > 1 and Path(path := " ".join(typed[start:end])).is_file():
+            words = [*context.command_path.split(), *typed[:start], path, *typed[end:]]
+            return f"put a path with spaces in quotes: {shlex.join(words)}"
+    line = f"{context.command_path} train.py -- ..."
+    if Path(target).is_file():
+        line = _moved(context, typed.index(target) + 1)
+    return f"the script's own arguments follow --: {line}"
+
+
+def _moved(context: click.Context, start: int) -> str:
+    """Write the command as it was typed, with all from the word at ``start`` that is not ours behind ``--``."""
+    typed, parameters = context.meta[TYPED], context.command.get_params(context)
+    options = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
+    own, args, words = list(typed[:start]), list[str](), iter(typed[start:])
+    for word in words:
+        name, _, value = word.partition("=")
+        option = options.get(name.replace("_", "-") if name.startswith("--") else name)
+        (own if option else args).append(word)
+        if option and not option.is_flag and not value:
+            own += islice(words, 1)
+    return shlex.join([*context.command_path.split(), *own, "--", *args, *script_args(context)])
 
 
 def _as_typed(failure: click.NoSuchOption) -> str:
@@ -173,6 +215,8 @@ def _as_typed(failure: click.NoSuchOption) -> str:
 
 
 def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
+    if context.info_name == "resume" and name in (flag for option in OPTIONS for flag in option.flags):
+        return "a run is resumed as it was started; allranks run starts another one, with other options"
     known = [word for parameter in context.command.get_params(context) for word in parameter.opts]
     others = _OPTIONS_OF_OTHERS if "--nproc-per-node" in known else {}
     spelled = name.replace("_", "-") if name.startswith("--") else name[:2]
@@ -181,5 +225,11 @@ def _of_option(name: str, context: click.Context, takes_a_job: bool) -> str:
         meant = f"did you mean {near}?"
     if not takes_a_job or meant.startswith(_NOT_NEEDED):
         return meant or f"{context.command_path} --help"
-    moved = f"{name} is the script's, put it after --: {context.command_path} ... -- {name}"
+    typed = context.meta[TYPED]
+    at = next((at for at, word in enumerate(typed) if word.startswith(name)), 0)
+    targets = [place for place, word in enumerate(typed) if word.endswith((".py", ".yaml", ".yml"))]
+    line = f"{context.command_path} ... -- {name}"
+    if not targets or targets[0] < at:
+        line = _moved(context, targets[0] + 1 if targets else at)
+    moved = f"{name} is the script's, put it after --: {line}"
     return f"{meant}{'' if meant.endswith('?') else '.'} If {moved}" if meant else f"if {moved}"

@@ -92,7 +92,7 @@ def _refuse(job: Job, flavour: Flavour) -> None:
         fix = "name those to use in scheduler.include, or a feature that they have in scheduler.constraint"
         raise JobError("scheduler.exclude: PBS cannot leave hosts out", why="it has no option for that", fix=fix)
     if requested.qos and flavour == "openpbs":
-        fix = "choose another scheduler.partition"
+        fix = "a queue is scheduler.partition (--queue)"
         raise JobError("scheduler.qos: OpenPBS and PBS Pro have no quality of service", fix=fix)
     if requested.project and flavour == "torque":
         raise JobError("scheduler.project: Torque has no projects", fix="scheduler.account (-A) names who is charged")

@@ -67,7 +67,7 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
     normal = {choice.lower().replace("-", "_"): choice for choice in choices}
     key = word.lower().replace("-", "_")
     is_long = len(key.strip("_")) >= _SHORTEST_START
-    found = [name for name in normal if is_long and name.startswith(key)]
+    found = [key] if key in normal else [name for name in normal if is_long and name.startswith(key)]
     # Of few letters, two that are swapped make a word that is not alike enough: lba for lab.
     found = found or [name for name in normal if is_long and sorted(name) == sorted(key)]
     found = found or get_close_matches(key, normal, n=1, cutoff=_LIKENESS)

@@ -27,7 +27,7 @@ _MOST_NODES = 1_000_000
 _WITH_SUFFIX = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*(s|sec|m|min|h|d)", re.ASCII | re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
 _MEMORY = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*((?:[kmgtp]i?)?)(b?)", re.ASCII | re.IGNORECASE)
-_RATE = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*([kKMGT]?)(?:B/s)?", re.ASCII)  # Gb/s would be bits.
+_RATE = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*([kKMGT]?)B/s", re.ASCII)  # Gb/s and 100G would be bits.
 _NUMBER = re.compile(r"(\d{1,16}(?:\.\d{1,16})?)\s*([kmbt]?)", re.ASCII | re.IGNORECASE)
 _NUMBER_POWER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NODES = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
@@ -95,7 +95,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second in ``text``: a number, or ``2GB/s``, in powers of 1000 as rates are."""
+    """Return the bytes per second in ``text``, such as ``2GB/s``, in powers of 1000 as rates are."""
     match = _RATE.fullmatch(text.strip())
     rate = float(match[1]) * 1000.0 ** _MEMORY_POWER[match[2].lower()] if match else 0.0
     if not 0 < rate <= _LARGEST:

@@ -177,6 +177,13 @@ def prepare_resume(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
             why="those that have succeeded would run again",
             fix="allranks run, with scheduler.array (--array) for the tasks that failed",
         )
+    script = next((reason.value for reason in plan.reasons if reason.subject == "script"), None)
+    if script and plan.kind == "local" and not Path(script).exists():
+        raise LaunchError(
+            f"there is no script {script}",
+            why=f"{run_id} runs it: it was moved or removed since",
+            fix="put it back, or start another run: allranks run",
+        )
     plan = kind.again(plan, attempt)
     try:
         for node in plan.commands:

@@ -44,7 +44,7 @@ _SOURCE = re.compile(r"\[/\S+:\d+\] ")
 #: A frame of a traceback or of faulthandler's stack; files that are no user's: of packages, of Python, of ours.
 _FRAME = re.compile(r' *File "([^"]+)", line (\d+)')
 _FOREIGN = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<|/allranks/(?:(?:agent|record|runtime|selftest|system)/|lightning\.py)"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<|/allranks/(?:(?:agent|record|runtime|selftest|system)/|(?:lightning|__init__)\.py)"
 )
 
 #: In the traceback of torch's own launcher, which was started by ``python -m``. The last one is its own.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from allranks.errors import JobError
-from allranks.job.problems import closest
+from allranks.job.problems import closest, quoted
 from allranks.plan.directives import DIRECTIVE
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         JobError: it is not there, or it is not Python.
     """
     if name := job.module:
+        if any(map(str.isspace, name)):
+            raise _not_a_module(name)
         if name.endswith(".py") or os.sep in name:
             meant = name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
             raise JobError(
@@ -85,6 +87,14 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
         raise JobError(f"there is no script {job.script}", why="the arguments of a script go into args", fix=fix)
     _check_script(path, job.script, same_python)
     return Program("script", str(path))
+
+
+def _not_a_module(words: str) -> JobError:
+    name, _, args = words.strip().partition(" ")
+    why, fix = "a name has no spaces", "-m takes a name such as package.train"
+    if name.endswith(".py") or args.startswith("-"):
+        why, fix = "arguments follow --", f"allranks run {'' if name.endswith('.py') else '-m '}{name} -- {args}"
+    return JobError(f"invalid module name: {quoted(words)}", why=why, fix=fix)
 
 
 def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
@@ -109,7 +119,11 @@ def _find_binary(name: str, workdir: Path, environment: Environment) -> Program:
 def _check_script(path: Path, name: str, same_python: bool) -> None:
     if path.is_dir():
         if not (path / "__main__.py").is_file():
-            raise JobError(f"{name} is a directory without a __main__.py", fix="name the script itself")
+            files = [*path.glob("job.y*ml")] or [*path.glob("*.py")]
+            fix = "name the script itself"
+            if len(files) == 1:
+                fix = f"allranks run {shlex.quote(os.path.join(name, files[0].name))}"  # noqa: PTH118 - text
+            raise JobError(f"{name} is a directory without a __main__.py", fix=fix)
         return
     if not path.is_file():
         raise _missing(path, name)
@@ -150,11 +164,16 @@ def _starts_ranks(script: bytes) -> str | None:
 
 def _missing(path: Path, name: str) -> JobError:
     if os.path.lexists(path):
-        why = f"it points to {path.readlink()}" if path.is_symlink() else "it is neither a file nor a directory"
-        return JobError(f"{name} is not a script", why=why)
+        what = f"{name} is not a script"
+        if not path.is_symlink():
+            return JobError(what, why="it is neither a file nor a directory")
+        why = f"it is a link to {path.readlink()}, which does not exist"
+        return JobError(what, why=why, fix="correct the link, or name the script itself")
     if not path.parent.is_dir():
         return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}")
-    names = {other.stem: other.name for other in path.parent.glob("*.py") if other.is_file()}
+    names = {
+        other.stem: other.name for kind in ("*.y*ml", "*.py") for other in path.parent.glob(kind) if other.is_file()
+    }
     near = closest(path.stem, names)
     fix = f"did you mean {names[near]}?" if near else None
     return JobError(f"there is no script {name}", why=f"looked for {path}", fix=fix)

@@ -49,5 +49,5 @@ def unwritable(path: Path, error: OSError) -> RunFolderError:
         why=error.strerror or str(error),
         fix="free some space, or give another directory with --runs-folder"
         if full
-        else "another directory: --runs-folder",
+        else "--runs-folder DIR with a directory that you may write to",
     )

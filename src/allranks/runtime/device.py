@@ -81,9 +81,10 @@ def no_gpu(env: RankEnvironment, index: int, count: int, built_with_cuda: bool) 
         why = "this torch was built without CUDA"
         fix = "install a torch with CUDA, or use --backend gloo to train on the CPU"
     else:
-        why = f"torch sees {count} {'GPU' if count == 1 else 'GPUs'}; CUDA_VISIBLE_DEVICES {shown}"
+        s = "" if count == 1 else "s"
+        why = f"torch sees {count} GPU{s}; CUDA_VISIBLE_DEVICES {shown}"
         fix = (
-            f"start at most {count} ranks per node (--nproc-per-node {count}), or let each rank see all GPUs"
+            f"start at most {count} rank{s} per node (--nproc-per-node {count}), or let each rank see all GPUs"
             if count
             else "run on a node with GPUs, or use --backend gloo to train on the CPU"
         )

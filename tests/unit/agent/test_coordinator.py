@@ -131,6 +131,7 @@ def test_who_does_not_belong_there_is_turned_away(meet):
     assert meeting.agent(2).hear("refused")["why"] == "the agent there expects 2 nodes"
     (second,) = meeting.ready(1)
     second.hear("generation")
+    assert meet(orders(1)).agent(1).hear("refused")["why"] == "the agent there expects 1 node"
 
 
 def end(*agents, cut=False):

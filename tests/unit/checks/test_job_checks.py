@@ -49,6 +49,17 @@ def test_a_module_that_is_missing_on_this_machine_has_nothing_to_be_copied(kind:
     assert (bad.what, bad.fix) == ("there is no module nosuch", fix)
 
 
+def test_a_module_that_is_spelled_nearly_so(tmp_path: Path) -> None:
+    for name in ("train.py", "pkg/tools.py", "pkg/main/__main__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    fixes = {"trian": "train", "pkg.tool": "pkg.tools", "pkg.mian": "pkg.main"}
+    for module, meant in fixes.items():
+        seen = seen_of({"here": _script(error=f"there is no module {module}")}, {"binary": None, "module": module})
+        (bad,) = found("script", replace(seen, plan=replace(seen.plan, workdir=str(tmp_path))))
+        assert bad.fix == f"did you mean -m {meant}?"
+
+
 def _lacking(*names: str, **more: Any) -> list[dict[str, Any]]:
     return [
         {"name": name, "file": "/x/train.py", "line": line, "near": None, **more} for line, name in enumerate(names)

@@ -82,7 +82,7 @@ def _estimated(allranks, *options: str) -> list[dict[str, str]]:
 
 
 def test_numbers_need_no_script(allranks) -> None:
-    given = ("--parameters", "1.3B", "--dtype", "bf16", "--activations", "8GB", "--nproc-per-node", "8")
+    given = ("--parameters", "1.3B", "--dtype", "BF16", "--activations", "8GB", "--nproc-per-node", "8")
     done = allranks("estimate", *given, "--nodes", "4", "--network", "100GbE", "--disk", "2GB/s")
     assert (done.rc, done.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]

@@ -163,7 +163,8 @@ def test_mistakes(allranks: Any) -> None:
     done = allranks("report", "-o", "train.py")
     assert (done.rc, (allranks.folder / "train.py").read_text()) == (2, before)
     assert "error: train.py is left as it is\n  why: it was not written by allranks report\n" in done.stderr
-    assert "error: cannot write missing/r.html\n" in allranks("report", "-o", "missing/r.html").stderr
+    refused = allranks("report", "-o", "missing/r.html").message
+    assert (refused["error"], refused["fix"]) == ("cannot write missing/r.html", "another path, that you may write to")
     assert allranks("report", "-o", "-").stdout.startswith("<!doctype html>\n")
 
 

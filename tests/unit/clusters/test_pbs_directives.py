@@ -113,7 +113,8 @@ def test_each_key_is_a_directive(job: dict[str, Any], openpbs: list[str] | None,
         (
             "openpbs",
             {"qos": "high"},
-            "scheduler.qos: OpenPBS and PBS Pro have no quality of service\n  fix: choose another scheduler.partition",
+            "scheduler.qos: OpenPBS and PBS Pro have no quality of service\n"
+            "  fix: a queue is scheduler.partition (--queue)",
         ),
         (
             "torque",

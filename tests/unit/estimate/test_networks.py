@@ -21,7 +21,7 @@ from allranks.runs.record import Record
         ("hdr", 25e9, False, True),
         ("NVLink4", 450e9, True, False),
         ("12.5GB/s", 12.5e9, True, True),
-        ("500M", 5e8, True, True),
+        ("500MB/s", 5e8, True, True),
     ],
 )
 def test_a_network_by_name_or_rate(text: str, bandwidth: float, one_node: bool, two_nodes: bool) -> None:

@@ -17,6 +17,7 @@ from allranks.job.problems import closest, did_you_mean
         ("NODES", ["nodes"], "nodes"),
         ("max-restarts", ["max_restarts"], "max_restarts"),
         ("part", ["port", "partition"], "partition"),
+        ("Adam", ["adamw", "adam"], "adam"),
         ("lba", ["local", "lab"], "lab"),
         ("no", ["nodes"], None),
         ("no", ["on"], None),

@@ -101,6 +101,7 @@ IN_OURS = "Traceback (most recent call last):\n" + "".join(
     f'  File "{file}", line 3, in a\n'
     for file in (
         "/home/me/train.py",
+        "/home/me/runs/x-1/code/allranks/__init__.py",
         *(f"/home/me/runs/x-1/code/allranks/{part}/a.py" for part in contract.NODE_CODE if "." not in part),
     )
 )

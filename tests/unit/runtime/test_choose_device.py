@@ -70,7 +70,7 @@ def test_a_local_rank_beyond_the_gpus(monkeypatch):
     assert str(no_gpu(RANK, 1, 1, True)) == (
         "rank 5 (local rank 1) on gpu07 needs GPU 1, but there is 1\n"
         "  why: torch sees 1 GPU; CUDA_VISIBLE_DEVICES is '3'\n"
-        "  fix: start at most 1 ranks per node (--nproc-per-node 1), or let each rank see all GPUs"
+        "  fix: start at most 1 rank per node (--nproc-per-node 1), or let each rank see all GPUs"
     )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert no_gpu(RANK, 0, 0, True).why == "torch sees 0 GPUs; CUDA_VISIBLE_DEVICES is not set"

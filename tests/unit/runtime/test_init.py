@@ -195,6 +195,11 @@ def test_importing_allranks_imports_no_torch(clean_env):
     assert done.stdout == "[]\n"
 
 
+def test_a_name_of_the_context():
+    with pytest.raises(AttributeError, match=r"^allranks has no 'print': perhaps ctx\.print, if ctx is what"):
+        allranks.print  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("options", "what", "fix"),
     [

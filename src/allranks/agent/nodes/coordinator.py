@@ -187,7 +187,7 @@ class Coordinator:
         if peer := self._peers.get(hello["node"]):
             return f"{peer.name} is there already"
         if hello["node"] >= self._node.nnodes:
-            return f"the agent there expects {self._node.nnodes} nodes"
+            return f"the agent there expects {self._node.nnodes} node{'s' if self._node.nnodes > 1 else ''}"
         return None
 
     def _reject(self, peer: _Peer, why: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from allranks.checks.model import Finding, Node, Seen, failed, odd_ones, passed, skipped, warned
 from allranks.checks.registry import on_each_node, on_the_whole
-from allranks.job.problems import listed
+from allranks.job.problems import closest, listed
 
 _UNPREPARED = "environment.node_setup is run by allranks check and by the job itself: not run here, not known"
 _COPIED = "it is copied to the machines when the run starts"
@@ -75,12 +75,23 @@ def script(fact: Any, node: Node, seen: Seen) -> Finding:
 
 def _how_to_find(node: Node, seen: Seen) -> str:
     """Write how a node gets what the ranks run; a single machine has nothing to copy."""
+    if near := _module_beside(seen.job.module or "", seen.plan.workdir):
+        return f"did you mean -m {near}?"
     if seen.plan.kind != "local":
         return "it must be at the same path on all nodes; --sync rsync copies it over SSH"
     if not seen.job.module:
         return f"correct the name, which counts from {seen.plan.workdir}"
     python = node.facts.get("host", {}).get("executable", "python")
     return f"it was looked for in {seen.plan.workdir} and in {python}: correct the name, or --workdir DIR that has it"
+
+
+def _module_beside(name: str, workdir: str) -> str | None:
+    """Return the module of the job's directory that was probably meant."""
+    *packages, last = name.split(".")
+    folder = Path(workdir, *packages)
+    names = {each.stem for each in folder.glob("*.py")} | {each.parent.name for each in folder.glob("*/__main__.py")}
+    near = closest(last, names)
+    return ".".join([*packages, near]) if near else None
 
 
 @on_each_node("imports", why="a missing import fails all ranks at their first line", fact="script")

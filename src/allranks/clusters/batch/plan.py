@@ -164,15 +164,16 @@ class Draft:
 
     def _script(self, alone: tuple[str, Mapping[str, object]] | None) -> str:
         scheduler, spec, requested, submit = self.scheduler, self.spec, self.job.scheduler, self.scheduler.submit
-        by_hand = f"{'bash' if self.inside else submit} {self._name}"
+        by_hand = f"to start it by hand: {'bash' if self.inside else submit} {self._name}"
         each = "a rank for each GPU" if self._ranks_unknown else format_count(spec.nproc_per_node, "rank")
         size = f"{format_count(spec.nnodes, 'node')} x {each}"
         out = shlex.quote(requested.output) if self._added.log and requested.output else self._added.log
         check = f': "${{{scheduler.environment.job_id}:?is not set: {submit} this script}}"'
         file = "" if scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
         return batch_script(
-            title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; to start it by hand: {by_hand}",
-            name=self._name,
+            title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; "
+            f"{f'submit it with {submit}' if alone else by_hand}",
+            name="the batch script" if alone else self._name,  # A user chooses the name of one that stands alone.
             directives=written(self._added.directives, scheduler.prefix),
             run_dir=spec.run_dir,
             pythons=[sys.executable, *(word for word in self.python[:1] if word.startswith("/"))],
@@ -245,6 +246,7 @@ class Draft:
         yield from only_over_ssh(job)
         if foreign := sorted(job.scheduler.of_some & requested.keys() - {*scheduler.own_keys}):
             named = ", ".join(f"scheduler.{key}" for key in foreign)
-            yield f"{named}: {title} has no such thing, not used"
+            queue = "; a queue is --queue" if "qos" in foreign else ""  # Of qsub, -q is.
+            yield f"{named}: {title} has no such thing, not used{queue}"
         if self._ranks_unknown:
             yield "the ranks are counted on the nodes: one for each GPU that scheduler.directives gets"

@@ -111,6 +111,12 @@ def _check(
     """Raise if the model cannot be trained so."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+    if not isinstance(module, nn.Module):
+        raise RankError(
+            f"ctx.prepare() got {type(module).__name__} as its first argument",
+            why="expected the model, a torch.nn.Module",
+            fix="model = ctx.prepare(model); ctx.optimizer() makes optimizers, ctx.loader() loads data",
+        )
     if isinstance(module, (DataParallel, DistributedDataParallel, Flat)):
         raise RankError(
             f"ctx.prepare() was given a model that is wrapped already, in {type(module).__name__}",

@@ -137,6 +137,15 @@ def test_an_optimizer_of_the_scripts_own_that_would_not_do_what_it_expects(start
     assert refused(nn.Linear).startswith("ctx.optimizer() got type as its first argument")
 
 
+def test_what_is_no_model_is_not_prepared(start):
+    with pytest.raises(RankError) as caught:
+        start().prepare("model")
+    assert (caught.value.what, caught.value.why) == (
+        "ctx.prepare() got str as its first argument",
+        "expected the model, a torch.nn.Module",
+    )
+
+
 def test_the_first_optimizer_counts_steps(start):
     ctx = start()
     models = net(), net()
