@@ -19,6 +19,7 @@ _NOTE = 1.5
 #: What a shell says of a command in a script that goes on; the line of an exception of Python, which runs after it.
 _OF_THE_SHELL = ("command-not-found", "permission-denied")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
+_LAUNCHER = "launcher-report"
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
 _OTHERS = re.compile(r"(?:^|\s)Failures:\s*$")
@@ -95,7 +96,9 @@ def _reported(log: Log) -> int | None:
 
 def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagnosis:
     rule = cause.rule
-    follows = {match.rule.id: match.rule.cause for match in found if match.rule.level >= Level.FOLLOWS}
+    follows = {match.rule.id: match.rule.cause for match in found if match.rule.level == Level.FOLLOWS}
+    if any(match.rule.level == Level.LAUNCHER for match in found):
+        follows[_LAUNCHER] = "the launcher reported that a rank failed"
     follows.pop(rule.id, None)
     if rule.level >= (Level.UNCLEAR if cause.is_note else Level.FOLLOWS):
         sure = "unknown"
