@@ -227,6 +227,15 @@ def text_of(value: Value) -> tuple[Part, ...] | None:
     return None if value is None or array_of(value) else tuple(item for item in value if isinstance(item, Part))
 
 
+def comparable(value: Value) -> tuple[str, ...] | None:
+    """Return what two values have in common that are the same, wherever they are set."""
+    words = array_of(value)
+    if words:
+        return tuple(word.shown for word in words)
+    parts = text_of(value)
+    return None if parts is None else ("", *(part.shown for part in parts))
+
+
 def below(node: Node, *kinds: str) -> Iterable[Node]:
     """Yield the nodes of some kinds below a node, in their order, and none below those."""
     stack = [*reversed(node.children)]
@@ -236,6 +245,17 @@ def below(node: Node, *kinds: str) -> Iterable[Node]:
             yield child
         else:
             stack += reversed(child.children)
+
+
+def errors(root: Node) -> Iterable[Node]:
+    """Yield the nodes of a tree that the parser could not read, or that are missing."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.type == "ERROR" or node.is_missing:
+            yield node
+        elif node.has_error:
+            stack += reversed(node.children)
 
 
 def split_words(parts: Sequence[Part], at: int, end: int) -> list[Word]:
