@@ -190,6 +190,17 @@ class Expander:
         known = self.known.get(name) if is_plain and name not in self.values else None
         return [Part("variable", name, known, quote, context.level, at, has_default=has_default)]
 
+    def _expansions(self, node: Node, context: Context) -> None:
+        """Note the variables that a test expands, and walk over its substitutions."""
+        if node.type in ("simple_expansion", "expansion", "command_substitution", "string", "concatenation"):
+            self._parts(node, context, '"')
+            return
+        for child in node.children:
+            if self._depth < DEEPEST:
+                self._depth += 1
+                self._expansions(child, context)
+                self._depth -= 1
+
     def _use(self, name: str, node: Node, context: Context, quote: str, *, has_default: bool = False) -> None:
         at = self._piece.at(node.start_byte)
         self.script.uses.append(Use(name, at, context.level, self._order, has_default, quote))

@@ -312,6 +312,16 @@ class Use:
 
 
 @dataclass
+class Submitted:
+    """A file that a script submits as a job."""
+
+    data: bytes
+    start: int  # Where it starts in the text.
+    directives: list[Directive]  # The options of the command, which count more than its own.
+    values: dict[str, tuple[Part, ...] | tuple[Word, ...] | None]  # What is known of its arguments and variables.
+
+
+@dataclass
 class Script:
     """A script as the rules see it."""
 
@@ -331,6 +341,7 @@ class Script:
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
+    submitted: list[Submitted] = field(default_factory=list)
 
     def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return where statements start and end, with those of a file in the place of the one that sources it."""

@@ -9,9 +9,9 @@ from os.path import realpath
 from typing import TYPE_CHECKING
 
 from allranks.lint.beside import file_beside, leads_here
-from allranks.lint.expand import DEEPEST, Expander, Piece, array_of, below, bounded, comparable, errors, text_of
+from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, comparable, errors, text_of
 from allranks.lint.files import other_kind
-from allranks.lint.model import REMOTE, Assignment, Command, Context, Loop, Part, Script, Word
+from allranks.lint.model import REMOTE, Assignment, Command, Context, Directive, Loop, Part, Script, Submitted, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -79,10 +79,8 @@ class Walker(Expander):
 
     def include(self, word: Word, at: int, context: Context, *, is_sourced: bool) -> None:
         """Walk over a file that the command at an offset reads, if it lies below the script's directory."""
-        text = self.script.text
-        is_moved = "PWD" in self.values
-        found = file_beside(text.files[0].path, word, is_moved=is_moved) if len(text.files) <= _FILES else None
-        if found is None or realpath(found[0]) in self._open or other_kind(*found):
+        found = self._beside(word)
+        if found is None or realpath(found[0]) in self._open:
             return
         path, data = found
         root = self._parse(data)
@@ -91,9 +89,23 @@ class Walker(Expander):
                 self.script.unparsed.setdefault(path, (at, data))
             return
         self._open.append(realpath(path))
-        start = text.include(path, data, at, is_sourced=is_sourced).start
+        start = self.script.text.include(path, data, at, is_sourced=is_sourced).start
         self.walk(Piece(data, start=start), context, root)
         self._open.pop()
+
+    def submit(self, word: Word, at: int, directives: list[Directive], values: dict[str, Value]) -> None:
+        """Note a file that the command at an offset submits, if it lies below the script's directory."""
+        found, text = self._beside(word), self.script.text
+        if found and realpath(found[0]) not in map(realpath, (file.path for file in text.files)):
+            start = text.include(*found, at, is_sourced=False).start
+            self.script.submitted.append(Submitted(found[1], start, directives, values))
+
+    def _beside(self, word: Word) -> tuple[str, bytes] | None:
+        """Return path and content of a shell script below the script's directory."""
+        text = self.script.text
+        is_moved = "PWD" in self.values
+        found = file_beside(text.files[0].path, word, is_moved=is_moved) if len(text.files) <= _FILES else None
+        return None if found is None or other_kind(*found) else found
 
     def move(self, word: Word | None) -> None:
         """Note where ``cd`` leads: PWD is among the values, and not known, elsewhere than beside the script."""
@@ -363,17 +375,6 @@ class Walker(Expander):
     def _assigned_in(self, node: Node | None) -> set[str]:
         found = below(node, "variable_assignment") if node is not None else ()
         return {self._source(child.children[0]).partition("[")[0] for child in found}
-
-    def _expansions(self, node: Node, context: Context) -> None:
-        """Note the variables that a test expands, and walk over its substitutions."""
-        if node.type in ("simple_expansion", "expansion", "command_substitution", "string", "concatenation"):
-            self._parts(node, context, '"')
-            return
-        for child in node.children:
-            if self._depth < DEEPEST:
-                self._depth += 1
-                self._expansions(child, context)
-                self._depth -= 1
 
 
 _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
