@@ -160,3 +160,49 @@ def test_a_node_that_is_a_job_of_its_own_waits_for_the_others() -> None:
     run = "torchrun --nproc-per-node=8 --nnodes=2 --master-addr=gpu1 --master-port=12345"
     assert fatal(f"{job}{run} --node-rank=1 train.py") == set()
     assert "AR307" in fatal(f"{job}{run} --node-rank=$RANK train.py")
+
+
+_SERVED = """#!/bin/bash
+#SBATCH --gpus-per-node=4
+#SBATCH --time=4:00:00
+"""
+_TRAIN = "torchrun --standalone --nproc-per-node=4 train.py"
+
+
+@pytest.mark.parametrize(
+    ("server", "rest", "name"),
+    [
+        ("while true; do nvidia-smi; sleep 60; done &", f"{_TRAIN}\nwait", "the loop"),
+        ("(while :; do nvidia-smi; sleep 60; done) > log &", f"{_TRAIN}\nwait", "the loop"),
+        ("watch_gpus() { while true; do nvidia-smi; sleep 60; done; }\nwatch_gpus &", f"{_TRAIN}\nwait", "the loop"),
+        ("srun --overlap nvidia-smi -l 10 > gpus.txt &", f"{_TRAIN} &\nwait", "nvidia-smi"),
+        ("ray start --head --block &", f"{_TRAIN}\nwait", "ray"),
+        ("python -m http.server 8000 &", f"{_TRAIN} &\nwait", "python"),
+        ("trap 'kill $board' EXIT\ntensorboard --logdir runs &\nboard=$!", f"{_TRAIN}\nwait", "tensorboard"),
+        ("clean() { kill $!; }\ntrap clean EXIT\ntensorboard --logdir runs &", f"{_TRAIN}\nwait", "tensorboard"),
+    ],
+)
+def test_a_wait_for_what_never_ends_is_found(server: str, rest: str, name: str) -> None:
+    found = [each for each in lint("job.sh", f"{_SERVED}{server}\n{rest}\n".encode()) if each.rule.code == "AR718"]
+    assert [each.what for each in found] == [
+        f"wait without a process id waits for {name} too, which never ends: the job stays until its time limit"
+    ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"while true; do nvidia-smi; kill -0 $$ || break; done &\n{_TRAIN}\nwait",
+        f"while kill -0 $$; do nvidia-smi; sleep 60; done &\n{_TRAIN}\nwait",
+        f"timeout 1h tensorboard --logdir runs &\n{_TRAIN} &\nwait",
+        f"tensorboard --logdir runs &\n{_TRAIN}\nkill %1\nwait",
+        f"clean() {{ kill %1; }}\ntensorboard --logdir runs &\n{_TRAIN}\nclean\nwait",
+        f"tensorboard --logdir runs &\n{_TRAIN} &\nwait -n",
+        "vllm serve model &\nwait",
+        "python -m vllm.entrypoints.openai.api_server &\nwait",
+        f"ray start --head --block &\n{_TRAIN}\nray stop\nwait",
+        f"{_TRAIN} &\nwait",
+    ],
+)
+def test_a_wait_for_what_ends_is_not_found(script: str) -> None:
+    assert "AR718" not in {each.rule.code for each in lint("job.sh", f"{_SERVED}{script}\n".encode())}
