@@ -254,8 +254,9 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
         return
-    program = home(args[0].text) if args else ""
-    draft.put(kind, program, words[0].at, "")
+    if not args:
+        return
+    draft.put(kind, home(args[0].text), words[0].at, "")
     if args[1:]:
         draft.put("args", [each.text for each in args[1:]], words[1].at, "")
 

@@ -12,7 +12,7 @@ from allranks.lint.unwrap import LAUNCHERS, is_python
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 #: Launches of a file that are looked at; people write a few.
 _MOST = 200
-MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"})
+MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"})
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ def _started(command: Command, script: Script, resources: Resources) -> tuple[Co
     if starter is None:
         return None, 1, 1
     call = read_call(starter)
+    if call.rest and call.rest[0].first and call.rest[0].parts[0].value is None and call.rest[1:]:
+        return starter, None, None  # A variable may have options.
     if starter.name == "srun":
         return starter, *_srun_tasks(call, script, resources)
     if starter.name not in MPI:

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 REMOTE = frozenset(
     {
         *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
-        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
+        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"),
+        *("jsrun", "aprun", "ibrun"),  # Of IBM, Cray and TACC.
     }
 )
 

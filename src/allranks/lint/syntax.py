@@ -211,6 +211,7 @@ SYNTAX = {
     "mpirun": _MPIRUN,
     "mpiexec": _MPIRUN,
     "mpirun.openmpi": _MPIRUN,
+    "mpiexec.openmpi": _MPIRUN,
     "mpiexec.hydra": _MPIRUN,
     "orterun": _MPIRUN,
     "ssh": _SSH,

@@ -73,7 +73,10 @@ def unwrap(walker: Walker, command: Command) -> None:
     elif name in _LOOSE:
         _loose(walker, command)
     elif name in REMOTE or name in WRAPPERS:
-        _inner(walker, command, read_call(command).rest)
+        rest = read_call(command).rest
+        # There may be options that are not known here: srun $OPTIONS torchrun ….
+        if (rest and rest[0].parts[0].value is not None) or not _loose(walker, command):
+            _inner(walker, command, rest)
     elif name in ("sbatch", "qsub"):
         _submission(walker, command)
 
@@ -189,12 +192,13 @@ def _inner(walker: Walker, command: Command, rest: Sequence[Word]) -> None:
         ))  # fmt: skip
 
 
-def _loose(walker: Walker, command: Command) -> None:
+def _loose(walker: Walker, command: Command) -> bool:
     for position, word in enumerate(command.args):
         name = (word.value or "").rpartition("/")[2]
         if name in STARTERS or is_python(name):
             _inner(walker, command, command.args[position:])
-            return
+            return True
+    return False
 
 
 def _python(walker: Walker, command: Command) -> None:

@@ -289,3 +289,12 @@ def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.C
     job, _ = job_of(folder, capfd, f"accelerate launch {options} train.py\n")
     assert "resources:\n  nodes: 2\nlaunch:\n  nproc_per_node: 3\n" in job
     assert "ACCELERATE_MIXED_PRECISION: fp16" in job
+
+
+def test_a_script_that_takes_the_training_as_its_arguments_names_none(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, said = job_of(folder, capfd, 'torchrun --standalone --nproc-per-node=2 "$@"\n')
+    assert job == "launch:\n  nproc_per_node: 2"
+    assert "  start.sh:1: $@: the script's own arguments: add them to args\n" in said
+    assert "job.yaml does not work yet: the job has no script, module or binary" in said

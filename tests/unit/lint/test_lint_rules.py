@@ -10,6 +10,7 @@ import pytest
 import tomllib
 
 from allranks.lint.engine import lint
+from allranks.lint.reading import read_scripts
 from allranks.lint.rules import FAMILIES, RULES
 from allranks.lint.rules.base import Rule
 
@@ -206,3 +207,48 @@ def test_a_wait_for_what_never_ends_is_found(server: str, rest: str, name: str) 
 )
 def test_a_wait_for_what_ends_is_not_found(script: str) -> None:
     assert "AR718" not in {each.rule.code for each in lint("job.sh", f"{_SERVED}{script}\n".encode())}
+
+
+_NODES = "--nnodes=2"
+
+
+@pytest.mark.parametrize(
+    ("script", "codes"),
+    [
+        (f"torchrun {_NODES} --node-rank=0 a.py &\ntorchrun {_NODES} --node-rank=1 a.py", set()),
+        (f"for i in 0 1; do torchrun {_NODES} --node-rank=$i --master-addr=localhost a.py & done", set()),
+        (f"torchrun {_NODES} --node-rank=0 a.py &\nssh b torchrun {_NODES} --node-rank=1 --master-addr=a a.py", {"AR302"}),
+        (f"for i in 0 1; do ssh -n h$i torchrun {_NODES} --node-rank=$i --master-addr=localhost a.py & done", {"AR301"}),
+        ("accelerate launch --machine_rank 0 a.py\naccelerate launch --machine_rank 1 a.py", {"AR327"}),
+        ("if [ $1 = 0 ]; then torchrun --nnodes=2 --node-rank=0 --master-addr=a a.py\n"
+         "else torchrun --nnodes=2 --node-rank=1 --master-addr=a a.py; fi", set()),
+        ("torchrun --nnodes=1 --node-rank=0 a.py\ntorchrun --nnodes=1 --node-rank=1 a.py", set()),
+    ],
+)  # fmt: skip
+def test_nodes_that_one_machine_plays_need_no_address(script: str, codes: set[str]) -> None:
+    found = lint("job.sh", f"#!/bin/bash\n{script}\n".encode())
+    assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes
+
+
+@pytest.mark.parametrize(
+    ("starter", "names"),
+    [
+        ("srun $OPTIONS torchrun", ["srun", "torchrun"]),
+        ('srun "$@" sh -euc "torchrun', ["srun", "sh", "torchrun"]),
+        ("mpiexec.openmpi -n 4 torchrun", ["mpiexec.openmpi", "torchrun"]),
+        ("jsrun -n 2 -r 1 -a 1 torchrun", ["jsrun", "torchrun"]),
+    ],
+)
+def test_a_launcher_behind_options_that_are_not_known_is_found(starter: str, names: list[str]) -> None:
+    end = '"' if '"torchrun' in starter else ""
+    (launch,) = read_scripts("job.sh", f"{starter} --nnodes=2 train.py{end}\n".encode())[0].launches
+    assert [each.name for each in (*launch.command.context.via, launch.command)] == names
+    assert launch.tasks is None or starter.startswith("mpiexec")
+
+
+def test_a_script_that_counts_the_nodes_of_pbs_needs_no_placement() -> None:
+    head = "#!/bin/bash\n#PBS -l select=2:ngpus=1\n#PBS -l walltime=1:00:00\ncd $PBS_O_WORKDIR\n"
+    run = "mpiexec -ppn 1 -n $N torchrun --nnodes=$N --rdzv-backend=c10d --rdzv-endpoint=$A:29511 train.py"
+    for count, codes in {"sort -u $PBS_NODEFILE | wc -l": set(), "wc -l < $PBS_NODEFILE": {"AR412"}}.items():
+        found = lint("job.sh", f"{head}N=$({count})\n{run}\n".encode())
+        assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes
