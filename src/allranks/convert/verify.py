@@ -30,7 +30,9 @@ Record = dict[str, Any]
 #: Functions and commands that shells of the sandbox have: they leave their mark in the environment.
 _SHELL = """\
 module() {
-  case $1 in load | add) shift; for each; do export LOADEDMODULES+=:$each; done;; purge) LOADEDMODULES=;; esac
+  case $1 in load | add) shift; for each; do
+    case $LOADEDMODULES: in *:$each:*) ;; *) export LOADEDMODULES+=:$each;; esac
+  done;; purge) LOADEDMODULES=;; esac
 }
 ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) module load "$@" ;; esac; }
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }

@@ -79,6 +79,8 @@ def unwrap(walker: Walker, command: Command) -> None:
             _inner(walker, command, rest)
     elif name in ("sbatch", "qsub"):
         _submission(walker, command)
+    elif not name and command.args and not _loose(walker, command):
+        _python(walker, command)  # $PYTHON -m torch.distributed.run …
 
 
 def _resolved(walker: Walker, command: Command) -> Command:

@@ -217,8 +217,8 @@ _NODES = "--nnodes=2"
     [
         (f"torchrun {_NODES} --node-rank=0 a.py &\ntorchrun {_NODES} --node-rank=1 a.py", set()),
         (f"for i in 0 1; do torchrun {_NODES} --node-rank=$i --master-addr=localhost a.py & done", set()),
-        (f"torchrun {_NODES} --node-rank=0 a.py &\nssh b torchrun {_NODES} --node-rank=1 --master-addr=a a.py", {"AR302"}),
-        (f"for i in 0 1; do ssh -n h$i torchrun {_NODES} --node-rank=$i --master-addr=localhost a.py & done", {"AR301"}),
+        (f"torchrun {_NODES} --node-rank=0 a.py &\nssh b torchrun {_NODES} --node-rank=1 --master-addr=a a", {"AR302"}),
+        (f"for i in 0 1; do ssh -n h$i torchrun {_NODES} --node-rank=$i --master-addr=localhost a & done", {"AR301"}),
         ("accelerate launch --machine_rank 0 a.py\naccelerate launch --machine_rank 1 a.py", {"AR327"}),
         ("if [ $1 = 0 ]; then torchrun --nnodes=2 --node-rank=0 --master-addr=a a.py\n"
          "else torchrun --nnodes=2 --node-rank=1 --master-addr=a a.py; fi", set()),
@@ -237,6 +237,8 @@ def test_nodes_that_one_machine_plays_need_no_address(script: str, codes: set[st
         ('srun "$@" sh -euc "torchrun', ["srun", "sh", "torchrun"]),
         ("mpiexec.openmpi -n 4 torchrun", ["mpiexec.openmpi", "torchrun"]),
         ("jsrun -n 2 -r 1 -a 1 torchrun", ["jsrun", "torchrun"]),
+        ("$PROFILE torchrun", ["", "torchrun"]),
+        ("$PYTHON -m torch.distributed.run", ["", "torch.distributed.run"]),
     ],
 )
 def test_a_launcher_behind_options_that_are_not_known_is_found(starter: str, names: list[str]) -> None:
@@ -244,6 +246,23 @@ def test_a_launcher_behind_options_that_are_not_known_is_found(starter: str, nam
     (launch,) = read_scripts("job.sh", f"{starter} --nnodes=2 train.py{end}\n".encode())[0].launches
     assert [each.name for each in (*launch.command.context.via, launch.command)] == names
     assert launch.tasks is None or starter.startswith("mpiexec")
+
+
+def test_an_option_of_a_plugin_of_the_site_may_be_known_to_sbatch() -> None:
+    head = "#!/bin/bash\n#SBATCH --time=1:00:00 --image=nersc/pytorch --module=gpu --quotatype=auto --framework=torch\n"
+    assert [
+        each.what for each in lint("job.sh", f"{head}srun python train.py\n".encode()) if "option" in each.what
+    ] == []
+
+
+def test_a_list_of_nvidia_smi_that_is_killed_is_found() -> None:
+    script = b"#!/bin/bash\nnvidia-smi --query-compute-apps=pid --format=csv,noheader | xargs -r kill -9\n"
+    assert [(each.rule.code, each.place.line) for each in lint("job.sh", script)] == [("AR904", 2)]
+
+
+def test_sh_of_a_cluster_may_be_bash() -> None:
+    found = lint("job.sh", b"#!/bin/sh\n#SBATCH --time=1:00:00\nsource venv/bin/activate\nsrun python train.py\n")
+    assert "AR215" not in {each.rule.code for each in found}
 
 
 def test_a_script_that_counts_the_nodes_of_pbs_needs_no_placement() -> None:
