@@ -260,6 +260,13 @@ def test_a_list_of_nvidia_smi_that_is_killed_is_found() -> None:
     assert [(each.rule.code, each.place.line) for each in lint("job.sh", script)] == [("AR904", 2)]
 
 
+@pytest.mark.parametrize("option", ["--lr=1", '--name="a b"', "--lr 1", "-v"])
+def test_an_option_that_a_blank_after_the_backslash_cuts_off_is_found(option: str) -> None:
+    script = f"torchrun --standalone --nproc-per-node=2 train.py \\ \n    {option} \\\n    --more=2\n"
+    found = [each for each in lint("job.sh", script.encode()) if each.rule.code == "AR202"]
+    assert [(each.place.line, each.place.column) for each in found] == [(2, 5)]
+
+
 def test_sh_of_a_cluster_may_be_bash() -> None:
     found = lint("job.sh", b"#!/bin/sh\n#SBATCH --time=1:00:00\nsource venv/bin/activate\nsrun python train.py\n")
     assert "AR215" not in {each.rule.code for each in found}

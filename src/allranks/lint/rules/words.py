@@ -48,7 +48,13 @@ def _spaced_assignment(view: View) -> Iterator[Found]:
     source=f"{BASH}, Quoting",
 )
 def _cut_line(view: View) -> Iterator[Found]:
-    for command in view.script.commands if not view.script.broken else ():  # Else other text is read as bash.
+    if view.script.broken:
+        return  # Else other text is read as bash.
+    for assignment in view.script.assignments:  # The parser takes --option=value for one.
+        if assignment.name.startswith("-"):
+            yield Found(assignment.at, {"word": assignment.name})
+            return
+    for command in view.script.commands:
         word = command.words[0] if command.words else None
         if word is not None and re.match(r"--?[A-Za-z]", word.prefix) and word.parts[0].is_verbatim:
             yield Found(command.at, {"word": word.shown})
