@@ -253,7 +253,7 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
     if not words:
         return
-    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word)]
+    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
     if any(each.is_read for each in args):
         program = {"script": "python ", "module": "python -m ", "binary": ""}[kind]
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
@@ -266,11 +266,13 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("args", [each.text for each in args[1:]], words[1].at, "")
 
 
-def _is_rest(draft: Draft, word: Word) -> bool:
-    """Return whether a word is the script's own arguments, which are given to ``allranks run`` now."""
+def _is_rest(draft: Draft, word: Word, function: str) -> bool:
+    """Return whether a word is the script's own arguments, or those of a function, which are not known."""
     names = {part.text for part in word.parts}
     if len(word.parts) == 1 and names & {"@", "*"}:
-        draft.not_taken(word.at, f"{word.shown}: the script's own arguments: add them to args")
+        owner = f"{function}'s" if function else "the script's own"
+        draft.not_taken(word.at, f"{word.shown}: {owner} arguments: add them to args")
+        draft.incomplete = draft.incomplete or bool(function)
         return True
     return False
 

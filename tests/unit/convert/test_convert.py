@@ -314,3 +314,9 @@ def test_a_range_of_nodes_in_a_job_of_one_node_is_that_node(folder: Path, capfd:
     run = "torchrun --nnodes=1:2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=localhost:6000 train.py"
     job, _ = job_of(folder, capfd, f"#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --time=1:00:00\n{run}\n")
     assert "  nodes: " not in job
+
+
+def test_the_arguments_of_a_function_are_named_and_missing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text('train() { torchrun --standalone train.py "$@"; }\ntrain --lr 0.1\n')
+    assert typed("start.sh") == 1
+    assert "  start.sh:1: $@: train's arguments: add them to args\n" in capfd.readouterr().err

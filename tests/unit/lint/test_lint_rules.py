@@ -57,6 +57,14 @@ def test_sentences_are_filled_in(rule: Rule) -> None:
         assert not re.search(r"(?<!\$)\{\w+\}", finding.what + finding.fix)
 
 
+def test_the_labels_of_public_scripts_name_rules_above_a_hint() -> None:
+    rows = [line.split("\t") for line in Path(__file__).with_name("public.tsv").read_text().splitlines()[1:]]
+    assert len({(row[0], row[2]) for row in rows}) == len(rows)
+    assert all(re.fullmatch(r"[0-9a-f]{40}", row[1]) for row in rows)
+    faults = {fault.partition(":")[0] for row in rows for fault in "".join(row[3:]).split()}
+    assert faults <= {rule.code for rule in RULES if rule.severity != "hint"}
+
+
 def test_what_stands_in_a_function_is_not_done_by_the_script() -> None:
     """It waits in a function that it never calls: the job ends, and its ranks with it."""
     script = b"#!/bin/bash\n#SBATCH --time=1:00:00\nsrun python train.py &\nlinger() { sleep 60; }\necho started\n"
