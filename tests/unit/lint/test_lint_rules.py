@@ -275,6 +275,12 @@ def test_an_option_that_a_blank_after_the_backslash_cuts_off_is_found(option: st
     assert [(each.place.line, each.place.column) for each in found] == [(2, 5)]
 
 
+@pytest.mark.parametrize(("end", "codes"), [("&", {"AR702"}), ("&\nwait", set()), ("", set())])
+def test_a_step_in_the_background_is_awaited(end: str, codes: set[str]) -> None:
+    found = lint("job.sh", f"#!/bin/bash\n#SBATCH --time=1:00:00\nsrun --label finetune.sh $@ {end}\n".encode())
+    assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes
+
+
 def test_sh_of_a_cluster_may_be_bash() -> None:
     found = lint("job.sh", b"#!/bin/sh\n#SBATCH --time=1:00:00\nsource venv/bin/activate\nsrun python train.py\n")
     assert "AR215" not in {each.rule.code for each in found}

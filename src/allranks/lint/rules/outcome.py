@@ -57,7 +57,9 @@ def _waits(view: View) -> list[Command]:
 def _not_awaited(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
-    for root in _roots(view):
+    # A step of which only its script is known, which is not here.
+    steps = [] if view.launches else [command for command in view.top_commands[-1:] if command.name == "srun"]
+    for root in [*_roots(view), *steps]:
         if not root.context.is_background or root.context.function:
             continue
         later = [command for command in view.top_commands if command.order > root.order]

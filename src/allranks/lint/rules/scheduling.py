@@ -296,3 +296,17 @@ def _time_with_a_unit(view: View) -> Iterator[Found]:
     for directive in script.options("time") if script.kind == "slurm" else ():
         if re.fullmatch(r"(?:\d+-)?(?:[\d.:]+ *[A-Za-z]+)+", directive.value):
             yield Found(directive.value_at, {"value": directive.value})
+
+
+@fatal(
+    "AR430 first-line-of-another-language",
+    "the first line has {program} read this script, whose text is for a shell",
+    fix="#!/bin/bash as the first line",
+    source="execve(2)",
+)
+def _other_language(view: View) -> Iterator[Found]:
+    program = re.search(r"\b(?:python|perl|ruby)[\d.]*", view.script.shebang)
+    names = {command.name for command in view.top_commands}
+    is_shell = names & {"srun", "module", "export", "source", "torchrun"} and not names & {"import", "from", "use"}
+    if view.script.kind != "plain" and program and is_shell:
+        yield Found(view.script.directives[0].at, {"program": program[0]})
