@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from grid_engine_cluster import GridEngineCluster
 from pbs_cluster import StandInPbs
 from slurm_cluster import SlurmCluster
 
@@ -28,6 +29,16 @@ local, world, scale = (os.environ.get(name) for name in ("LOCAL_RANK", "WORLD_SI
 with open(f"rank-{rank}.json", "w") as file:
     json.dump([rank, local, world, scale, os.getcwd(), sys.argv[1:], weight.item()], file)
 dist.destroy_process_group()
+"""
+#: Where a rank is, as whatever started it says.
+PLACE = """\
+import json, os, sys
+def first(*names):
+    return next((os.environ[name] for name in names if name in os.environ), "0")
+rank = int(first("RANK", "SLURM_PROCID"))
+local, world = first("LOCAL_RANK", "SLURM_LOCALID"), first("WORLD_SIZE", "SLURM_NTASKS")
+with open(f"rank-{rank}.json", "w") as file:
+    json.dump([rank, local, world, os.environ.get("SCALE"), os.getcwd(), sys.argv[1:]], file)
 """
 SBATCH = """\
 #!/bin/bash
@@ -126,4 +137,70 @@ def test_torchrun_by_pbsdsh_of_a_pbs_script(standin_lab: Any, standin: StandInPb
     assert done.rc == 0, done.stderr
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
+    assert results(folder) == old
+
+
+def test_python_behind_a_function_of_a_shell_script(allranks: Any) -> None:
+    folder: Path = allranks.folder
+    (folder / "place.py").write_text(PLACE)
+    (folder / "env.sh").write_text("export SCALE=2\n")
+    run = f'train() {{\n  env WORLD_SIZE=1 {sys.executable} place.py --lr 0.1 "a b"\n}}\ntrain\n'
+    (folder / "start.sh").write_text(f"#!/bin/bash\nsource ./env.sh\n{run}")
+    subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
+    old = results(folder)
+    assert old == [[0, "0", "1", "2", str(folder), ["--lr", "0.1", "a b"]]]
+    converted(allranks, "start.sh")
+    done = allranks("run", "job.yaml")
+    assert done.rc == 0, done.stderr
+    assert results(folder) == old
+
+
+def test_srun_python_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> None:
+    folder: Path = lab.folder
+    (folder / "place.py").write_text(PLACE)
+    (folder / "train.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --gpus-per-node=2\n#SBATCH --time=5:00\n"
+        f'export SCALE=2\nsrun {sys.executable} place.py --lr 0.1 "a b"\n'
+    )
+    job = slurm.sbatch("train.sbatch", folder=folder)
+    assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
+    old = results(folder)
+    converted(lab, "train.sbatch")
+    done = lab("run", "job.yaml", "--on", "lab")
+    assert done.rc == 0, done.stderr
+    args = ["--lr", "0.1", "a b"]
+    assert old == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
+    assert results(folder) == old
+
+
+def test_a_directory_of_a_pbs_script(standin_lab: Any, standin: StandInPbs) -> None:
+    folder: Path = standin_lab.folder
+    (folder / "project").mkdir()
+    (folder / "project/place.py").write_text(PLACE)
+    (folder / "train.pbs").write_text(
+        "#!/bin/bash\n#PBS -l select=1:ncpus=2:ngpus=1\n#PBS -l walltime=0:05:00\n"
+        f'cd $PBS_O_WORKDIR/project\nexport SCALE=2 WORLD_SIZE=1\n{sys.executable} place.py --lr 0.1 "a b"\n'
+    )
+    standin.wait_for_state(standin.qsub("-j", "oe", "-o", "out", "train.pbs", folder=folder))
+    old = results(folder / "project")
+    assert old == [[0, "0", "1", "2", f"{folder}/project", ["--lr", "0.1", "a b"]]]
+    converted(standin_lab, "train.pbs")
+    done = standin_lab("run", "job.yaml", "--on", "lab")
+    assert done.rc == 0, done.stderr
+    assert results(folder / "project") == old
+
+
+def test_python_of_a_grid_engine_script(grid_engine_lab: Any, grid_engine: GridEngineCluster) -> None:
+    folder: Path = grid_engine_lab.folder
+    (folder / "place.py").write_text(PLACE)
+    (folder / "train.sh").write_text(
+        "#!/bin/bash\n#$ -cwd\n#$ -pe one 1\n#$ -l h_rt=300\n#$ -j y\n"
+        f'export SCALE=2 WORLD_SIZE=1\n{sys.executable} place.py --lr 0.1 "a b"\n'
+    )
+    grid_engine.finished(grid_engine.qsub("train.sh", folder=folder))
+    old = results(folder)
+    assert old == [[0, "0", "1", "2", str(folder), ["--lr", "0.1", "a b"]]]
+    converted(grid_engine_lab, "train.sh")
+    done = grid_engine_lab("run", "job.yaml", "--on", "lab")
+    assert done.rc == 0, done.stderr
     assert results(folder) == old

@@ -204,7 +204,9 @@ def _planned(text: str, draft: Draft, folder: Path, kinds: list[str], flags: lis
         if draft.kind == "pbs":  # Else the commands of a PBS would have to be here.
             (place / _CLUSTERS).write_text("pbs: {kind: pbs, scheduler: {flavour: openpbs}}\n", encoding="utf-8")
         loaded = load_job(place / _JOB, flags=values, environ={**os.environ, **secrets}, cwd=Path.cwd())
-        launch = replace(launch_of(loaded), node_rank=int(node[1])) if node and whole else launch_of(loaded)
+        launch = launch_of(loaded)
+        if draft.node and whole:
+            launch = replace(launch, node_rank=int(node[1]) if node else 0)
         return dry_run(launch, kind_for(loaded, os.environ))
 
 

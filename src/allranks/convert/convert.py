@@ -10,9 +10,9 @@ from allranks.convert.draft import Draft
 from allranks.convert.launchers import main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
+from allranks.lint.directives import options_of
 from allranks.lint.engine import Finding, lint
 from allranks.lint.files import not_for, other_kind, why_not_read
-from allranks.lint.model import Directive
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
 
@@ -31,14 +31,14 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     if reason := why_not_read(data):
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
     data = data.replace(b"\r\n", b"\n")
-    views = read_scripts(path, data)
+    views = [view for view in read_scripts(path, data) if view.script.path == path]
     broken, findings = views[0].script.broken, lint(path, data)
     found = [draft for view in views if (draft := _draft(path, _as_job(view), findings))]
     if broken and (not found or max(broken) >= len(data.rstrip())):
         why = f"{path}:{views[0].place(broken[0]).line}: a quote, a bracket or a block that starts here has no end"
         raise UsageError(f"cannot convert {path}", why=why, fix=f"bash -n {path} shows more")
     if not found:
-        names = [word.shown for each in views[0].script.named("sbatch", "qsub") for word in each.args[-1:]]
+        names = [word.shown for _, call in views[0].calls("sbatch", "qsub") for word in call.rest[:1]]
         why = (
             f"it submits {', '.join(names)}" if names else "no torchrun, accelerate, deepspeed, srun python or the like"
         )
@@ -78,10 +78,7 @@ def _as_job(view: View) -> View:
     if script.kind != "plain" or not asks:
         return view
     script.kind = "slurm"
-    for given in call.given:
-        if given.value.value is not None and given.name != "--pty":
-            option = Directive("slurm", given.name[2:], given.value.value, given.at, given.at, is_read=True)
-            script.directives.append(option)
+    script.directives += [option for option in options_of(call) if option.value != "\ue000" and option.name != "pty"]
     return View(script)
 
 

@@ -22,7 +22,7 @@ def take_hosts(draft: Draft, group: Sequence[Launch]) -> None:
         draft.kind = "ssh"
         draft.put("resources.hostfile", home(file.value.shown), file.at, f"--hostfile {file.value.shown}")
     starter = next((each.starter for each in group if each.starter), None)
-    if starter is None or starter.name == "srun":
+    if starter is None or starter.name in ("srun", ""):
         return
     if starter.name in MPI:
         _of_mpi(draft, starter)

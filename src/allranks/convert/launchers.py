@@ -162,7 +162,7 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str
     if option and "resources.nodes" not in draft.values and not draft.get("resources.hosts"):
         value, typed = option.value.value, f"{option.name}={option.value.shown}"
         if value and re.fullmatch(r"\d+(:\d+)?", value):
-            if value != "1":
+            if value != "1" and not (":" in value and draft.view.resources.nodes == 1):
                 draft.put("resources.nodes", int(value) if value.isdecimal() else value, at, typed)
         elif not draft.get("resources.hostfile"):
             draft.not_taken(at, f"{typed}: the number of nodes is not in the script: --nodes N")
@@ -215,8 +215,13 @@ def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
     needed, port = {"--node-rank", "--master-addr"}, "--master-port"
     of_node = {given.name: given.value.value or "" for given in left if given.name in {*needed, port}}
+    rank = call.get("--node-rank")
+    if rank and not of_node["--node-rank"]:
+        of_node["--node-rank"] = "N"  # An argument of the script, or a variable of the machine.
     if draft.kind == "local" and launch.has_many_nodes and all(of_node.values()) and needed <= of_node.keys():
         draft.node = shlex.join(itertools.chain(*of_node.items()))
+        if rank and rank.value.value is None:
+            draft.changed(at, f"{rank.typed}={rank.value.shown} is N of allranks node … --node-rank N on each machine")
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:
@@ -248,23 +253,26 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         draft.put("environment.python", ["python", *options], command.at, shown(command.words[: len(options) + 1]))
     if not words:
         return
-    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word)]
+    args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
     if any(each.is_read for each in args):
         program = {"script": "python ", "module": "python -m ", "binary": ""}[kind]
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
         return
-    program = home(args[0].text) if args else ""
-    draft.put(kind, program, words[0].at, "")
+    if not args:
+        return
+    draft.put(kind, home(args[0].text), words[0].at, "")
     if args[1:]:
         draft.put("args", [each.text for each in args[1:]], words[1].at, "")
 
 
-def _is_rest(draft: Draft, word: Word) -> bool:
-    """Return whether a word is the script's own arguments, which are given to ``allranks run`` now."""
+def _is_rest(draft: Draft, word: Word, function: str) -> bool:
+    """Return whether a word is the script's own arguments, or those of a function, which are not known."""
     names = {part.text for part in word.parts}
     if len(word.parts) == 1 and names & {"@", "*"}:
-        draft.not_taken(word.at, f"{word.shown}: the script's own arguments: add them to args")
+        owner = f"{function}'s" if function else "the script's own"
+        draft.not_taken(word.at, f"{word.shown}: {owner} arguments: add them to args")
+        draft.incomplete = draft.incomplete or bool(function)
         return True
     return False
 

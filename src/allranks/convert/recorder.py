@@ -589,7 +589,7 @@ PARTS: dict[str, Part] = {
     **dict.fromkeys(LAUNCHERS, by_name),
     **dict.fromkeys(WRAPPERS, wrapper),
     **dict.fromkeys((*LOOSE, *RUNNERS), within),
-    **dict.fromkeys(("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"), mpirun),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"), mpirun),
     **{"srun": srun, "ssh": ssh, "rsh": ssh, "pdsh": pdsh, "clush": pdsh, "pbsdsh": pbsdsh, "scontrol": scontrol},
     **dict.fromkeys(("pbs_tmrsh", "blaunch", "qrsh"), on_a_host),
     **{"hostname": hostname, "getent": getent, "nvidia-smi": nvidia_smi, "nproc": nproc, "which": which},

@@ -27,8 +27,6 @@ _PLAIN: Final = {
 }
 #: Commands that change the shell that runs them.
 _OF_SHELL: Final = {"source", ".", "ulimit", "umask", "unset", "module", "ml"}
-#: Commands that stand before the training in one list with it, and fail only where the job would.
-_SETS_UP: Final = _OF_SHELL | {"cd", "pushd", "conda", "export"}
 _NONE: Final = "a job needs none of it"
 _ACTIVATES: Final = {"conda", "mamba", "micromamba", "source", "."}
 #: Codes of settings that are dropped: they are gone, wrong, or the scheduler's.
@@ -146,21 +144,12 @@ class Statements:
     def _conditions(self, commands: Sequence[Command]) -> None:
         """Name a condition or a loop around the training."""
         for command in commands[:1]:
-            if command.context.is_conditional and not self._follows_a_setup(command):
+            if command.context.is_conditional:
                 what = "the training is started under a condition; here it always is"
                 self.draft.not_taken(command.at, what)
             for loop in command.context.loops if not self.draft.is_remote else ():
                 what = f"the loop over {loop.variable or 'its input'}: a job is one training; start one for each value"
                 self.draft.not_taken(loop.at, what)
-
-    def _follows_a_setup(self, command: Command) -> bool:
-        """Return whether what a command depends on are set-up lines alone: ``cd /work && torchrun``."""
-        file = self.script.text.file_of(command.at)
-        start = max(at for at, _ in file.statements or self.script.statements if at <= command.at)
-        beside = [each for each in self._inside(start, command.at) if each.context.via == command.context.via]
-        before = [each for each in beside if each.context.chain == "&&"]
-        names = {each.name for each in before}
-        return bool(before) and not before[0].context.is_conditional and names <= _SETS_UP
 
     def _one(self, start: int, end: int, *, is_inner: bool = False) -> None:
         """Take over one statement; ``is_inner`` is whether a remote shell runs it, on each node."""

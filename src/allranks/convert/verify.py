@@ -22,7 +22,7 @@ from allranks.convert.launchers import RANK_VARIABLES
 from allranks.convert.recorder import HOST, LAUNCHERS, PARTS, PYTHON, VIA, WITHIN, find
 from allranks.convert.recorder import PATH as LOGIN_PATH
 from allranks.convert.sandbox import run
-from allranks.lint.syntax import SYNTAX
+from allranks.lint.syntax import SYNTAX, Syntax
 from allranks.lint.unwrap import MODULES
 from allranks.plan.plan import Plan
 
@@ -30,7 +30,9 @@ Record = dict[str, Any]
 #: Functions and commands that shells of the sandbox have: they leave their mark in the environment.
 _SHELL = """\
 module() {
-  case $1 in load | add) shift; for each; do export LOADEDMODULES+=:$each; done;; purge) LOADEDMODULES=;; esac
+  case $1 in load | add) shift; for each; do
+    case $LOADEDMODULES: in *:$each:*) ;; *) export LOADEDMODULES+=:$each;; esac
+  done;; purge) LOADEDMODULES=;; esac
 }
 ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) module load "$@" ;; esac; }
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
@@ -147,6 +149,7 @@ class _Side:
 
     def __init__(self, draft: Draft, environ: Mapping[str, str], cwd: Path, hosts: Sequence[str]) -> None:
         self.draft, self.cwd, self.hosts = draft, cwd, [*hosts]
+        self.files = {_SHELL_FILE: _SHELL}
         self.stubs = [sys.executable, *self._named()]
         self.resources = draft.view.resources
         self.cpus = int(draft.get("resources.cpus_per_node") or os.cpu_count() or 1)
@@ -161,7 +164,6 @@ class _Side:
             "HOME": environ.get("HOME") or "/",
             "USER": environ.get("USER", "user"),
         }
-        self.files = {_SHELL_FILE: _SHELL}
         self.is_batch = draft.kind in ("slurm", "pbs", "grid_engine") and bool(draft.view.script.read)
         if self.is_batch:
             self.base |= {"slurm": self._slurm, "pbs": self._pbs, "grid_engine": self._grid_engine}[draft.kind]()
@@ -186,7 +188,7 @@ class _Side:
         start: Path | None = None,
     ) -> tuple[list[Record], str]:
         """Run a command until no path is missing any more; return what was recorded, and its last words."""
-        options = {name: [sorted(each.valued), each.same, each.attaches] for name, each in SYNTAX.items()}
+        options = {name: [sorted(each.valued), _other_names(each), each.attaches] for name, each in SYNTAX.items()}
         facts = {"hosts": self.hosts, "gpus": self.gpus, "cpus": self.cpus, "options": options, "modules": MODULES}
         facts["tasks"] = self.resources.processes or self.resources.tasks_per_node
         names = {each.name for each in self.draft.view.script.commands}
@@ -208,11 +210,16 @@ class _Side:
         return found["records"], said
 
     def _named(self) -> Iterator[str]:
-        """Yield the absolute paths of programs, and of files to be sourced, that the script names."""
+        """Yield the absolute paths of programs, and of environments to be activated, that the script names."""
         for command in self.draft.view.script.commands:
-            for word in (*command.words[:1], *(command.args[:1] if command.name in ("source", ".") else ())):
+            sourced = command.args[:1] if command.name in ("source", ".") else ()
+            for word in (*command.words[:1], *sourced):
                 path = str(Path(path_of(word) or "").expanduser())
-                if path.startswith("/") and not path.startswith(("/bin/", "/usr/bin/", "/usr/local/bin/")):
+                if not path.startswith("/") or path.startswith(("/bin/", "/usr/bin/", "/usr/local/bin/")):
+                    continue
+                if word in sourced and PurePath(path).name != "activate":
+                    self.files |= {path: ""} if _is_start_file(path) or not Path(path).exists() else {}
+                else:
                     yield path
 
     def _missing(self, stderr: str) -> Iterator[str]:
@@ -279,6 +286,18 @@ class _Side:
         }
         given["SGE_TASK_ID"] = 1 if self.draft.view.script.options("-t") else "undefined"
         return {name: str(value) for name, value in given.items()} | self._devices()
+
+
+def _other_names(syntax: Syntax) -> dict[str, str]:
+    """Return other names of options with the usual ones; for torchrun also the beginnings that are enough."""
+    known = syntax.valued | syntax.flags if syntax.abbreviates and not syntax.attaches else ()
+    begun = {name[:end] for name in known for end in range(len("--x"), len(name))}
+    return {**{name: syntax.canonical(name) for name in begun}, **syntax.same}
+
+
+def _is_start_file(path: str) -> bool:
+    """Return whether a file is one of a user's shell, which a job does not read."""
+    return PurePath(path).name in (".bashrc", ".bash_profile", ".profile")
 
 
 def _is_name(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from allranks.lint.expand import Piece
 from allranks.lint.model import Directive, Script
-from allranks.lint.syntax import SYNTAX
+from allranks.lint.syntax import SYNTAX, Call
 
 Family = Literal["slurm", "pbs", "grid_engine"]
 
@@ -101,6 +101,15 @@ def _takes_value(family: Family, name: str) -> bool:
     if family == "slurm":
         return f"--{name}" in SYNTAX["sbatch"].valued
     return name not in _FLAGS[family]
+
+
+def options_of(call: Call) -> list[Directive]:
+    """Return the options of a call of ``srun`` or ``sbatch`` as directives; a value that is not known is a mark."""
+    named = ((given, given.value.value) for given in call.given if given.name.startswith("--"))
+    return [
+        Directive("slurm", given.name[2:], "\ue000" if value is None else value, given.at, given.at, is_read=True)
+        for given, value in named
+    ]
 
 
 def resources_of(script: Script) -> Resources:

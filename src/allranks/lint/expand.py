@@ -190,6 +190,17 @@ class Expander:
         known = self.known.get(name) if is_plain and name not in self.values else None
         return [Part("variable", name, known, quote, context.level, at, has_default=has_default)]
 
+    def _expansions(self, node: Node, context: Context) -> None:
+        """Note the variables that a test expands, and walk over its substitutions."""
+        if node.type in ("simple_expansion", "expansion", "command_substitution", "string", "concatenation"):
+            self._parts(node, context, '"')
+            return
+        for child in node.children:
+            if self._depth < DEEPEST:
+                self._depth += 1
+                self._expansions(child, context)
+                self._depth -= 1
+
     def _use(self, name: str, node: Node, context: Context, quote: str, *, has_default: bool = False) -> None:
         at = self._piece.at(node.start_byte)
         self.script.uses.append(Use(name, at, context.level, self._order, has_default, quote))
@@ -227,6 +238,15 @@ def text_of(value: Value) -> tuple[Part, ...] | None:
     return None if value is None or array_of(value) else tuple(item for item in value if isinstance(item, Part))
 
 
+def comparable(value: Value) -> tuple[str, ...] | None:
+    """Return what two values have in common that are the same, wherever they are set."""
+    words = array_of(value)
+    if words:
+        return tuple(word.shown for word in words)
+    parts = text_of(value)
+    return None if parts is None else ("", *(part.shown for part in parts))
+
+
 def below(node: Node, *kinds: str) -> Iterable[Node]:
     """Yield the nodes of some kinds below a node, in their order, and none below those."""
     stack = [*reversed(node.children)]
@@ -236,6 +256,17 @@ def below(node: Node, *kinds: str) -> Iterable[Node]:
             yield child
         else:
             stack += reversed(child.children)
+
+
+def errors(root: Node) -> Iterable[Node]:
+    """Yield the nodes of a tree that the parser could not read, or that are missing."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.type == "ERROR" or node.is_missing:
+            yield node
+        elif node.has_error:
+            stack += reversed(node.children)
 
 
 def split_words(parts: Sequence[Part], at: int, end: int) -> list[Word]:

@@ -12,7 +12,7 @@ from allranks.lint.unwrap import LAUNCHERS, is_python
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 #: Launches of a file that are looked at; people write a few.
 _MOST = 200
-MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"})
+MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"})
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Launch:
     call: Call  # The options of the launcher.
     nnodes: int | None  # The number of nodes that it is given; None if not known.
     nproc: int | None  # The ranks of each node that it is given; None if not known.
-    #: The nearest command that takes it to other machines: srun, mpirun, ssh, …; None if there is none.
+    #: The nearest command that takes it to other machines, such as srun or ssh, or one that is not known and may do so;
+    #: None if there is none.
     starter: Command | None
     tasks: int | None  # How often the starter starts it; None if not known.
     tasks_per_node: int | None  # How often on each node; None if not known.
@@ -136,8 +137,11 @@ def _started(command: Command, script: Script, resources: Resources) -> tuple[Co
     """Return what takes a command to other machines, how often it starts it, and how often on each node."""
     starter = command.started_by(*REMOTE)
     if starter is None:
-        return None, 1, 1
+        unknown = next((outer for outer in command.context.via if not outer.name), None)
+        return (unknown, None, None) if unknown else (None, 1, 1)
     call = read_call(starter)
+    if call.rest[1:] and call.rest[0].parts[0].kind == "variable" and call.rest[0].parts[0].value is None:
+        return starter, None, None  # It may have options.
     if starter.name == "srun":
         return starter, *_srun_tasks(call, script, resources)
     if starter.name not in MPI:

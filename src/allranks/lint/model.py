@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 REMOTE = frozenset(
     {
         *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
-        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "orterun"),
+        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"),
+        *("jsrun", "aprun", "ibrun"),  # Of IBM, Cray and TACC.
     }
 )
 
@@ -312,6 +313,16 @@ class Use:
 
 
 @dataclass
+class Submitted:
+    """A file that a script submits as a job."""
+
+    data: bytes
+    start: int  # Where it starts in the text.
+    directives: list[Directive]  # The options of the command, which count more than its own.
+    values: dict[str, tuple[Part, ...] | tuple[Word, ...] | None]  # What is known of its arguments and variables.
+
+
+@dataclass
 class Script:
     """A script as the rules see it."""
 
@@ -331,6 +342,7 @@ class Script:
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
+    submitted: list[Submitted] = field(default_factory=list)
 
     def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return where statements start and end, with those of a file in the place of the one that sources it."""

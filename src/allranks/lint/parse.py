@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from os.path import realpath
 from typing import TYPE_CHECKING
 
 from allranks.lint.beside import file_beside, leads_here
-from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, text_of
+from allranks.lint.expand import DEEPEST, Expander, Piece, Value, array_of, below, bounded, comparable, errors, text_of
 from allranks.lint.files import other_kind
-from allranks.lint.model import REMOTE, Assignment, Command, Context, Loop, Part, Script, Word
+from allranks.lint.model import REMOTE, Assignment, Command, Context, Directive, Loop, Part, Script, Submitted, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -23,6 +23,8 @@ _COMMANDS, _WORDS = 3000, 2000
 #: Files that are read beside one.
 _FILES = 20
 _STATEMENTS_SKIPPED = {"comment", "heredoc_body", "\n", ";", ";;", "&", "&&", "||", "|", "|&"}
+#: Commands that people expect to succeed: what follows ``&&`` after them is run.
+_SURE = {"cd", "pushd", "mkdir", "source", ".", "ulimit", "umask", "unset", "export", "module", "ml", "conda", "sleep"}
 #: Commands that give values to the variables that they name.
 _READERS = {"read", "mapfile", "readarray", "getopts", "let", "printf"}
 
@@ -48,6 +50,7 @@ class Walker(Expander):
         super().__init__(script, known)
         self._unwrap = unwrap
         self._budget = _BUDGET
+        self._last: dict[str, int] = {}  # Where each variable is assigned last in the text that is being walked over.
         self._open = [realpath(script.path)]  # The files that are being walked over, the innermost last.
 
     def _parse(self, data: bytes) -> Node | None:
@@ -60,10 +63,11 @@ class Walker(Expander):
         root = root or self._parse(piece.data)
         if self._depth > DEEPEST or root is None:
             return
-        outer, self._piece = self._piece, piece
+        outer, self._piece = (self._piece, self._last), piece
+        self._last = {self._source(child.children[0]): child.start_byte for child in below(root, "variable_assignment")}
         self._depth += 1
         if root.has_error and self._depth == 1:
-            self.script.broken += [piece.at(node.start_byte) for node in _errors(root)]
+            self.script.broken += [piece.at(node.start_byte) for node in errors(root)]
             self.script.unparsed["the script"] = self.script.broken[0], piece.data
         if self._depth == 1 or piece.start:
             spans = [child for child in root.children if child.type not in _STATEMENTS_SKIPPED]
@@ -71,14 +75,12 @@ class Walker(Expander):
             owner.statements = [(piece.at(child.start_byte), piece.at(child.end_byte)) for child in spans]
         self._block(root, context)
         self._depth -= 1
-        self._piece = outer
+        self._piece, self._last = outer
 
     def include(self, word: Word, at: int, context: Context, *, is_sourced: bool) -> None:
         """Walk over a file that the command at an offset reads, if it lies below the script's directory."""
-        text = self.script.text
-        is_moved = "PWD" in self.values
-        found = file_beside(text.files[0].path, word, is_moved=is_moved) if len(text.files) <= _FILES else None
-        if found is None or realpath(found[0]) in self._open or other_kind(*found):
+        found = self._beside(word)
+        if found is None or realpath(found[0]) in self._open:
             return
         path, data = found
         root = self._parse(data)
@@ -87,9 +89,23 @@ class Walker(Expander):
                 self.script.unparsed.setdefault(path, (at, data))
             return
         self._open.append(realpath(path))
-        start = text.include(path, data, at, is_sourced=is_sourced).start
+        start = self.script.text.include(path, data, at, is_sourced=is_sourced).start
         self.walk(Piece(data, start=start), context, root)
         self._open.pop()
+
+    def submit(self, word: Word, at: int, directives: list[Directive], values: dict[str, Value]) -> None:
+        """Note a file that the command at an offset submits, if it lies below the script's directory."""
+        found, text = self._beside(word), self.script.text
+        if found and realpath(found[0]) not in map(realpath, (file.path for file in text.files)):
+            start = text.include(*found, at, is_sourced=False).start
+            self.script.submitted.append(Submitted(found[1], start, directives, values))
+
+    def _beside(self, word: Word) -> tuple[str, bytes] | None:
+        """Return path and content of a shell script below the script's directory."""
+        text = self.script.text
+        is_moved = "PWD" in self.values
+        found = file_beside(text.files[0].path, word, is_moved=is_moved) if len(text.files) <= _FILES else None
+        return None if found is None or other_kind(*found) else found
 
     def move(self, word: Word | None) -> None:
         """Note where ``cd`` leads: PWD is among the values, and not known, elsewhere than beside the script."""
@@ -266,8 +282,17 @@ class Walker(Expander):
         ):
             if position == 0:
                 self._statement(child, replace(context, chain=operator, redirects=()))
+            elif operator == "&&" and self._is_sure(node.children[0]):
+                self._statement(child, context)
             else:
                 self._branches([[child]], replace(context, is_conditional=True), whole=False)
+
+    def _is_sure(self, node: Node) -> bool:
+        """Return whether what follows ``&&`` after a command, or a list of them, is run where people expect it."""
+        if node.type == "list":
+            named = [child for child in node.children if child.is_named and child.type != "comment"]
+            return "&&" in [child.type for child in node.children] and all(map(self._is_sure, named))
+        return node.type == "declaration_command" or self._first_word(node) in _SURE
 
     def _if(self, node: Node, context: Context) -> None:
         bodies: list[list[Node]] = [[]]
@@ -303,7 +328,7 @@ class Walker(Expander):
             outcomes.append(self.values)
         names = {name for outcome in outcomes for name in outcome}
         first = outcomes[0] if outcomes else before
-        same = {name for name in names if len({_comparable(outcome.get(name)) for outcome in outcomes}) == 1}
+        same = {name for name in names if len({comparable(outcome.get(name)) for outcome in outcomes}) == 1}
         self.values = {name: first.get(name) if name in same else None for name in names}
 
     def _loop(self, node: Node, context: Context, *, reads_input: bool = False) -> None:
@@ -332,9 +357,10 @@ class Walker(Expander):
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if body is None or name is None:
             return
+        # It may be called after what follows, so that what is set there too is not known in it.
         before, unknown = self.values, dict.fromkeys(self._assigned_in(body))
         self.forget_arguments()
-        self.values |= {key: None for key in unknown if key in before}
+        self.values |= {key: None for key in before if key in unknown or self._last.get(key, 0) > node.end_byte}
         self._statement(body, replace(context, function=self._source(name)))
         self.values = {**before, **unknown}
 
@@ -349,17 +375,6 @@ class Walker(Expander):
     def _assigned_in(self, node: Node | None) -> set[str]:
         found = below(node, "variable_assignment") if node is not None else ()
         return {self._source(child.children[0]).partition("[")[0] for child in found}
-
-    def _expansions(self, node: Node, context: Context) -> None:
-        """Note the variables that a test expands, and walk over its substitutions."""
-        if node.type in ("simple_expansion", "expansion", "command_substitution", "string", "concatenation"):
-            self._parts(node, context, '"')
-            return
-        for child in node.children:
-            if self._depth < DEEPEST:
-                self._depth += 1
-                self._expansions(child, context)
-                self._depth -= 1
 
 
 _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
@@ -379,22 +394,3 @@ _HANDLERS: dict[str, Callable[[Walker, Node, Context], None]] = {
     "subshell": Walker._subshell,
     "test_command": Walker._expansions,
 }
-
-
-def _comparable(value: Value) -> tuple[str, ...] | None:
-    """Return what two values have in common that are the same, wherever they are set."""
-    words = array_of(value)
-    if words:
-        return tuple(word.shown for word in words)
-    parts = text_of(value)
-    return None if parts is None else ("", *(part.shown for part in parts))
-
-
-def _errors(root: Node) -> Iterable[Node]:
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.type == "ERROR" or node.is_missing:
-            yield node
-        elif node.has_error:
-            stack += reversed(node.children)

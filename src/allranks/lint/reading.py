@@ -10,7 +10,7 @@ from functools import cached_property
 from allranks.lint.directives import Resources, known_variables, read_directives, resources_of
 from allranks.lint.expand import Piece, piece_of
 from allranks.lint.launches import Launch, launches_of
-from allranks.lint.model import Command, Context, Place, Script, Text, Word
+from allranks.lint.model import Command, Context, Place, Script, Submitted, Text, Word
 from allranks.lint.parse import Walker
 from allranks.lint.syntax import Call, Given, read_call
 from allranks.lint.unwrap import unwrap
@@ -73,7 +73,7 @@ class View:
 
 
 def read_scripts(path: str, data: bytes) -> list[View]:
-    """Return the script in a file, and those that it writes or submits as here-documents."""
+    """Return the script in a file, those that it writes or submits as here-documents, and files that it submits."""
     text = Text(data, path)
     main = _read(path, text, Piece(data))
     found = [main]
@@ -81,6 +81,9 @@ def read_scripts(path: str, data: bytes) -> list[View]:
         for operator, word in command.redirects:
             if operator == "<<" and _is_script(word) and command.name in ("cat", "sbatch", "qsub", "tee", ""):
                 found.append(_read(path, text, piece_of([word])))
+    for view in found:
+        submitted = ((text.file_of(each.start).path, each) for each in view.script.submitted)
+        found += [_read(name, text, Piece(each.data, start=each.start), each) for name, each in submitted]
     return found
 
 
@@ -89,14 +92,17 @@ def _is_script(word: Word) -> bool:
     return start.startswith("#!") or bool(_DIRECTIVE.search(start.encode("utf-8", "surrogateescape")))
 
 
-def _read(path: str, text: Text, piece: Piece) -> View:
+def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = None) -> View:
     first = piece.data.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
     script = Script(path, text, "plain", first if first.startswith("#!") else "")
     directives = read_directives(piece)
-    script.directives = [directive for directive in directives if directive.is_read]
+    given = submitted.directives if submitted else []
+    names = {directive.name for directive in given}
+    script.directives = [each for each in directives if each.is_read and each.name not in names] + given
     _set_kind(script)
     view = View(script)
     walker = Walker(script, known_variables(script, view.resources), unwrap)
+    walker.values = submitted.values if submitted else {}
     walker.walk(piece, Context())
     # Lines of here-documents may look like directives; those after the first command are comments of the script itself.
     lines = {text.place(at).line for at, _ in script.comments}

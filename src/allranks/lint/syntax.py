@@ -199,6 +199,10 @@ SYNTAX = {
     "srun": _SBATCH,
     "sbatch": _SBATCH,
     "salloc": _SBATCH,
+    #: qsub(1B) of OpenPBS and Torque, qsub(1) of Grid Engine.
+    "qsub": _syntax(
+        "-a -A -c -C -d -e -j -J -k -l -m -M -N -o -p -P -q -r -S -t -u -v -w -W", "-h -I -V -X -z -f -cwd"
+    ),
     "torchrun": _TORCHRUN,
     "torch.distributed.run": _TORCHRUN,
     "torch.distributed.launch": _LAUNCH,
@@ -207,6 +211,7 @@ SYNTAX = {
     "mpirun": _MPIRUN,
     "mpiexec": _MPIRUN,
     "mpirun.openmpi": _MPIRUN,
+    "mpiexec.openmpi": _MPIRUN,
     "mpiexec.hydra": _MPIRUN,
     "orterun": _MPIRUN,
     "ssh": _SSH,

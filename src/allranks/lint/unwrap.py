@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from allranks.lint.directives import options_of
 from allranks.lint.expand import Value, piece_of
 from allranks.lint.model import REMOTE, Assignment, Command, Context, Part, Word
 from allranks.lint.parse import Walker
@@ -72,11 +73,14 @@ def unwrap(walker: Walker, command: Command) -> None:
     elif name in _LOOSE:
         _loose(walker, command)
     elif name in REMOTE or name in WRAPPERS:
-        _inner(walker, command, read_call(command).rest)
-    elif name == "sbatch":
-        wrapped = read_call(command).get("--wrap")
-        if wrapped:
-            _nested(walker, command, [wrapped.value])
+        rest = read_call(command).rest
+        # There may be options that are not known here: srun $OPTIONS torchrun ….
+        if (rest and rest[0].parts[0].value is not None) or not _loose(walker, command):
+            _inner(walker, command, rest)
+    elif name in ("sbatch", "qsub"):
+        _submission(walker, command)
+    elif not name and command.args and not _loose(walker, command):
+        _python(walker, command)  # $PYTHON -m torch.distributed.run …
 
 
 def _resolved(walker: Walker, command: Command) -> Command:
@@ -112,12 +116,33 @@ def _script(walker: Walker, command: Command, words: Sequence[Word]) -> None:
     """Walk over a script that a command runs, with its arguments."""
     before, inner = walker.values, _within(command)
     is_elsewhere = any(each.name in REMOTE and each.name not in _TAKE_VARIABLES for each in inner.via)
-    exported = {name: before[name] for name in walker.script.exported if name in before} | _set_for(command)
-    kept = {name: before[name] for name in ("PWD",) if name in before} | ({} if is_elsewhere else exported)
-    given: dict[str, Value] = {str(number): word.parts for number, word in enumerate(words[1:], 1)}
-    walker.values = {**kept, **given, "@": tuple(words[1:]), "*": tuple(words[1:])}
+    kept = {name: before[name] for name in ("PWD",) if name in before}
+    walker.values = {**kept, **({} if is_elsewhere else _exported(walker, command)), **_arguments(words[1:])}
     walker.include(words[0], command.at, inner, is_sourced=False)
     walker.values = before
+
+
+def _submission(walker: Walker, command: Command) -> None:
+    """Walk over the command that ``sbatch --wrap`` submits, or note the script that a command submits."""
+    call = read_call(command)
+    if wrapped := call.get("--wrap"):
+        _nested(walker, command, [wrapped.value])
+    elif call.rest and not call.get("-l"):  # Resources of PBS and Grid Engine may be others than in the script.
+        is_all = command.name == "sbatch" and (call.value("--export") or "ALL") == "ALL"
+        values = {**(_exported(walker, command) if is_all else {}), **_arguments(call.rest[1:])}
+        walker.submit(call.rest[0], command.at, options_of(call) if command.name == "sbatch" else [], values)
+
+
+def _exported(walker: Walker, command: Command) -> dict[str, Value]:
+    """Return the variables that a command gets: those exported, and ``NAME=value`` before it."""
+    exported: dict[str, Value] = {name: walker.values[name] for name in walker.script.exported if name in walker.values}
+    return exported | _set_for(command)
+
+
+def _arguments(words: Sequence[Word]) -> dict[str, Value]:
+    """Return ``$1`` and so on, ``$@`` and ``$*`` of a script."""
+    given: dict[str, Value] = {str(number): word.parts for number, word in enumerate(words, 1)}
+    return {**given, "@": tuple(words), "*": tuple(words)}
 
 
 def _set_for(command: Command) -> dict[str, Value]:
@@ -169,12 +194,13 @@ def _inner(walker: Walker, command: Command, rest: Sequence[Word]) -> None:
         ))  # fmt: skip
 
 
-def _loose(walker: Walker, command: Command) -> None:
+def _loose(walker: Walker, command: Command) -> bool:
     for position, word in enumerate(command.args):
         name = (word.value or "").rpartition("/")[2]
         if name in STARTERS or is_python(name):
             _inner(walker, command, command.args[position:])
-            return
+            return True
+    return False
 
 
 def _python(walker: Walker, command: Command) -> None:

@@ -289,3 +289,34 @@ def test_the_file_of_accelerate_s_launcher_is_read(folder: Path, capfd: pytest.C
     job, _ = job_of(folder, capfd, f"accelerate launch {options} train.py\n")
     assert "resources:\n  nodes: 2\nlaunch:\n  nproc_per_node: 3\n" in job
     assert "ACCELERATE_MIXED_PRECISION: fp16" in job
+
+
+def test_a_script_that_takes_the_training_as_its_arguments_names_none(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, said = job_of(folder, capfd, 'torchrun --standalone --nproc-per-node=2 "$@"\n')
+    assert job == "launch:\n  nproc_per_node: 2"
+    assert "  start.sh:1: $@: the script's own arguments: add them to args\n" in said
+    assert "job.yaml does not work yet: the job has no script, module or binary" in said
+
+
+@pytest.mark.parametrize("rank", ["$1", "$RANK", "${NODE:-0}"])
+def test_the_node_rank_of_each_machine_is_typed(folder: Path, capfd: pytest.CaptureFixture[str], rank: str) -> None:
+    script = f"torchrun --nnodes=2 --nproc-per-node=4 --node-rank={rank} --master-addr=gpu1 train.py\n"
+    job, said = job_of(folder, capfd, script)
+    assert job == "script: train.py\nresources:\n  nodes: 2\nlaunch:\n  nproc_per_node: 4"
+    shown = rank.replace("{NODE:-0}", "NODE")
+    assert f"  start.sh:1: --node-rank={shown} is N of allranks node … --node-rank N on each machine\n" in said
+    assert "does not work yet" not in said
+
+
+def test_a_range_of_nodes_in_a_job_of_one_node_is_that_node(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = "torchrun --nnodes=1:2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=localhost:6000 train.py"
+    job, _ = job_of(folder, capfd, f"#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --time=1:00:00\n{run}\n")
+    assert "  nodes: " not in job
+
+
+def test_the_arguments_of_a_function_are_named_and_missing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text('train() { torchrun --standalone train.py "$@"; }\ntrain --lr 0.1\n')
+    assert typed("start.sh") == 1
+    assert "  start.sh:1: $@: train's arguments: add them to args\n" in capfd.readouterr().err

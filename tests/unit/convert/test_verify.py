@@ -102,6 +102,9 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
         "source ./env.sh\ntorchrun --standalone --nproc-per-node=$N train.py --data $DATA\n",
         {"env.sh": "export DATA=/data\nN=2\n"},
     ),
+    "the start file of the shell": "source ~/.bashrc\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "options by their beginnings": "torchrun --nnode 1 --nproc_per 2 --master_po 29511 train.py --lr 1\n",
+    "modules that are loaded twice": f"{ONE}module load cuda\nmodule load cuda\ntorchrun --standalone --nproc-per-node=4 train.py\n",
     "a script that runs a script": (
         "./run.sh --lr 0.1\n",
         {"run.sh": '#!/bin/bash\ntorchrun --standalone --nproc-per-node=2 train.py "$@"\n'},

@@ -164,6 +164,41 @@ def test_a_script_gets_the_arguments_and_variables_of_its_call(
     assert [word.value for word in launch.call.rest] == words
 
 
+JOB = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=1:00:00\nsrun torchrun --nnodes=$1 "
+
+
+@pytest.mark.parametrize(
+    ("command", "codes"),
+    [
+        ("sbatch train.sbatch 2", set()),
+        ("sbatch train.sbatch 4", {("AR307", "train.sbatch", 3)}),
+        ("sbatch --nodes=4 train.sbatch 4", set()),
+        ("sbatch -N 4 train.sbatch 2", {("AR307", "train.sbatch", 3)}),
+        ("for n in 2 4; do sbatch --nodes=$n train.sbatch 4; done", set()),
+        ("sbatch --export=NONE train.sbatch 4", {("AR307", "train.sbatch", 3), ("AR424", "job.sbatch", 1)}),
+    ],
+)
+def test_a_script_that_is_submitted_is_read_with_what_it_is_given(
+    here: Path, command: str, codes: set[tuple[str, str, int]]
+) -> None:
+    rest = '--nproc-per-node=4 --rdzv-backend=c10d --rdzv-id=7 --rdzv-endpoint="$MASTER:29511" train.py'
+    (here / "train.sbatch").write_text(f"{JOB}{rest}\n")
+    assert found(f"{command}\n") == codes
+
+
+def test_a_job_that_submits_itself_is_read_once(here: Path) -> None:
+    (here / "next.sh").write_text("#!/bin/bash\n#SBATCH --time=24h\nsrun python train.py\nsbatch job.sbatch\n")
+    script = f"{HEAD}srun python train.py\nsbatch $0\nsbatch job.sbatch\nsbatch next.sh\nsbatch next.sh\n"
+    assert found(script) == {("AR428", "next.sh", 2)}
+    assert [each.script.path for each in read_scripts("job.sbatch", script.encode())] == ["job.sbatch", "next.sh"]
+
+
+def test_a_script_for_pbs_that_is_submitted_is_read(here: Path) -> None:
+    (here / "train.pbs").write_text("#!/bin/bash\n#PBS -l select=1 -l select=2\ntrue\n")
+    assert found("qsub -N one -v A=1 train.pbs\n") == {("AR413", "train.pbs", 2)}
+    assert found("qsub -l select=2 train.pbs\n") == set()  # Which one counts is not in the script.
+
+
 def test_a_condition_around_a_script_is_none_in_it(here: Path) -> None:
     (here / "node.sh").write_text("torchrun train.py\n")
     (launch,) = view("if true; then bash node.sh; fi\n").launches

@@ -10,6 +10,7 @@ import pytest
 import tomllib
 
 from allranks.lint.engine import lint
+from allranks.lint.reading import read_scripts
 from allranks.lint.rules import FAMILIES, RULES
 from allranks.lint.rules.base import Rule
 
@@ -54,6 +55,14 @@ def test_sentences_are_filled_in(rule: Rule) -> None:
         assert finding.what
         assert finding.fix
         assert not re.search(r"(?<!\$)\{\w+\}", finding.what + finding.fix)
+
+
+def test_the_labels_of_public_scripts_name_rules_above_a_hint() -> None:
+    rows = [line.split("\t") for line in Path(__file__).with_name("public.tsv").read_text().splitlines()[1:]]
+    assert len({(row[0], row[2]) for row in rows}) == len(rows)
+    assert all(re.fullmatch(r"[0-9a-f]{40}", row[1]) for row in rows)
+    faults = {fault.partition(":")[0] for row in rows for fault in "".join(row[3:]).split()}
+    assert faults <= {rule.code for rule in RULES if rule.severity != "hint"}
 
 
 def test_what_stands_in_a_function_is_not_done_by_the_script() -> None:
@@ -160,3 +169,126 @@ def test_a_node_that_is_a_job_of_its_own_waits_for_the_others() -> None:
     run = "torchrun --nproc-per-node=8 --nnodes=2 --master-addr=gpu1 --master-port=12345"
     assert fatal(f"{job}{run} --node-rank=1 train.py") == set()
     assert "AR307" in fatal(f"{job}{run} --node-rank=$RANK train.py")
+
+
+_SERVED = """#!/bin/bash
+#SBATCH --gpus-per-node=4
+#SBATCH --time=4:00:00
+"""
+_TRAIN = "torchrun --standalone --nproc-per-node=4 train.py"
+
+
+@pytest.mark.parametrize(
+    ("server", "rest", "name"),
+    [
+        ("while true; do nvidia-smi; sleep 60; done &", f"{_TRAIN}\nwait", "the loop"),
+        ("(while :; do nvidia-smi; sleep 60; done) > log &", f"{_TRAIN}\nwait", "the loop"),
+        ("watch_gpus() { while true; do nvidia-smi; sleep 60; done; }\nwatch_gpus &", f"{_TRAIN}\nwait", "the loop"),
+        ("srun --overlap nvidia-smi -l 10 > gpus.txt &", f"{_TRAIN} &\nwait", "nvidia-smi"),
+        ("ray start --head --block &", f"{_TRAIN}\nwait", "ray"),
+        ("python -m http.server 8000 &", f"{_TRAIN} &\nwait", "python"),
+        ("trap 'kill $board' EXIT\ntensorboard --logdir runs &\nboard=$!", f"{_TRAIN}\nwait", "tensorboard"),
+        ("clean() { kill $!; }\ntrap clean EXIT\ntensorboard --logdir runs &", f"{_TRAIN}\nwait", "tensorboard"),
+    ],
+)
+def test_a_wait_for_what_never_ends_is_found(server: str, rest: str, name: str) -> None:
+    found = [each for each in lint("job.sh", f"{_SERVED}{server}\n{rest}\n".encode()) if each.rule.code == "AR718"]
+    assert [each.what for each in found] == [
+        f"wait without a process id waits for {name} too, which never ends: the job stays until its time limit"
+    ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"while true; do nvidia-smi; kill -0 $$ || break; done &\n{_TRAIN}\nwait",
+        f"while kill -0 $$; do nvidia-smi; sleep 60; done &\n{_TRAIN}\nwait",
+        f"timeout 1h tensorboard --logdir runs &\n{_TRAIN} &\nwait",
+        f"tensorboard --logdir runs &\n{_TRAIN}\nkill %1\nwait",
+        f"clean() {{ kill %1; }}\ntensorboard --logdir runs &\n{_TRAIN}\nclean\nwait",
+        f"tensorboard --logdir runs &\n{_TRAIN} &\nwait -n",
+        "vllm serve model &\nwait",
+        "python -m vllm.entrypoints.openai.api_server &\nwait",
+        f"ray start --head --block &\n{_TRAIN}\nray stop\nwait",
+        f"{_TRAIN} &\nwait",
+    ],
+)
+def test_a_wait_for_what_ends_is_not_found(script: str) -> None:
+    assert "AR718" not in {each.rule.code for each in lint("job.sh", f"{_SERVED}{script}\n".encode())}
+
+
+_NODES = "--nnodes=2"
+
+
+@pytest.mark.parametrize(
+    ("script", "codes"),
+    [
+        (f"torchrun {_NODES} --node-rank=0 a.py &\ntorchrun {_NODES} --node-rank=1 a.py", set()),
+        (f"for i in 0 1; do torchrun {_NODES} --node-rank=$i --master-addr=localhost a.py & done", set()),
+        (f"torchrun {_NODES} --node-rank=0 a.py &\nssh b torchrun {_NODES} --node-rank=1 --master-addr=a a", {"AR302"}),
+        (f"for i in 0 1; do ssh -n h$i torchrun {_NODES} --node-rank=$i --master-addr=localhost a & done", {"AR301"}),
+        ("accelerate launch --machine_rank 0 a.py\naccelerate launch --machine_rank 1 a.py", {"AR327"}),
+        ("if [ $1 = 0 ]; then torchrun --nnodes=2 --node-rank=0 --master-addr=a a.py\n"
+         "else torchrun --nnodes=2 --node-rank=1 --master-addr=a a.py; fi", set()),
+        ("torchrun --nnodes=1 --node-rank=0 a.py\ntorchrun --nnodes=1 --node-rank=1 a.py", set()),
+    ],
+)  # fmt: skip
+def test_nodes_that_one_machine_plays_need_no_address(script: str, codes: set[str]) -> None:
+    found = lint("job.sh", f"#!/bin/bash\n{script}\n".encode())
+    assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes
+
+
+@pytest.mark.parametrize(
+    ("starter", "names"),
+    [
+        ("srun $OPTIONS torchrun", ["srun", "torchrun"]),
+        ('srun "$@" sh -euc "torchrun', ["srun", "sh", "torchrun"]),
+        ("mpiexec.openmpi -n 4 torchrun", ["mpiexec.openmpi", "torchrun"]),
+        ("jsrun -n 2 -r 1 -a 1 torchrun", ["jsrun", "torchrun"]),
+        ("$PROFILE torchrun", ["", "torchrun"]),
+        ("$PYTHON -m torch.distributed.run", ["", "torch.distributed.run"]),
+    ],
+)
+def test_a_launcher_behind_options_that_are_not_known_is_found(starter: str, names: list[str]) -> None:
+    end = '"' if '"torchrun' in starter else ""
+    (launch,) = read_scripts("job.sh", f"{starter} --nnodes=2 train.py{end}\n".encode())[0].launches
+    assert [each.name for each in (*launch.command.context.via, launch.command)] == names
+    assert launch.tasks is None or starter.startswith("mpiexec")
+
+
+def test_an_option_of_a_plugin_of_the_site_may_be_known_to_sbatch() -> None:
+    head = "#!/bin/bash\n#SBATCH --time=1:00:00 --image=nersc/pytorch --module=gpu --quotatype=auto --framework=torch\n"
+    assert [
+        each.what for each in lint("job.sh", f"{head}srun python train.py\n".encode()) if "option" in each.what
+    ] == []
+
+
+def test_a_list_of_nvidia_smi_that_is_killed_is_found() -> None:
+    script = b"#!/bin/bash\nnvidia-smi --query-compute-apps=pid --format=csv,noheader | xargs -r kill -9\n"
+    assert [(each.rule.code, each.place.line) for each in lint("job.sh", script)] == [("AR904", 2)]
+
+
+@pytest.mark.parametrize("option", ["--lr=1", '--name="a b"', "--lr 1", "-v"])
+def test_an_option_that_a_blank_after_the_backslash_cuts_off_is_found(option: str) -> None:
+    script = f"torchrun --standalone --nproc-per-node=2 train.py \\ \n    {option} \\\n    --more=2\n"
+    found = [each for each in lint("job.sh", script.encode()) if each.rule.code == "AR202"]
+    assert [(each.place.line, each.place.column) for each in found] == [(2, 5)]
+
+
+@pytest.mark.parametrize(("end", "codes"), [("&", {"AR702"}), ("&\nwait", set()), ("", set())])
+def test_a_step_in_the_background_is_awaited(end: str, codes: set[str]) -> None:
+    found = lint("job.sh", f"#!/bin/bash\n#SBATCH --time=1:00:00\nsrun --label finetune.sh $@ {end}\n".encode())
+    assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes
+
+
+def test_sh_of_a_cluster_may_be_bash() -> None:
+    found = lint("job.sh", b"#!/bin/sh\n#SBATCH --time=1:00:00\nsource venv/bin/activate\nsrun python train.py\n")
+    assert "AR215" not in {each.rule.code for each in found}
+
+
+def test_a_script_that_counts_the_nodes_of_pbs_needs_no_placement() -> None:
+    head = "#!/bin/bash\n#PBS -l select=2:ngpus=1\n#PBS -l walltime=1:00:00\ncd $PBS_O_WORKDIR\n"
+    run = "mpiexec -ppn 1 -n $N torchrun --nnodes=$N --rdzv-backend=c10d --rdzv-endpoint=$A:29511 train.py"
+    for count, codes in {"sort -u $PBS_NODEFILE | wc -l": set(), "wc -l < $PBS_NODEFILE": {"AR412"}}.items():
+        found = lint("job.sh", f"{head}N=$({count})\n{run}\n".encode())
+        assert {each.rule.code for each in found if each.rule.severity != "hint"} == codes

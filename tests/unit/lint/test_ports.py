@@ -21,6 +21,14 @@ COLLIDE = {
     "default of c10d": f"{_RUN} --rdzv-backend=c10d a.py &\n{_RUN} --rdzv-backend=c10d b.py &\nwait",
     "in bash -c": f"for s in 1 2; do nohup bash -c '{_RUN} --master-port=12345 a.py' & done; wait",
     "piped": f"for s in 1 2; do {_RUN} --master-port=12345 a.py 2>&1 | tee $s.log & done; wait",
+    "calls of a function": f"run() {{ {_RUN} --master-port=12345 a.py $1; }}\nrun 1 &\nrun 2 &\nwait",
+    "calls in a loop": f"run() {{ {_RUN} --master-port=12345 a.py $1; }}\nfor s in 1 2; do run $s & done; wait",
+    "function with &": f"run() {{ {_RUN} --master-port=12345 a.py $1 & }}\nrun 1\nrun 2\nwait",
+    "function with & in a loop": f"run() {{ {_RUN} --master-port=1234 a.py & }}\nfor s in 1 2; do run; done; wait",
+    "functions": f"one() {{ {_RUN} --master-port=1234 a.py; }}\ntwo() {{ one & one; }}\ntwo",
+    "two in a function": f"run() {{ {_RUN} --master-port=1234 a.py & {_RUN} --master-port=1234 b.py & }}\nrun; wait",
+    "after cd": f"cd a && {_RUN} --master-port=1234 a.py &\ncd b && {_RUN} --master-port=1234 a.py &\nwait",
+    "after cd in a loop": f"for s in a b; do cd $s && mkdir -p o && {_RUN} --master-port=1234 a.py & done; wait",
     "deepspeed": "for s in 1 2; do deepspeed --master_port 12345 a.py & done; wait",
 }
 DO_NOT = {
@@ -36,6 +44,13 @@ DO_NOT = {
     "random port": f"for s in 1 2; do {_RUN} --master-port=$((10000 + RANDOM % 20000)) a.py & done; wait",
     "port of a program": f"for s in 1 2; do {_RUN} --master-port=$(free_port) a.py & done; wait",
     "port of an argument": f"train() {{ {_RUN} --master-port=$1 a.py & }}\ntrain 12345\ntrain 12346\nwait",
+    "function": f"run() {{ {_RUN} --master-port=12345 a.py $1; }}\nrun 1\nrun 2",
+    "function in the background": f"run() {{ {_RUN} --master-port=1234 a; {_RUN} --master-port=1234 b; }}\nrun & wait",
+    "function that waits": f"run() {{ {_RUN} --master-port=12345 a.py & wait; }}\nrun\nrun",
+    "port that is set before each call": f"p=1234\nrun() {{ {_RUN} --master-port=$p a.py; }}\nrun & p=1235\nrun & wait",
+    "port of a call": f"run() {{ local p=$1; {_RUN} --master-port=$p a.py; }}\nrun 12345 &\nrun 12346 &\nwait",
+    "function that calls itself": f"run() {{ {_RUN} --master-port=12345 a.py; run; }}\nrun &\nwait",
+    "after a test": f"test -e a && {_RUN} --master-port=12345 a.py &\n{_RUN} --master-port=12345 b.py &\nwait",
     "free port": f"for s in 1 2; do {_RUN} --rdzv-backend=c10d --rdzv-endpoint=localhost:0 a.py & done; wait",
     "standalone": f"for s in 1 2; do {_RUN} --standalone a.py & done; wait",
     "ids of their own": "for s in 1 2; do\n"

@@ -95,9 +95,13 @@ def _pipeline_greps(view: View, command: Command) -> bool:
     source="fuser(1)",
 )
 def _kills_all_on_gpu(view: View) -> Iterator[Found]:
-    for command in view.script.named("fuser", "kill", "xargs"):
+    for command in view.script.named("fuser", "kill"):
         is_fuser = re.search(r"-\w*k", command.text) and "/dev/nvidia" in command.text
         if is_fuser if command.name == "fuser" else "nvidia-smi" in command.text:
+            yield Found(command.at)
+    lists = [command.at for command in view.script.named("nvidia-smi") if "xargs" in command.context.pipe]
+    for command in view.script.named("xargs"):
+        if "nvidia-smi" in command.text or ("kill" in command.values and any(at < command.at for at in lists)):
             yield Found(command.at)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.model import Command
+from allranks.lint.model import Command, Loop
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
@@ -13,6 +13,12 @@ from allranks.lint.syntax import read_call
 _SCONTROL = "slurm.schedmd.com/scontrol.html, requeue"
 #: Programs with which a script goes on beside what it has started in the background; the name may be unknown.
 _GOES_ON = ("tail", "sleep", "srun", "while", "python", "python3", "torchrun", "trap", "")
+#: Programs that run until they are killed, with the words after them that make them so.
+_SERVERS = re.compile(
+    r"tensorboard|jupyter|jupyter-(?:lab|notebook)|mlflow (?:ui|server)|redis-server|visdom|gpustat .*-(?:i|-watch)"
+    r"|vllm serve|ray start .*--block|tail .*-[fF]|watch|nvtop|nvidia-smi (?:.*(?:-lm?s?\b|--loop)|[dp]mon|daemon)"
+    r"|python\S* -m (?:http\.server|visdom|vllm\.entrypoints|sglang\.launch_server|tensorboard)"
+)
 
 
 @likely(
@@ -51,7 +57,9 @@ def _waits(view: View) -> list[Command]:
 def _not_awaited(view: View) -> Iterator[Found]:
     if view.script.kind == "plain":
         return
-    for root in _roots(view):
+    # A step of which only its script is known, which is not here.
+    steps = [] if view.launches else [command for command in view.top_commands[-1:] if command.name == "srun"]
+    for root in [*_roots(view), *steps]:
         if not root.context.is_background or root.context.function:
             continue
         later = [command for command in view.top_commands if command.order > root.order]
@@ -267,7 +275,7 @@ def _others_hang(view: View) -> Iterator[Found]:
     fix="leave it out; salloc or qsub -I for interactive work",
     source=SBATCH,
 )
-def _endless(view: View) -> Iterator[Found]:
+def _sleeps(view: View) -> Iterator[Found]:
     for command in view.script.named("sleep") if view.script.kind != "plain" else ():
         value = command.args[0].value if command.args else None
         is_waiting = not command.context.is_background and not command.context.via
@@ -299,3 +307,51 @@ def _kill_nine(view: View) -> Iterator[Found]:
     for command, call in view.calls("timeout"):
         if _name(call.value("-s", "--signal") or "") in ("KILL", "9"):
             yield Found(command.at)
+
+
+def _goes_on(view: View, command: Command) -> bool:
+    """Return whether the script goes on beside a command, or beside the function that it is in."""
+    calls = view.script.named(command.context.function) if command.context.function else ()
+    return any(each.root.context.is_background for each in (command, *calls))
+
+
+def _endless(view: View) -> Iterator[tuple[Command, str]]:
+    """Yield what runs in the background until it is killed: a server, or a loop, by its first command."""
+    inside: dict[Loop, list[Command]] = {}
+    for command in view.script.commands:
+        for loop in command.context.loops:
+            inside.setdefault(loop, []).append(command)
+    true = {command.at for command in view.script.named("true", ":") if command.context.is_condition}
+    for loop, commands in inside.items():
+        is_left = any(command.name in ("break", "exit", "return") for command in commands)
+        background = commands[0].context.background
+        if loop.at + len("while ") in true and not is_left and (background is None or background <= loop.at):
+            yield commands[0], "the loop"
+    for command in view.script.commands:
+        if not command.started_by("timeout") and _SERVERS.match(f"{command.name} {command.text}"):
+            yield command, command.name
+
+
+@likely(
+    "AR718 waits-for-a-server",
+    "wait without a process id waits for {server} too, which never ends: the job stays until its time limit",
+    fix="wait for the training alone, pid=$! after it and wait $pid; or kill {server} before",
+    source=f"{BASH}, wait",
+)
+def _waits_for_server(view: View) -> Iterator[Found]:
+    servers = [(command, name) for command, name in _endless(view) if _goes_on(view, command)]
+    alone = {id(command) for command, _ in servers}
+    if view.script.kind == "plain" or all(id(launch.command) in alone for launch in view.launches):
+        return
+    called = {command.name for command in view.script.commands if not command.context.via} | {""}
+    ends = [
+        each
+        for each in view.script.named("kill", "pkill", "killall", "ray")
+        if each.name != "ray" or each.first == "stop"
+    ]
+    ends = [each for each in ends if each.context.function in called and not each.started_by("trap")]
+    for wait in view.top_commands:
+        before = [name for server, name in servers if server.order < wait.order]
+        if wait.name == "wait" and not wait.args and before and not any(end.order < wait.order for end in ends):
+            yield Found(wait.at, {"server": before[0]})
+            return

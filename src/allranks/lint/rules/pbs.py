@@ -52,6 +52,12 @@ def _resource_lists(view: View, word: str) -> list[Directive]:
     return [directive for directive in lists if re.search(rf"(?:^|,){word}=", directive.value)]
 
 
+def _counts_nodes(view: View) -> bool:
+    """Return whether the script counts the nodes that it got, so that it works with each number of them."""
+    counts = any(command.name == "uniq" or "-u" in command.values for command in view.script.named("sort", "uniq"))
+    return counts and "PBS_NODEFILE" in view.script.used
+
+
 @likely(
     "AR412 chunks-on-one-node",
     "without place=scatter PBS may put all {chunks} chunks on one node",
@@ -61,7 +67,7 @@ def _resource_lists(view: View, word: str) -> list[Directive]:
 def _no_placement(view: View) -> Iterator[Found]:
     starts = bool(view.launches) or any(command.name in REMOTE for command in view.script.commands)
     text = " ".join(directive.value for directive in view.script.options("-l"))
-    if not starts or re.search(r"place=[^,\s]*(?:scatter|excl)", text):
+    if not starts or re.search(r"place=[^,\s]*(?:scatter|excl)", text) or _counts_nodes(view):
         return
     for directive in _resource_lists(view, "select")[:1]:
         match = re.search(r"select=(\d+)(?::(?!.*\+)|$)", directive.value)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from allranks.lint.launches import Launch
-from allranks.lint.model import Command, Word
+from allranks.lint.model import Command, Context, Word
 from allranks.lint.reading import View
 from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
 
@@ -109,43 +110,77 @@ def _meeting(view: View, launch: Launch) -> tuple[str, str, int] | None:
 
 
 def _is_here(launch: Launch) -> bool:
-    """Return whether a launcher runs on this machine, in its network, and surely."""
-    has_network = launch.command.started_by("docker", "podman") is None
-    return launch.starter is None and has_network and not launch.command.context.is_conditional
+    """Return whether a launcher runs on this machine, and in its network."""
+    return launch.starter is None and launch.command.started_by("docker", "podman") is None
 
 
-def _is_repeated(view: View, command: Command) -> bool:
-    """Return whether a loop starts a command again before it has ended."""
-    start = command.context.background
-    for loop in command.context.loops if start is not None else ():
+@dataclass(frozen=True)
+class _Start:
+    """A time at which a launcher is surely started."""
+
+    order: int
+    #: Where what it is in goes on in the background, of each function's call and of its own; those that are alike run
+    #: one after the other.
+    place: tuple[int | None, ...]
+    is_repeated: bool  # Whether a loop starts it again before it has ended.
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the shell starts what follows before it has ended."""
+        return any(at is not None for at in self.place)
+
+
+def _starts(view: View, command: Command, depth: int = 3) -> Iterator[_Start]:
+    """Yield when a command is started: one in a function, each time that this is called."""
+    context = command.context
+    if context.is_conditional or _is_awaited(view, context.function):
+        return
+    own = _Start(command.order, (context.background,), _is_repeated(view, context, context.background))
+    named = view.script.named(context.function) if context.function else ()
+    calls = [call for call in named if not call.context.via and call.context.function != context.function]
+    if not calls:
+        yield own
+    for call in calls if depth else ():
+        place = call.at if own.goes_on and call.context.background is None else call.context.background
+        is_repeated = own.is_repeated or _is_repeated(view, call.context, place)
+        for start in _starts(view, call, depth - 1):
+            yield _Start(start.order, (place, *start.place[:-1], *own.place), is_repeated or start.is_repeated)
+
+
+def _is_awaited(view: View, function: str) -> bool:
+    """Return whether a function waits for what it has started."""
+    return bool(function) and any(wait.context.function == function for wait in view.script.named("wait"))
+
+
+def _is_repeated(view: View, context: Context, place: int | None) -> bool:
+    """Return whether a loop starts what stands at a place in the background again before it has ended."""
+    for loop in context.loops if place is not None else ():
         is_once = loop.kind == "for" and len(loop.words) == 1 and re.fullmatch(r"[\w./-]+", loop.words[0].value or "")
         waits = (wait.context for wait in view.script.named("wait"))
         is_awaited = any(loop in each.loops and not each.is_conditional for each in waits)
-        if start is not None and loop.at < start and not is_once and not is_awaited:
+        if place is not None and loop.at < place and not is_once and not is_awaited:
             return True
     return False
 
 
 def _collisions(view: View) -> Iterator[tuple[str, str, int]]:
     """Yield who meets at one port side by side, the port as `_meeting` has it, and where it is given."""
-    running: list[tuple[tuple[str, str], Command]] = []
-    for launch in filter(_is_here, view.launches):
-        command, meeting = launch.command, _meeting(view, launch)
+    running: list[tuple[tuple[str, str], _Start]] = []
+    found = ((start, launch) for launch in filter(_is_here, view.launches) for start in _starts(view, launch.command))
+    for start, launch in sorted(found, key=lambda each: each[0].order):
+        meeting = _meeting(view, launch)
         if meeting is None:
             continue
         port, run, at = meeting
-        waits = [wait.order for wait in view.script.named("wait") if wait.order < command.order]
+        waits = [wait.order for wait in view.script.named("wait") if wait.order < start.order]
         running = [each for each in running if each[1].order > max(waits, default=0)]
-        others = [other.context for key, other in running if key == (port, run)]
-        if _is_repeated(view, command):
+        others = [other for key, other in running if key == (port, run)]
+        if start.is_repeated:
             yield "the launchers of a loop", port, at
-        elif any(
-            each.background != command.context.background and each.function == command.context.function
-            for each in others
-        ):
+        elif any(each.place != start.place for each in others):
             yield "two launchers", port, at
-        if command.context.background is not None:
-            running.append(((port, run), command))
+        if start.goes_on:
+            running.append(((port, run), start))
 
 
 @fatal(

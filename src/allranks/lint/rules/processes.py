@@ -73,7 +73,8 @@ def _stays_on_first_node(view: View, nodes: int | None) -> bool:
     names = REMOTE | {"deepspeed", "sbatch", "horovodrun", "ray"}
     if view.script.kind == "plain" or (nodes or 0) < 2:
         return False
-    return all(command.name not in names for command in view.script.commands)
+    is_known = all(launch.starter is None or launch.starter.name for launch in view.launches)
+    return is_known and all(command.name not in names for command in view.script.commands)
 
 
 @fatal(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from allranks.lint.launches import Launch
 from allranks.lint.model import Assignment, Part
 from allranks.lint.reading import View
-from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, is_host_name, likely
+from allranks.lint.rules.base import BASH, TORCHRUN, Found, fatal, hint, is_host_name, likely
 from allranks.lint.syntax import Given
 
 _STORE = "torch/distributed/elastic/rendezvous of torch 2.13"
@@ -25,6 +25,20 @@ def _addresses(view: View) -> Iterator[tuple[Launch, Given]]:
     return ((launch, given) for launch in view.launches if (given := _address(launch)))
 
 
+def _are_here(view: View, launch: Launch) -> bool:
+    """Return whether the nodes of a launcher are all on this machine: those of other node ranks start beside it."""
+    given = launch.call.get("--node-rank")
+    if given is None or launch.starter:
+        return False
+    if launch.command.context.is_background and any(
+        given.value.names(loop.variable) for loop in launch.command.context.loops
+    ):
+        return True
+    own = (None, given.value.value)
+    others = [each for each in view.torchrun if not each.starter and each.call.value("--node-rank") not in own]
+    return bool(others) and any(each.command.context.is_background for each in (launch, *others))
+
+
 @fatal(
     "AR301 local-address-for-many-nodes",
     "{address} is each node itself: {nodes} nodes never meet",
@@ -33,7 +47,7 @@ def _addresses(view: View) -> Iterator[tuple[Launch, Given]]:
 )
 def _local_address(view: View) -> Iterator[Found]:
     for launch, given in _addresses(view):
-        if launch.has_many_nodes and _LOCAL.fullmatch(given.value.prefix):
+        if launch.has_many_nodes and _LOCAL.fullmatch(given.value.prefix) and not _are_here(view, launch):
             yield Found(given.at, {"address": given.value.shown, "nodes": launch.nnodes})
 
 
@@ -47,7 +61,8 @@ def _no_address(view: View) -> Iterator[Found]:
     if view.script.sets("PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"):
         return
     for launch in view.torchrun:
-        if launch.has_many_nodes and launch.is_static and not _address(launch):
+        needs_one = launch.has_many_nodes and launch.is_static and not _address(launch)
+        if needs_one and not _are_here(view, launch):
             yield Found(launch.command.at, {"nodes": launch.nnodes, "launcher": launch.name})
 
 
@@ -128,6 +143,31 @@ def _wrong_nodes(view: View) -> Iterator[Found]:
             if rank and rank.value.is_literal:
                 continue  # Each node is a job of its own.
             yield Found(given.at, {"nnodes": launch.nnodes, "tasks": 1})
+
+
+@fatal(
+    "AR327 nodes-one-after-the-other",
+    "node {rank} starts when node {first} has ended, which waits for it",
+    fix="a script that takes the node rank as its argument, started on each machine; or allranks run",
+    source=f"{BASH}, Lists",
+)
+def _one_by_one(view: View) -> Iterator[Found]:
+    first: Launch | None = None
+    for launch in view.launches:
+        rank, context = _node_rank(launch), launch.command.context
+        if rank is None or launch.starter or context.loops or context.function or context.is_conditional:
+            continue
+        if first and _node_rank(first) != rank:
+            yield Found(launch.command.at, {"rank": rank, "first": _node_rank(first)})
+            return
+        first = first or (None if context.is_background else launch)
+
+
+def _node_rank(launch: Launch) -> int | None:
+    """Return the number of the node that a launcher of several nodes is given; None if it is not known."""
+    given = launch.call.get("--node-rank", "--machine-rank")
+    is_one = launch.nnodes == 1 and launch.name != "accelerate"
+    return None if given is None or is_one else given.value.number
 
 
 @fatal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from allranks.lint.model import Directive
 from allranks.lint.reading import View
@@ -12,6 +13,8 @@ from allranks.lint.syntax import SYNTAX
 
 #: What a misspelled first word of a directive looks like.
 _ALMOST = re.compile(r"#\s?(?:SBACTH|SBTACH|SBATH|SABTCH|SBATCh|Sbatch|sbatch|SBACH|SBTCH|SBATCHH|PSB|pbs)\s+-")
+#: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
+_OF_PLUGINS = {"image", "module", "volume", "quotatype"}
 _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID"}
 
 
@@ -88,7 +91,7 @@ def _blank(view: View) -> Iterator[Found]:
 @fatal(
     "AR406 unknown-directive",
     "sbatch has no option {option}, and refuses the script",
-    fix="sbatch --help lists the options",
+    fix="did you mean {near}? sbatch --help lists the options",
     source=SBATCH,
 )
 def _unknown_option(view: View) -> Iterator[Found]:
@@ -96,8 +99,11 @@ def _unknown_option(view: View) -> Iterator[Found]:
     for directive in view.script.read if view.script.kind == "slurm" else ():
         option = f"--{directive.name}"
         is_known = syntax.knows(option) or any(known.startswith(option) for known in syntax.valued | syntax.flags)
-        if not is_known and re.fullmatch(r"--[a-z][a-z-]+", option):
-            yield Found(directive.at, {"option": option})
+        if is_known or directive.name in _OF_PLUGINS or not re.fullmatch(r"--[a-z][a-z-]+", option):
+            continue
+        # A site may have options of its own: only what looks like one of Slurm's is certain.
+        for near in get_close_matches(option, sorted(syntax.valued | syntax.flags), n=1, cutoff=0.75):
+            yield Found(directive.at, {"option": option, "near": near})
 
 
 @hint(
@@ -290,3 +296,17 @@ def _time_with_a_unit(view: View) -> Iterator[Found]:
     for directive in script.options("time") if script.kind == "slurm" else ():
         if re.fullmatch(r"(?:\d+-)?(?:[\d.:]+ *[A-Za-z]+)+", directive.value):
             yield Found(directive.value_at, {"value": directive.value})
+
+
+@fatal(
+    "AR430 first-line-of-another-language",
+    "the first line has {program} read this script, whose text is for a shell",
+    fix="#!/bin/bash as the first line",
+    source="execve(2)",
+)
+def _other_language(view: View) -> Iterator[Found]:
+    program = re.search(r"\b(?:python|perl|ruby)[\d.]*", view.script.shebang)
+    names = {command.name for command in view.top_commands}
+    is_shell = names & {"srun", "module", "export", "source", "torchrun"} and not names & {"import", "from", "use"}
+    if view.script.kind != "plain" and program and is_shell:
+        yield Found(view.script.directives[0].at, {"program": program[0]})

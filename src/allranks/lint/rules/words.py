@@ -48,7 +48,13 @@ def _spaced_assignment(view: View) -> Iterator[Found]:
     source=f"{BASH}, Quoting",
 )
 def _cut_line(view: View) -> Iterator[Found]:
-    for command in view.script.commands if not view.script.broken else ():  # Else other text is read as bash.
+    if view.script.broken:
+        return  # Else other text is read as bash.
+    for assignment in view.script.assignments:  # The parser takes --option=value for one.
+        if assignment.name.startswith("-"):
+            yield Found(assignment.at, {"word": assignment.name})
+            return
+    for command in view.script.commands:
         word = command.words[0] if command.words else None
         if word is not None and re.match(r"--?[A-Za-z]", word.prefix) and word.parts[0].is_verbatim:
             yield Found(command.at, {"word": word.shown})
@@ -267,7 +273,8 @@ def _host_of_batch(view: View) -> Iterator[Found]:
     source="dash(1)",
 )
 def _bashisms(view: View) -> Iterator[Found]:
-    if not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang):
+    # On most clusters sh is bash.
+    if view.script.kind != "plain" or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang):
         return
     sources = [command.at for command in view.script.named("source") if command.context.level == 0]
     arrays = [each.at for each in view.script.assignments if each.items is not None and each.level == 0]
