@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from allranks.lint.model import Command, Loop
+from allranks.lint.model import REMOTE, Command, Loop
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, SBATCH, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
@@ -193,6 +193,21 @@ def _agent_dies(view: View) -> Iterator[Found]:
         return
     for signal, to_batch, at in _signals(view):
         if not to_batch and signal.startswith("USR"):
+            yield Found(at, {"signal": signal})
+
+
+@likely(
+    "AR719 signal-reaches-nothing",
+    "--signal without B: sends {signal} to the steps of srun only, and this script starts none: nothing gets it",
+    fix="start the training with srun; or --signal=B:{signal}@SECONDS with a trap, and the training in the background",
+    source=f"{SBATCH} --signal",
+)
+def _no_step(view: View) -> Iterator[Found]:
+    steps = (*REMOTE, "sbatch", "source", ".")  # Files that are not here may start some; mpirun does on other nodes.
+    if not view.launches or any(view.script.named(*steps)) or any(launch.starter for launch in view.launches):
+        return
+    for signal, to_batch, at in _signals(view):
+        if not to_batch:
             yield Found(at, {"signal": signal})
 
 
