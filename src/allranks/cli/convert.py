@@ -17,8 +17,8 @@ from allranks.errors import AllranksError, LaunchError, UsageError
 from allranks.job.problems import listed
 
 if TYPE_CHECKING:
+    from allranks.convert.compare import Verification
     from allranks.convert.draft import Draft
-    from allranks.convert.verify import Verification
     from allranks.plan.plan import Plan
 
 _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"

@@ -1,0 +1,302 @@
+"""Compares what the ranks of a script would be with what those of its job file would be, from the sandbox's records."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from allranks.contract import DECIDED
+from allranks.convert.draft import Draft, short
+from allranks.convert.launchers import RANK_VARIABLES
+from allranks.convert.recorder import LAUNCHERS, VIA, WITHIN, find
+from allranks.convert.recorder import PATH as LOGIN_PATH
+from allranks.lint.unwrap import MODULES
+from allranks.plan.plan import Plan
+
+Record = dict[str, Any]
+#: Variables of schedulers, of allranks and of the sandbox.
+OF_SCHEDULERS = re.compile(
+    r"(SLURM|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|SGE|ALLRANKS|_ALLRANKS|_RECORDER|BASH_FUNC)_?.*|PE_HOSTFILE"
+)
+_OF_SHELLS = {
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "_",
+    "BASH_ENV",
+    "HOSTNAME",
+    "LINES",
+    "COLUMNS",
+    "LD_PRELOAD",
+    "JOB_ID",
+    "NSLOTS",
+}
+_OF_RANKS = {*RANK_VARIABLES, "MPI_LOCALRANKID", "NHOSTS", "NCPUS", "QUEUE"}
+#: Where a rank's numbers are, by what started it: rank, local rank, world size.
+_NUMBERS = {
+    "srun": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+}
+_TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between a script and its job file."""
+
+    what: str
+    old: str
+    new: str
+    why: str  # Why that is as wanted; empty if nothing says so.
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a comparison found."""
+
+    ranks: int
+    equal: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether each difference is as wanted."""
+        return all(each.why for each in self.differences)
+
+    @property
+    def title(self) -> str:
+        """What it comes to, in a line."""
+        if not self.equal:
+            return "not verified"
+        ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        verdict = "verified" if self.is_equal else "verified, with differences"
+        return f"{verdict}: {ranks}, alike in {', '.join(self.equal)}"
+
+    def lines(self) -> Iterator[str]:
+        """Yield each difference, those that nothing explains first."""
+        for each in sorted(self.differences, key=lambda each: bool(each.why)):
+            verdict = "wanted" if each.why else "DIFFERS"
+            yield f"  {verdict}: {each.what}: {short(each.old, 200)} -> {short(each.new, 200)}"
+            if each.why:
+                yield f"    {each.why}"
+
+
+def _started(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the records of ranks, and the others: a launcher's, else those that srun, ssh, … started, else one."""
+    for is_rank in (
+        lambda each: each["env"].get(VIA) in (*LAUNCHERS, *MODULES.values()),
+        lambda each: VIA in each["env"] and each["kind"] != "binary",
+        lambda each: VIA in each["env"],
+    ):
+        if found := [each for each in records if is_rank(each)]:
+            return found, [each for each in records if each not in found]
+    programs = [each for each in records if each["kind"] != "binary"][-1:]
+    return programs, [each for each in records if each not in programs]
+
+
+def _numbers(record: Record) -> tuple[int, int, int]:
+    """Return rank, local rank and world size."""
+    env = record["env"]
+    names = _NUMBERS.get(env.get(VIA, ""), _TORCH)
+    values = [env.get(name, otherwise) for name, otherwise in zip(names, "001", strict=True)]
+    rank, local, world = (int(value) if value.isdecimal() else 0 for value in values)
+    return rank, local, world
+
+
+def _changed(record: Record, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a rank has and its job did not start with; without those that every launcher sets."""
+    found = {}
+    for name, value in record["env"].items():
+        if name == "PYTHONPATH":
+            value = re.sub(r"[^:]*/runs/[^:/]+/code(:|$)", "", value)
+        is_own = OF_SCHEDULERS.fullmatch(name) or name in _OF_SHELLS or name in _OF_RANKS
+        is_own = is_own or (name == "PATH" and value == LOGIN_PATH)
+        if value and not is_own and base.get(name) != value:
+            found[name] = value
+    return found
+
+
+def compare(
+    draft: Draft,
+    plan: Plan,
+    base: Mapping[str, str],
+    before: Sequence[Record],
+    after: Sequence[Record],
+    said: str,
+    new_said: str,
+) -> Verification:
+    """Compare the records of a script with those of its job.
+
+    Args:
+        draft: what the script was read as.
+        plan: of the job.
+        base: the variables that both started with.
+        before: the records of the script.
+        after: those of the job.
+        said: the last words of the script.
+        new_said: those of the job.
+    """
+    old, old_others = _started(before)
+    new = [each for each in after if each["env"].get(VIA) == "allranks"]
+    new_others = [each for each in after if each not in new]
+    old, further = _of_one_training(old, new)
+    found = _Comparison(draft, plan, base)
+    if not old or not new:
+        last = (said if not old else new_said).rpartition("\n")[2]
+        what = "ranks" if old or new else "ranks, of both"
+        found.differ(what, f"{len(old)}", f"{len(new)}; {last}" if last else f"{len(new)}", "")
+        return Verification(len(old), (), tuple(found.differences))
+    one, other = sorted(old, key=_numbers), sorted(new, key=_numbers)
+    found.ranks(one, other)
+    moved = found.note(("changed", "not taken over"), "cd ")
+    found.each("working directory", one, other, lambda each: each["cwd"], moved)
+    found.each("interpreter", one, other, _interpreter, found.interpreter(one[0], other[0]))
+    found.each(
+        "container", one, other, lambda each: each["env"].get(WITHIN, ""), found.note(("not taken over",), "container")
+    )
+    found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved)
+    found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments())
+    found.environment(one, other)
+    found.others([*old_others, *further], new_others)
+    return Verification(len(new), tuple(found.equal), tuple(found.differences))
+
+
+def _of_one_training(old: Sequence[Record], new: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the ranks of the training that is converted, those with the new one's words, and those of others."""
+    words = [(each["kind"], each["path"], each["args"]) for each in new]
+    for most in (3, 2):
+        same = [
+            each for each in old if (each["kind"], each["path"], each["args"])[:most] in [each[:most] for each in words]
+        ]
+        numbers = [(_numbers(each), each["host"]) for each in same]
+        if same and len(set(map(str, numbers))) == len(numbers):
+            return same, [each for each in old if each not in same]
+    return [*old], []
+
+
+def _interpreter(record: Record) -> str:
+    """Return the command line of the interpreter; its output is never buffered by allranks."""
+    words = [word for word in record["python"] if word != "-u"]
+    if words and "/" in words[0]:
+        words[0] = re.sub(r"/python[\d.]*$", "/python", words[0])
+    return shlex.join(words)
+
+
+class _Comparison:
+    """Collects what agrees and what differs."""
+
+    def __init__(self, draft: Draft, plan: Plan, base: Mapping[str, str]) -> None:
+        self.draft, self.plan, self.base = draft, plan, base
+        #: Those that a script starts with.
+        self.paths = (base["PATH"], LOGIN_PATH)
+        self.equal: list[str] = []
+        self.differences: list[Difference] = []
+
+    def differ(self, what: str, old: str, new: str, why: str) -> None:
+        self.differences.append(Difference(what, old or "nothing", new or "nothing", why))
+
+    def note(self, kinds: Sequence[str], *words: str) -> str:
+        """Return what convert says of a part of the script that has one of these words; empty if it says nothing."""
+        notes = (each for each in self.draft.notes if each.kind in kinds)
+        return next((f"{each.kind}: {each.what}" for each in notes if any(word in each.what for word in words)), "")
+
+    def each(
+        self, what: str, old: Sequence[Record], new: Sequence[Record], of: Callable[[Record], str], why: str
+    ) -> None:
+        """Compare one thing of each rank, by its number; of ranks that are not on both sides nothing."""
+        there = {_numbers(each)[0]: of(each) for each in new}
+        pairs = [(_numbers(each)[0], of(each), there[_numbers(each)[0]]) for each in old if _numbers(each)[0] in there]
+        wrong = next(((rank, one, other) for rank, one, other in pairs if one != other), None)
+        if wrong is None:
+            self.equal += [what] if any(one for _, one, _ in pairs) else []
+        else:
+            self.differ(f"{what} of rank {wrong[0]}", wrong[1], wrong[2], why)
+
+    def ranks(self, old: Sequence[Record], new: Sequence[Record]) -> None:
+        """Compare how many ranks there are, on which hosts, and their numbers."""
+        one, other = (sorted((*_numbers(each), each["host"]) for each in side) for side in (old, new))
+        if one == other:
+            self.equal.append("rank, local rank, world size and host")
+        else:
+            why = next((each.what for each in self.draft.notes if re.match(r"AR\d", each.what)), "")
+            lost = (
+                "not known here",
+                "number of nodes",
+                "machines are not",
+                "if it starts ranks by itself",
+                "this machine",
+            )
+            self.differ("ranks", _of_ranks(one), _of_ranks(other), why or self.note(("not taken over",), *lost))
+        meeting = [
+            {f"{each['env'].get('MASTER_ADDR')}:{each['env'].get('MASTER_PORT')}" for each in side}
+            for side in (old, new)
+        ]
+        if meeting[0] - {"None:None"} and meeting[0] != meeting[1]:
+            why = next((f"{each.value}: {each.why}" for each in self.plan.reasons if each.subject == "master"), "")
+            new_place = "chosen when it starts"
+            self.differ(
+                "address and port", ", ".join(sorted(meeting[0])), new_place, why or "allranks finds address and port"
+            )
+
+    def interpreter(self, old: Record, new: Record) -> str:
+        """Return why another interpreter is as wanted: neither the script nor the job file chose one."""
+        first = {
+            find(name, {**self.base, "PATH": path}, "/")
+            for name in ("python", "python3", *LAUNCHERS)
+            for path in self.paths
+        }
+        first = {re.sub(r"/[^/]+$", "/python", path) for path in first}
+        if _interpreter(old).split(" ")[0] not in first or self.draft.get("environment.python"):
+            return ""
+        reasons = (each.why for each in self.plan.reasons if each.subject == "python")
+        return f"the script took the first on PATH; now it is {next(reasons, '')}"
+
+    def arguments(self) -> str:
+        """Return why other arguments are known to the user."""
+        return self.note(("not taken over",), "its value is not in the script", "own arguments", "--local_rank")
+
+    def environment(self, old: Sequence[Record], new: Sequence[Record]) -> None:
+        """Compare the variables that the script sets, one by one."""
+        there = {_numbers(each)[0]: _changed(each, self.base) for each in new}
+        names: dict[str, tuple[str, str]] = {}
+        equal: set[str] = set()
+        decided = {name for each in new for name in each["env"].get(DECIDED, "").split()}
+        for each in old:
+            one, other = _changed(each, self.base), there.get(_numbers(each)[0])
+            if other is None:
+                continue
+            for name in {*one, *other}:
+                if one.get(name) == other.get(name):
+                    equal.add(name)
+                else:
+                    names.setdefault(name, (one.get(name, ""), other.get(name, "")))
+        if shown := sorted(equal - names.keys()):
+            self.equal.append(f"environment ({', '.join(shown)})")
+        for name, (one_value, other_value) in sorted(names.items()):
+            if name in decided and not one_value:
+                continue  # torchrun decides about threads in the ranks, too late for this to see.
+            why = self.note(("changed", "left out", "not taken over"), f"{name}=", f" {name} ")
+            given = self.draft.get(f"environment.variables.{name}")
+            if given == "<secret>":
+                one_value, other_value, why = "<secret>", "<secret>", "its value comes from where you type allranks run"
+            self.differ(f"variable {name}", one_value, other_value, why)
+
+    def others(self, old: Iterable[Record], new: Iterable[Record]) -> None:
+        """Compare the other commands that are run: before, beside and after the training."""
+        one, other = ({shlex.join([each["path"], *each["args"]]) for each in side} for side in (old, new))
+        for command in sorted(one - other):
+            name = PurePath(shlex.split(command)[0]).name
+            self.differ("another command", command, "", self.note(("changed", "left out", "not taken over"), name))
+        for command in sorted(other - one):
+            self.differ("another command", "", command, "")
+
+
+def _of_ranks(ranks: Sequence[tuple[int, int, int, str]]) -> str:
+    """Return ranks in words."""
+    hosts = dict.fromkeys(host for *_, host in ranks)
+    each = ", ".join(f"{host}: {' '.join(str(rank) for rank, *_, at in ranks if at == host)}" for host in hosts)
+    return f"{len(ranks)} of {ranks[0][2]} ({each})"
