@@ -142,6 +142,14 @@ def test_tokens_of_a_batch_make_a_speed_of_all_ranks_and_micro_batches(folder, m
     assert speeds == [(2, 2024.0, 4.0, 4.0 * 2024 * 3), (3, 1024.0, 4.0, 4.0 * 1024 * 3)]
 
 
+def test_a_script_may_measure_its_tokens_per_second_itself(folder):
+    with make_context(log_every=1) as ctx:
+        ctx.metrics.record(tokens_per_second=5.0)
+        step(ctx, tokens=2000, tokens_per_second=7.0)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tokens_per_second"] for line in lines] == [5.0, 7.0]
+
+
 def test_no_records_with_log_every_0_but_those_of_the_script(folder):
     with make_context(log_every=0) as ctx:
         for number in range(4):

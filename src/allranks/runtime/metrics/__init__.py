@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allranks.runtime.context import Context
 
 #: Written by us in each record.
-_RESERVED = frozenset({"step", "time", "steps_per_second", "samples_per_second", "tokens_per_second"})
+_RESERVED = frozenset({"step", "time", "steps_per_second", "samples_per_second"})
 #: Number of calls of ``log`` whose numbers are kept before they are added up.
 _MOST = 1000
 

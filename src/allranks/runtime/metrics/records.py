@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: How many ranks have left something for rank 0 in the store.
 _RESTS = "metrics/rests"
 #: A metric of this name is how many there are in a rank's batch, of which a speed is made.
-_TOKENS = "tokens"
+_TOKENS, _TOKEN_SPEED = "tokens", "tokens_per_second"
 #: Number of steps after which the host waits for a record: a GPU is at most so many steps behind.
 _STEPS_ON_THE_WAY = 8
 _CPU = torch.device("cpu")
@@ -184,7 +184,7 @@ class Records:
             return
         if _TOKENS in values and "steps_per_second" in speed:
             batches = speed["steps_per_second"] * self._progress.accumulation * self._ctx.world_size
-            speed = {**speed, f"{_TOKENS}_per_second": round(values[_TOKENS] * batches, 1)}
+            speed = {**speed, _TOKEN_SPEED: values.get(_TOKEN_SPEED, round(values[_TOKENS] * batches, 1))}
         self._ctx._tracker_group.write(step, {**values, **speed}, when)
 
     def _speed(self, step: int) -> dict[str, float]:
