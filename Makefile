@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 # What to test, and options of pytest; all tests by default.
 PYTEST_ARGS ?=
-# Four at a time: tests of clusters mostly wait. Those that share a cluster stay together and come first, as they are.
-WORKERS ?= -n 4 --dist loadgroup --no-loadscope-reorder
+# Five at a time, one for each cluster: tests of clusters often wait. Those that share one stay together and come first.
+WORKERS ?= -n 5 --dist loadgroup --no-loadscope-reorder
 
-# With it each of four workers would compile all tests at each run.
+# With it each of the workers would compile all tests at each run.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin

@@ -255,7 +255,8 @@ def test_the_cause_of_a_rank_that_fails(allranks: Any, kind: str) -> None:
         assert found
         assert expected
         assert re.fullmatch(expected, found), found
-    why = f"\n  why: {found}\n" if found else "\n  fix: "
+    said = found or ("it wrote nothing to stderr" if kind in ("exit 3", "os._exit") else None)
+    why = f"\n  why: {said}\n" if said else "\n  fix: "
     assert re.search(rf"\nerror: rank 0 [^\n]*{re.escape(why)}", "\n" + done.stderr)
     assert verdict(allranks) == (VERDICTS.get(kind, OWN), 0)
 
