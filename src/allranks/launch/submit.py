@@ -177,10 +177,9 @@ def prepare_resume(run: Run, kind: ClusterKind) -> tuple[Run, Plan]:
             why="those that have succeeded would run again",
             fix="allranks run, with scheduler.array (--array) for the tasks that failed",
         )
-    script = next((reason.value for reason in plan.reasons if reason.subject == "script"), None)
-    if script and plan.kind == "local" and not Path(script).exists():
+    if plan.script and plan.kind == "local" and not plan.script.exists():
         raise LaunchError(
-            f"there is no script {script}",
+            f"there is no script {plan.script}",
             why=f"{run_id} runs it: it was moved or removed since",
             fix="put it back, or start another run: allranks run",
         )
