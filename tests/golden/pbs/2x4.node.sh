@@ -2,7 +2,7 @@
 # Started by the supervisor of run RUN: sets a node up and becomes its agent, which starts the ranks and watches them.
 set -e
 trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO, on $HOSTNAME)" >&2' ERR
-trap '' USR1  # The warning is for ranks that listen to it.
+trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks; srun reads what failed.
 cd -- /project
 
 export ALLRANKS_BACKEND=nccl PYTHONPATH="$ALLRANKS_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}"  # for `import allranks`

@@ -25,8 +25,8 @@ from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, nam
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
 
-#: In node.sh.
-_UNHEARD = "trap '' USR1  # The warning is for ranks that listen to it."
+#: In node.sh. srun was seen to lose what a task had written just before it failed: it ends the step for that at once.
+_TRAPS = "trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks; srun reads what failed."
 
 
 class Draft:
@@ -192,7 +192,7 @@ class Draft:
             words, becomes = [CODE, "--rank", shlex.join(self.spec.command(self.python))], "a rank"
         return node_script(
             title=f"Started by the supervisor of run {self.spec.run_id}: sets a node up and becomes {becomes}.",
-            traps=[*name_failures(chosen, host=self.scheduler.host), _UNHEARD],
+            traps=[*name_failures(chosen, host=self.scheduler.host), _TRAPS],
             workdir=str(self.workdir),
             environment=chosen,
             settings=self._settings,
