@@ -68,19 +68,16 @@ def _assert_trained(text: str, counts: list[int]) -> None:
     assert "Trained for 1 epochs" in text
 
 
-@pytest.mark.parametrize(("launcher", "count"), [("torchrun", 2), ("direct", 1)])
-def test_the_recipe_trains(lab: Any, digits: Path, launcher: str, count: int) -> None:
-    """Without an agent, ranks that share a node meet in ``test_all_ranks_meet``: each of them imports torch for itself.
-
-    It takes more than 10 s: ranks import torch, and train on real digits until they know most of them.
-    """
+@BOTH
+def test_the_recipe_trains(lab: Any, digits: Path, launcher: str) -> None:
+    """It takes more than 10 s: four ranks import torch, and train on real digits until they know most of them."""
     lab.script(TRAIN)
-    flags = ("--nodes", "2", "--nproc-per-node", count, "--gpus-per-node", "4", "--launcher", launcher)
+    flags = ("--nodes", "2", "--nproc-per-node", "2", "--gpus-per-node", "4", "--launcher", launcher)
     done = lab("run", "train.py", "--on", "lab", *flags, "--", "--epochs", "1", "--data-dir", digits)
     assert done.rc == 0, done.stderr
-    _assert_trained(done.stdout, [count, count])
+    _assert_trained(done.stdout, [2, 2])
     record = lab.record()
-    assert (record["status"]["state"], record["nnodes"], record["world_size"]) == ("SUCCEEDED", 2, 2 * count)
+    assert (record["status"]["state"], record["nnodes"], record["world_size"]) == ("SUCCEEDED", 2, 4)
 
 
 def test_more_ranks_than_gpus_on_all_nodes(lab: Any) -> None:
