@@ -12,6 +12,7 @@ from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.directives import options_of
 from allranks.lint.engine import Finding, lint
+from allranks.lint.expand import UNKNOWN
 from allranks.lint.files import not_for, other_kind, why_not_read
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
@@ -78,7 +79,7 @@ def _as_job(view: View) -> View:
     if script.kind != "plain" or not asks:
         return view
     script.kind = "slurm"
-    script.directives += [option for option in options_of(call) if option.value != "\ue000" and option.name != "pty"]
+    script.directives += [option for option in options_of(call) if option.value != UNKNOWN and option.name != "pty"]
     return View(script)
 
 

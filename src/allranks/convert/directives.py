@@ -9,6 +9,7 @@ from contextlib import suppress
 from allranks.convert.draft import Draft, home
 from allranks.job.units import parse_duration, parse_memory
 from allranks.lint.directives import gpus_in, number
+from allranks.lint.expand import UNKNOWN
 from allranks.lint.model import Directive
 
 _LOG = "the log is in the run's directory: allranks logs"
@@ -88,7 +89,7 @@ def take_directives(draft: Draft) -> None:
         draft.put("cluster", script.kind, read[0].at, script.text.line(draft.line(read[0].at)).split()[0])
     for directive in read:
         name, value = directive.name, directive.value
-        if "\ue000" in value:  # A here-document, of which another shell expands this.
+        if UNKNOWN in value:  # A here-document, of which another shell expands this.
             line = script.text.line(draft.line(directive.at))
             draft.not_taken(directive.at, f"{line}: its value is not in the script")
         elif "$" in value and not re.search(r"PBS_O_|JOB_ID|TASK_ID", value) and name not in ("output", "error"):

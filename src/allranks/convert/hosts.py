@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from allranks.convert.draft import Draft, home
-from allranks.lint.launches import MPI, Launch
-from allranks.lint.model import Command, Word
+from allranks.lint.launches import Launch
+from allranks.lint.model import MPI, Command, Word
 from allranks.lint.syntax import read_call
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\$\(\s*seq\s+(\d+)(?:\s+(\d+))?\s*\)|`\s*seq\s+(\d+)(?:\s+(\d+))?\s*`")

@@ -13,8 +13,8 @@ from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
 from allranks.lint.beside import file_beside
 from allranks.lint.directives import number
-from allranks.lint.launches import MPI, Launch
-from allranks.lint.model import Assignment, Command, Part, Word
+from allranks.lint.launches import Launch
+from allranks.lint.model import MPI, Assignment, Command, Part, Word
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 

@@ -30,9 +30,8 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
     unused = numbers.get("unused", max(0, own - numbers.get("allocated", own)))
     context = 0 if "this process has" in text else _CONTEXT
     others = numbers["capacity"] - numbers["free"] - own - context
-    if unused >= max(
-        wanted, others / 2, _ALWAYS * numbers["capacity"]
-    ):  # This process has the room itself, and others hold little beside it.
+    # This process has the room itself, and others hold little beside it.
+    if unused >= max(wanted, others / 2, _ALWAYS * numbers["capacity"]):
         return "cuda-memory-fragmented", {"unused": _gib(unused)}
     if others >= max(wanted - numbers["free"], _CONTEXT + context):
         return "cuda-memory-of-others", {"others": _gib(others)}

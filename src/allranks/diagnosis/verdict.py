@@ -19,7 +19,8 @@ _NOTE = 1.5
 #: What a shell says of a command in a script that goes on; the line of an exception of Python, which runs after it.
 _OF_THE_SHELL = ("command-not-found", "permission-denied")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
-_LAUNCHER = "launcher-report"
+#: What a launcher's report is, beside a cause.
+_LAUNCHER = "the launcher reported that a rank failed"
 #: Where torchrun's report names the rank that failed first.
 _FIRST = "Root Cause (first observed failure)"
 _OTHERS = re.compile(r"(?:^|\s)Failures:\s*$")
@@ -64,9 +65,8 @@ def _last(found: list[Match]) -> list[Match]:
     """Leave out what a script has survived: it told of more failures long after that, or Python ran after a command."""
     if not found:
         return []
-    python = max(
-        (match.order for match in found if _EXCEPTION.match(match.line.text) and not match.is_note), default=-1
-    )
+    raised = (match.order for match in found if _EXCEPTION.match(match.line.text) and not match.is_note)
+    python = max(raised, default=-1)
     found = [match for match in found if match.order >= python or not _is_of_the_shell(match)]
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
@@ -96,10 +96,8 @@ def _reported(log: Log) -> int | None:
 
 def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagnosis:
     rule = cause.rule
-    follows = {match.rule.id: match.rule.cause for match in found if match.rule.level == Level.FOLLOWS}
-    if any(match.rule.level == Level.LAUNCHER for match in found):
-        follows[_LAUNCHER] = "the launcher reported that a rank failed"
-    follows.pop(rule.id, None)
+    followed = [each.rule for each in found if each.rule.level >= Level.FOLLOWS and each.rule is not rule]
+    follows = dict.fromkeys(_LAUNCHER if each.level is Level.LAUNCHER else each.cause for each in followed)
     if rule.level >= (Level.UNCLEAR if cause.is_note else Level.FOLLOWS):
         sure = "unknown"
     else:
@@ -115,7 +113,7 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
         rank=first if cause.line.rank is None else cause.line.rank,
         evidence=(cause.line, *(match.line for match in same[: _EVIDENCE - 1])),
         place=cause.place,
-        followed="; ".join(follows.values()),
+        followed="; ".join(follows),
         fix=rule.fix,
         retry="" if sure == "unknown" else rule.retry,
     )

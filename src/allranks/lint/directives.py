@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from allranks.lint.expand import Piece
+from allranks.lint.expand import UNKNOWN, Piece
 from allranks.lint.model import Directive, Script
 from allranks.lint.syntax import SYNTAX, Call
 
@@ -107,7 +107,7 @@ def options_of(call: Call) -> list[Directive]:
     """Return the options of a call of ``srun`` or ``sbatch`` as directives; a value that is not known is a mark."""
     named = ((given, given.value.value) for given in call.given if given.name.startswith("--"))
     return [
-        Directive("slurm", given.name[2:], "\ue000" if value is None else value, given.at, given.at, is_read=True)
+        Directive("slurm", given.name[2:], UNKNOWN if value is None else value, given.at, given.at, is_read=True)
         for given, value in named
     ]
 

@@ -20,9 +20,10 @@ Value = tuple[Part, ...] | tuple[Word, ...] | None
 DEEPEST = 60
 #: Parts and characters of a value; those of one that is longer are not known.
 _PARTS, _CHARACTERS = 500, 20_000
-#: Characters of Unicode's private area, around the number of a part that an outer shell has expanded.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+#: Characters of Unicode's private area, around the number of a part that an outer shell has expanded. The first one is
+#: in each value of a directive that is not known.
+UNKNOWN, _CLOSE = "\ue000", "\ue001"
+_MARK = re.compile(f"{UNKNOWN}(\\d+){_CLOSE}")
 _LITERAL = {"word", "number", "extglob_pattern", "regex", "special_variable_name", "variable_name", "test_operator"}
 
 
@@ -300,7 +301,7 @@ def piece_of(words: Sequence[Word]) -> Piece:
                 encoded = part.text.encode("utf-8", "surrogateescape")
                 offsets += range(part.at, part.at + len(encoded)) if part.is_verbatim else [part.at] * len(encoded)
             else:
-                encoded = f"{_OPEN}{len(marked)}{_CLOSE}".encode()
+                encoded = f"{UNKNOWN}{len(marked)}{_CLOSE}".encode()
                 marked.append(part)
                 offsets += [part.at] * len(encoded)
             data += encoded

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allranks.lint.directives import Resources, number
-from allranks.lint.model import REMOTE, Command, Script, Word
+from allranks.lint.model import MPI, REMOTE, Command, Script, Word
 from allranks.lint.syntax import NO_CALL, SYNTAX, Call, read_call, read_options
 from allranks.lint.unwrap import LAUNCHERS, is_python
 
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
 #: Launches of a file that are looked at; people write a few.
 _MOST = 200
-MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"})
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+MPI = frozenset({"mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"})
 #: Commands whose command runs on another machine, or on all nodes of a job.
-REMOTE = frozenset(
+REMOTE = MPI | frozenset(
     {
         *("srun", "ssh", "rsh", "dsh", "pdsh", "clush", "pssh", "parallel-ssh", "pbsdsh", "pbs_tmrsh", "blaunch"),
-        *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra", "orterun"),
         *("jsrun", "aprun", "ibrun"),  # Of IBM, Cray and TACC.
     }
 )

@@ -36,7 +36,7 @@ class SlowGpus:
     clocks: str
 
     def sentence(self, ranks: Mapping[int, int]) -> str:
-        """What a person is told. ``ranks`` are those of the node by local rank, if they are known."""
+        """Return the sentence to show; ``ranks`` are those of the node by local rank, if they are known."""
         if len(self.numbers) > 1:
             return f"{len(self.numbers)} GPUs of {self.host} run at {self.clocks}"
         (number,) = self.numbers

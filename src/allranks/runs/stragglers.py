@@ -95,10 +95,10 @@ class Straggler:
 
 def current(run: Run) -> list[str]:
     """Return sentences on the stragglers in the last two minutes of a run, the worst first, and on slow GPUs."""
-    return look(run)[0]
+    return inspect(run)[0]
 
 
-def look(run: Run) -> tuple[list[str], dict[int, list[float]]]:
+def inspect(run: Run) -> tuple[list[str], dict[int, list[float]]]:
     """Return what :func:`current` does, and by node the seconds of its ranks' newest steps without waits for others."""
     ranks = of_start(read(run.attempt_folder, newest=NEWEST))
     found, gpus = explained([one for one in find(ranks) if one.is_current], run)
@@ -120,9 +120,9 @@ def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
 
 
 def explained(found: Iterable[Straggler], run: Run) -> tuple[list[Straggler], list[str]]:
-    """Return stragglers of the newest attempt with what its nodes' samples tell of them: their hosts, and slow GPUs.
+    """Return stragglers of the newest attempt with their hosts and slow GPUs, from its nodes' samples.
 
-    The sentences are on slow GPUs of which these stragglers do not tell.
+    The sentences are on the slow GPUs of nodes whose stragglers name none.
     """
     samples = [*node_usage(run)]
     hosts, slow = {one["node"]: one["host"] for one in samples}, {one.node: one for one in slow_gpus(samples)}
@@ -133,8 +133,8 @@ def explained(found: Iterable[Straggler], run: Run) -> tuple[list[Straggler], li
         is_ours = gpus and any(ranks[one.node].get(number) in one.ranks for number in gpus.numbers)
         clocks = gpus.clocks if gpus and is_ours else ""
         stragglers.append(replace(one, host=hosts.get(one.node), clocks=clocks))
-    told = {one.node for one in stragglers if one.clocks}
-    return stragglers, [one.sentence(ranks[one.node]) for one in slow.values() if one.node not in told]
+    named = {one.node for one in stragglers if one.clocks}
+    return stragglers, [one.sentence(ranks[one.node]) for one in slow.values() if one.node not in named]
 
 
 def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
@@ -226,7 +226,6 @@ def _straggler(
     edges: Sequence[int],
 ) -> Straggler:
     rank, (first, end) = ranks[at], span
-    queued = [_queued(each.windows, edges[first], edges[end]) for each in ranks]
     mine = [statistics.median(phases) for phases in zip(*spent[at][first:end], strict=True)]
     others = [
         statistics.median(phases)
@@ -246,7 +245,7 @@ def _straggler(
         others=others[worst],
         step=sum(mine),
         is_current=end >= (len(edges) - 1) * 3 // 4,
-        queued=queued[at] if queued[at] >= medians_of_others(queued)[at] + _MUCH_QUEUED else 0.0,
+        queued=_queued_more(ranks, at, edges[first], edges[end]),
     )
 
 
@@ -254,6 +253,15 @@ def _queued(windows: Sequence[Window], low: int, high: int) -> float:
     """Return for what part of the time between two steps a rank has waited for a CPU."""
     within = [one for one in windows if one.first + one.steps > low and one.first < high]
     return sum(one.queued for one in within) / max(1e-9, sum(one.seconds for one in within))
+
+
+def _queued_more(ranks: Sequence[RankTimes], at: int, low: int, high: int) -> float:
+    """Return for what part of that time a rank has waited for a CPU, if it is much more than of others; else 0."""
+    mine = _queued(ranks[at].windows, low, high)
+    if mine < _MUCH_QUEUED:
+        return 0.0
+    others = statistics.median(_queued(each.windows, low, high) for each in ranks if each is not ranks[at])
+    return mine if mine >= others + _MUCH_QUEUED else 0.0
 
 
 def _by_node(found: Collection[Straggler], ranks: Sequence[RankTimes]) -> list[Straggler]:

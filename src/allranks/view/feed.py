@@ -30,7 +30,7 @@ from allranks.runs.metrics import MetricsReader
 from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
-from allranks.runs.stragglers import look
+from allranks.runs.stragglers import inspect
 from allranks.runs.usage import node_usage
 from allranks.view.progress import Changes, Saves
 
@@ -183,7 +183,7 @@ class _Delays:
             return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
         if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
             self._looked = time.monotonic()
-            sentences, self.own = look(run)
+            sentences, self.own = inspect(run)
             self._straggler = next(map(printable, sentences), "")
         return self._straggler
 

@@ -75,7 +75,7 @@ def script(fact: Any, node: Node, seen: Seen) -> Finding:
 
 def _how_to_find(node: Node, seen: Seen) -> str:
     """Write how a node gets what the ranks run; a single machine has nothing to copy."""
-    if near := _module_beside(seen.job.module or "", seen.plan.workdir):
+    if seen.job.module and (near := _module_beside(seen.job.module, seen.plan.workdir)):
         return f"did you mean -m {near}?"
     if seen.plan.kind != "local":
         return "it must be at the same path on all nodes; --sync rsync copies it over SSH"

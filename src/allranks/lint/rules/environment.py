@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from allranks.lint.launches import MPI
-from allranks.lint.model import Command
+from allranks.lint.model import MPI, Command
 from allranks.lint.reading import View
 from allranks.lint.rules.base import TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call

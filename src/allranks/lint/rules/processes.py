@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allranks.lint.launches import MPI, Launch
-from allranks.lint.model import REMOTE
+from allranks.lint.launches import Launch
+from allranks.lint.model import MPI, REMOTE
 from allranks.lint.reading import View
 from allranks.lint.rules.base import SBATCH, SRUN, TORCHRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import read_call
