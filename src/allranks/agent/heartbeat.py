@@ -77,10 +77,9 @@ class Usage:
     def __init__(self, path: Path, mode: int) -> None:
         self._path, self._mode = path, mode
         self._next = 0.0
-        self._before: tuple[float, float] | None = None
         self._gpus: Gpus | None = None
         self._totals: dict[str, float] = {}
-        self._disk, self._network = Rates(), Rates()
+        self._own, self._network = Rates(), Rates()
         self._thread: threading.Thread | None = None
 
     def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
@@ -89,17 +88,15 @@ class Usage:
         if now < self._next or (self._thread and self._thread.is_alive()) or not (groups := find()):
             return
         self._next = now + _USAGE_SECONDS
-        seconds, memory, disk = _used(groups)
+        memory, counters = _used(groups)
         if not memory:
             return  # They have just ended: the last sample is of what they used.
-        (then, spent), self._before = self._before or (now, seconds), (now, seconds)
-        cpus = max(0.0, seconds - spent) / (now - then) if now > then else 0.0
         sample: dict[str, Any] = {
             "host": socket.gethostname(),
             "time": time.time(),
-            "cpus": round(cpus, 3),
             "memory": memory,
-            **self._disk.of(disk, now),
+            "cpus": 0.0,
+            **self._own.of(counters, now),
         }
         sample["advanced"] = advanced()
         # In a thread: the driver of GPUs may take seconds, or hang, and the agent must not.
@@ -126,8 +123,8 @@ class Usage:
             pass  # The disk is full or gone; the next sample may be written.
 
 
-def _used(groups: Collection[int]) -> tuple[float, int, dict[str, float]]:
-    """Return the seconds of CPU that process groups have used, their bytes of memory, and those of disks so far."""
+def _used(groups: Collection[int]) -> tuple[int, dict[str, float]]:
+    """Return the bytes of memory that process groups hold, and their seconds of CPU and bytes of disks so far."""
     ticks = pages = read = written = 0
     for pid in process_ids():
         fields = stat_fields(pid)
@@ -136,7 +133,7 @@ def _used(groups: Collection[int]) -> tuple[float, int, dict[str, float]]:
             pages += int(fields[_RESIDENT])
             of_disk = disk_bytes(pid)
             read, written = read + of_disk[0], written + of_disk[1]
-    return ticks / _TICKS, pages * _PAGE, {"disk_read": read, "disk_write": written}
+    return pages * _PAGE, {"cpus": ticks / _TICKS, "disk_read": read, "disk_write": written}
 
 
 def complain(text: str | None = None) -> None:

@@ -33,10 +33,10 @@ def network_bytes(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[
     return {"net_in": sum(each[0] for each in pairs), "net_out": sum(each[1] for each in pairs)}
 
 
-def disk_bytes(pid: int) -> tuple[int, int]:
+def disk_bytes(pid: int, proc: str = "/proc") -> tuple[int, int]:
     """Return the bytes that a process has read from storage and written to it (man 5 proc); 0 if that is not known."""
     with suppress(OSError, ValueError, KeyError):
-        with open(f"/proc/{pid}/io") as file:
+        with open(f"{proc}/{pid}/io") as file:
             found = dict(line.split(": ") for line in file)
         return int(found["read_bytes"]), int(found["write_bytes"])
     return 0, 0
@@ -55,11 +55,12 @@ class Rates:
         self._before: Mapping[str, float] = {}
         self._then = 0.0
 
-    def of(self, counters: Mapping[str, float], now: float | None = None) -> dict[str, int]:
+    def of(self, counters: Mapping[str, float], now: float | None = None) -> dict[str, float]:
         """Return the growth a second since the last call; nothing at the first, and 0 of a counter that shrinks."""
         now = time.monotonic() if now is None else now
         before, seconds = self._before, now - self._then
         self._before, self._then = counters, now
         if not before or seconds <= 0:
             return {}
-        return {name: round(max(0.0, count - before.get(name, count)) / seconds) for name, count in counters.items()}
+        grown = {name: max(0.0, count - before.get(name, count)) for name, count in counters.items()}
+        return {name: round(count / seconds, 3) for name, count in grown.items()}

@@ -2,7 +2,7 @@
 # Started by the supervisor of run RUN: sets a node up and becomes its agent, which starts the ranks and watches them.
 set -e
 trap 'echo "allranks: $BASH_COMMAND failed with exit code $? (${BASH_SOURCE[0]}, line $LINENO, on $HOSTNAME)" >&2' ERR
-trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks; srun reads what failed.
+trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks. Let a last line be read.
 cd -- /project
 
 # environment.modules
@@ -37,4 +37,4 @@ export TORCH_SHOW_CPP_STACKTRACES=1  # debug is on
 export PYTHONFAULTHANDLER=1  # debug is on
 export NCCL_IB_TIMEOUT=22  # environment.variables
 export ALLRANKS_BACKEND=nccl PYTHONPATH="$ALLRANKS_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}"  # for `import allranks`
-exec apptainer exec --nv 'my image.sif' python "$ALLRANKS_RUN_DIR/code" "$ALLRANKS_RUN_DIR/node.json"
+trap - EXIT; exec apptainer exec --nv 'my image.sif' python "$ALLRANKS_RUN_DIR/code" "$ALLRANKS_RUN_DIR/node.json"

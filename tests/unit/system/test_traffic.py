@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -52,9 +51,13 @@ def test_a_machine_without_either_has_no_traffic(tmp_path: Path) -> None:
 
 
 def test_bytes_of_disks_of_a_process(tmp_path: Path) -> None:
-    read, written = disk_bytes(os.getpid())
-    assert (read >= 0, written >= 0) == (True, True)
-    assert disk_bytes(2**22 + 1) == (0, 0), "there is no such process"
+    (tmp_path / "7").mkdir()
+    lines = ("rchar: 900", "wchar: 800", "syscr: 7", "syscw: 6", "read_bytes: 4096", "write_bytes: 8192")
+    (tmp_path / "7" / "io").write_text("".join(f"{line}\n" for line in (*lines, "cancelled_write_bytes: 0")))
+    assert disk_bytes(7, str(tmp_path)) == (4096, 8192)
+    assert disk_bytes(8, str(tmp_path)) == (0, 0), "there is no such process"
+    names = [line.split(":")[0] for line in Path("/proc/self/io").read_text().splitlines()]
+    assert names == [*(line.split(":")[0] for line in lines), "cancelled_write_bytes"], "this kernel's are others"
 
 
 def test_rates_are_growth_by_the_second() -> None:

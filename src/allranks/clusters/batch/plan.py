@@ -25,8 +25,8 @@ from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, nam
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
 
-#: In node.sh. srun was seen to lose what a task had written just before it failed: it ends the step for that at once.
-_TRAPS = "trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks; srun reads what failed."
+#: In node.sh. srun was seen to lose what a task had written just before it failed, and offers nothing to wait for.
+_TRAPS = "trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks. Let a last line be read."
 
 
 class Draft:
@@ -164,15 +164,15 @@ class Draft:
 
     def _script(self, alone: tuple[str, Mapping[str, object]] | None) -> str:
         scheduler, spec, requested, submit = self.scheduler, self.spec, self.job.scheduler, self.scheduler.submit
-        by_hand = f"to start it by hand: {'bash' if self.inside else submit} {self._name}"
+        typed = f"{'bash' if self.inside else submit} {self._name}"
+        by_hand = f"submit it with {submit}" if alone else f"to start it by hand: {typed}"
         each = "a rank for each GPU" if self._ranks_unknown else format_count(spec.nproc_per_node, "rank")
         size = f"{format_count(spec.nnodes, 'node')} x {each}"
         out = shlex.quote(requested.output) if self._added.log and requested.output else self._added.log
         check = f': "${{{scheduler.environment.job_id}:?is not set: {submit} this script}}"'
         file = "" if scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
         return batch_script(
-            title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; "
-            f"{f'submit it with {submit}' if alone else by_hand}",
+            title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; {by_hand}",
             name="the batch script" if alone else self._name,  # A user chooses the name of one that stands alone.
             directives=written(self._added.directives, scheduler.prefix),
             run_dir=spec.run_dir,
@@ -198,7 +198,7 @@ class Draft:
             settings=self._settings,
             backend=self.layout.backend,
             place=self._added.node,
-            becomes=become(chosen.container, self.python, *words),
+            becomes=["trap - EXIT; " + line for line in become(chosen.container, self.python, *words)],
         )
 
     def _reasons(self) -> Iterator[Reason]:
@@ -246,7 +246,6 @@ class Draft:
         yield from only_over_ssh(job)
         if foreign := sorted(job.scheduler.of_some & requested.keys() - {*scheduler.own_keys}):
             named = ", ".join(f"scheduler.{key}" for key in foreign)
-            queue = "; a queue is --queue" if "qos" in foreign else ""  # Of qsub, -q is.
-            yield f"{named}: {title} has no such thing, not used{queue}"
+            yield f"{named}: {title} has no such thing, not used{'; a queue is --queue' * ('qos' in foreign)}"
         if self._ranks_unknown:
             yield "the ranks are counted on the nodes: one for each GPU that scheduler.directives gets"
