@@ -62,10 +62,13 @@ def results(folder: Path) -> list[Any]:
     return found
 
 
-def converted(command: Any, script: str) -> None:
-    """Convert a script in the command's directory."""
+def converted(command: Any, script: str, folder: Path, *flags: str) -> list[Any]:
+    """Return what the ranks of a script's job write in a directory, once the script is converted."""
     done = command("convert", script, "-o", ".")
     assert done.rc == 0, done.stderr
+    done = command("run", "job.yaml", *flags)
+    assert done.rc == 0, done.stderr
+    return results(folder)
 
 
 def test_torchrun_of_a_shell_script(allranks: Any) -> None:
@@ -76,12 +79,9 @@ def test_torchrun_of_a_shell_script(allranks: Any) -> None:
     (folder / "start.sh").write_text(f"#!/bin/bash\nexport SCALE=2\n{run}\n")
     subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
     old = results(folder)
-    converted(allranks, "start.sh")
-    done = allranks("run", "job.yaml")
-    assert done.rc == 0, done.stderr
     args = ["--lr", "0.1", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank), "2", "2", str(folder), args] for rank in (0, 1)]
-    assert results(folder) == old
+    assert converted(allranks, "start.sh", folder) == old
 
 
 def test_srun_torchrun_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> None:
@@ -92,12 +92,9 @@ def test_srun_torchrun_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> Non
     job = slurm.sbatch("train.sbatch", folder=folder)
     assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
     old = results(folder)
-    converted(lab, "train.sbatch")
-    done = lab("run", "job.yaml", "--on", "lab", "--backend", "gloo")
-    assert done.rc == 0, done.stderr
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
-    assert results(folder) == old
+    assert converted(lab, "train.sbatch", folder, "--on", "lab", "--backend", "gloo") == old
 
 
 def test_torchrun_of_an_ssh_loop(ssh: Any) -> None:
@@ -111,12 +108,9 @@ def test_torchrun_of_an_ssh_loop(ssh: Any) -> None:
     )
     subprocess.run(["bash", "start.sh"], cwd=folder, env=ssh.env, check=True, timeout=PATIENCE)
     old = results(folder)
-    converted(ssh, "start.sh")
-    done = ssh("run", "job.yaml")
-    assert done.rc == 0, done.stderr
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
-    assert results(folder) == old
+    assert converted(ssh, "start.sh", folder) == old
 
 
 def test_torchrun_by_pbsdsh_of_a_pbs_script(standin_lab: Any, standin: StandInPbs) -> None:
@@ -132,12 +126,9 @@ def test_torchrun_by_pbsdsh_of_a_pbs_script(standin_lab: Any, standin: StandInPb
     job = standin.qsub("-j", "oe", "-o", "out", "train.pbs", folder=folder)
     standin.wait_for_state(job)
     old = results(folder)
-    converted(standin_lab, "train.pbs")
-    done = standin_lab("run", "job.yaml", "--on", "lab", "--backend", "gloo")
-    assert done.rc == 0, done.stderr
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
-    assert results(folder) == old
+    assert converted(standin_lab, "train.pbs", folder, "--on", "lab", "--backend", "gloo") == old
 
 
 def test_python_behind_a_function_of_a_shell_script(allranks: Any) -> None:
@@ -149,10 +140,7 @@ def test_python_behind_a_function_of_a_shell_script(allranks: Any) -> None:
     subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
     old = results(folder)
     assert old == [[0, "0", "1", "2", str(folder), ["--lr", "0.1", "a b"]]]
-    converted(allranks, "start.sh")
-    done = allranks("run", "job.yaml")
-    assert done.rc == 0, done.stderr
-    assert results(folder) == old
+    assert converted(allranks, "start.sh", folder) == old
 
 
 def test_srun_python_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> None:
@@ -165,12 +153,9 @@ def test_srun_python_of_an_sbatch_script(lab: Any, slurm: SlurmCluster) -> None:
     job = slurm.sbatch("train.sbatch", folder=folder)
     assert slurm.wait_for_state(job)["JobState"] == "COMPLETED"
     old = results(folder)
-    converted(lab, "train.sbatch")
-    done = lab("run", "job.yaml", "--on", "lab")
-    assert done.rc == 0, done.stderr
     args = ["--lr", "0.1", "a b"]
     assert old == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
-    assert results(folder) == old
+    assert converted(lab, "train.sbatch", folder, "--on", "lab") == old
 
 
 def test_a_directory_of_a_pbs_script(standin_lab: Any, standin: StandInPbs) -> None:
@@ -184,13 +169,11 @@ def test_a_directory_of_a_pbs_script(standin_lab: Any, standin: StandInPbs) -> N
     standin.wait_for_state(standin.qsub("-j", "oe", "-o", "out", "train.pbs", folder=folder))
     old = results(folder / "project")
     assert old == [[0, "0", "1", "2", f"{folder}/project", ["--lr", "0.1", "a b"]]]
-    converted(standin_lab, "train.pbs")
-    done = standin_lab("run", "job.yaml", "--on", "lab")
-    assert done.rc == 0, done.stderr
-    assert results(folder / "project") == old
+    assert converted(standin_lab, "train.pbs", folder / "project", "--on", "lab") == old
 
 
 def test_python_of_a_grid_engine_script(grid_engine_lab: Any, grid_engine: GridEngineCluster) -> None:
+    """It takes more than 10 s: Grid Engine looks at its queue every few seconds."""
     folder: Path = grid_engine_lab.folder
     (folder / "place.py").write_text(PLACE)
     (folder / "train.sh").write_text(
@@ -200,7 +183,4 @@ def test_python_of_a_grid_engine_script(grid_engine_lab: Any, grid_engine: GridE
     grid_engine.finished(grid_engine.qsub("train.sh", folder=folder))
     old = results(folder)
     assert old == [[0, "0", "1", "2", str(folder), ["--lr", "0.1", "a b"]]]
-    converted(grid_engine_lab, "train.sh")
-    done = grid_engine_lab("run", "job.yaml", "--on", "lab")
-    assert done.rc == 0, done.stderr
-    assert results(folder) == old
+    assert converted(grid_engine_lab, "train.sh", folder, "--on", "lab") == old

@@ -16,7 +16,9 @@ import pytest
 
 from allranks.cli import convert
 from allranks.convert import sandbox, write
+from allranks.convert.recorder import PARTS, mpirun
 from allranks.errors import LaunchError, UsageError
+from allranks.lint.model import MPI
 
 HERE = Path(__file__).parent
 _WORDS = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "true"]
@@ -398,3 +400,8 @@ def test_json_is_of_what_verify_finds(folder: Path) -> None:
     (folder / "start.sh").write_text(TRAIN)
     with pytest.raises(UsageError, match="--json needs --verify"):
         convert.command.main(["start.sh", "--json"], standalone_mode=False)
+
+
+def test_the_sandbox_plays_each_launcher_of_mpi() -> None:
+    """It imports nothing of allranks, so that it has the names itself."""
+    assert {name for name, part in PARTS.items() if part is mpirun} == MPI
