@@ -13,6 +13,7 @@ import pytest
 from allranks import contract
 from allranks.agent.stacks import StackRequests
 from allranks.record.stacks import Collective, Frame, RankStack, groups, parse
+from exact_runs import command, undisturbed, weights_in
 from waiting import wait_for
 
 #: Rank 1 loads, the others wait for it; all go on when ``go`` is there.
@@ -111,6 +112,22 @@ def test_a_stopped_rank_is_named(allranks: Any, watch: Any, finish: Any) -> None
     assert (done.rc, done.stdout.splitlines()[0], done.stderr) == (0, "rank 0", note)
     (allranks.folder / "go").touch()
     assert finish(process)[0] == 0
+
+
+def test_a_training_whose_stacks_are_taken_ends_with_the_weights_of_one_left_alone(
+    allranks: Any, watch: Any, finish: Any
+) -> None:
+    """It takes more than 10 s: a training of two ranks, and once for all the undisturbed one."""
+    options = ("--epochs", "30")
+    whole = undisturbed(allranks, *options)
+    process = allranks.popen(*command("seen", *options, "--slow-until", "go", "--pause", "0.1"))
+    watch.line(1, "epoch 0 ")
+    for _ in range(10):
+        found = json.loads(allranks("stacks", "--json").stdout)
+        assert ([each["rank"] for each in found["ranks"]], found["silent"]) == ([0, 1], [])
+    (allranks.folder / "go").touch()
+    code, out, err = finish(process)
+    assert (code, weights_in(out)) == (0, whole), err
 
 
 def test_a_request_is_answered_that_was_there_before_the_agent(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SMALLEST, _FACTOR = 1 << 10, 4
 _REPEATS = 4
 #: Messages of up to so many bytes are repeated more often: other load on a node disturbs them more.
-_SMALL, _REPEATS_OF_SMALL = 1 << 20, 16
+_SMALL, _REPEATS_OF_SMALL = 1 << 20, 64
 #: A message that takes longer is the last one: the next would take four times as long.
 _LONG = 0.5
 #: Bytes of what a training exchanges by other ways than all-reduce.
