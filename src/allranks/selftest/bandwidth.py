@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _SMALLEST, _FACTOR = 1 << 10, 4
 _REPEATS = 4
 #: Messages of up to so many bytes are repeated more often: other load on a node disturbs them more.
-_SMALL, _REPEATS_OF_SMALL = 1 << 20, 64
+_SMALL, _REPEATS_OF_SMALL = 1 << 20, 16
+#: What goes through memory takes least, and is disturbed most.
+_REPEATS_IN_MEMORY = 64
 #: A message that takes longer is the last one: the next would take four times as long.
 _LONG = 0.5
 #: Bytes of what a training exchanges by other ways than all-reduce.
@@ -53,12 +55,18 @@ def _all_reduced(ctx: Context, size: int) -> Bandwidth:
     least, greatest = float(values.min()), float(values.max())
     wrong = "" if least == greatest == total else f"all numbers must be {total:g}, and are {least:g} to {greatest:g}"
     values.zero_()
-    return Bandwidth(ctx.rank, size, _median_seconds(ctx, size, lambda: distributed.all_reduce(values)), wrong)
+    return Bandwidth(
+        ctx.rank, size, _median_seconds(ctx, _repeats(size), lambda: distributed.all_reduce(values)), wrong
+    )
 
 
-def _median_seconds(ctx: Context, size: int, operation: Callable[[], object]) -> float:
+def _repeats(size: int) -> int:
+    return _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
+
+
+def _median_seconds(ctx: Context, repeats: int, operation: Callable[[], object]) -> float:
     times = []
-    for _ in range(_REPEATS_OF_SMALL if size <= _SMALL else _REPEATS):
+    for _ in range(repeats):
         synchronize(ctx.device)
         began = time.perf_counter()
         operation()
@@ -97,7 +105,8 @@ def _exchanged(ctx: Context, size: int) -> Iterator[TrainingMessage]:
             if not is_lacking(error):
                 raise
         else:
-            yield TrainingMessage(ctx.rank, name, size, _median_seconds(ctx, size, operation))
+            repeats = _REPEATS_IN_MEMORY if name == "shared memory" else _repeats(size)
+            yield TrainingMessage(ctx.rank, name, size, _median_seconds(ctx, repeats, operation))
 
 
 @torch.no_grad()
