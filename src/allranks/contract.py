@@ -29,6 +29,8 @@ RANK_GONE: Final = "allranks/rank-gone"
 
 #: Set for an agent whose stdin is held open by its launcher: when it closes, the launcher is gone.
 LIFELINE: Final = "ALLRANKS_LIFELINE"
+#: Its value where the agent waits for a byte from there before it starts ranks: the run is still being checked.
+HELD: Final = "held"
 #: The stdin of the command that started a run here: its descriptor, the rank that gets it (-1: none), and the command's
 #: process id.
 STDIN: Final = "ALLRANKS_STDIN_OF_COMMAND"

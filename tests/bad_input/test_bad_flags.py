@@ -63,7 +63,7 @@ def test_what_this_machine_cannot_do_is_not_started(allranks, checked, flags: tu
     allranks.script("")
     result = allranks("run", "train.py", *flags)
     assert (result.rc, result.stdout, fix in result.message["fix"]) == (3, "", True)
-    assert not [*allranks.run().glob("attempts/*/*/agent.*")]
+    assert not [*allranks.run().glob("attempts/*/*/agent.jsonl")]
 
 
 def test_an_interface_that_this_machine_has(allranks, checked):

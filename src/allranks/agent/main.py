@@ -62,6 +62,8 @@ def main(argv: list[str]) -> NoReturn:
     needs_torch = fork_policy.needs_torch(node)
     if plain is None and needs_torch:
         plain = _warm_up(node, argv, settings)
+    if os.environ.get(contract.LIFELINE) == contract.HELD and not os.read(0, 1):
+        os._exit(0)  # The launcher is gone before it has released the run.
     channel = fork_server(node, None if plain is None else (sys.executable, *node.python_options), listener)
     outcome = Agent(node).run(Start(channel, plain, needs_torch, began, stop, listener, settings))
     # At once: an interpreter with torch in it takes a tenth of a second to take itself apart.

@@ -77,8 +77,7 @@ def check_first(run: Run, plan: Plan, kind: ClusterKind, launch: Launch) -> None
     from allranks.launch.submit import note_refusal
     from allranks.record.files import write_json
 
-    environment, path = launch.job.environment, run.folder / FILE
-    is_prepared = not (environment.setup or environment.node_setup)
+    path, is_prepared = run.folder / FILE, not launch.is_set_up_by_user
     try:
         checks = chosen_for(launch, (), (), is_full=False)
         report = preflight(checks, kind, launch, plan, run.folder, is_prepared=is_prepared, is_submitted=True)

@@ -84,7 +84,13 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, plain: bool, 
     run, plan = launching.prepare(launch, kind, point_latest)
     if is_checked:
         _show_wait(plan, "checking", plain)
-        check_first(run, plan, kind, launch)
+        try:
+            if not detach:
+                launching.warm_up(launch, plan, kind, watched=render.is_lively(sys.stderr))
+            check_first(run, plan, kind, launch)
+        except BaseException:  # Ctrl-C too.
+            kind.withdraw()
+            raise
     return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, plain=plain, as_json=as_json)
 
 

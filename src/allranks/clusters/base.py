@@ -153,6 +153,14 @@ class ClusterKind(Protocol):
         """Query what the scheduler would do with a plan, and submit nothing; None if there is none to query."""
         return None
 
+    def warm_up(self, plan: Plan, environ: Mapping[str, str]) -> None:
+        """Start what takes long and executes nothing of the user's, while the job is checked; :meth:`start` follows."""
+        return
+
+    def withdraw(self) -> None:
+        """End what :meth:`warm_up` has started: the run was refused."""
+        return
+
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
         """Execute the plan. Unless ``detach``, the run ends with the process that called this.
 

@@ -23,7 +23,7 @@ from allranks.system import processes
 from allranks.system.commands import run_one
 
 if TYPE_CHECKING:
-    from allranks.plan.plan import Plan
+    from allranks.plan.plan import Plan, PlanFile
 
 #: Longer than an agent takes beyond the ranks' own time to leave.
 _KILL_PATIENCE = 20.0
@@ -50,7 +50,7 @@ class LocalCluster(ClusterKind):
 
     def again(self, plan: Plan, attempt: int) -> Plan:
         """Return the plan for another attempt: its number is in the agent's configuration, or the script's argument."""
-        configs = [file for file in plan.files[1:] if file.path != contract.NOTIFY_FILE]
+        configs = _configs(plan)
         if not configs:  # torch's own launcher starts the ranks.
             commands = tuple(replace(node, command=(*node.command[:2], str(attempt))) for node in plan.commands)
             return replace(plan, attempt=attempt, commands=commands)
@@ -66,13 +66,23 @@ class LocalCluster(ClusterKind):
         answer = run_one(command, without_those_of_ranks(environ), sent=probe.program, seconds=probe.seconds)
         return [ProbeResult(node.host, answer)]
 
+    def warm_up(self, plan: Plan, environ: Mapping[str, str]) -> None:
+        """Start the agent of the plan's one node: it imports torch, and waits."""
+        if _configs(plan):
+            self._child = _agent(plan, environ, attached=True, held=True)
+
+    def withdraw(self) -> None:
+        """Kill the agent that waits."""
+        if self._child:
+            self._child.kill()
+            self._child = None
+
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
-        """Start the agent of the plan's one node."""
-        (node,) = plan.commands
-        log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
-        # All that belongs to the run can be found by this variable, also when its agent is gone.
-        marked = {**without_those_of_ranks(environ), contract.RUN_DIR: plan.run_dir}
-        self._child = ChildAgent(node.command, marked, log, plan.file_mode, attached=not detach, stdin=plan.stdin)
+        """Start the agent of the plan's one node, or let the one that waits continue."""
+        if self._child:
+            self._child.release()
+        else:
+            self._child = _agent(plan, environ, attached=not detach)
         return self._child
 
     def status(self, run: Run) -> Status:
@@ -89,9 +99,9 @@ class LocalCluster(ClusterKind):
                 reported, state=State.UNKNOWN, native="no heartbeat", reason=f"it was started on {host}, and {seen}"
             )
         handle = _find_agent(run)
+        if handle.pid is None and reported.started is None and time.time() - run.record.created < _STARTS_WITHIN:
+            return run.record.status  # Its agent waits while the run is checked.
         if handle.pid is None and not _is_any_alive(run):
-            if time.time() - run.record.created < _STARTS_WITHIN:
-                return run.record.status
             return Status(State.FAILED, "never started", "the launcher ended before it had started the agent", 1)
         return reported if is_alive(handle) else self._gone(run)
 
@@ -141,6 +151,19 @@ class LocalCluster(ClusterKind):
             return Status(State.FAILED, "agent gone", failure.what, code, cause=cause)
         reason = "the agent died unexpectedly: it was killed, or the machine went down"
         return replace(reported, state=State.FAILED, native="agent gone", reason=reason, exit_code=1)
+
+
+def _agent(plan: Plan, environ: Mapping[str, str], *, attached: bool, held: bool = False) -> ChildAgent:
+    (node,) = plan.commands
+    log = Path(plan.run_dir, contract.node_dir(plan.attempt, node.node), contract.AGENT_LOG)
+    # All that belongs to the run can be found by this variable, also when its agent is gone.
+    marked = {**without_those_of_ranks(environ), contract.RUN_DIR: plan.run_dir}
+    return ChildAgent(node.command, marked, log, plan.file_mode, attached=attached, stdin=plan.stdin, held=held)
+
+
+def _configs(plan: Plan) -> list[PlanFile]:
+    """Return the configuration of the agent, of a plan that has one."""
+    return [file for file in plan.files[1:] if file.path != contract.NOTIFY_FILE]
 
 
 def _folder(run: Run) -> Path:

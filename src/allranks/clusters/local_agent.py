@@ -114,6 +114,7 @@ class ChildAgent:
         mode: permissions of that file.
         attached: whether it ends with us. The pipe to its stdin is its lifeline then, which the kernel closes.
         stdin: the rank that reads our stdin, where it is attached.
+        held: whether it starts no ranks before :meth:`release`; it is attached.
     """
 
     outlives = False
@@ -127,8 +128,9 @@ class ChildAgent:
         *,
         attached: bool,
         stdin: int | None = None,
+        held: bool = False,
     ) -> None:
-        lifeline = {contract.LIFELINE: "1"} if attached else {}
+        lifeline = {contract.LIFELINE: contract.HELD if held else "1"} if attached else {}
         sink_at = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
         with open(sink_at, "wb") as sink, _own_stdin(attached) as ours, _none_ignored():
             if ours is not None:
@@ -152,6 +154,18 @@ class ChildAgent:
         with contextlib.suppress(OSError, AttributeError):  # An interpreter may have been built without it.
             self._pidfd = os.pidfd_open(self._process.pid)
         self.handle: Handle = identify(self._process.pid)
+
+    def release(self) -> None:
+        """Let an agent that was held start ranks."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # It has exited: its code says why.
+            self._process.stdin.write(b".")
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """Kill an agent that was held, and whatever was setting it up."""
+        processes.signal_group(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
 
     def wait(self, seconds: float) -> bool:
         """Wait until the agent exits, at most so long; return whether it has."""

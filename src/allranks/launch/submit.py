@@ -66,6 +66,11 @@ class Launch:
     environ: Mapping[str, str]
     node_rank: int | None = None
 
+    @property
+    def is_set_up_by_user(self) -> bool:
+        """Whether commands of the user's run on nodes before its ranks do."""
+        return bool(self.job.environment.setup or self.job.environment.node_setup)
+
     def request(self, run_dir: Path, *, standalone: bool = False) -> Request:
         """Return what a plan is made from."""
         return Request(self.job, self.folder, run_dir, self.environ, standalone, self.node_rank)
@@ -240,6 +245,20 @@ def _create_key(path: Path) -> None:
         raise RunFolderError(f"cannot write {path}", why=error.strerror, fix=fix) from error
 
 
+def _inherited(environ: Mapping[str, str], *, watched: bool) -> dict[str, str]:
+    own = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
+    return {**own, contract.TERMINAL: "1"} if watched else own
+
+
+def warm_up(launch: Launch, plan: Plan, kind: ClusterKind, *, watched: bool) -> None:
+    """Start what takes long while a run is checked that ends with this process; ``start`` follows.
+
+    Nothing is started where the user's own commands would run: they may be what the checks refuse.
+    """
+    if not launch.is_set_up_by_user:
+        kind.warm_up(plan, _inherited(launch.environ_for(plan), watched=watched))
+
+
 def start(
     run: Run,
     plan: Plan,
@@ -258,9 +277,6 @@ def start(
         watched: whether the output goes to a terminal, so that progress bars make sense.
         interrupted: returns the number of the signal that has asked for the run's end; 0 if none has.
     """
-    inherited = {name: value for name, value in environ.items() if name not in contract.OF_A_RUN}
-    if watched:
-        inherited[contract.TERMINAL] = "1"
     is_cancelled = cancelled(run)
 
     def is_over() -> int:
@@ -269,10 +285,11 @@ def start(
     try:
         if is_cancelled():
             raise StartCancelledError(f"{run.record.id} was cancelled before it had started", signal.SIGTERM)
-        started = kind.start(plan, inherited, detach=detach, interrupted=is_over)
+        started = kind.start(plan, _inherited(environ, watched=watched), detach=detach, interrupted=is_over)
     except AllranksError as error:
         if is_cancelled() and not isinstance(error, StartCancelledError):  # What failed is what `cancel` has ended.
             error = StartCancelledError(f"{run.record.id} was cancelled before it had started", signal.SIGTERM)
+        kind.withdraw()
         note_refusal(run, error)
         raise error
     try:
