@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Iterable
 from hashlib import sha256
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from left_behind import command_lines_with
 from ranks_told import GOES, PLACES, UP, WHO, expected, listed, ranks_saying, shown, who
 from sites import Site, on
 
+import allranks
 from strangers import ARGUMENT, ATTACKED, assert_strangers_learn_nothing, listening
 
 
@@ -352,5 +354,16 @@ def test_a_script_that_plan_wrote_runs_when_a_person_submits_it(site: Site) -> N
         written = site.lab("plan", "train.py", *flags, "-o", f"{name}.sh")
         assert written.rc == 0, written.stderr
         hosts = site.submit(site.lab.folder / f"{name}.sh")
-        logs = run_named(site.lab, name).glob("attempts/000/node-*/rank-*.out")
+        run = run_named(site.lab, name)
+        logs = run.glob("attempts/000/node-*/rank-*.out")
         assert who("".join(log.read_text() for log in logs)) == expected([1, 1], hosts)
+        assert_code_is_copied_as_compiled(run / "code" / "allranks")
+
+
+def assert_code_is_copied_as_compiled(copied: Path) -> None:
+    """Assert that a script has copied what nodes need, and that no node has compiled it again."""
+    installed = Path(allranks.__file__).parent
+    assert not (copied / "lint").exists()
+    for source in ("agent/supervisor.py", "contract.py"):
+        ours, theirs = (Path(cache_from_source(str(package / source))) for package in (installed, copied))
+        assert theirs.stat().st_mtime_ns == ours.stat().st_mtime_ns

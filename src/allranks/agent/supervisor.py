@@ -98,14 +98,20 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
 
 
 def _copy_code(new: Path, target: Path, module: str) -> None:
-    """Copy this package to the run's directory, and the scheduler's module if another package has it.
+    """Copy what nodes need of this package to the run's directory, with its compiled form.
 
-    Unless another task of an array was quicker.
+    Unless another task of an array was quicker. The scheduler's module goes with it if another package has it.
     """
     if target.exists():
         return
     package = contract.installation()
-    shutil.copytree(package, new / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    parts = (*contract.NODE_CODE, *contract.DIAGNOSIS_CODE, "__pycache__")
+    needed = {Path(part).parts[0] for part in parts}
+
+    def others(folder: str, names: list[str]) -> set[str]:
+        return {*names} - needed if Path(folder) == package else set()
+
+    shutil.copytree(package, new / package.name, ignore=others)
     shutil.copy(package / "agent" / "__main__.py", new)
     if file := schedulers.file_to_copy(module):
         shutil.copy(file, new)
