@@ -86,7 +86,7 @@ def _run(compared: Compared) -> dict[str, Any]:
         "verdict": asdict(verdict) if verdict else None,
         "advice": [*slow, *_advice(compared, spent, len(saved))][:_MOST_ADVICE],
         "attempts": [{**asdict(attempt), "state": attempt.state.value} for attempt in attempts],
-        "usage": [*node_usage(run)],
+        "usage": [*node_usage(run.attempt_folder)],
         "step_times": times,
     }
 

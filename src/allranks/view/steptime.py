@@ -11,6 +11,7 @@ from allranks.job.units import format_span
 from allranks.runs.record import Run
 from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
 from allranks.runs.stragglers import explained, find
+from allranks.runs.usage import Workers, node_usage, workers_of
 
 #: Ranks that have a bar of their own; of more, those whose own time is longest.
 MOST_BARS = 32
@@ -21,7 +22,8 @@ _MUCH_DATA = 0.2
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 _FIXES = {
     "compute": "allranks top shows what its node does, and allranks check --full compares the nodes.",
-    "data": "More workers for the loader, or faster storage for its node, would help.",
+    "data": "More workers for the loader, or faster storage, would help.",
+    "exchange": "allranks check --full measures the links between the nodes.",
     "clock": "nvidia-smi -q -d PERFORMANCE on its node shows why: see to cooling and power.",
     "checkpoint": "A faster directory for the checkpoints, or fewer of them, would help.",
 }
@@ -103,20 +105,30 @@ def _name(row: Sequence[RankTimes]) -> str:
 def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
     """Return sentences on ranks for which the others waited, or on data for which all did, and on slow GPUs."""
     starts = sorted({window.restart for each in ranks for window in each.windows}) if len(ranks) > 1 else []
-    found, gpus = explained((one for restart in starts for one in find(of_start(ranks, restart))), run)
+    found, gpus = explained(
+        (one for restart in starts for one in find(of_start(ranks, restart))), ranks, run.attempt_folder
+    )
     sentences = [f"{_capital(one)}. {_FIXES['clock']}" for one in gpus]
     if found:
         worst = max(found, key=lambda one: (one.seconds - one.others) * one.steps)
         more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
-        return [f"{_capital(worst.sentence)}. {_FIXES.get(worst.phase, '')}".rstrip() + more, *sentences]
+        return [f"{_capital(worst.sentence)}. {_fix(worst.phase, worst.workers)}".rstrip() + more, *sentences]
     step = statistics.median(map(sum, means)) if means else 0.0
     data = statistics.median(each[_DATA] for each in means) if means else 0.0
     if data > _MUCH_DATA * step:
+        samples = {one["node"]: one for one in node_usage(run.attempt_folder)}
+        everyone = {node: [one.rank for one in ranks if one.node == node] for node in samples}
+        workers = workers_of(run.attempt_folder, samples, everyone)
+        evidence = f"{workers}; " if workers else ""
         sentences.append(
-            f"All ranks wait for data: {format_span(data)} of each step of {format_span(step)}. "
-            "More workers for the loader, or faster storage, would help."
+            f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}. "
+            + _fix("data", workers)
         )
     return sentences
+
+
+def _fix(phase: str, workers: Workers | None) -> str:
+    return workers.fix if workers else _FIXES.get(phase, "")
 
 
 def _capital(sentence: str) -> str:
