@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from allranks import contract
 from allranks.agent.stacks import StackRequests
 from allranks.record.logindex import LogIndexWriter
-from allranks.system.processes import process_ids, stat_fields, text_of
+from allranks.record.usage import History
+from allranks.system.processes import process_ids, queued_seconds, stat_fields, text_of
 from allranks.system.traffic import Rates, disk_bytes, network_bytes, packets_wait
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Usage:
         self._gpus: Gpus | None = None
         self._totals: dict[str, float] = {}
         self._own, self._network = Rates(), Rates()
+        self._history = History(path.with_name(contract.USAGE_HISTORY), mode)
         self._queued = deque[bool](maxlen=_LOOKS)
         self._thread: threading.Thread | None = None
 
@@ -101,7 +103,7 @@ class Usage:
             return  # They have just ended: the last sample is of what they used.
         rates = self._own.of(counters, now)
         for rank, found in workers.items():
-            found["cpus"] = rates.pop(f"workers {rank}", None)
+            found |= {name: rates.pop(f"{name} {rank}", None) for name in ("cpus", "queued")}
         sample: dict[str, Any] = {
             "host": socket.gethostname(),
             "time": time.time(),
@@ -132,6 +134,7 @@ class Usage:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode), "w") as stream:
                 stream.write(json.dumps(sample))
             temporary.replace(self._path)
+            self._history.add(sample)
         except OSError:
             pass  # The disk is full or gone; the next sample may be written.
 
@@ -153,7 +156,8 @@ def _used(groups: Collection[int]) -> tuple[int, dict[str, float], dict[int, dic
                 of_rank = workers.setdefault(parent, {"count": 0, "blocked": 0})
                 of_rank["count"] += 1
                 of_rank["blocked"] += fields[_STATE] == "D"
-                counters[f"workers {parent}"] = counters.get(f"workers {parent}", 0.0) + mine / _TICKS
+                for name, seconds in (("cpus", mine / _TICKS), ("queued", queued_seconds(pid))):
+                    counters[f"{name} {parent}"] = counters.get(f"{name} {parent}", 0.0) + seconds
             pages += int(fields[_RESIDENT])
             of_disk = disk_bytes(pid)
             read, written = read + of_disk[0], written + of_disk[1]

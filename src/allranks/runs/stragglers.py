@@ -153,7 +153,11 @@ def explained(
     slow = {one.node: one for one in slow_gpus(samples.values())}
     local = {node: local_ranks(attempt, node) for node in slow}
     stragglers = list[Straggler]()
-    for one in [*found, *_slow_links(ranks, samples)]:
+    links = _slow_links(ranks, samples)
+    # What is found of their ranks besides is named if it takes longer.
+    shorter = {one.node: one.seconds for one in links}
+    found = [one for one in found if one.seconds - one.others >= shorter.get(one.node, 0.0)]
+    for one in [*found, *links]:
         gpus = slow.get(one.node) if one.is_current else None
         is_ours = gpus and any(local[one.node].get(number) in one.ranks for number in gpus.numbers)
         clocks = gpus.clocks if gpus and is_ours else ""

@@ -14,8 +14,8 @@ from allranks.runs.agents import local_ranks
 
 #: Bytes a second over the network of a node, and of its ranks from disks and to them.
 TRAFFIC = ("net_in", "net_out", "disk_read", "disk_write")
-#: Workers that use so much of a CPU each are what limits them.
-_BUSY = 0.8
+#: Workers that use so much of a CPU each are too few; those that wait so long for one have too few CPUs.
+_BUSY, _QUEUED = 0.8, 0.3
 
 
 def node_usage(attempt: Path) -> Iterator[dict[str, Any]]:
@@ -42,21 +42,36 @@ def node_usage(attempt: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Workers:
-    """The data-loader workers of some ranks: how many, CPUs that they use together, and how many a disk blocks."""
+    """The data-loader workers of some ranks.
+
+    Attributes:
+        count: how many there are.
+        cpus: CPUs that they use together.
+        queued: how many more they would use, if they got them.
+        blocked: how many a disk blocks.
+    """
 
     count: int
     cpus: float
+    queued: float
     blocked: int
 
     def __str__(self) -> str:
         who = "1 worker" if self.count == 1 else f"{self.count} workers"
+        waits = f", waiting for a CPU {100 * self.queued / self.count:.0f} %" if self._want_cpus else ""
         blocked = f", {self.blocked} blocked by storage" if self.blocked else ""
-        return f"{who} at {100 * self.cpus / self.count:.0f} %{blocked}"
+        return f"{who} at {100 * self.cpus / self.count:.0f} %{waits}{blocked}"
+
+    @property
+    def _want_cpus(self) -> bool:
+        return self.queued >= max(self.cpus, _QUEUED * self.count)
 
     @property
     def fix(self) -> str:
         """What would help: more of them if they compute all the time, and else what they wait for."""
-        if self.cpus >= _BUSY * self.count:
+        if self._want_cpus:
+            return "More CPUs for the job would help, and no more workers."
+        if self.cpus + self.queued >= _BUSY * self.count:
             return "More workers for the loader would help."
         return "The workers wait themselves: faster storage would help, or more workers to wait at the same time."
 
@@ -70,11 +85,11 @@ def workers_of(
         for node, wanted in ranks.items()
         if (sample := samples.get(node)) and sample["workers"]
         for pid, rank in local_ranks(attempt, node, "pid").items()
-        if rank in wanted and (each := sample["workers"].get(pid)) and each["cpus"] is not None
+        if rank in wanted and (each := sample["workers"].get(pid)) and None not in each.values()
     ]
     if not found:
         return None
-    return Workers(*(sum(each[key] for each in found) for key in ("count", "cpus", "blocked")))
+    return Workers(*(sum(each[key] for each in found) for key in ("count", "cpus", "queued", "blocked")))
 
 
 def _gpu(at: int, found: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from operator import add, sub
 from typing import Any
 
+from allranks.contract import attempt_dir
 from allranks.job.units import format_span
 from allranks.runs.record import Run
 from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
@@ -33,7 +34,7 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     """Return what the ranks of the newest attempt recorded, None if nothing, and what could be better by that."""
     ranks = read(run.attempt_folder)
     if not ranks:
-        return None, _advice(run, [], [])
+        return None, _advice(run, [], [])[0]
     means = [_mean(each.windows) for each in ranks]
     own = [sum(phases) - phases[_EXCHANGE] for phases in means]
     shown = sorted(sorted(range(len(ranks)), key=lambda at: -own[at])[: MOST_BARS if len(ranks) > MOST_BARS else None])
@@ -41,7 +42,24 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     if len(shown) < len(ranks):
         median = [statistics.median(phases) for phases in zip(*means, strict=True)]
         bars.insert(0, {"name": f"median of {len(ranks)}", "spent": [*map(_rounded, median)]})
-    return {"phases": PHASES, "bars": bars, "heat": _heat(ranks)}, _advice(run, ranks, means)
+    advice, late = _advice(run, ranks, means)
+    mean = [statistics.fmean(phases) for phases in zip(*means, strict=True)]
+    return {"phases": PHASES, "mean": mean, "late": late, "bars": bars, "heat": _heat(ranks)}, advice
+
+
+def repeated(run: Run) -> float:
+    """Return the seconds of the steps that ranks had made already before they were started again."""
+    seconds, until, end, start = 0.0, 0, 0, (0, 0)
+    for attempt in range(run.attempt + 1):
+        for window in (one for rank in read(run.folder / attempt_dir(attempt), rank=0) for one in rank.windows):
+            if start != (attempt, window.restart):
+                start, until = (attempt, window.restart), end
+            elif window.first < end:  # A second training, which counts from 0 again.
+                until = 0
+            again = min(until, window.first + window.steps) - window.first
+            seconds += window.seconds * max(0, again) / window.steps
+            end = window.first + window.steps
+    return seconds
 
 
 def _mean(windows: Iterable[Window]) -> list[float]:
@@ -102,17 +120,21 @@ def _name(row: Sequence[RankTimes]) -> str:
 # --- what could be better ---
 
 
-def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
-    """Return sentences on ranks for which the others waited, or on data for which all did, and on slow GPUs."""
+def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> tuple[list[str], float]:
+    """Return sentences on ranks for which the others waited, or on data for which all did, and on slow GPUs.
+
+    The number is the seconds that the others waited for such ranks.
+    """
     starts = sorted({window.restart for each in ranks for window in each.windows}) if len(ranks) > 1 else []
     found, gpus = explained(
         (one for restart in starts for one in find(of_start(ranks, restart))), ranks, run.attempt_folder
     )
     sentences = [f"{_capital(one)}. {_FIXES['clock']}" for one in gpus]
     if found:
+        late = sum(max(0.0, one.seconds - one.others) * one.steps for one in found if one.phase != "exchange")
         worst = max(found, key=lambda one: (one.seconds - one.others) * one.steps)
         more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
-        return [f"{_capital(worst.sentence)}. {_fix(worst.phase, worst.workers)}".rstrip() + more, *sentences]
+        return [f"{_capital(worst.sentence)}. {_fix(worst.phase, worst.workers)}".rstrip() + more, *sentences], late
     step = statistics.median(map(sum, means)) if means else 0.0
     data = statistics.median(each[_DATA] for each in means) if means else 0.0
     if data > _MUCH_DATA * step:
@@ -124,7 +146,7 @@ def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float
             f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}. "
             + _fix("data", workers)
         )
-    return sentences
+    return sentences, 0.0
 
 
 def _fix(phase: str, workers: Workers | None) -> str:
