@@ -70,14 +70,12 @@ def read_history(path: Path) -> list[Row]:
 
 
 def _value(sample: Mapping[str, Any], name: str) -> float:
-    gpus = sample["gpus"]
-    if name.startswith("gpu") and gpus:
-        return sum(gpu["memory"] for gpu in gpus) if name == "gpu_memory" else _share(gpus)
+    gpus: Sequence[Mapping[str, float]] = sample["gpus"]
+    if gpus and name == "gpu":
+        return statistics.fmean(gpu["busy"] for gpu in gpus) / 100
+    if gpus and name == "gpu_memory":
+        return sum(gpu["memory"] for gpu in gpus)
     return float(sample.get(name, math.nan))
-
-
-def _share(gpus: Sequence[Mapping[str, Any]]) -> float:
-    return statistics.mean(gpu["busy"] for gpu in gpus) / 100
 
 
 def _joined(rows: Sequence[Row]) -> Row:

@@ -66,7 +66,7 @@ def test_runs_without_metrics_and_with_the_same_settings(allranks: Any) -> None:
     done = allranks("compare", *names)
     assert done.rc == 0
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
-        "state", "attempts", "ranks", "took", "rank", "steps",
+        "state", "attempts", "ranks", "took", "time", "steps",
     ]  # fmt: skip
     assert done.stderr.splitlines() == [
         *(f"allranks: note: {name} has no metrics: its script does not call ctx.metrics.log" for name in names),
