@@ -60,13 +60,21 @@ class History:
 
 
 def read_history(path: Path) -> list[Row]:
-    """Return the records of a file, the oldest first; none if it is missing, or of another version."""
+    """Return the records of a file, the oldest first; none if it is missing, or of another version.
+
+    What is out of order, as in a file that was cut, is left out.
+    """
     try:
         data = path.read_bytes()
     except OSError:
         return []
     data = data.removeprefix(_HEAD) if data.startswith(_HEAD) else b""
-    return [*_RECORD.iter_unpack(data[: len(data) - len(data) % _RECORD.size])]
+    rows, last = list[Row](), -math.inf
+    for row in _RECORD.iter_unpack(data[: len(data) - len(data) % _RECORD.size]):
+        if last < row[0] < math.inf:
+            rows.append(row)
+            last = row[0]
+    return rows
 
 
 def _value(sample: Mapping[str, Any], name: str) -> float:

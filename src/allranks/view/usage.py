@@ -72,7 +72,7 @@ def _points(rows: Sequence[Row], column: int, start: float, width: float, count:
     """Return the mean of what is known in each of so many spans of time, by their number."""
     spans = dict[int, list[float]]()
     for row in rows:
-        if not math.isnan(row[column]):
+        if math.isfinite(row[column]):
             spans.setdefault(min(count - 1, int((row[0] - start) / width)), []).append(row[column])
     return {span: statistics.fmean(values) for span, values in spans.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_a_file_of_another_version_or_cut_off_has_no_records(tmp_path: Path, con
     (tmp_path / "usage.bin").write_bytes(content)
     assert read_history(tmp_path / "usage.bin") == []
     assert read_history(tmp_path / "missing") == []
+
+
+def test_records_out_of_order_are_left_out_and_what_is_not_finite_is_not_shown(tmp_path: Path) -> None:
+    path = _written(tmp_path, 0, 3, net_in=math.inf)
+    _, first, second, third = path.read_bytes()[:8], *(path.read_bytes()[8 + 40 * at : 48 + 40 * at] for at in range(3))
+    path.write_bytes(b"usage 1\n" + second + first + struct.pack("<d", math.inf) + bytes(32) + bytes(40) + third)
+    assert [row[0] for row in read_history(path)] == [1, 2]
+    assert [curve["name"] for curve in usage_over_time(tmp_path)] == ["CPUs busy", "memory, GB"]
 
 
 def test_each_of_few_nodes_has_a_curve_and_what_is_not_known_has_none(tmp_path: Path) -> None:
