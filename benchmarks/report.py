@@ -1,6 +1,6 @@
 """`allranks report` on a run of 1,024 ranks that logged each of 100,000 steps: time, memory and size of the file.
 
-Each rank has recorded where the time of its steps went, in as many windows as a file holds.
+Each rank has recorded where the time of its steps went, in as many windows as a file holds, and each node what it used.
 
 The bars are absolute: 10 s, 1 GB, 2 MB. Beside the time stands that of reading the same metrics with the json module.
 """
@@ -15,6 +15,7 @@ from harness import ALLRANKS, PYTHON, checked, in_turn, report, timed, workplace
 from status import enlarge
 
 from allranks.record.steptime import HEAD, MOST, Window
+from allranks.record.usage import History
 
 STEPS = 100_000
 READ = "import json, sys\nfor line in open(sys.argv[1]):\n    json.loads(line)\n"
@@ -37,6 +38,16 @@ def record_times(attempt: Path, start: float) -> None:
             log.with_suffix(".times").write_bytes(HEAD + b"".join(windows))
 
 
+def record_usage(attempt: Path, start: float) -> None:
+    """Write what the agents record of their nodes."""
+    gpus = [{"busy": 90, "memory": 60e9}] * 8
+    for folder in attempt.glob("node-*"):
+        history = History(folder / "usage.bin", 0o600)
+        for at in range(MOST - 1):
+            rates = dict.fromkeys(("net_in", "net_out", "disk_read", "disk_write"), 1e8 + at)
+            history.add({"time": start + 19.5 * at, "cpus": at % 7, "memory": 1e9 + at, "gpus": gpus, **rates})
+
+
 def main() -> None:
     with workplace(script="print('hello')", read=READ) as folder:
         checked([*ALLRANKS, "run", "script.py", "--no-warm"], folder)
@@ -44,6 +55,7 @@ def main() -> None:
         enlarge(run)
         log(run / "metrics.jsonl", json.loads((run / "record.json").read_text())["created"])
         record_times(run / "attempts" / "000", json.loads((run / "record.json").read_text())["created"])
+        record_usage(run / "attempts" / "000", json.loads((run / "record.json").read_text())["created"])
         ours, reading = in_turn(
             3,
             lambda: timed([*ALLRANKS, "report"], folder),

@@ -178,6 +178,8 @@ AGENT_EVENTS: Final = "agent.jsonl"
 AGENT_LOG: Final = "agent.log"
 HEARTBEAT: Final = "heartbeat"
 USAGE: Final = "usage.json"
+#: The same over the time of the attempt: see :mod:`allranks.record.usage`.
+USAGE_HISTORY: Final = "usage.bin"
 LOG_INDEX: Final = "lines.idx"
 #: How the name of a file ends to which a rank writes its stack when it is asked for it.
 STACKS_SUFFIX: Final = ".stacks"

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import socket
+import statistics
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +18,23 @@ from typing import TYPE_CHECKING, Any
 from allranks import contract
 from allranks.agent.stacks import StackRequests
 from allranks.record.logindex import LogIndexWriter
-from allranks.system.processes import process_ids, stat_fields
-from allranks.system.traffic import Rates, disk_bytes, network_bytes
+from allranks.record.usage import History
+from allranks.system.processes import process_ids, queued_seconds, stat_fields, text_of
+from allranks.system.traffic import Rates, disk_bytes, network_bytes, packets_wait
 
 if TYPE_CHECKING:
     from allranks.system.gpus import Gpus
 
 _HEARTBEAT_SECONDS = contract.scaled_wait(5.0)
 _USAGE_SECONDS = 2.0
+#: The looks at the queue of the network that count: those of half a minute, 50 ms apart.
+_LOOKS = 600
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Places in /proc/<pid>/stat, counted from the state on (man 5 proc).
-_GROUP, _USER, _SYSTEM, _RESIDENT = 2, 11, 12, 21
+_STATE, _PARENT, _GROUP, _USER, _SYSTEM, _RESIDENT = 0, 1, 2, 11, 12, 21
+#: What torch's data loaders name their workers, since 2.6.
+_WORKER = "pt_data_worker"
 
 
 class Heartbeat:
@@ -80,23 +87,31 @@ class Usage:
         self._gpus: Gpus | None = None
         self._totals: dict[str, float] = {}
         self._own, self._network = Rates(), Rates()
+        self._history = History(path.with_name(contract.USAGE_HISTORY), mode)
+        self._queued = deque[bool](maxlen=_LOOKS)
         self._thread: threading.Thread | None = None
 
     def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
         """Take a sample when it is time to, of the process groups whose ids ``find`` returns."""
         now = time.monotonic()
+        self._queued.append(packets_wait())
         if now < self._next or (self._thread and self._thread.is_alive()) or not (groups := find()):
             return
         self._next = now + _USAGE_SECONDS
-        memory, counters = _used(groups)
+        memory, counters, workers = _used(groups)
         if not memory:
             return  # They have just ended: the last sample is of what they used.
+        rates = self._own.of(counters, now)
+        for rank, found in workers.items():
+            found |= {name: rates.pop(f"{name} {rank}", None) for name in ("cpus", "queued")}
         sample: dict[str, Any] = {
             "host": socket.gethostname(),
             "time": time.time(),
             "memory": memory,
             "cpus": 0.0,
-            **self._own.of(counters, now),
+            "net_queued": round(statistics.mean(self._queued), 3),
+            "workers": workers,
+            **rates,
         }
         sample["advanced"] = advanced()
         # In a thread: the driver of GPUs may take seconds, or hang, and the agent must not.
@@ -119,21 +134,35 @@ class Usage:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode), "w") as stream:
                 stream.write(json.dumps(sample))
             temporary.replace(self._path)
+            self._history.add(sample)
         except OSError:
             pass  # The disk is full or gone; the next sample may be written.
 
 
-def _used(groups: Collection[int]) -> tuple[int, dict[str, float]]:
-    """Return the bytes of memory that process groups hold, and their seconds of CPU and bytes of disks so far."""
+def _used(groups: Collection[int]) -> tuple[int, dict[str, float], dict[int, dict[str, Any]]]:
+    """Return the bytes of memory that ranks' process groups hold, and their seconds of CPU and bytes of disks so far.
+
+    The last are the data-loader workers of each rank, by its process id: how many, and how many the disk blocks now.
+    """
     ticks = pages = read = written = 0
+    workers = dict[int, dict[str, Any]]()
+    counters = dict[str, float]()
     for pid in process_ids():
         fields = stat_fields(pid)
         if fields and int(fields[_GROUP]) in groups:
-            ticks += int(fields[_USER]) + int(fields[_SYSTEM])
+            mine, parent = int(fields[_USER]) + int(fields[_SYSTEM]), int(fields[_PARENT])
+            ticks += mine
+            if parent in groups and text_of(Path(f"/proc/{pid}/comm")) == _WORKER:
+                of_rank = workers.setdefault(parent, {"count": 0, "blocked": 0})
+                of_rank["count"] += 1
+                of_rank["blocked"] += fields[_STATE] == "D"
+                for name, seconds in (("cpus", mine / _TICKS), ("queued", queued_seconds(pid))):
+                    counters[f"{name} {parent}"] = counters.get(f"{name} {parent}", 0.0) + seconds
             pages += int(fields[_RESIDENT])
             of_disk = disk_bytes(pid)
             read, written = read + of_disk[0], written + of_disk[1]
-    return pages * _PAGE, {"cpus": ticks / _TICKS, "disk_read": read, "disk_write": written}
+    counters |= {"cpus": ticks / _TICKS, "disk_read": read, "disk_write": written}
+    return pages * _PAGE, counters, workers
 
 
 def complain(text: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from allranks.cli import render
@@ -20,10 +21,13 @@ _SECONDS = 1.0
 
 
 class StatusLines:
-    """Reads a run in a thread, since a file server may not answer for long, and returns lines for the terminal."""
+    """Reads a run in a thread, since a file server may not answer for long, and returns lines for the terminal.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    ``metrics`` are those that are shown first.
+    """
+
+    def __init__(self, run: Run, metrics: Sequence[str] = ()) -> None:
+        self._run, self._metrics = run, metrics or ("loss",)
         self._begins = time.monotonic() + _SECONDS
         self._reader: Reader[Snapshot] | None = None
         self._figures: Figures | None = None
@@ -45,7 +49,7 @@ class StatusLines:
         if shot and self._shown != (wanted := (shot, columns, most)):
             from allranks.view.watch import below_log
 
-            self._shown, self._lines = wanted, [*map(_for_terminal, below_log(shot, columns, most))]
+            self._shown, self._lines = wanted, [*map(_for_terminal, below_log(shot, columns, most, self._metrics))]
         return self._lines
 
     def _read(self) -> Snapshot:

@@ -10,7 +10,7 @@ import click
 from allranks.cli import render
 from allranks.cli.runs import complete_run, find_each, folder_option, json_option
 from allranks.errors import UsageError
-from allranks.job.units import format_count, format_number, format_seconds
+from allranks.job.units import format_count, format_hours, format_number, format_seconds
 from allranks.runs.code import code_of, differing_files
 from allranks.runs.comparison import Compared, common_end, different, names_of, rank_hours, read
 from allranks.runs.metrics import speeds, values_until
@@ -73,7 +73,7 @@ def _results(compared: Sequence[Compared]) -> Iterator[tuple[str, ...]]:
     yield "ranks", *(sizes(each.run) for each in compared)
     took = [each.seconds for each in compared]
     yield "took", *_with_ratios(took, format_seconds)
-    yield "rank hours", *_with_ratios([rank_hours(each.run) for each in compared])
+    yield "time of all ranks", *_with_ratios([rank_hours(each.run) for each in compared], format_hours)
     yield "steps", *(str(each.metrics[-1].step) if each.metrics else "-" for each in compared)
     rates = [speeds(each.metrics) for each in compared]
     for name in names_of(rates):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from allranks.cli import render
 from allranks.cli.findings import check_first
 from allranks.cli.live import Live
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.runs import name_to_type, next_resume, plain_option, report, run_json_option
+from allranks.cli.runs import metric_option, name_to_type, next_resume, plain_option, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count, format_seconds
 from allranks.logs.merge import follow
@@ -52,9 +52,19 @@ Examples:
 @click.option("--check/--no-check", "is_checked", default=True, help="Run preflight checks first (the default).")
 @click.option("--detach", "-d", is_flag=True, help="Leave the run going and return; its id goes to stdout.")
 @plain_option
+@metric_option
 @run_json_option
 @click.pass_context
-def command(ctx: click.Context, /, detach: bool, is_checked: bool, plain: bool, as_json: bool, **values: Any) -> int:
+def command(
+    ctx: click.Context,
+    /,
+    detach: bool,
+    is_checked: bool,
+    plain: bool,
+    metrics: tuple[str, ...],
+    as_json: bool,
+    **values: Any,
+) -> int:
     """Run a job and follow all its ranks.
 
     TARGET is a job file (job.yaml) or a script (train.py); default: job.yaml here. The script's own
@@ -91,7 +101,8 @@ def command(ctx: click.Context, /, detach: bool, is_checked: bool, plain: bool, 
         except BaseException:  # Ctrl-C too.
             kind.withdraw()
             raise
-    return carry_out(run, plan, kind, launch.environ_for(plan), detach=detach, plain=plain, as_json=as_json)
+    environ = launch.environ_for(plan)
+    return carry_out(run, plan, kind, environ, detach=detach, plain=plain, metrics=metrics, as_json=as_json)
 
 
 def carry_out(
@@ -102,12 +113,13 @@ def carry_out(
     *,
     detach: bool,
     plain: bool = False,
+    metrics: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
     """Start a run that has been prepared, show all its ranks, and return the exit code.
 
-    ``environ`` has the job's secrets too. With ``plain`` nothing is drawn below the log on a terminal. With ``as_json``
-    stdout gets the run as JSON, and nothing else.
+    ``environ`` has the job's secrets too. With ``plain`` nothing is drawn below the log on a terminal, and else
+    these ``metrics`` first. With ``as_json`` stdout gets the run as JSON, and nothing else.
     """
     from allranks.launch import submit as launching
 
@@ -134,7 +146,7 @@ def carry_out(
     if live.is_lively:
         from allranks.cli.below import StatusLines
 
-        live.status = StatusLines(run)
+        live.status = StatusLines(run, metrics)
         signal.signal(signal.SIGTSTP, live.suspend)
     _follow(run, started, kind, live, news)
     _finish(recording)

@@ -46,6 +46,13 @@ run_json_option = click.option(
     is_flag=True,
     help="Write the run as JSON to stdout, as status does, at its end or with --detach; all else goes to stderr.",
 )
+metric_option = click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Metric to show first below the log (default: loss); repeatable. Others follow in the order of the script.",
+)
 plain_option = click.option(
     "--plain", is_flag=True, help="On a terminal, draw no status line, spinner or progress bar below the log."
 )

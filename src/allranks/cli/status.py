@@ -101,7 +101,7 @@ def _straggler(run: Run) -> str | None:
         return None
     from allranks.runs.stragglers import current
 
-    sentences = current(run)
+    sentences = current(run.attempt_folder)
     more = f" (and {format_count(len(sentences) - 1, 'more straggler')})" if len(sentences) > 1 else ""
     return sentences[0] + more if sentences else None
 

@@ -32,7 +32,7 @@ def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> i
     kind = load_kind(found.record.kind)  # One object: it limits how often its cluster is queried.
     found = settled(found, kind)
     if as_json:
-        render.as_json([{**usage, "time": render.iso(usage["time"])} for usage in node_usage(found)])
+        render.as_json([{**usage, "time": render.iso(usage["time"])} for usage in node_usage(found.attempt_folder)])
         return 0
     if once or not render.is_lively(sys.stdout) or found.record.status.state.is_final:
         render.data(_text(found))
@@ -50,7 +50,7 @@ def command(run: str | None, folder: str | None, once: bool, as_json: bool) -> i
 
 def _text(run: Run) -> str:
     rows = []
-    for node in node_usage(run):
+    for node in node_usage(run.attempt_folder):
         seen = f"{format_seconds(max(0.0, time.time() - node['time']))} ago"
         used = (f"{node['node']} {node['host']}".rstrip(), f"{node['cpus']:.1f}", format_size(node["memory"]))
         for number, gpu in enumerate(node["gpus"]):

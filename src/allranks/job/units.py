@@ -75,6 +75,11 @@ def format_span(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"
 
 
+def format_hours(hours: float) -> str:
+    """Write hours that are summed over ranks: ``4,352 h``; of less than one, minutes and seconds."""
+    return format_seconds(hours * 3600) if hours < 1 else f"{format_number(hours)} h"
+
+
 def format_number(value: float) -> str:
     """Write a number with four digits, and large ones without an exponent: ``0.01283``, ``35,750``."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e10 else f"{value:.4g}"

@@ -145,11 +145,11 @@ def size(attempt: Path) -> tuple[int, int] | None:
     return None
 
 
-def local_ranks(attempt: Path, node: int) -> dict[int, int]:
-    """Return the ranks of a node by local rank, as they were started last; none without an agent."""
+def local_ranks(attempt: Path, node: int, key: str = "local_rank") -> dict[int, int]:
+    """Return the ranks of a node by local rank, or by ``pid``, as they were started last; none without an agent."""
     started = _last(attempt / f"node-{node:03d}", contract.RANKS_STARTED)
     found = started.fields.get("ranks", ()) if started else ()
-    return {int(each["local_rank"]): int(each["rank"]) for each in found if "local_rank" in each}
+    return {int(each[key]): int(each["rank"]) for each in found if key in each}
 
 
 def failed_task(attempts: Iterable[Path]) -> str | None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from allranks.job.units import format_span
 from allranks.runs.agents import local_ranks
 from allranks.runs.clocks import slow_gpus
-from allranks.runs.record import Run
 from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, per_step, read
-from allranks.runs.usage import node_usage
+from allranks.runs.usage import Workers, node_usage, workers_of
 
 #: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
 _MOST_PARTS, _FEWEST_PARTS = 48, 11
@@ -35,6 +36,9 @@ _SURE = 6.0
 _LEAST_NOISE, _MEDIAN_DIFFERENCE = 0.02, 0.9539
 #: Part of the time that a rank waits for a CPU, beyond that of the others, from which on that is reported.
 _MUCH_QUEUED = 0.1
+#: The link of a node is slow if packets wait to be sent there for so many times the part of the time that they do on
+#: the others, if the exchange takes such a part of the step, and by samples that are no older than so many seconds.
+_QUEUE_FACTOR, _MUCH_EXCHANGE, _OLD = 1.5, 0.2, 30.0
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 
 
@@ -46,14 +50,16 @@ class Straggler:
         ranks: one, or all of a node.
         node: the number of their node.
         host: its name, if it is known.
-        phase: one of ``PHASES``, for which they take more time than the others.
+        phase: one of ``PHASES``, for which they take more time than the others; ``exchange``: their link is slow.
         first, steps: how many steps came before, and for how many it lasts.
         seconds: of the phase in each step.
-        others: the median of the same of the other ranks.
+        others: the median of the same of the other ranks; of a slow link, of ``queued`` of the other nodes.
         step: seconds of a step.
         is_current: whether it lasts until the newest step.
-        queued: for what part of the time its main thread could run and got no CPU, if that is much more than of others.
+        queued: for what part of the time its main thread could run and got no CPU, if that is much more than of others;
+            of a slow link, for what part packets waited to be sent.
         clocks: of its GPU, and of the others, if that is slow; else empty.
+        workers: what its data-loader workers do, if it waits for data and that is known.
     """
 
     ranks: tuple[int, ...]
@@ -68,6 +74,7 @@ class Straggler:
     is_current: bool
     queued: float = 0.0
     clocks: str = ""
+    workers: Workers | None = None
 
     @property
     def sentence(self) -> str:
@@ -79,6 +86,12 @@ class Straggler:
         ending, they, gpus = ("s", "it", "its GPU runs") if one else ("", "they", "their GPUs run")
         if self.phase == "compute":
             does = f"compute{ending} {self.seconds / max(self.others, 1e-9):.1f} times slower"
+        elif self.phase == "exchange":
+            return (
+                f"{who} exchange{ending} gradients over a slow link: packets wait to be sent {100 * self.queued:.0f} % "
+                f"of the time, on the others {100 * self.others:.0f} %; "
+                f"{format_span(self.seconds)} of each step of {format_span(self.step)}"
+            )
         elif self.phase == "data":
             does = f"wait{ending} for data"
         else:
@@ -87,26 +100,36 @@ class Straggler:
         mine, others, step = (format_span(each) for each in (self.seconds, self.others, self.step))
         evidence = [
             f"{gpus} at {self.clocks}" if self.clocks else "",
+            str(self.workers) if self.workers else "",
             f"{they} wait{ending} for a CPU {100 * self.queued:.0f} % of the time" if self.queued else "",
             f"{mine} of each step of {step}, the others {others}",
         ]
         return f"{who} {does} for {self.steps} steps: {'; '.join(filter(None, evidence))}"
 
 
-def current(run: Run) -> list[str]:
-    """Return sentences on the stragglers in the last two minutes of a run, the worst first, and on slow GPUs."""
-    return inspect(run)[0]
+def current(attempt: Path) -> list[str]:
+    """Return sentences on the stragglers in the last two minutes of an attempt, the worst first, and on slow GPUs."""
+    return inspect(attempt)[0]
 
 
-def inspect(run: Run) -> tuple[list[str], dict[int, list[float]]]:
+def inspect(attempt: Path) -> tuple[list[str], dict[int, list[float]]]:
     """Return what :func:`current` does, and by node the seconds of its ranks' newest steps without waits for others."""
-    ranks = of_start(read(run.attempt_folder, newest=NEWEST))
-    found, gpus = explained([one for one in find(ranks) if one.is_current], run)
+    ranks = of_start(read(attempt, newest=NEWEST))
+    found, gpus = _explained_now(ranks, attempt)
     own = dict[int, list[float]]()
     for each in ranks:
         newest = each.windows[-1]
         own.setdefault(each.node, []).append((newest.seconds - newest.spent[_EXCHANGE]) / newest.steps)
     return [*(one.sentence for one in found), *gpus], own
+
+
+def find_current(attempt: Path) -> list[Straggler]:
+    """Return the stragglers in the last two minutes of an attempt, the worst first."""
+    return _explained_now(of_start(read(attempt, newest=NEWEST)), attempt)[0]
+
+
+def _explained_now(ranks: Sequence[RankTimes], attempt: Path) -> tuple[list[Straggler], list[str]]:
+    return explained([one for one in find(ranks) if one.is_current], ranks, attempt)
 
 
 def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
@@ -119,22 +142,74 @@ def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
     return sorted(_by_node(found, ranks), key=lambda one: one.others - one.seconds)
 
 
-def explained(found: Iterable[Straggler], run: Run) -> tuple[list[Straggler], list[str]]:
-    """Return stragglers of the newest attempt with their hosts and slow GPUs, from its nodes' samples.
+def explained(
+    found: Iterable[Straggler], ranks: Sequence[RankTimes], attempt: Path
+) -> tuple[list[Straggler], list[str]]:
+    """Return stragglers of an attempt with what its nodes' samples tell of them: hosts, GPUs, workers and links.
 
     The sentences are on the slow GPUs of nodes whose stragglers name none.
     """
-    samples = [*node_usage(run)]
-    hosts, slow = {one["node"]: one["host"] for one in samples}, {one.node: one for one in slow_gpus(samples)}
-    ranks = {node: local_ranks(run.attempt_folder, node) for node in slow}
+    samples = {one["node"]: one for one in node_usage(attempt)}
+    slow = {one.node: one for one in slow_gpus(samples.values())}
+    local = {node: local_ranks(attempt, node) for node in slow}
     stragglers = list[Straggler]()
-    for one in found:
+    links = _slow_links(ranks, samples)
+    # What is found of their ranks besides is named if it takes longer.
+    shorter = {one.node: one.seconds for one in links}
+    found = [one for one in found if one.seconds - one.others >= shorter.get(one.node, 0.0)]
+    for one in [*found, *links]:
         gpus = slow.get(one.node) if one.is_current else None
-        is_ours = gpus and any(ranks[one.node].get(number) in one.ranks for number in gpus.numbers)
+        is_ours = gpus and any(local[one.node].get(number) in one.ranks for number in gpus.numbers)
         clocks = gpus.clocks if gpus and is_ours else ""
-        stragglers.append(replace(one, host=hosts.get(one.node), clocks=clocks))
+        host = samples[one.node]["host"] if one.node in samples else None
+        workers = workers_of(attempt, samples, {one.node: one.ranks}) if one.phase == "data" else None
+        stragglers.append(replace(one, host=host, clocks=clocks, workers=workers))
     named = {one.node for one in stragglers if one.clocks}
-    return stragglers, [one.sentence(ranks[one.node]) for one in slow.values() if one.node not in named]
+    return stragglers, [one.sentence(local[one.node]) for one in slow.values() if one.node not in named]
+
+
+def _slow_links(ranks: Sequence[RankTimes], samples: Mapping[int, Mapping[str, Any]]) -> list[Straggler]:
+    """Return the ranks of the node whose link the exchange waits for: its packets queue, and those of others do not.
+
+    All ranks exchange gradients for as long as the slowest, so that their own times do not tell. A node that sends more
+    than the others, as one that writes the checkpoints, is none.
+    """
+    newest = {one.node: _spent_last(one.windows) for one in ranks}
+    times = [one["time"] for one in samples.values()]
+    nodes = [one for node, one in samples.items() if node in newest and one["time"] >= max(times) - _OLD]
+    queued = [one["net_queued"] or 0.0 for one in nodes]
+    if len(nodes) < 2 or min(steps for steps, _ in newest.values()) < _FEWEST_STEPS:
+        return []
+    at = queued.index(max(queued))
+    others = statistics.median(value for other, value in enumerate(queued) if other != at)
+    usual = statistics.median(one["net_out"] or 0.0 for one in nodes if one is not nodes[at])
+    node, (steps, spent) = nodes[at]["node"], newest[nodes[at]["node"]]
+    is_slow = queued[at] >= _QUEUE_FACTOR * others + _MUCH_QUEUED and (nodes[at]["net_out"] or 0.0) <= 2 * usual
+    if not is_slow or spent[_EXCHANGE] < _MUCH_EXCHANGE * sum(spent):
+        return []
+    here = [one for one in ranks if one.node == node]
+    return [
+        Straggler(
+            ranks=tuple(one.rank for one in here),
+            node=node,
+            host=None,
+            phase="exchange",
+            first=here[0].windows[-1].first + here[0].windows[-1].steps - steps,
+            steps=steps,
+            seconds=spent[_EXCHANGE],
+            others=others,
+            step=sum(spent),
+            is_current=True,
+            queued=queued[at],
+        )
+    ]
+
+
+def _spent_last(windows: Sequence[Window]) -> tuple[int, list[float]]:
+    """Return how many steps the newest windows have, and the seconds of a step in each phase."""
+    last = windows[-2 * _FEWEST_PARTS :]
+    steps = sum(one.steps for one in last)
+    return steps, [sum(seconds) / steps for seconds in zip(*(one.spent for one in last), strict=True)]
 
 
 def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:

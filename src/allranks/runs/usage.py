@@ -3,33 +3,93 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from allranks import contract
 from allranks.job.units import format_size
-from allranks.runs.record import Run
+from allranks.runs.agents import local_ranks
 
 #: Bytes a second over the network of a node, and of its ranks from disks and to them.
 TRAFFIC = ("net_in", "net_out", "disk_read", "disk_write")
+#: Workers that use so much of a CPU each are too few; those that wait so long for one have too few CPUs.
+_BUSY, _QUEUED = 0.8, 0.3
 
 
-def node_usage(run: Run) -> Iterator[dict[str, Any]]:
+def node_usage(attempt: Path) -> Iterator[dict[str, Any]]:
     """Yield the newest sample of each node, by its number: busy CPUs, bytes of memory, and its GPUs.
 
     ``cpus_total`` and ``memory_total`` are what the job may use there; None if the agent is of an earlier version, and
     likewise :data:`TRAFFIC`, which a first sample does not have, and what :meth:`allranks.system.gpus.Gpus.sample`
-    returns of clocks and temperature.
+    returns of clocks and temperature. ``net_queued`` is the part of the last half minute in which packets waited to be
+    sent, and ``workers`` are the data-loader workers of each rank, by the rank's process id.
     """
-    for path in sorted(run.attempt_folder.glob(f"node-*/{contract.USAGE}")):
+    for path in sorted(attempt.glob(f"node-*/{contract.USAGE}")):
         try:
             found = json.loads(path.read_text())
             gpus = [_gpu(at, gpu) for at, gpu in enumerate(found["gpus"])]
             named = {key: found[key] for key in ("host", "time", "cpus", "memory")}
-            named |= {key: found.get(key) for key in ("cpus_total", "memory_total", *TRAFFIC)}
+            named |= {key: found.get(key) for key in ("cpus_total", "memory_total", "net_queued", *TRAFFIC)}
+            named["workers"] = (
+                {int(pid): each for pid, each in found["workers"].items()} if "workers" in found else None
+            )
             yield {"node": int(path.parent.name.removeprefix("node-")), **named, "gpus": gpus}
         except (OSError, ValueError, TypeError, KeyError):
             continue  # Being written, or of another version.
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The data-loader workers of some ranks.
+
+    Attributes:
+        count: how many there are.
+        cpus: CPUs that they use together.
+        queued: how many more they would use, if they got them.
+        blocked: how many a disk blocks.
+    """
+
+    count: int
+    cpus: float
+    queued: float
+    blocked: int
+
+    def __str__(self) -> str:
+        who = "1 worker" if self.count == 1 else f"{self.count} workers"
+        waits = f", waiting for a CPU {100 * self.queued / self.count:.0f} %" if self._want_cpus else ""
+        blocked = f", {self.blocked} blocked by storage" if self.blocked else ""
+        return f"{who} at {100 * self.cpus / self.count:.0f} %{waits}{blocked}"
+
+    @property
+    def _want_cpus(self) -> bool:
+        return self.queued >= max(self.cpus, _QUEUED * self.count)
+
+    @property
+    def fix(self) -> str:
+        """What would help: more of them if they compute all the time, and else what they wait for."""
+        if self._want_cpus:
+            return "More CPUs for the job would help, and no more workers."
+        if self.cpus + self.queued >= _BUSY * self.count:
+            return "More workers for the loader would help."
+        return "The workers wait themselves: faster storage would help, or more workers to wait at the same time."
+
+
+def workers_of(
+    attempt: Path, samples: Mapping[int, Mapping[str, Any]], ranks: Mapping[int, Collection[int]]
+) -> Workers | None:
+    """Return the data-loader workers of ranks, by node, in the samples of these; None if there are none, or of old."""
+    found = [
+        each
+        for node, wanted in ranks.items()
+        if (sample := samples.get(node)) and sample["workers"]
+        for pid, rank in local_ranks(attempt, node, "pid").items()
+        if rank in wanted and (each := sample["workers"].get(pid)) and None not in each.values()
+    ]
+    if not found:
+        return None
+    return Workers(*(sum(each[key] for each in found) for key in ("count", "cpus", "queued", "blocked")))
 
 
 def _gpu(at: int, found: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from time import perf_counter
 
 from allranks import contract
 from allranks.record.steptime import HEAD, MOST, NEWEST, PHASES, RECORD_BYTES, Place, Window, read_windows
+from allranks.system.processes import queued_seconds
 
 DATA, COMPUTE, EXCHANGE, OPTIMIZER, CHECKPOINT, OTHER = range(len(PHASES))
 _WINDOW_SECONDS = contract.scaled_wait(2.0)
@@ -84,25 +85,13 @@ class StepClock:
             self._file = None
 
     def _close_window(self, step: int, place: Place) -> None:
-        now = _queued() if self._file else 0.0
+        now = queued_seconds() if self._file else 0.0
         queued, self._queued = now - self._queued, now
         if self._steps > 0 and self._file is not None:
             spent, start = tuple(self._spent), self._start + self._offset
             self._file.add(Window(start, step - self._steps, self._steps, self._restart, spent, place, queued))
         self._spent = [0.0] * len(PHASES)
         self._steps, self._start, self._due = 0, self._since, self._since + _WINDOW_SECONDS
-
-
-def _queued() -> float:
-    """Return for how many seconds this process's main thread has waited in the queue for a CPU; 0 if that is unknown.
-
-    The second of three numbers, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
-    """
-    try:
-        with open("/proc/self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 class _WindowFile:

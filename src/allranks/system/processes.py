@@ -158,6 +158,18 @@ def stat_fields(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
+def queued_seconds(pid: int | str = "self") -> float:
+    """Return for how many seconds a process's main thread has waited in the queue for a CPU; 0 if that is unknown.
+
+    The second of three numbers, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def append_to(path: Path, mode: int, *streams: int) -> None:
     """Redirect output streams of this process to the end of a file, which is made with ``mode`` if it is missing."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+#: Of <linux/rtnetlink.h> and <linux/pkt_sched.h>: the request for all queues, and where an answer has their length.
+_GET_QUEUES, _DUMP, _DONE, _STATISTICS, _LENGTH = 38, 0x301, 3, 3, 28
+_HEAD, _QUEUE_BYTES = struct.Struct("=IHHII"), 20
 #: Its ports count in words of four bytes (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
 _INFINIBAND_WORD = 4
 
@@ -31,6 +36,38 @@ def network_bytes(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[
     ]
     pairs = [*(cards or counts.values()), *ports]
     return {"net_in": sum(each[0] for each in pairs), "net_out": sum(each[1] for each in pairs)}
+
+
+def packets_wait() -> bool:
+    """Return whether packets wait to be sent by a network interface of this machine; False if that is not known.
+
+    A link that is saturated, as one at a lower speed than the others, has a queue most of the time. What goes over
+    InfiniBand past the kernel has none here.
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK) as kernel:
+            kernel.send(_HEAD.pack(_HEAD.size + _QUEUE_BYTES, _GET_QUEUES, _DUMP, 1, 0) + bytes(_QUEUE_BYTES))
+            while not any(_queue_lengths(kernel.recv(1 << 17))):
+                pass
+            return True
+    except (OSError, AttributeError, struct.error):  # All is read; or no Linux, or a sandbox.
+        return False
+
+
+def _queue_lengths(answer: bytes) -> Iterator[int]:
+    """Yield how many packets are in each queue of an answer, which is messages that hold attributes."""
+    at = 0
+    while at < len(answer):
+        size, kind, *_ = _HEAD.unpack_from(answer, at)
+        if kind <= _DONE:
+            return
+        place, end = at + _HEAD.size + _QUEUE_BYTES, at + size
+        while place < end:
+            length, name = struct.unpack_from("=HH", answer, place)
+            if name == _STATISTICS:
+                yield struct.unpack_from("=I", answer, place + 4 + _LENGTH)[0]
+            place += length + 3 & ~3
+        at += size + 3 & ~3
 
 
 def disk_bytes(pid: int, proc: str = "/proc") -> tuple[int, int]:

@@ -183,7 +183,7 @@ class _Delays:
             return f"no step for {span(quiet)}" + (f": {printable(hang.sentence)}" if hang else "")
         if time.monotonic() - self._looked >= _STRAGGLER_SECONDS:
             self._looked = time.monotonic()
-            sentences, self.own = inspect(run)
+            sentences, self.own = inspect(run.attempt_folder)
             self._straggler = next(map(printable, sentences), "")
         return self._straggler
 
@@ -207,7 +207,7 @@ class Figures:
             left=_left(run),
             step=self._metrics.step,
             metrics=self._metrics.shown,
-            nodes=[*node_usage(run)],
+            nodes=[*node_usage(run.attempt_folder)],
             saved=self._saves.newest,
             delay=self._delays.find(run),
             position=position(run, time.time()),
@@ -235,7 +235,7 @@ class Feed:
         """Return the run as it is now."""
         if self._status.read():
             run = self._status.run
-            self._nodes = [*node_usage(run)]
+            self._nodes = [*node_usage(run.attempt_folder)]
             self._delay = self._delays.find(run) if run.record.status.state is State.RUNNING else ""
             self._position = position(run, time.time()) if run.record.status.state is State.RUNNING else None
             self._events.read()

@@ -138,7 +138,7 @@ def _pace(lines: list[MetricLine]) -> float | None:
 
 
 def _nodes(run: Run) -> Iterator[Sample]:
-    for usage in node_usage(run):
+    for usage in node_usage(run.attempt_folder):
         node = {"node": usage["node"], "host": usage["host"]}
         yield Sample("allranks_node_cpus", usage["cpus"], node)
         yield Sample("allranks_node_memory_bytes", usage["memory"], node)

@@ -16,9 +16,12 @@ from allranks.launch.verdict import has_failed, verdict_on
 from allranks.record.events import read_saves
 from allranks.runs.comparison import Compared, different, names_of, rank_hours
 from allranks.runs.metrics import MetricLine, speeds
+from allranks.runs.record import Run
+from allranks.runs.steptime import PHASES
 from allranks.runs.usage import node_usage
 from allranks.view.attempts import attempts_of
-from allranks.view.steptime import step_times
+from allranks.view.steptime import repeated, step_times
+from allranks.view.usage import usage_over_time
 
 #: Points of a curve: more than a screen has columns, and little for a file.
 MOST_POINTS = 1000
@@ -26,6 +29,8 @@ _MOST_ADVICE = 3
 #: Records of which the last quarter is more than noise.
 _FEWEST = 20
 _HOUR = 3600.0
+#: A phase that takes so much more of the ranks' time than in the smallest run limits the scaling.
+_MUCH_GROWN = 0.02
 
 
 def to_page(data: dict[str, Any]) -> str:
@@ -83,11 +88,29 @@ def _run(compared: Compared) -> dict[str, Any]:
         "checkpoints": len(saved),
         "last_checkpoint": saved[-1].step if saved else None,
         "spent": dict(spent),
+        "lost": {} if run.tasks else _lost(run, spent["running"], times),
         "verdict": asdict(verdict) if verdict else None,
         "advice": [*slow, *_advice(compared, spent, len(saved))][:_MOST_ADVICE],
         "attempts": [{**asdict(attempt), "state": attempt.state.value} for attempt in attempts],
-        "usage": [*node_usage(run)],
+        "usage": [*node_usage(run.attempt_folder)],
+        "usage_curves": usage_over_time(run.attempt_folder),
         "step_times": times,
+    }
+
+
+def _lost(run: Run, running: float, times: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the seconds of running that did not train, by what they went into; those of stragglers are in the waits.
+
+    Waits are taken to be the same part of all attempts as of the newest.
+    """
+    if not times:
+        return {}
+    parts = {phase: running * spent / sum(times["mean"]) for phase, spent in zip(PHASES, times["mean"], strict=True)}
+    return {
+        "repeated steps": repeated(run),
+        "waiting for data": parts["data"],
+        "waiting for other ranks": parts["exchange"],
+        "part of it for stragglers": min(times["late"], running),
     }
 
 
@@ -170,4 +193,20 @@ def _scaling(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         speedup = speed / least["speeds"][name]
         efficiency = speedup / (ranks / least["ranks"])
         rows.append({"run": at, "ranks": ranks, "speed": speed, "speedup": speedup, "efficiency": efficiency})
+        rows[-1]["limit"] = _limit(runs[at], least, name)
     return {"name": name, "rows": rows}
+
+
+def _limit(run: Mapping[str, Any], least: Mapping[str, Any], name: str) -> tuple[str, float] | None:
+    """Return what grew most against another run, in time of all ranks for the same work, and by which part of that."""
+
+    def spent(one: Mapping[str, Any]) -> list[float]:
+        mean = one["step_times"]["mean"]
+        return [part / sum(mean) * one["ranks"] / one["speeds"][name] for part in mean]
+
+    if not (run["step_times"] and least["step_times"]):
+        return None
+    before = spent(least)
+    grown = [(now - then) / sum(before) for now, then in zip(spent(run), before, strict=True)]
+    most = max(range(len(grown)), key=grown.__getitem__)
+    return (PHASES[most], round(grown[most], 3)) if grown[most] >= _MUCH_GROWN else None

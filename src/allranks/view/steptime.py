@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from operator import add, sub
 from typing import Any
 
+from allranks.contract import attempt_dir
 from allranks.job.units import format_span
 from allranks.runs.record import Run
 from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
 from allranks.runs.stragglers import explained, find
+from allranks.runs.usage import Workers, node_usage, workers_of
 
 #: Ranks that have a bar of their own; of more, those whose own time is longest.
 MOST_BARS = 32
@@ -21,7 +23,8 @@ _MUCH_DATA = 0.2
 _DATA, _EXCHANGE = PHASES.index("data"), PHASES.index("exchange")
 _FIXES = {
     "compute": "allranks top shows what its node does, and allranks check --full compares the nodes.",
-    "data": "More workers for the loader, or faster storage for its node, would help.",
+    "data": "More workers for the loader, or faster storage, would help.",
+    "exchange": "allranks check --full measures the links between the nodes.",
     "clock": "nvidia-smi -q -d PERFORMANCE on its node shows why: see to cooling and power.",
     "checkpoint": "A faster directory for the checkpoints, or fewer of them, would help.",
 }
@@ -31,7 +34,7 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     """Return what the ranks of the newest attempt recorded, None if nothing, and what could be better by that."""
     ranks = read(run.attempt_folder)
     if not ranks:
-        return None, _advice(run, [], [])
+        return None, _advice(run, [], [])[0]
     means = [_mean(each.windows) for each in ranks]
     own = [sum(phases) - phases[_EXCHANGE] for phases in means]
     shown = sorted(sorted(range(len(ranks)), key=lambda at: -own[at])[: MOST_BARS if len(ranks) > MOST_BARS else None])
@@ -39,7 +42,24 @@ def step_times(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     if len(shown) < len(ranks):
         median = [statistics.median(phases) for phases in zip(*means, strict=True)]
         bars.insert(0, {"name": f"median of {len(ranks)}", "spent": [*map(_rounded, median)]})
-    return {"phases": PHASES, "bars": bars, "heat": _heat(ranks)}, _advice(run, ranks, means)
+    advice, late = _advice(run, ranks, means)
+    mean = [statistics.fmean(phases) for phases in zip(*means, strict=True)]
+    return {"phases": PHASES, "mean": mean, "late": late, "bars": bars, "heat": _heat(ranks)}, advice
+
+
+def repeated(run: Run) -> float:
+    """Return the seconds of the steps that ranks had made already before they were started again."""
+    seconds, until, end, start = 0.0, 0, 0, (0, 0)
+    for attempt in range(run.attempt + 1):
+        for window in (one for rank in read(run.folder / attempt_dir(attempt), rank=0) for one in rank.windows):
+            if start != (attempt, window.restart):
+                start, until = (attempt, window.restart), end
+            elif window.first < end:  # A second training, which counts from 0 again.
+                until = 0
+            again = min(until, window.first + window.steps) - window.first
+            seconds += window.seconds * max(0, again) / window.steps
+            end = window.first + window.steps
+    return seconds
 
 
 def _mean(windows: Iterable[Window]) -> list[float]:
@@ -100,23 +120,37 @@ def _name(row: Sequence[RankTimes]) -> str:
 # --- what could be better ---
 
 
-def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
-    """Return sentences on ranks for which the others waited, or on data for which all did, and on slow GPUs."""
+def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> tuple[list[str], float]:
+    """Return sentences on ranks for which the others waited, or on data for which all did, and on slow GPUs.
+
+    The number is the seconds that the others waited for such ranks.
+    """
     starts = sorted({window.restart for each in ranks for window in each.windows}) if len(ranks) > 1 else []
-    found, gpus = explained((one for restart in starts for one in find(of_start(ranks, restart))), run)
+    found, gpus = explained(
+        (one for restart in starts for one in find(of_start(ranks, restart))), ranks, run.attempt_folder
+    )
     sentences = [f"{_capital(one)}. {_FIXES['clock']}" for one in gpus]
     if found:
+        late = sum(max(0.0, one.seconds - one.others) * one.steps for one in found if one.phase != "exchange")
         worst = max(found, key=lambda one: (one.seconds - one.others) * one.steps)
         more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
-        return [f"{_capital(worst.sentence)}. {_FIXES.get(worst.phase, '')}".rstrip() + more, *sentences]
+        return [f"{_capital(worst.sentence)}. {_fix(worst.phase, worst.workers)}".rstrip() + more, *sentences], late
     step = statistics.median(map(sum, means)) if means else 0.0
     data = statistics.median(each[_DATA] for each in means) if means else 0.0
     if data > _MUCH_DATA * step:
+        samples = {one["node"]: one for one in node_usage(run.attempt_folder)}
+        everyone = {node: [one.rank for one in ranks if one.node == node] for node in samples}
+        workers = workers_of(run.attempt_folder, samples, everyone)
+        evidence = f"{workers}; " if workers else ""
         sentences.append(
-            f"All ranks wait for data: {format_span(data)} of each step of {format_span(step)}. "
-            "More workers for the loader, or faster storage, would help."
+            f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}. "
+            + _fix("data", workers)
         )
-    return sentences
+    return sentences, 0.0
+
+
+def _fix(phase: str, workers: Workers | None) -> str:
+    return workers.fix if workers else _FIXES.get(phase, "")
 
 
 def _capital(sentence: str) -> str:

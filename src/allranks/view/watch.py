@@ -96,22 +96,26 @@ def _where(row: Row, *, is_brief: bool = False) -> str:
     return str(row.position).rpartition(", ")[2] if is_brief else str(row.position)
 
 
-def below_log(shot: Snapshot, width: int, most: int) -> list[Text]:
-    """Return what ``allranks run`` shows below the log, in so many lines at most: first what is asked for most."""
+def below_log(shot: Snapshot, width: int, most: int, first: Sequence[str] = ("loss",)) -> list[Text]:
+    """Return what ``allranks run`` shows below the log, in so many lines at most: first what is asked for most.
+
+    The metrics ``first`` come before all others but the step; the rest, in the order of the script, if there is room.
+    """
     last = {name: value for name, (value, _) in shot.metrics.items()}
     step, *others = progress(shot.step, last, shot.saved, shot.time, shot.position) or [""]
-    curves = [
-        Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
-        for name, (value, points) in sorted(shot.metrics.items(), key=lambda each: each[0] != "loss")
-        if not name.endswith(SPEED) and name != "epoch"
-    ]
+    curves = {
+        name: Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
+        for name, (value, points) in shot.metrics.items()
+        if name in first or not (name.endswith(SPEED) or name == "epoch")
+    }
+    chosen = [curves.pop(name) for name in first if name in curves] or [curves.pop(name) for name in [*curves][:1]]
     attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
     left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
     used = _used(_together(nodes), _SMALL) if nodes else []
     used = used[2:] or used  # GPUs, or else CPUs and memory.
     delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
-    parts = [step, *curves[:1], *others, *used, attempt, left, *curves[1:]]
+    parts = [step, *chosen, *others, *used, attempt, left, *curves.values()]
     return [*flow(parts, width)[: most - len(delay)], *delay]
 
 

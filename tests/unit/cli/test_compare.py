@@ -36,7 +36,7 @@ def test_results_and_settings_stand_beside_each_other(allranks: Any, two: tuple[
         ("attempts", "1", "1"),
         ("ranks", "1 rank on 1 node", "1 rank on 1 node"),
         ("took", "36.0 s", "1 min 12 s (2.00x)"),
-        ("rank hours", "0.01", "0.02 (2.00x)"),
+        ("time of all ranks", "36.0 s", "1 min 12 s (2.00x)"),
         ("steps", "30", "15"),
         ("samples/s", "100", "50 (0.50x)"),
         ("", "", ""),
@@ -66,7 +66,7 @@ def test_runs_without_metrics_and_with_the_same_settings(allranks: Any) -> None:
     done = allranks("compare", *names)
     assert done.rc == 0
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
-        "state", "attempts", "ranks", "took", "rank", "steps",
+        "state", "attempts", "ranks", "took", "time", "steps",
     ]  # fmt: skip
     assert done.stderr.splitlines() == [
         *(f"allranks: note: {name} has no metrics: its script does not call ctx.metrics.log" for name in names),

@@ -228,6 +228,45 @@ def test_step_times_of_many_ranks_are_summed_up(allranks: Any) -> None:
     assert times["heat"]["own"][-1] == [3.0] * 40
 
 
+def test_what_was_lost_in_seconds_of_running(allranks: Any) -> None:
+    allranks.script("")
+    folder = train(allranks, "a", losses={}, pace=1.0)
+    assert _json(allranks)["runs"][0]["lost"] == {}
+    _record(folder, 4, slow=2)
+    (run,) = _json(allranks)["runs"]
+    running = run["spent"]["running"]
+    # Of a step of 2.75 s each rank waits for data 0.25 s; three wait for the slow one 1.25 s, which waits 0.25 s.
+    assert run["lost"] == {
+        "repeated steps": 0.0,
+        "waiting for data": pytest.approx(running * 0.25 / 2.75),
+        "waiting for other ranks": pytest.approx(running * 1.0 / 2.75),
+        "part of it for stragglers": pytest.approx(min(80.0, running)),
+    }
+
+
+def test_steps_that_a_restart_repeats_are_lost(allranks: Any) -> None:
+    allranks.script("")
+    folder = train(allranks, "a", losses={}, pace=1.0)
+    _record(folder, 1)
+    times = folder / "attempts" / "000" / "node-000" / "rank-0.times"
+    again = [Window(1.8e9 + 10 * at, 70 + 4 * at, 4, 1, (0.0, 8.0, 0.0, 0.0, 0.0, 0.0)) for at in range(5)]
+    second_training = Window(1.9e9, 0, 4, 1, (0.0, 8.0, 0.0, 0.0, 0.0, 0.0))
+    times.write_bytes(times.read_bytes() + b"".join(map(Window.to_bytes, [*again, second_training])))
+    (run,) = _json(allranks)["runs"]
+    assert run["lost"]["repeated steps"] == 20.0, "80 steps were made, and 70 to 79 again, each for 2 s"
+
+
+def test_what_limits_the_scaling(allranks: Any) -> None:
+    allranks.script("")
+    one = train(allranks, "one", losses=dict.fromkeys(range(1, 5), 1.0), pace=1.0)
+    two = train(allranks, "two", "--nproc-per-node", "2", losses=dict.fromkeys(range(1, 5), 1.0), pace=0.625)
+    _record(one, 1)
+    _record(two, 2, data=0.75)
+    rows = _json(allranks, one.name, two.name)["scaling"]["rows"]
+    # Of 1 s of a rank for 100 samples 0.09 s went to data, and of 1.25 s 0.34 s.
+    assert [row["limit"] for row in rows] == [None, ["data", pytest.approx(1.25 * 0.75 / 2.75 - 0.25 / 2.75, abs=1e-3)]]
+
+
 def test_all_ranks_wait_for_data(allranks: Any) -> None:
     allranks.script("")
     _record(train(allranks, "a", losses={}, pace=1.0), 2, data=0.75)
@@ -271,6 +310,7 @@ def test_a_browser_shows_it(allranks: Any, tmp_path: Path) -> None:
         f"Where a step's time went: {good}",
         f"Ranks over time: {good}",
         "Curves",
+        *(f"Nodes over time: {name}" for name in (good, failed) if f"Nodes over time: {name}" in body),
         *(f"Nodes of {name}, last sample" for name in (good, failed) if f"Nodes of {name}" in body),
     ]
     assert "ValueError: &lt;b&gt;bold&lt;/b&gt;" in body

@@ -8,6 +8,7 @@ from typing import Any
 from allranks.clusters.registry import load_kind
 from allranks.runs.record import load
 from allranks.runs.stragglers import current
+from allranks.runs.usage import Workers, node_usage, workers_of
 from allranks.view.feed import Feed
 from waiting import PATIENCE, wait_for
 
@@ -63,9 +64,54 @@ def test_the_slow_rank_of_a_training_is_named_and_why(allranks: Any) -> None:
     assert watched.delay.startswith("rank 1 on ")
     (allranks.folder / "turn").touch()
     assert (process.communicate(timeout=PATIENCE), process.returncode)[1] == 0
-    (sentence,) = current(load(allranks.runs()[-1]))
+    (sentence,) = current(load(allranks.runs()[-1]).attempt_folder)
     assert re.match(r"rank 2 on \S+ waits for data for \d+ steps: ", sentence)
     assert _line(allranks("status").stdout) is None, "it has ended"
+
+
+#: Two workers fetch batches, and compute all the time that they get a CPU.
+LOADING = """\
+import time
+import torch
+import allranks
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        return torch.ones(4)
+
+
+with allranks.init(backend="gloo") as ctx:
+    for batch in ctx.loader(Samples(), batch_size=1, workers=2, quiet=True):
+        pass
+"""
+
+
+def test_the_workers_of_a_rank_are_counted_and_measured(allranks: Any) -> None:
+    """It takes 10 s or more: workers start, and a rate takes two samples."""
+    allranks.script(LOADING)
+    process = allranks.popen("run", "train.py")
+    wait_for("the run", (allranks.folder / "runs" / "latest").exists)
+    attempt = load(allranks.runs()[-1]).attempt_folder
+
+    def measured() -> Workers | None:
+        return workers_of(attempt, {each["node"]: each for each in node_usage(attempt)}, {0: [0]})
+
+    def both_are_busy() -> Workers | None:
+        found = measured()
+        return found if found and found.count == 2 and found.cpus + found.queued > 1.0 else None
+
+    workers = wait_for("two workers that wait for nothing but a CPU", both_are_busy)
+    assert 0 < workers.cpus < 2.2
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+    assert (allranks.runs()[-1] / "attempts/000/node-000/usage.bin").read_bytes().startswith(b"usage 1\n")
 
 
 def _line(status: str) -> str | None:

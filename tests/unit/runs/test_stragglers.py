@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_steps import missed, named_in_quiet
 
 from allranks.record.steptime import PHASES, Window
 from allranks.runs.steptime import RankTimes, of_start, per_step
-from allranks.runs.stragglers import Straggler, find, medians_of_others
+from allranks.runs.stragglers import Straggler, explained, find, medians_of_others
 
 #: What is said of a rank that computes for 3 s of a step, and the others for 2 s.
 NUMBERS = "3 s of each step of 4 s, the others 2 s"
@@ -122,3 +127,67 @@ def test_a_second_training_that_counts_its_steps_from_0_again() -> None:
     ranks = [RankTimes(rank, 0, [window for one in trainings for window in one]) for rank in range(2)]
     assert [each.windows for each in of_start(ranks)] == [trainings[-1]] * 2
     assert find(of_start(ranks)) == []
+
+
+def _samples(folder: Path, queued: Sequence[float], **more: Any) -> None:
+    for node, share in enumerate(queued):
+        (folder / f"node-{node:03d}").mkdir(exist_ok=True)
+        sample = {"host": f"gpu{node}", "time": 100.0, "cpus": 1.0, "memory": 1, "gpus": [], "net_out": 1e6, **more}
+        (folder / f"node-{node:03d}" / "usage.json").write_text(json.dumps(sample | {"net_queued": share}))
+
+
+def _exchanging(seconds: float) -> list[RankTimes]:
+    """Return two ranks on each of three nodes that compute 1 s of a step, and exchange gradients."""
+    spent = (0.0, 1.0, seconds, 0.0, 0.0, 0.0)
+    made = [Window(2.0 * at, 10 + at, 1, 0, spent) for at in range(40)]
+    return [RankTimes(rank, rank // 2, made) for rank in range(6)]
+
+
+def test_a_slow_link_is_named_by_the_packets_that_wait_there(tmp_path: Path) -> None:
+    _samples(tmp_path, (0.2, 0.9, 0.1))
+    ((link,), _) = explained([], _exchanging(1.0), tmp_path)
+    assert (link.ranks, link.node, link.phase, link.first, link.steps) == ((2, 3), 1, "exchange", 28, 22)
+    assert link.sentence == (
+        "both ranks on gpu1 exchange gradients over a slow link: packets wait to be sent 90 % of the time, "
+        "on the others 15 %; 1 s of each step of 2 s"
+    )
+
+
+def test_a_link_is_not_named_if_all_are_as_busy_or_the_exchange_is_short(tmp_path: Path) -> None:
+    _samples(tmp_path, (0.9, 0.95, 0.85))
+    assert explained([], _exchanging(1.0), tmp_path)[0] == []
+    _samples(tmp_path, (0.2, 0.9, 0.1))
+    assert explained([], _exchanging(0.1), tmp_path)[0] == []
+    assert [one.phase for one in explained([], _exchanging(1.0), tmp_path)[0]] == ["exchange"]
+
+
+def test_a_node_that_sends_more_than_the_others_has_no_slow_link(tmp_path: Path) -> None:
+    _samples(tmp_path, (0.2, 0.9, 0.1))
+    sample = tmp_path / "node-001" / "usage.json"
+    sample.write_text(json.dumps(json.loads(sample.read_text()) | {"net_out": 3e6}))
+    assert explained([], _exchanging(1.0), tmp_path)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("cpus", "queued", "blocked", "said", "fix"),
+    [
+        (2.94, 0.0, 0, "3 workers at 98 %", "More workers for the loader would help."),
+        (0.06, 0.0, 2, "3 workers at 2 %, 2 blocked by storage", "The workers wait themselves: "),
+        (0.6, 2.1, 0, "3 workers at 20 %, waiting for a CPU 70 %", "More CPUs for the job would help, "),
+    ],
+)
+def test_what_the_workers_of_a_rank_that_waits_for_data_do(
+    tmp_path: Path, cpus: float, queued: float, blocked: int, said: str, fix: str
+) -> None:
+    workers = {"71": {"count": 3, "cpus": cpus, "queued": queued, "blocked": blocked}}
+    _samples(tmp_path, (0.0, 0.0), workers=workers)
+    started = {"time": 1.0, "host": "gpu1", "kind": "ranks-started"}
+    ranks = [{"rank": rank, "local_rank": rank - 2, "pid": 69 + rank} for rank in (2, 3)]
+    (tmp_path / "node-001" / "agent.jsonl").write_text(json.dumps(started | {"ranks": ranks}) + "\n")
+    both = _even(4, {2: (3.0, 2.0)})
+    ((one,), _) = explained(find(both), both, tmp_path)
+    assert (
+        one.sentence == f"rank 2 on gpu1 waits for data for 40 steps: {said}; 3 s of each step of 5 s, the others 1 s"
+    )
+    assert one.workers is not None
+    assert one.workers.fix.startswith(fix)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from allranks.system.traffic import Rates, disk_bytes, network_bytes
+from allranks.system.traffic import Rates, _queue_lengths, disk_bytes, network_bytes
 
 #: As the kernel writes /proc/net/dev: bytes are the first and the ninth number.
 DEV = """\
@@ -66,3 +69,43 @@ def test_rates_are_growth_by_the_second() -> None:
     assert rates.of({"read": 4000}, 12.0) == {"read": 1500}
     assert rates.of({"read": 3000}, 14.0) == {"read": 0}, "a process has ended, and its counts with it"
     assert rates.of({"read": 3000, "write": 7}, 14.5) == {"read": 0, "write": 0}
+
+
+def _answer(*queues: tuple[str, int]) -> bytes:
+    """Return what the kernel answers: a message for each queue, with its kind and statistics, and the end."""
+    found = b""
+    for kind, packets in queues:
+        name = struct.pack("=HH", 4 + len(kind), 1) + kind.encode() + bytes(-len(kind) % 4)
+        statistics = struct.pack("=HHQ7I", 4 + 40, 3, 10**6, 900, 1, 2, 0, 0, packets, 1500 * packets) + bytes(4)
+        found += struct.pack("=IHHII", 36 + len(name + statistics), 36, 2, 1, 0) + bytes(20) + name + statistics
+    return found + struct.pack("=IHHIII", 20, 3, 2, 1, 0, 0)
+
+
+def test_lengths_of_queues() -> None:
+    assert [*_queue_lengths(_answer(("noqueue", 0), ("tbf", 42), ("fq_codel", 7)))] == [0, 42, 7]
+    assert [*_queue_lengths(_answer())] == []
+
+
+#: In a network of its own: a link of 80 kbit/s, whose bucket holds one packet, before and after twenty are sent.
+SLOW_LINK = """\
+ip link add eth0 type veth peer name eth1 && ip address add 198.18.0.1/24 dev eth0 || exit 9
+ip link set eth0 up && ip link set eth1 up && ip neigh add 198.18.0.2 lladdr 02:00:00:00:00:02 dev eth0
+tc qdisc add dev eth0 root tbf rate 80kbit burst 2kb latency 10s || exit 9
+exec "$0" -c '
+import socket
+from allranks.system.traffic import packets_wait
+print(packets_wait())
+for _ in range(20):
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(bytes(1000), ("198.18.0.2", 9))
+print(packets_wait())
+'
+"""
+
+
+def test_packets_wait_for_a_slow_link() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", "--map-root-user", "sh", "-c", SLOW_LINK, sys.executable], capture_output=True, text=True
+    )
+    if done.returncode == 9 or "unshare" in done.stderr:
+        pytest.skip(f"no network of its own: {done.stderr}")
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")

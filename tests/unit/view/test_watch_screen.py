@@ -402,3 +402,19 @@ def test_below_the_log_stands_where_the_training_is_also_without_metrics():
 def test_below_the_log_an_old_sample_of_a_node_does_not_count():
     shot = replace(SHOT, metrics={}, step=None, saved=None, nodes=[{**_node(0), "time": NOON - 31}])
     assert below_log(shot, 80, 3) == []
+
+
+def test_below_the_log_chosen_metrics_come_first():
+    metrics = {
+        "loss": (2.0, [2.0, 2.0]),
+        "accuracy": (0.5, [0.0, 1.0]),
+        "grad_norm": (1.0, [1.0]),
+        "epoch": (1.0, [1.0]),
+    }
+    shot = replace(SHOT, metrics=metrics, step=7, saved=None, nodes=[])
+    (line,) = below_log(shot, 100, 3, ("grad_norm", "accuracy", "missing"))
+    assert line.plain == "step 7  grad_norm 1 ▄  accuracy 0.5 ▁█  epoch 1  loss 2 ▄▄"
+    (line,) = below_log(shot, 100, 3)
+    assert line.plain == "step 7  loss 2 ▄▄  epoch 1  accuracy 0.5 ▁█  grad_norm 1 ▄"
+    (line,) = below_log(shot, 100, 3, ("missing",))
+    assert line.plain == "step 7  loss 2 ▄▄  epoch 1  accuracy 0.5 ▁█  grad_norm 1 ▄", "the first that the script logs"
