@@ -18,7 +18,7 @@ _MOST = 1500
 _TRACEBACK, _NEAR = 200, 30
 #: Warnings and notes, of which most are harmless: they count where nothing else was found.
 _NOTE = re.compile(
-    r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
+    r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} (?!.*death signal)|^[WI] |[Rr]etry(?!.*exceeded)|cached"
     r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
     r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b"
     r"|[Ll]oss\w*'?\"? ?[=:]? ?(?:nan|NaN|inf)\b(?!.*(?:[Ss]top|Error))"

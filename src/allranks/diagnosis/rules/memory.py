@@ -116,7 +116,7 @@ RULES = (
     after_a_change(
         "ray-worker-died",
         "a worker of Ray crashed or was killed: most often because memory ran out",
-        r"Worker unexpectedly exits with a connection error",
+        r"Worker unexpectedly exits with a connection error|A worker died or was killed while executing a task",
         r"^ray\.exceptions\.(?:ActorDied|RayActor|WorkerCrashed)Error",
         fix="see the last lines of the worker's own log (session_latest/logs/worker-*), and the node's memory",
         level=Level.UNCLEAR,

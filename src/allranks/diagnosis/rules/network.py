@@ -65,6 +65,7 @@ RULES = (
         r"failed to extend /dev/shm/nccl|posix_fallocate failed|shm_open.*nccl|Unable to allocate shared memory",
         r"/dev/shm/nccl-\S+.*(?:No space|failed|size \d+)",
         fix="a larger /dev/shm: docker run --shm-size 16g or --ipc=host; remove old files /dev/shm/nccl-*",
+        explains=("shared-memory-locks", "shared-memory-full", "disk-full"),
         source="NCCL src/misc/shmutils.cc",
     ),
     never(
@@ -175,7 +176,8 @@ RULES = (
         "not all ranks came: the store timed out waiting for them",
         r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
         r"wait timeout after \d+ms, keys|Timed out initializing process group in store based barrier",
-        r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
+        r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key"
+        r"|RuntimeError: connect\(\) timed out\.?$",
         fix="see whose log is missing or ends early: the address, the port and the number of ranks must be the same "
         "for all",
         level=Level.UNCLEAR,

@@ -59,6 +59,7 @@ RULES = (
         r"module must have its parameters and buffers on device|parameters? .* on the same device",
         r"No backend type associated with device type|Tensors must be CUDA and dense",
         r"DistributedDataParallel device_ids and output_device arguments only work",
+        r"can't convert \w+:\d+ device type tensor to numpy",
         despite=_TYPES,
         fix="move model and batch to the rank's device: ctx.device, or cuda:LOCAL_RANK",
         source="c10/core/TensorImpl; torch/nn/parallel/distributed.py",
