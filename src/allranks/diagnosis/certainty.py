@@ -37,8 +37,10 @@ def is_certain(cause: Match, found: Sequence[Match]) -> bool:
     """Return whether the logs leave no other cause than this one of all that was found in them."""
     if not cause.rule.certain or cause.is_note or not cause.is_last:
         return False
-    if cause.rule.level is Level.GENERAL and EXCEPTION.match(cause.line.text) and not cause.place:
-        return False
+    if cause.rule.level is Level.GENERAL and EXCEPTION.match(cause.line.text):
+        where = cause.is_own if cause.rule.id == "script-exception" else cause.place
+        if not where:
+            return False
     return not any(_could_be(match, cause) for match in found)
 
 
@@ -80,8 +82,12 @@ def _could_be(match: Match, cause: Match) -> bool:
         return not _is_final(cause) and match.line.file == cause.line.file and match.order < cause.order
     if not is_of_one_report(match, cause) or match.rule.level <= Level.CAUSE:
         return True
-    return match.rule.id == "script-exception" and match.order > cause.order
+    if match.order < cause.order:  # The first exception of a rank raises others.
+        return all(EXCEPTION.match(each.line.text) for each in (match, cause))
+    return match.rule.id == "script-exception"
 
 
 def _says_the_same(match: Match, cause: Match) -> bool:
+    if (match.line.file, match.order) == (cause.line.file, cause.order):  # An exception that a worker has handed on.
+        return True
     return match.rule is cause.rule and match.captured.get("error") == cause.captured.get("error")

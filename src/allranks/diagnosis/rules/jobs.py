@@ -217,7 +217,7 @@ RULES = (
         "mpi-pmi",
         "MPI did not reach the process manager (PMI) of srun or mpirun: they were not built for each other",
         r"(?:PMI2?|PMIx?|pmix)_[Ii]nit failed|not built with SLURM's PMI|PMII_singinit: ",
-        r"An error occurred in MPI_Init",
+        r"An error occurred in MPI_Init|Unable to write to PMI_fd|PMI_\w+ returned -1",
         fix="srun --mpi=list shows what Slurm has: name the one that MPI was built with, or start it by its own mpirun",
         level=Level.GENERAL,
         certain=False,

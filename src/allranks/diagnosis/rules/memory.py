@@ -9,7 +9,8 @@ RULES = (
     on_other_nodes(
         "cuda-memory-of-others",
         "other processes hold {others} of the GPU",
-        fix="nvidia-smi on that node shows whose they are; end what is left over, or use other GPUs",
+        fix="nvidia-smi on that node shows whose they are: end what is left over; if they are ranks of this job, "
+        "torch.cuda.set_device(LOCAL_RANK)",
         source="c10/cuda/CUDACachingAllocator.cpp",
     ),
     after_a_change(
