@@ -22,6 +22,13 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("PMII_singinit: execv failed: No such file or directory", "mpi-pmi", "likely"),
         ("2024-01-01 10:00:00,123 - trainer - INFO - [rank0]: AssertionError: bad", "script-exception", "likely"),
         ("I0101 10:00:00.123456 77 main.go:1] [rank0]: AssertionError: bad", "script-exception", "likely"),
+        ("2024-05-06 21:24:16 | ERROR | stderr | [rank0]: AssertionError: bad", "script-exception", "likely"),
+        ("E       AssertionError: bad", "script-exception", "likely"),
+        ("ERROR 09-22 20:31:06 [core.py:586] AssertionError: bad", "script-exception", "likely"),
+        ("ProcessExitedException: process 0 terminated with exit code 3221225477", "segmentation-fault", "likely"),
+        ("subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n1 hostname' returned non-zero exit "
+         "status 255.", "ssh-unreachable", "certain"),
+        ("Couldn't connect to the Hub: 429 Client Error: Too Many Requests", "hub-limit", "likely"),
         (f"{STEP}Job credential expired", "slurm-credential", "certain"),
         ("x:1:2 [0] misc/socket.cc:4 NCCL WARN socketStartConnect: Connect to 10.0.0.2<3> failed : "
          "Software caused connection abort", "nccl-remote", "unknown"),

@@ -81,6 +81,10 @@ def test_an_exception_that_python_ignores_is_not_the_cause() -> None:
 
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 DUPLICATE = "init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 4 both on CUDA device 7000"
+BELOW = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+  File "{file}", line 12, in load
+ValueError: bad"""
 ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 12 files\n"
 
 
@@ -98,6 +102,10 @@ ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 1
         ("ValueError: bad", "script-exception", "likely"),
         (TRACEBACK.format(file="train.py", line=9, error="ValueError: bad"), "script-exception", "certain"),
         (TRACEBACK.format(file="../site-packages/a.py", line=9, error="ValueError: bad"), "script-exception", "likely"),
+        (BELOW.format(file="train.py"), "script-exception", "certain"),
+        (BELOW.format(file="/v/site-packages/a.py"), "script-exception", "likely"),
+        (f"FileNotFoundError: a.json\n\nDuring handling of the above exception, another exception occurred:\n\n{FULL}",
+         "cuda-out-of-memory", "likely"),
     ],
 )  # fmt: skip
 def test_a_verdict_is_certain_where_the_logs_leave_no_other_cause(text: str, expected: str, sure: str) -> None:
@@ -208,6 +216,8 @@ def test_a_torch_without_cuda_is_no_wrong_version() -> None:
          "reserved in total by PyTorch)", "cuda-out-of-memory"),
         (f"2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
         ("20.00 MiB", "cuda-out-of-memory"),
+        (f"{CARD} Process 7 has 2.00 GiB memory in use. Process 8 has 22.00 GiB memory in use. Of the allocated memory "
+         f"21.00 GiB is allocated by PyTorch, and 500.00 MiB {UNUSED}", "cuda-out-of-memory"),
     ],
 )  # fmt: skip
 def test_whose_memory_fills_the_gpu(numbers: str, expected: str) -> None:

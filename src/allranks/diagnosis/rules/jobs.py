@@ -201,7 +201,7 @@ RULES = (
         r"ssh: connect to host (?P<host>\S+) port \d+: (?P<why>.*)",
         r"kex_exchange_identification: ",
         r"ssh: Could not resolve hostname (?P<host>[^:\s]+)",
-        r"host=(?P<host>\S+) was not reachable via ssh",
+        r"host=(?P<host>\S+) was not reachable via ssh|Command 'ssh (?:-\S+ (?:\S+=\S+ )?)*(?P<host2>\S+) .*status 255",
         r"ssh_exchange_identification: |client_loop: send disconnect",
         fix="ssh NODE true must work from this machine: check the name, the network and sshd there",
         source="ssh(1)",
