@@ -24,11 +24,11 @@ _CONTEXT = 1 << 30
 def reason(text: str) -> tuple[str, dict[str, str]]:
     """Return the rule for a message that a GPU has too little memory, and what its sentence names."""
     numbers = {name: _bytes(found) for name, pattern in _NUMBERS.items() if (found := re.search(pattern, text))}
-    if not {"wanted", "capacity", "free", "own"} <= numbers.keys():
+    if not {"wanted", "capacity", "free"} <= numbers.keys() or not (own := _own(text, numbers)):
         return "cuda-out-of-memory", {}
-    wanted, own = numbers["wanted"], numbers["own"]
+    wanted = numbers["wanted"]
     unused = numbers.get("unused", max(0, own - numbers.get("allocated", own)))
-    context = 0 if "this process has" in text else _CONTEXT
+    context = 0 if "memory in use" in text else _CONTEXT
     others = numbers["capacity"] - numbers["free"] - own - context
     # This process has the room itself, and others hold little beside it.
     if unused >= max(wanted, others / 2, _ALWAYS * numbers["capacity"]):
@@ -36,6 +36,14 @@ def reason(text: str) -> tuple[str, dict[str, str]]:
     if others >= max(wanted - numbers["free"], _CONTEXT + context):
         return "cuda-memory-of-others", {"others": _gib(others)}
     return "cuda-out-of-memory", {"capacity": _gib(numbers["capacity"])}
+
+
+def _own(text: str, numbers: dict[str, int]) -> int | None:
+    """Return what this process holds; in a container torch names all processes, and not which of them it is."""
+    if "own" in numbers or "allocated" not in numbers:
+        return numbers.get("own")
+    sizes = (_bytes(found) for found in re.finditer(rf"Process \d+ has {_SIZE} memory in use", text))
+    return min((size for size in sizes if size >= numbers["allocated"]), default=None)
 
 
 def _bytes(found: re.Match[str]) -> int:

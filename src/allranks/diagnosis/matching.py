@@ -18,9 +18,9 @@ _MOST = 1500
 _TRACEBACK, _NEAR = 200, 30
 #: Warnings and notes, of which most are harmless: they count where nothing else was found.
 _NOTE = re.compile(
-    r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} |^[WI] |[Rr]etry(?!.*exceeded)|cached"
+    r"\w*Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} (?!.*death signal)|^[WI] |[Rr]etry(?!.*exceeded)|cached"
     r"|^\w+: warning: |is not compatible with the current PyTorch|memory limit at some point"
-    r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b"
+    r"|^wandb: |create TMPDIR|[Ff]all(?:ing|s)? ?back|\b[Ss]kipping\b|Couldn't connect to the Hub"
     r"|[Ll]oss\w*'?\"? ?[=:]? ?(?:nan|NaN|inf)\b(?!.*(?:[Ss]top|Error))"
     r"|\b(?:WARNING|WARN|INFO|DEBUG)\b(?<!NCCL WARN)"
 )
@@ -62,8 +62,10 @@ def _match(log: Log, at: int) -> Match | None:
         rule, named = _BY_ID[name], named | numbers
     is_note = bool(_NOTE.search(line.text))
     ends = _ends_in_worker(log, at, line)
-    place = _place(log, log.line(ends[-1]), ends[-1]) or _place(log, line, at)
-    return Match(rule, log.line(ends[0]), named, place, ends[0], is_note)
+    place, is_own = _place(log, log.line(ends[-1]), ends[-1])
+    if not place:
+        place, is_own = _place(log, line, at)
+    return Match(rule, log.line(ends[0]), named, place, ends[0], is_note, is_own)
 
 
 @lru_cache(maxsize=1 << 12)  # Ranks often write the same.
@@ -133,15 +135,21 @@ def _ends_in_worker(log: Log, at: int, line: Line) -> list[int]:
     return ends or [at]
 
 
-def _place(log: Log, end: Line, at: int) -> str:
-    """Return the innermost frame in the user's code of the traceback that a line ends: ``train.py:88``."""
+def _place(log: Log, end: Line, at: int) -> tuple[str, bool]:
+    """Return the innermost frame in the user's code of the traceback that a line ends, and whether none is below it.
+
+    The frame as ``train.py:88``, empty if there is none.
+    """
+    is_innermost = True
     for number in range(at - 1, max(-1, at - _TRACEBACK), -1):
         line = log.line(number)
         if line.rank != end.rank:
             continue
         if line.text and not line.text.startswith((" ", "|", "\t")):
             break
-        found = _FRAME.match(line.text)
-        if found and not is_foreign(found[1]) and not found[1].endswith(".pyx"):
-            return f"{PurePath(found[1]).name}:{found[2]}"
-    return ""
+        if not (found := _FRAME.match(line.text)):
+            continue
+        if not is_foreign(found[1]) and not found[1].endswith(".pyx"):
+            return f"{PurePath(found[1]).name}:{found[2]}", is_innermost
+        is_innermost = False
+    return "", False

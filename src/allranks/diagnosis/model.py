@@ -92,6 +92,8 @@ class Match:
     place: str = ""  # The innermost frame in the user's code, of an exception's line: ``train.py:88``.
     order: int = 0  # The position of the line in its log.
     is_note: bool = False  # Whether it is a warning, which may be harmless.
+    is_own: bool = False  # Whether that frame is the innermost of all, so that the user's code raised it.
+    is_last: bool = True  # Whether it is the last word of what wrote it.
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ _PREFIX = re.compile(
     r"|\[(?:\d+:)?(\d+)(?:[,\-][\d,\-]*)?\]:? |\s{0,5}(\d{1,5}): (?=\S| {2,})|\[(?:node )?[\w.-]+:\d+\] (?=\*\*\*)"
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
     r"|\((?:\w+ )?pid=\d+(?:, ip=[\d.]+)?\) ?"
-    r"|(?:[A-Za-z][\w.-]*(?:: |\| )| ?- [\w.]+ - [A-Z]+ - |[EF]\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w./-]+:\d+\] )"
+    r"|(?:[A-Za-z][\w.-]*(?:: |\| )| ?- [\w.]+ - [A-Z]+ - |(?:\| *\w+ *)+\| |E {3,}"
+    r"|[EF]\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w./-]+:\d+\] )"
     r"(?=Traceback|\[rank|-?(?:ba|z)?sh: |(?:  )+File \"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception)\b)"
-    r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w./-]+:\d+\] (?=\[rank)"
+    r"|ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] ?|I\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w./-]+:\d+\] (?=\[rank)"
 )
 #: Frames of C++, of which libraries print hundreds below their messages.
 _CPP_FRAME = re.compile(r"(?:\[rank\d+\]:)?\s*frame #\d+: ")
@@ -43,7 +44,7 @@ _TELLING = (
     "warn", "died", "nccl", "parameters", "of rank", "job submit", "module", "found", "different", "inconsistent",
     "overflow", "micro_batch", "across ranks", "went down", "credential", "request of", "evict", "low on",
     "incompatible", "fatal", "exclusive", "qsub:", "term_", "bad termination", "exit string", "disconnect", "as root",
-    "installed",
+    "installed", "returned -1",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from allranks.diagnosis.certainty import EXCEPTION, is_certain, is_of_one_report, with_ends
 from allranks.diagnosis.matching import matches
 from allranks.diagnosis.model import Diagnosis, Level, Match
 from allranks.diagnosis.text import Log
@@ -12,13 +13,10 @@ from allranks.diagnosis.text import Log
 #: Lines between a line that tells of a failure and the last one: more, and the script went on after it.
 _FAR = 400
 _EVIDENCE = 3
-#: Lines of one report.
-_REPORT = 30
 #: By how much a warning is less than an error: below all that ends a process, above what only follows.
 _NOTE = 1.5
-#: What a shell says of a command in a script that goes on; the line of an exception of Python, which runs after it.
-_OF_THE_SHELL = ("command-not-found", "permission-denied")
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b")
+#: What a shell says of a command in a script that goes on.
+_OF_THE_SHELL = ("command-not-found", "permission-denied", "module-missing", "conda-missing", "venv-missing")
 #: What a launcher's report is, beside a cause.
 _LAUNCHER = "the launcher reported that a rank failed"
 #: Where torchrun's report names the rank that failed first.
@@ -40,7 +38,7 @@ def judge(logs: Iterable[Log], first: int | None = None) -> Diagnosis | None:
     """
     found: list[Match] = []
     for log in logs:  # One after the other: together they may be larger than the memory.
-        found += _last([match for match in matches(log) if not _is_later(log, match)])
+        found += _last(with_ends(log, [match for match in matches(log) if not _is_later(log, match)]))
         first = _reported(log) if first is None else first
     explained = {name for match in found for name in match.rule.explains}
     found = [match for match in found if match.rule.id not in explained]
@@ -62,19 +60,23 @@ def _is_later(log: Log, match: Match) -> bool:
 
 
 def _last(found: list[Match]) -> list[Match]:
-    """Leave out what a script has survived: it told of more failures long after that, or Python ran after a command."""
+    """Leave out what a script has survived: it told of more failures long after that, or Python ran as well."""
     if not found:
         return []
-    raised = (match.order for match in found if _EXCEPTION.match(match.line.text) and not match.is_note)
-    python = max(raised, default=-1)
-    found = [match for match in found if match.order >= python or not _is_of_the_shell(match)]
+    if any(_is_of_python(match) for match in found):
+        found = [match for match in found if not _is_of_the_shell(match)]
     ends = [match.order for match in found if match.rule.level < Level.FOLLOWS and not match.is_note]
     end = ends[-1] if ends else found[-1].order
     return [match for match in found if end - match.order <= _FAR or match.rule.level is Level.OUTSIDE]
 
 
+def _is_of_python(match: Match) -> bool:
+    """Return whether the script ran: it raised an exception, or had met other ranks."""
+    return not match.is_note and (match.rule.level is Level.FOLLOWS or bool(EXCEPTION.match(match.line.text)))
+
+
 def _is_of_the_shell(match: Match) -> bool:
-    return match.rule.id in _OF_THE_SHELL and not _EXCEPTION.match(match.line.text)
+    return match.rule.id in _OF_THE_SHELL and not EXCEPTION.match(match.line.text)
 
 
 def _order(match: Match, first: int | None) -> tuple[float, bool, int]:
@@ -101,10 +103,9 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
     if rule.level >= (Level.UNCLEAR if cause.is_note else Level.FOLLOWS):
         sure = "unknown"
     else:
-        rivals = {match.rule.id for match in found if _rivals(match, cause)}
-        sure = "certain" if rule.certain and not cause.is_note and rivals <= {rule.id} else "likely"
+        sure = "certain" if is_certain(cause, found) else "likely"
     same = [match for match in found if match.rule is rule and match is not cause]
-    near = [match for match in same if _is_near(match, cause)]
+    near = [match for match in same if is_of_one_report(match, cause)]
     named = {name: value for match in (*near[::-1], cause) for name, value in match.captured.items()}
     return Diagnosis(
         id=rule.id,
@@ -117,20 +118,6 @@ def _diagnosis(cause: Match, found: Sequence[Match], first: int | None) -> Diagn
         fix=rule.fix,
         retry="" if sure == "unknown" else rule.retry,
     )
-
-
-def _is_near(match: Match, cause: Match) -> bool:
-    """Return whether two matches are of one report of one rank: another rank's numbers are not this one's."""
-    is_same_log = (match.line.file, match.line.rank) == (cause.line.file, cause.line.rank)
-    return is_same_log and abs(match.order - cause.order) <= _REPORT
-
-
-def _rivals(match: Match, cause: Match) -> bool:
-    """Return whether a match could be the cause as well: a message that means one thing, or a later exception."""
-    if match.is_note:
-        return False
-    is_later = match.line.rank == cause.line.rank and match.line.file == cause.line.file and match.order > cause.order
-    return match.rule.level <= Level.CAUSE or (match.rule.id == "script-exception" and is_later)
 
 
 def sentence(template: str, captured: dict[str, str]) -> str:

@@ -59,7 +59,7 @@ def test_there_are_enough_of_them() -> None:
     assert len({sample["source"] for sample in SAMPLES}) == len(SAMPLES)
 
 
-@pytest.mark.parametrize(("seen", "right", "sure"), [(True, 0.98, 0.0), (False, 0.88, 0.045)])
+@pytest.mark.parametrize(("seen", "right", "sure"), [(True, 0.98, 0.0), (False, 0.92, 0.013)])
 def test_the_cause_is_found(seen: bool, right: float, sure: float) -> None:
     """The rates are those that were reached: a change of the rules may not make them worse."""
     samples = [sample for sample in SAMPLES if is_seen(sample) is seen]

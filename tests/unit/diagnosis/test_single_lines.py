@@ -12,7 +12,7 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
 @pytest.mark.parametrize(
     ("line", "expected", "sure"),
     [
-        ("RuntimeError: [enforce fail] ss1.ss_family == ss2.ss_family. 2 vs 10", "gloo-connect", "certain"),
+        ("RuntimeError: [enforce fail] ss1.ss_family == ss2.ss_family. 2 vs 10", "gloo-connect", "likely"),
         ("RuntimeError: disagreement between rank0 and rank3: rank0: [1]", "collective-mismatch", "certain"),
         ("[ERROR] [launch.py:434:sigkill_handler] ['train.py'] exits with return code = -7", "bus-error", "likely"),
         (f"{STEP}Unable to layout tasks on given cpus", "slurm-step", "certain"),
@@ -20,8 +20,15 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
          "gradient_acc_step * world_size 256 != 4 * 8 * 1", "deepspeed-configuration", "certain"),
         ("PMII_singinit: execv failed: No such file or directory", "mpi-pmi", "likely"),
-        ("2024-01-01 10:00:00,123 - trainer - INFO - [rank0]: AssertionError: bad", "script-exception", "certain"),
-        ("I0101 10:00:00.123456 77 main.go:1] [rank0]: AssertionError: bad", "script-exception", "certain"),
+        ("2024-01-01 10:00:00,123 - trainer - INFO - [rank0]: AssertionError: bad", "script-exception", "likely"),
+        ("I0101 10:00:00.123456 77 main.go:1] [rank0]: AssertionError: bad", "script-exception", "likely"),
+        ("2024-05-06 21:24:16 | ERROR | stderr | [rank0]: AssertionError: bad", "script-exception", "likely"),
+        ("E       AssertionError: bad", "script-exception", "likely"),
+        ("ERROR 09-22 20:31:06 [core.py:586] AssertionError: bad", "script-exception", "likely"),
+        ("ProcessExitedException: process 0 terminated with exit code 3221225477", "segmentation-fault", "likely"),
+        ("subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no n1 hostname' returned non-zero exit "
+         "status 255.", "ssh-unreachable", "certain"),
+        ("Couldn't connect to the Hub: 429 Client Error: Too Many Requests", "hub-limit", "likely"),
         (f"{STEP}Job credential expired", "slurm-credential", "certain"),
         ("x:1:2 [0] misc/socket.cc:4 NCCL WARN socketStartConnect: Connect to 10.0.0.2<3> failed : "
          "Software caused connection abort", "nccl-remote", "unknown"),
@@ -57,12 +64,12 @@ STEP = "srun: error: Task launch for StepId=7.4 failed on node n1: "
         ("comment = Can Never Run: Insufficient amount of resource: ngpus", "pbs-rejected", "certain"),
         ("RuntimeError: can't create new processes if CUDA is already initialized.", "fork-after-cuda", "certain"),
         ("KeyError: 'unexpected key \"head.weight\" in state_dict'", "state-dict", "certain"),
-        ("KeyError: 'unexpected key'", "script-exception", "certain"),
+        ("KeyError: 'unexpected key'", "script-exception", "likely"),
         ("RuntimeError: unexpected EOF. The file might be corrupted.", "checkpoint-damaged", "certain"),
         ("ValueError: Error initializing torch.distributed using tcp://: no rank", "rank-variables", "certain"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'sbatch'", "command-not-found", "certain"),
         ("Job exceeded its walltime limit. Job was aborted", "time-limit", "certain"),
-        ("ValueError: Error initializing the reader", "script-exception", "certain"),
+        ("ValueError: Error initializing the reader", "script-exception", "likely"),
     ],
 )  # fmt: skip
 def test_a_line_has_its_class(line: str, expected: str, sure: str) -> None:

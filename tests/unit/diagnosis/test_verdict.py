@@ -79,6 +79,47 @@ def test_an_exception_that_python_ignores_is_not_the_cause() -> None:
     assert found.place == "train.py:9"
 
 
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+DUPLICATE = "init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 4 both on CUDA device 7000"
+BELOW = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+  File "{file}", line 12, in load
+ValueError: bad"""
+ORDINARY = "Building the vocabulary\nUsing the cache\nReading the index\nFound 12 files\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "sure"),
+    [
+        (FULL, "cuda-out-of-memory", "certain"),
+        (f"{FULL}\n{ORDINARY}", "cuda-out-of-memory", "certain"),
+        (f"{FULL}\n" + "step 7 loss: 2.1\n" * 4, "cuda-out-of-memory", "likely"),
+        (f"{FULL}\n" + " 10%|#   | 1/10 [00:01<00:09,  1.20it/s]\n" * 4, "cuda-out-of-memory", "likely"),
+        (f"[rank1]: RuntimeError: other\n{ORDINARY * 9}[rank0]: {FULL}", "cuda-out-of-memory", "likely"),
+        (f"{DUPLICATE}\nsrun: error: node1: task 0: Exited with exit code 1", "gpu-duplicate", "certain"),
+        (f"{DUPLICATE}\n{ORDINARY}", "gpu-duplicate", "likely"),
+        (f"srun: error: node1: task 0: Exited with exit code 1\n{DUPLICATE}", "gpu-duplicate", "likely"),
+        ("ValueError: bad", "script-exception", "likely"),
+        (TRACEBACK.format(file="train.py", line=9, error="ValueError: bad"), "script-exception", "certain"),
+        (TRACEBACK.format(file="../site-packages/a.py", line=9, error="ValueError: bad"), "script-exception", "likely"),
+        (BELOW.format(file="train.py"), "script-exception", "certain"),
+        (BELOW.format(file="/v/site-packages/a.py"), "script-exception", "likely"),
+        (f"FileNotFoundError: a.json\n\nDuring handling of the above exception, another exception occurred:\n\n{FULL}",
+         "cuda-out-of-memory", "likely"),
+    ],
+)  # fmt: skip
+def test_a_verdict_is_certain_where_the_logs_leave_no_other_cause(text: str, expected: str, sure: str) -> None:
+    found = verdict(f"{text}\n")
+    assert (found.id, found.sure) == (expected, sure)
+
+
+def test_a_command_that_is_not_there_is_not_the_cause_after_a_rank_has_failed() -> None:
+    missing = "train.sh: line 45: --epochs: command not found"
+    waited = "[rank1]:[E1 ProcessGroupNCCL.cpp:6] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL"
+    assert (verdict(missing).id, verdict(missing).sure) == ("command-not-found", "certain")
+    assert (verdict(f"{waited}\n{missing}").id, verdict(f"{waited}\n{missing}").sure) == ("nccl-timeout", "unknown")
+
+
 @pytest.mark.parametrize("said", ["/bin/sh: 1: nvidia-smi: not found", "grep: /etc/x: Permission denied"])
 def test_a_command_that_failed_before_python_ran_is_not_the_cause(said: str) -> None:
     found = verdict(f"{said}\n" + TRACEBACK.format(file="train.py", line=9, error="KeyError: 'x'"))
@@ -175,6 +216,8 @@ def test_a_torch_without_cuda_is_no_wrong_version() -> None:
          "reserved in total by PyTorch)", "cuda-out-of-memory"),
         (f"2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; {OLD}", "cuda-out-of-memory"),
         ("20.00 MiB", "cuda-out-of-memory"),
+        (f"{CARD} Process 7 has 2.00 GiB memory in use. Process 8 has 22.00 GiB memory in use. Of the allocated memory "
+         f"21.00 GiB is allocated by PyTorch, and 500.00 MiB {UNUSED}", "cuda-out-of-memory"),
     ],
 )  # fmt: skip
 def test_whose_memory_fills_the_gpu(numbers: str, expected: str) -> None:

@@ -80,6 +80,7 @@ RULES = (
         r"hipErrorNoBinaryForGpu(?!.*continue)",
         r"with CUDA capability sm_\d+ is not compatible with the current PyTorch",
         fix="a PyTorch (or extension) built for this GPU: torch.cuda.get_arch_list() shows what it is built for",
+        explains=("nccl-cuda", "cublas", "cudnn"),
         source="CUDA runtime API: cudaErrorNoKernelImageForDevice",
     ),
     after_a_change(

@@ -9,7 +9,8 @@ RULES = (
     on_other_nodes(
         "cuda-memory-of-others",
         "other processes hold {others} of the GPU",
-        fix="nvidia-smi on that node shows whose they are; end what is left over, or use other GPUs",
+        fix="nvidia-smi on that node shows whose they are: end what is left over; if they are ranks of this job, "
+        "torch.cuda.set_device(LOCAL_RANK)",
         source="c10/cuda/CUDACachingAllocator.cpp",
     ),
     after_a_change(
@@ -116,7 +117,7 @@ RULES = (
     after_a_change(
         "ray-worker-died",
         "a worker of Ray crashed or was killed: most often because memory ran out",
-        r"Worker unexpectedly exits with a connection error",
+        r"Worker unexpectedly exits with a connection error|A worker died or was killed while executing a task",
         r"^ray\.exceptions\.(?:ActorDied|RayActor|WorkerCrashed)Error",
         fix="see the last lines of the worker's own log (session_latest/logs/worker-*), and the node's memory",
         level=Level.UNCLEAR,

@@ -52,7 +52,7 @@ RULES = (
         r"UCX +ERROR .*(?:retry count exceeded|ibv_|mlx\d)|RDMA CM returned an event error",
         r"NET/IB\s*: Got async (?:error )?event|IB timeout",
         r"libibverbs: .*(?:failed|error|couldn't)|ibv_reg_mr|transport retry counter exceeded",
-        r"Unable to open device mlx|NET/IB.*(?:No device found.*error|[Ee]rror)",
+        r"Unable to open device mlx|NET/IB.*(?:No device found.*error|[Ee]rror|IB device is incompatible)",
         fix="ibstat and ulimit -l (unlimited) on the nodes; NCCL_IB_DISABLE=1 tells whether only InfiniBand is at "
         "fault",
         despite=r"with (?:error |status=?)5\b",
@@ -65,6 +65,7 @@ RULES = (
         r"failed to extend /dev/shm/nccl|posix_fallocate failed|shm_open.*nccl|Unable to allocate shared memory",
         r"/dev/shm/nccl-\S+.*(?:No space|failed|size \d+)",
         fix="a larger /dev/shm: docker run --shm-size 16g or --ipc=host; remove old files /dev/shm/nccl-*",
+        explains=("shared-memory-locks", "shared-memory-full", "disk-full"),
         source="NCCL src/misc/shmutils.cc",
     ),
     never(
@@ -163,7 +164,7 @@ RULES = (
         "addresses or ports, or a firewall is between",
         r"Timed out after \d+ seconds waiting for clients(?:\. (?P<joined>\d+/\d+) clients joined)?",
         r"client socket has timed out after \d+\w* while trying to connect to \((?P<host>[^,)]+), (?P<port>\w+)\)",
-        r"client socket has timed out after \d+",
+        r"client socket has (?:timed out after \d+|failed to connect to any network address)",
         fix="set the same MASTER_ADDR and MASTER_PORT on all nodes, and let that port through to rank 0's node; a rank "
         "whose log is missing or ends early never came",
         level=Level.UNCLEAR,
@@ -175,7 +176,8 @@ RULES = (
         "not all ranks came: the store timed out waiting for them",
         r"retr(?:ei|ie)ving ncclUniqueId from \[0\].*(?:[Tt]imeout|timed out)",
         r"wait timeout after \d+ms, keys|Timed out initializing process group in store based barrier",
-        r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key",
+        r"StoreTimeoutError|Socket Timeout$|failed to connect to .* timed out|Timeout waiting for key"
+        r"|RuntimeError: connect\(\) timed out\.?$",
         fix="see whose log is missing or ends early: the address, the port and the number of ranks must be the same "
         "for all",
         level=Level.UNCLEAR,
@@ -227,7 +229,7 @@ RULES = (
         r"Could not find real path of /sys|ncclSystemError|unhandled system error|NCCL WARN (?:Call to \S+ failed"
         r"|\w*[Cc]onnect.*failed)",
         r"NET/OFI .*(?:failed|failure|Couldn't find|with error)",
-        despite=r"Software caused connection abort",  # Said while NCCL gives up after another failure.
+        despite=r"Software caused connection abort|Unresponsive receiver",  # Another rank ended.
         fix="NCCL_DEBUG=INFO shows which call; check /dev/shm, ulimits, the interface and InfiniBand",
         level=Level.GENERAL,
         certain=False,
@@ -236,7 +238,7 @@ RULES = (
     after_a_change(
         "nccl-internal",
         "NCCL failed",
-        r"ncclInternalError|NCCL (?:error|failure).*internal error",
+        r"ncclInternalError|NCCL (?:error|failure).*internal error|NCCL WARN Error : ",
         fix="NCCL_DEBUG=INFO shows the message before it; another NCCL version may help",
         level=Level.GENERAL,
         certain=False,
@@ -254,7 +256,7 @@ RULES = (
     as_it_is(
         "nccl-remote",
         "another rank ended or became unreachable, and NCCL lost its connection",
-        r"ncclRemoteError|remote process exited or there was a network error",
+        r"ncclRemoteError|remote process exited or there was a network error|NET/OFI .*Unresponsive receiver",
         r"NCCL WARN.*(?:Connection (?:closed|reset)|peer|Broken pipe|Call to recv|Software caused connection abort)",
         r"NCCL communicator was aborted|NET/Socket : .*(?:closed|reset)",
         despite=r"Watchdog caught",  # It names the reason.

@@ -62,6 +62,7 @@ RULES = (
         "a process crashed in native code (segmentation fault)[, in {library}]",
         r"^kernel: .*segfault at \w+ ip .* in (?P<library>[^\s\[,]+)",
         r"[Ss]egmentation fault|SIGSEGV|exitcode\s*: -11\b|exits with return code = -11|[Ss]ignal(?: code)?:? ?11\b",
+        r"[Ee]xit ?code:? 3221225477\b|Windows fatal exception: access violation",
         despite=r"potential root causes",  # Ray names what it might be.
         fix="python -X faulthandler shows the line; suspect packages of other versions, and fork with threads",
         level=Level.GENERAL,
