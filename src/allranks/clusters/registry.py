@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters.base import ClusterKind
 from allranks.errors import JobError
-from allranks.job.problems import did_you_mean
 from allranks.system import plugins, schedulers
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ _BUILT_IN = {
     "pdsh": "allranks.clusters.pdsh:PdshCluster",
     **{kind: cluster for kind, (cluster, _) in schedulers.KINDS.items()},
 }
-_GROUP = "allranks.clusters"
 
 
 def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
@@ -53,13 +51,8 @@ def load_kind(name: str) -> ClusterKind:
         module, _, attribute = _BUILT_IN[name].partition(":")
         kind: ClusterKind = getattr(import_module(module), attribute)()
         return kind
-    found = {point.name: point for point in plugins.points(_GROUP)}
+    found = {point.name: point for point in plugins.points(schedulers.CLUSTERS)}
     if name in found:
         other: ClusterKind = plugins.load(found[name], "kind of cluster")()
         return other
-    known = sorted({*_BUILT_IN, *found})
-    raise JobError(
-        f"there is no kind of cluster {name!r}",
-        why=f"the kinds are: {', '.join(known)}",
-        fix=did_you_mean(name, known),
-    )
+    raise JobError(f"there is no kind of cluster {name!r}", why=f"the kinds are: {', '.join(schedulers.kinds())}")

@@ -219,6 +219,12 @@ def _read_entry(
     if "kind" not in layer:
         problems.append(Problem(where, f"the cluster {name} has no kind", fix=fix))
         return None, defaults
+    kind = layer["kind"].value
+    if isinstance(kind, str) and kind not in _KINDS and kind not in (known := schedulers.kinds()):
+        what, why = f"there is no kind of cluster {quoted(kind)}", f"the kinds are {listed(known, 'and')}"
+        meant = did_you_mean(schedulers.SAME.get(kind.lower(), kind), known)
+        problems.append(Problem(layer["kind"].source.where, what, why=why, fix=meant))
+        return None, defaults
     return _validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
 
 
