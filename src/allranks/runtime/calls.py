@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from allranks.errors import CallError
+from allranks.errors import CallError, RankError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +70,14 @@ def answering(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        except Exception as error:
+            if (
+                isinstance(error, ValueError)
+                and "Default process group" in str(error)
+                and getattr(args[0], "_closed", False)
+            ):
+                raise _after_the_end(function) from None
+            if not isinstance(error, TypeError) or (error.__traceback__ and error.__traceback__.tb_next):
                 raise  # Of the function's own code, which had its arguments.
         raise _explained(function, args, kwargs)
 
@@ -107,10 +113,20 @@ def refused(known: Sequence[inspect.Parameter], what: str, fix: str | None) -> C
     return CallError(what, why=f"its arguments: {typed}" if typed else "it takes no arguments", fix=fix)
 
 
-def _explained(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> CallError:
+def _name_of(function: Callable[..., object]) -> str:
     owner, _, method = function.__qualname__.rpartition(".")
-    name = f"{_NAMES.get(owner, 'allranks')}.{method}"
-    first = 1 if owner else 0  # The context, which is not typed.
+    return f"{_NAMES.get(owner, 'allranks')}.{method}"
+
+
+def _after_the_end(function: Callable[..., object]) -> RankError:
+    what = f"{_name_of(function)}() was called after the context was closed"
+    why = "the with block of allranks.init() has ended, and the ranks have left each other"
+    return RankError(what, why=why, fix="move the call into the with block")
+
+
+def _explained(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> CallError:
+    name = _name_of(function)
+    first = 1 if "." in function.__qualname__ else 0  # The context, which is not typed.
     known, values = [*inspect.signature(function).parameters.values()][first:], args[first:]
     names = [each.name for each in known]
     places = [each for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]

@@ -138,6 +138,7 @@ class Context:
             sys.stdout.write(" ".join(map(str, values)) + "\n")
             sys.stdout.flush()
 
+    @answering
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
         from torch import distributed
@@ -145,6 +146,7 @@ class Context:
         with self.progress.clock.during(EXCHANGE):
             distributed.barrier()
 
+    @answering
     def sum(self, *values: float) -> list[float]:
         """Sum each number over all ranks, in double precision, with one message for all of them.
 
@@ -172,6 +174,7 @@ class Context:
             distributed.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
+    @answering
     def on_main(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function on rank 0 only, while the other ranks wait; all ranks call this and get its result.
 

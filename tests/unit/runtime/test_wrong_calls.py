@@ -98,3 +98,11 @@ def test_attributes_of_other_tools(ctx: Context, name: str, message: str) -> Non
     with pytest.raises(AttributeError) as caught:
         getattr(ctx, name)
     assert str(caught.value) == message
+
+
+def test_a_call_after_the_with_block(run_ranks: Any) -> None:
+    script = "import allranks\nwith allranks.init() as ctx:\n    pass\nctx.sum(1.0)\n"
+    for code, _, stderr in run_ranks(script):
+        assert code == 1
+        assert "RankError: ctx.sum() was called after the context was closed" in stderr
+        assert "fix: move the call into the with block" in stderr
