@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
     else this machine.
 
     Raises:
-        JobError: there is no such kind.
+        JobError: there is no such kind, or a scheduler is meant and none is named.
     """
     is_open, resources = loaded.sources["cluster"].kind == "default", loaded.job.resources
     if is_open and (resources.hosts or resources.hostfile):
@@ -38,7 +39,23 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
         for name, scheduler in schedulers.environments():
             if scheduler.job(environ):
                 return load_kind(name)
+    if is_open:
+        _refuse_on_login_node(loaded, environ)
     return load_kind(loaded.cluster.kind)
+
+
+def _refuse_on_login_node(loaded: LoadedJob, environ: Mapping[str, str]) -> None:
+    """Raise if a scheduler's flag was typed where it has a command: the job would run on this machine instead."""
+    typed = [
+        each.where for path, each in loaded.sources.items() if path.startswith("scheduler.") and each.kind == "flag"
+    ]
+    for command, kind in (("sbatch", "slurm"), ("qsub", "pbs")) if typed else ():
+        if shutil.which(command, path=environ.get("PATH")):
+            raise JobError(
+                f"{typed[0]} is for a scheduler, and no cluster is given",
+                why=f"the job would run on this machine, and {command} is here",
+                fix=f"--on lab, and in clusters.yaml: {{lab: {{kind: {kind}}}}}; or leave {typed[0]} out",
+            )
 
 
 def load_kind(name: str) -> ClusterKind:
