@@ -12,6 +12,7 @@ The tree::
     │   └── StartCancelledError  exit code 130, or 143: a signal came before it was
     └── RankError                raised inside a rank by the training runtime
         ├── RankEnvironmentError the variables that say who a rank is are half set or disagree
+        ├── CallError            a function got arguments that it does not take
         ├── StdinError           a script reads stdin, which its rank does not have
         └── DeviceError          the rank cannot have the device that it was given
 """
@@ -124,6 +125,10 @@ def unknown(name: str, value: object, expected: Sequence[str]) -> RankError:
         why=f"expected one of {', '.join(map(repr, expected))}",
         fix=f"did you mean {name}={close[0]!r}?" if close else f"{name}={expected[0]!r}",
     )
+
+
+class CallError(RankError, TypeError):
+    """A function got arguments that it does not take. Code that expects Python's own error gets it."""
 
 
 class StdinError(RankError, EOFError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,21 @@ def test_what_this_machine_cannot_do_is_not_started(allranks, checked, flags: tu
 def test_an_interface_that_this_machine_has(allranks, checked):
     allranks.script("")
     assert allranks("run", "train.py", "--interface", "lo").rc == 0
+
+
+def test_a_flag_of_a_scheduler_does_not_start_a_job_on_the_login_node(allranks, tmp_path: Path):
+    allranks.script("print('started')")
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    (commands / "sbatch").touch(mode=0o755)
+    path = f"{commands}:{allranks.env['PATH']}"
+    result = allranks("run", "train.py", "--partition", "gpu", PATH=path)
+    assert (result.rc, result.stdout) == (2, "")
+    assert result.message["error"] == "--partition is for a scheduler, and no cluster is given"
+    assert "sbatch is here" in result.message["why"]
+    assert "{lab: {kind: slurm}}" in result.message["fix"]
+    # A job file is for many places: there it is a note.
+    (allranks.folder / "job.yaml").write_text("script: train.py\nscheduler: {partition: gpu}\n")
+    result = allranks("run", PATH=path)
+    assert result.rc == 0
+    assert "note: there is no scheduler here: scheduler.partition not used" in result.stderr

@@ -14,7 +14,7 @@ from allranks.cli import render
 from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load
 from allranks.cli.runs import json_option
 from allranks.errors import UsageError
-from allranks.estimate.tables import DTYPES, OPTIMIZERS
+from allranks.estimate.tables import DTYPES, OPTIMIZERS, SAME
 from allranks.job.units import format_seconds, format_size, format_span, parse_memory, parse_number, parse_rate
 
 if TYPE_CHECKING:
@@ -30,16 +30,24 @@ _NODES = "option_resources__nodes"
 _DEFAULT_DISK = 1e9
 
 
-def _choice(names: Iterable[str]) -> click.Choice[str]:
-    return click.Choice([*names], case_sensitive=False)
+class _Choice(click.Choice[str]):
+    """Names of a table, in any case, and what PyTorch and other tools call the same."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__([*names], case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name in the table."""
+        name = str(value).lower().removeprefix("torch.")
+        return super().convert(SAME.get(name, value), param, ctx)
 
 
 @click.command("estimate", cls=JobCommand)
 @job_options
 @click.option("--parameters", metavar="N", help="Number of parameters, such as 1.3B; nothing is run then.")
-@click.option("--dtype", type=_choice(DTYPES), default="fp32", help="Type of --parameters. Default: fp32.")
+@click.option("--dtype", type=_Choice(DTYPES), default="fp32", help="Type of --parameters. Default: fp32.")
 @click.option(
-    "--optimizer", type=_choice(OPTIMIZERS), default="adamw", help="Optimizer of --parameters. Default: adamw."
+    "--optimizer", type=_Choice(OPTIMIZERS), default="adamw", help="Optimizer of --parameters. Default: adamw."
 )
 @click.option("--activations", metavar="SIZE", help="Activations of a rank, such as 8GB, instead of measured ones.")
 @click.option(

@@ -75,12 +75,25 @@ _OPTIONS_OF_OTHERS = {
     "--mixed-precision": 'write allranks.init(precision="bf16") in the script',
 }
 _ONE_AT_A_TIME = "one run at a time: allranks ps --state running names them, allranks cancel RUN ends one"
+_KILLS = "leave it out: ranks that do not leave in time are killed"
+_BOTH = "leave it out: stdout and stderr are shown together; --timestamps --grep Error narrows it down"
+_NO_QUESTION = "leave it out: prune asks nothing; --dry-run shows what it would remove"
 #: Options of our own verbs that people expect elsewhere: by verb and option.
 _NOT_HERE = {
+    **dict.fromkeys((("cancel", name) for name in ("--force", "-f", "--signal", "-s", "-9", "--now")), _KILLS),
+    **dict.fromkeys((("logs", name) for name in ("--stderr", "--stdout", "--err", "--out")), _BOTH),
+    **dict.fromkeys((("prune", name) for name in ("--yes", "-y", "--force", "-f")), _NO_QUESTION),
+    **dict.fromkeys((("prune", "--all"), ("prune", "-a")), "--keep 0 removes all runs that have ended"),
+    **dict.fromkeys((("status", "--follow"), ("status", "-f")), "allranks watch, or allranks logs -f"),
     **dict.fromkeys((("cancel", "--all"), ("cancel", "-a")), _ONE_AT_A_TIME),
     **dict.fromkeys((("ps", "--all"), ("ps", "-a")), "all runs are listed, in every state; -n 1000 lists more than 20"),
     **dict.fromkeys((("ps", "--watch"), ("ps", "-w")), "allranks watch --all"),
     **dict.fromkeys((("status", "--watch"), ("status", "-w")), "allranks watch"),
+}
+#: What to write in place of words that a verb does not take.
+_NO_WORDS = {
+    "prune": "--keep N or --older-than 30d chooses runs; of a single one, remove the directory: rm -r runs/RUN",
+    "logs": "one run at a time: allranks logs RUN; --rank 0,1 names ranks",
 }
 #: What click says in errors of its own, where it keeps no more than the text.
 _UNEXPECTED = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
@@ -99,6 +112,8 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         what = f"{_spelling(failure.param)} is missing"
         if failure.ctx and isinstance(failure.param.type, click.Choice):
             fix = f"{failure.ctx.command_path} {failure.param.type.choices[0]}"
+        elif failure.ctx and failure.param.name == "folder":
+            fix = f"{failure.ctx.command_path} runs/latest/checkpoints, if the script saves in ctx.run_dir"
     elif isinstance(failure, click.BadParameter) and failure.param:
         name, kind = _spelling(failure.param), failure.param.type
         typed, is_, _ = failure.message.partition(" is not ")
@@ -110,7 +125,8 @@ def from_click(failure: click.ClickException, command: click.Command, words: lis
         elif is_ and kind.name.startswith(("integer", "float")):
             why = f"it must be {_number(kind)}"
     elif extra := _UNEXPECTED.fullmatch(message):
-        what = f"unexpected argument: {extra[1]}"
+        what, context = f"unexpected argument: {extra[1]}", getattr(failure, "ctx", None)
+        fix = _NO_WORDS.get(context.info_name or "", fix) if context else fix
     elif word := _NO_COMMAND.fullmatch(message):
         what = f"no such command {word[1]}"
     return UsageError(what, why=why, fix=fix)

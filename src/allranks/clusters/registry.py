@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters.base import ClusterKind
 from allranks.errors import JobError
-from allranks.job.problems import did_you_mean
 from allranks.system import plugins, schedulers
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _BUILT_IN = {
     "pdsh": "allranks.clusters.pdsh:PdshCluster",
     **{kind: cluster for kind, (cluster, _) in schedulers.KINDS.items()},
 }
-_GROUP = "allranks.clusters"
 
 
 def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
@@ -31,7 +30,7 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
     else this machine.
 
     Raises:
-        JobError: there is no such kind.
+        JobError: there is no such kind, or a scheduler is meant and none is named.
     """
     is_open, resources = loaded.sources["cluster"].kind == "default", loaded.job.resources
     if is_open and (resources.hosts or resources.hostfile):
@@ -40,7 +39,23 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
         for name, scheduler in schedulers.environments():
             if scheduler.job(environ):
                 return load_kind(name)
+    if is_open:
+        _refuse_on_login_node(loaded, environ)
     return load_kind(loaded.cluster.kind)
+
+
+def _refuse_on_login_node(loaded: LoadedJob, environ: Mapping[str, str]) -> None:
+    """Raise if a scheduler's flag was typed where it has a command: the job would run on this machine instead."""
+    typed = [
+        each.where for path, each in loaded.sources.items() if path.startswith("scheduler.") and each.kind == "flag"
+    ]
+    for command, kind in (("sbatch", "slurm"), ("qsub", "pbs")) if typed else ():
+        if shutil.which(command, path=environ.get("PATH")):
+            raise JobError(
+                f"{typed[0]} is for a scheduler, and no cluster is given",
+                why=f"the job would run on this machine, and {command} is here",
+                fix=f"--on lab, and in clusters.yaml: {{lab: {{kind: {kind}}}}}; or leave {typed[0]} out",
+            )
 
 
 def load_kind(name: str) -> ClusterKind:
@@ -53,13 +68,8 @@ def load_kind(name: str) -> ClusterKind:
         module, _, attribute = _BUILT_IN[name].partition(":")
         kind: ClusterKind = getattr(import_module(module), attribute)()
         return kind
-    found = {point.name: point for point in plugins.points(_GROUP)}
+    found = {point.name: point for point in plugins.points(schedulers.CLUSTERS)}
     if name in found:
         other: ClusterKind = plugins.load(found[name], "kind of cluster")()
         return other
-    known = sorted({*_BUILT_IN, *found})
-    raise JobError(
-        f"there is no kind of cluster {name!r}",
-        why=f"the kinds are: {', '.join(known)}",
-        fix=did_you_mean(name, known),
-    )
+    raise JobError(f"there is no kind of cluster {name!r}", why=f"the kinds are: {', '.join(schedulers.kinds())}")

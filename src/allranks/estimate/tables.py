@@ -23,6 +23,14 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
     "momentum": (1, None),
     "sgd": (0, None),
 }
+#: Other names of these, in small letters.
+SAME = {
+    **dict.fromkeys(("float32", "float", "f32"), "fp32"),
+    **dict.fromkeys(("float16", "half", "f16"), "fp16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("adamw8bit", "adam8bit", "adam-8bit"), "adamw-8bit"),
+    **dict.fromkeys(("sgd-momentum", "nesterov"), "momentum"),
+}
 
 
 #: What averages gradients on the CPUs of one machine, if their sum is not small.

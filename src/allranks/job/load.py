@@ -219,6 +219,12 @@ def _read_entry(
     if "kind" not in layer:
         problems.append(Problem(where, f"the cluster {name} has no kind", fix=fix))
         return None, defaults
+    kind = layer["kind"].value
+    if isinstance(kind, str) and kind not in _KINDS and kind not in (known := schedulers.kinds()):
+        what, why = f"there is no kind of cluster {quoted(kind)}", f"the kinds are {listed(known, 'and')}"
+        meant = did_you_mean(schedulers.SAME.get(kind.lower(), kind), known)
+        problems.append(Problem(layer["kind"].source.where, what, why=why, fix=meant))
+        return None, defaults
     return _validated(Cluster, layer, secret_values(variables_of(layer), environ), problems), defaults
 
 
@@ -268,6 +274,9 @@ def _rule(item: dict[str, Any], value: object, secrets: tuple[str, ...]) -> tupl
     else:
         rules = (rule for kind, rule in _RULES.items() if item["type"].startswith(kind))
         text = next(rules, "it is of the wrong kind").format(**context)
+    if item["loc"] == ("args",) and isinstance(value, dict):
+        words = (f"--{name} {each}" for name, each in value.items())
+        return text, f"write args: {' '.join(words)}"
     if text == "it must be text" and isinstance(value, bool):
         return text, f'put it in quotes: "{str(value).lower()}"'
     why, _, fix = text.rpartition("; ") if "; " in text else (text, "", "")  # A sentence of ours: the rule; the fix.

@@ -52,6 +52,8 @@ def parse_yaml(text: str, shown: str) -> YamlMapping | None:
             return value
         what = f"the file must hold keys and values, not {kind_of(value)}"
         fix = f"write lines such as 'name: value'; {INIT}"
+        if isinstance(value, str) and (key := re.match(r"(\w+):\S", value)):
+            fix = f"write a space after '{key[1]}:'"
         problem = Problem(f"{shown}:{node.start_mark.line + 1}", what, fix=fix)
     raise error_of(problem)  # Not in an except clause: the traceback would carry the text.
 

@@ -80,6 +80,9 @@ def find_entry(job: Job, workdir: Path, *, same_python: bool) -> Program:
     assert job.script is not None
     path = Path(os.path.normpath(workdir / job.script))
     script, _, args = job.script.partition(" ")
+    if script in ("python", "python3") and args.strip() and not path.exists():
+        fix = f"leave {script} out: {args.strip()}"
+        raise JobError(f"there is no script {job.script}", why=f"{script} is what runs it", fix=fix)
     if args.strip() and not path.exists() and (workdir / script).is_file():
         fix = (
             f"in the job file 'script: {script}' and 'args: {args.strip()}', or allranks run {script} -- {args.strip()}"
@@ -170,7 +173,8 @@ def _missing(path: Path, name: str) -> JobError:
         why = f"it is a link to {path.readlink()}, which does not exist"
         return JobError(what, why=why, fix="correct the link, or name the script itself")
     if not path.parent.is_dir():
-        return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}")
+        fix = "write the path itself: variables are not replaced here, but ~ is" if "$" in name else None
+        return JobError(f"there is no script {name}", why=f"there is no directory {path.parent}", fix=fix)
     names = {
         other.stem: other.name for kind in ("*.y*ml", "*.py") for other in path.parent.glob(kind) if other.is_file()
     }

@@ -204,7 +204,10 @@ def find(folder: Path, name: str | None) -> Run:
     if os.sep in name or name in (".", ".."):
         path = Path(name)
         if not _is_run(path, unreadable=True):
-            raise RunNotFoundError(f"{path} is not the directory of a run", why=f"it holds no {contract.RECORD_FILE}")
+            around = next((each for each in path.absolute().parents if _is_run(each, unreadable=False)), None)
+            fix = f"did you mean {os.path.relpath(around)}?" if around else "allranks ps lists runs"
+            what, why = f"{path} is not the directory of a run", f"it holds no {contract.RECORD_FILE}"
+            raise RunNotFoundError(what, why=why, fix=fix)
         return load(path.resolve())
     if _is_run(folder / name, unreadable=True):
         return load((folder / name).resolve())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from allranks import contract
 from allranks.errors import RankError
 from allranks.runtime.batch import positive, scale_factor
+from allranks.runtime.calls import answering, no_attribute
 from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
 from allranks.runtime.peers import Peers, StepWatch
 from allranks.runtime.progress import Progress
@@ -54,7 +55,8 @@ class _Elsewhere:
 
     def __get__(self, ctx: object, kind: type) -> Any:
         function = resolve_name(f"allranks.runtime.{self._place}")
-        function.__qualname__ = f"{self._owner.__name__}.{self._name}"  # How Python names it in an error.
+        function.__qualname__ = f"{self._owner.__name__}.{self._name}"  # How errors name it.
+        function = answering(function)
         setattr(self._owner, self._name, function)  # From here on the class has it itself.
         return function.__get__(ctx, kind)
 
@@ -129,12 +131,14 @@ class Context:
         """Small messages between ranks, over the CPU. Reading it the first time is collective."""
         return CpuGroup(self.world_size, self.timeout, self.progress.clock)
 
+    @answering
     def print(self, *values: object) -> None:
         """Print a line on rank 0 only, and flush it. Ranks need not all call it."""
         if self.is_main:
             sys.stdout.write(" ".join(map(str, values)) + "\n")
             sys.stdout.flush()
 
+    @answering
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
         from torch import distributed
@@ -142,6 +146,7 @@ class Context:
         with self.progress.clock.during(EXCHANGE):
             distributed.barrier()
 
+    @answering
     def sum(self, *values: float) -> list[float]:
         """Sum each number over all ranks, in double precision, with one message for all of them.
 
@@ -159,11 +164,17 @@ class Context:
 
         # Apple's GPUs have no double precision.
         device = torch.device("cpu") if self.device.type == "mps" else self.device
-        total = torch.tensor(values, dtype=torch.float64, device=device)
+        try:
+            total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device)
+        except (TypeError, ValueError) as error:
+            kinds = ", ".join(type(value).__name__ for value in values)
+            fix = "ctx.sum(loss_sum, count); for a tensor of several numbers, torch.distributed.all_reduce(tensor)"
+            raise RankError(f"ctx.sum() got {kinds}", why="it sums single numbers", fix=fix) from error
         with self.progress.clock.during(EXCHANGE):
             distributed.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
+    @answering
     def on_main(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function on rank 0 only, while the other ranks wait; all ranks call this and get its result.
 
@@ -184,6 +195,9 @@ class Context:
                 all ranks, if the result holds anything but numbers, strings, bytes, tensors, lists, tuples, sets and
                 dicts.
         """
+        if not callable(fn):
+            fix = "give the function and its arguments, without calling it: ctx.on_main(evaluate, model)"
+            raise RankError(f"ctx.on_main() got {type(fn).__name__}", why="expected a function", fix=fix)
         return self._main.on_main(fn, args, kwargs)
 
     # The blocks of a training loop: functions that take the context, beside the other code of their subject.
@@ -205,6 +219,12 @@ class Context:
         backward = _Elsewhere("model:run_backward")
         accumulate = _Elsewhere("model:accumulate_block")
         checkpoints = _Elsewhere("checkpoint.checkpointer:make_checkpointer")
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise, naming what a context has instead. Of its own attributes, the error was that of a property."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
+            raise no_attribute(name, dir(self))
 
     @staticmethod
     def scaled_lr(

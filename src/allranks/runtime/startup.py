@@ -12,6 +12,7 @@ from allranks import contract
 from allranks.errors import RankError, unknown
 from allranks.runtime import advance, environment, stop
 from allranks.runtime import device as devices
+from allranks.runtime.calls import answering
 from allranks.runtime.context import Context
 from allranks.runtime.peers import Peers
 from allranks.runtime.rendezvous import join
@@ -28,6 +29,7 @@ _PRECISIONS = ("fp32", "bf16", "fp16")
 _open: set[int] = set()
 
 
+@answering
 def init(
     backend: str | None = None,
     *,

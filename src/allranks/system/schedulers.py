@@ -23,6 +23,14 @@ KINDS = {
     "pbs": ("allranks.clusters.pbs:PbsCluster", "allranks.agent.pbs_job"),
     "grid_engine": ("allranks.clusters.grid_engine:GridEngineCluster", "allranks.agent.grid_engine_job"),
 }
+#: Where another package names its kind of cluster, and the words of people for ours.
+CLUSTERS = "allranks.clusters"
+SAME = {
+    **dict.fromkeys(("sge", "uge", "gridengine", "ge"), "grid_engine"),
+    **dict.fromkeys(("openpbs", "pbspro", "pbs_pro", "torque"), "pbs"),
+    "sbatch": "slurm",
+    "qsub": "pbs",
+}
 #: Where another package names the module of its kind: one file on the top level, which is copied into each run.
 GROUP = "allranks.schedulers"
 
@@ -58,6 +66,11 @@ class SchedulerEnvironment(EnvironmentKind):
     def job_key(self, env: Mapping[str, str]) -> str:
         """Return the job's id, with the scheduler's name."""
         return f"{self.name.lower()}.{env.get(self.job_id)}"
+
+
+def kinds() -> list[str]:
+    """Return all kinds of cluster, those of other packages too."""
+    return sorted({"local", "ssh", "pdsh", *KINDS, *(point.name for point in plugins.points(CLUSTERS))})
 
 
 def load(module: str) -> SchedulerEnvironment:

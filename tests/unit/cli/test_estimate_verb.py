@@ -81,6 +81,15 @@ def _estimated(allranks, *options: str) -> list[dict[str, str]]:
     return [row for row in rows if row["subject"] == "memory per rank"]
 
 
+@pytest.mark.parametrize(
+    ("option", "typed", "meant"), [("dtype", "torch.bfloat16", "bf16"), ("optimizer", "AdamW8bit", "adamw-8bit")]
+)
+def test_names_of_pytorch_and_other_tools(allranks, option: str, typed: str, meant: str) -> None:
+    given = {"dtype": "fp32", "optimizer": "adamw"} | {option: meant}
+    done = allranks("estimate", "--parameters", "1B", f"--{option}", typed)
+    assert done.stdout.splitlines()[0] == f"estimate for 1B parameters in {given['dtype']}, {given['optimizer']}"
+
+
 def test_numbers_need_no_script(allranks) -> None:
     given = ("--parameters", "1.3B", "--dtype", "BF16", "--activations", "8GB", "--nproc-per-node", "8")
     done = allranks("estimate", *given, "--nodes", "4", "--network", "100GbE", "--disk", "2GB/s")

@@ -238,6 +238,10 @@ def test_an_interface_that_is_asked_for_is_not_decided_on_the_nodes(tmp_path: Pa
     ("job", "note"),
     [
         ({}, "resources.cpus_per_node is not given"),
+        (
+            {"resources": {"memory": "64"}},
+            "resources.memory: 64 MiB on a node; a number without a unit is in megabytes",
+        ),
         ({"resources": {"gpu_type": "a100"}}, "resources.gpu_type says nothing"),
         ({"scheduler": {"directives": ["--gpus=6"]}}, "the ranks are counted on the nodes"),
         ({"launch": {"launcher": "direct", "max_restarts": 1}}, "launch.max_restarts: the ranks are started once"),

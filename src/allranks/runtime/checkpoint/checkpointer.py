@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from functools import partial
@@ -14,6 +15,7 @@ from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
 from allranks.runtime import log, stop
 from allranks.runtime.advance import advance
+from allranks.runtime.calls import answering
 from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
@@ -133,7 +135,8 @@ class Checkpointer:
             raise RankError(
                 "ctx.checkpoints() without anything to save", fix="name the parts: model=model, optimizer=..."
             )
-        self._own = [StatePart(name, given) for name, given in parts.items()]
+        options = inspect.signature(make_checkpointer).parameters
+        self._own = [StatePart(name, given, options) for name, given in parts.items()]
         internal = [StatePart("ctx.progress", ctx.progress), StatePart("ctx.metrics", ctx.metrics)]
         if ctx.precision == "fp16":
             internal.append(StatePart("ctx.scaler", ctx.scaler))
@@ -173,6 +176,7 @@ class Checkpointer:
         self._saved_at = time.monotonic()
         ctx.closing.append(self.close)
 
+    @answering
     def step(self, metric: float | torch.Tensor | None = None) -> bool:
         """Save if a save is due, and return True if the job is to stop. Call it at the end of each step of the loop.
 
@@ -187,6 +191,7 @@ class Checkpointer:
         Returns:
             True if the loop is to end.
         """
+        _check_metric("step", metric)
         progress = self._progress
         advance()
         if progress.stopping or progress.micro + 1 < progress.accumulation:
@@ -198,6 +203,7 @@ class Checkpointer:
         with progress.clock.during(CHECKPOINT):
             return self._agree(metric)
 
+    @answering
     def save(self, metric: float | torch.Tensor | None = None) -> None:
         """Save now, in the background unless ``background=False``; it first waits for a save that is being written.
 
@@ -212,6 +218,7 @@ class Checkpointer:
             RankError: a part's state holds a value that cannot be saved (the error names its key), or it is called
                 within an effective batch.
         """
+        _check_metric("save", metric)
         progress = self._progress
         if not progress.is_boundary:
             raise RankError(
@@ -352,6 +359,15 @@ def _refuse_second(ctx: Context) -> None:
             f"ctx.checkpoints() was called before in this context, for {there.folder}",
             why="two of them would count each step twice, and when the job is asked to stop, only one would save",
             fix="give one all parts, as many as there are, or close() the first one before",
+        )
+
+
+def _check_metric(method: str, metric: object) -> None:
+    if metric is not None and not hasattr(metric, "__float__"):
+        raise RankError(
+            f"checkpoints.{method}() got {type(metric).__name__} as its metric",
+            why="what it saves, and where, was given to ctx.checkpoints(); it takes the number that best= compares",
+            fix=f"checkpoints.{method}(), or checkpoints.{method}(accuracy)",
         )
 
 

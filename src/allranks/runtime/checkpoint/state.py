@@ -7,13 +7,14 @@ name.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from allranks.errors import RankError
+from allranks.runtime.calls import meant_by
 from allranks.runtime.model.flat import unwrap
 
 PLACEHOLDER = "allranks.tensor"
@@ -32,12 +33,14 @@ class StatePart:
         replicated: whether it is a model that data parallelism keeps equal on all ranks.
     """
 
-    def __init__(self, name: str, given: Any) -> None:
+    def __init__(self, name: str, given: Any, options: Iterable[str] = ()) -> None:
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(given, method, None)):
                 raise RankError(
-                    f"ctx.checkpoints({name}=...): a {type(given).__name__} has no {method}()",
-                    fix="give models, optimizers, schedulers, loaders, or objects of yours with both methods; "
+                    f"ctx.checkpoints({name}=...): {type(given).__name__} has no {method}()",
+                    why="what is not an option is something to save",
+                    fix=meant_by(name, options)
+                    or "give models, optimizers, schedulers, loaders, or objects of yours with both methods; "
                     "plain values go into config=",
                 )
         self.name = name

@@ -293,7 +293,7 @@ def _kind_of(dataset: Any) -> Kind:
     if hasattr(dataset, "__iter__"):
         return "stream"
     raise RankError(
-        f"the loader got a {name}, which is not a dataset",
+        f"the loader got {name}, which is not a dataset",
         why="a dataset has __getitem__ and __len__, or __iter__",
         fix="give a torch Dataset, a list or an IterableDataset; a DataLoader is not needed here",
     )

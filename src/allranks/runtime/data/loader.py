@@ -9,6 +9,7 @@ from typing import Any
 from allranks.errors import RankError
 from allranks.runtime.advance import advance
 from allranks.runtime.batch import BatchSize
+from allranks.runtime.calls import answering
 from allranks.runtime.data.mapped import BatchSource
 from allranks.runtime.progress import Progress
 from allranks.runtime.steptime import COMPUTE, DATA, OTHER
@@ -85,6 +86,7 @@ class Loader:
             raise TypeError("a loader of a stream has no length")
         return self._length
 
+    @answering
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to ``count``; each stands for one pass over the loader.
 

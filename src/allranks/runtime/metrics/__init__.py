@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, float32
 
 from allranks.errors import RankError
+from allranks.runtime.calls import answering
 from allranks.runtime.metrics.records import Records, named
 from allranks.runtime.metrics.sums import Sums, Totals, means, merge
 
@@ -47,6 +48,7 @@ class Metrics:
         self._room = _MOST
         self._fresh: dict[str, Sums] = {}
 
+    @answering
     def log(self, *, weight: float | Tensor | None = None, **values: float | Tensor) -> None:
         """Add values of this rank's current batch to the means. It sends nothing, and does not wait for a GPU.
 
@@ -105,6 +107,7 @@ class Metrics:
         self._since_means = {}
         return means(self._totals.names, rows)
 
+    @answering
     def record(self, **values: float | Tensor) -> None:
         """Write values of the current step unchanged, on rank 0; it does nothing on other ranks.
 

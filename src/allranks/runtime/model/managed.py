@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from allranks.errors import RankError
 from allranks.runtime.advance import advance
 from allranks.runtime.model.accumulation import Accumulation, weight
+from allranks.runtime.model.first_step import check_trains
 from allranks.runtime.model.flat import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, trained, unused
 from allranks.runtime.steptime import OPTIMIZER, OTHER
@@ -66,6 +67,7 @@ class Around:
         check_used: whether to look for parameters without gradients.
         weighed, backwards: what the progress counted until the last step.
         blocks, plain: what it counted when a step was last asked for.
+        begun: whether a step was begun.
         stepped: whether there was a step.
         consumed: whether the gradients that there are went into a step.
         in_scaler: whether the scaler is making the step.
@@ -85,6 +87,7 @@ class Around:
     backwards: int
     blocks: int = 0
     plain: int = 0
+    begun: bool = False
     stepped: bool = False
     consumed: bool = False
     in_scaler: bool = False
@@ -112,6 +115,9 @@ class Managed(torch.optim.Optimizer):
                 _check_new(around)
             around.start_step()  # What ctx.backward does otherwise.
             _check_plain_backward(around)
+        if not around.begun:
+            around.begun = True
+            check_trains(self, around)
         around.weighed, around.backwards = progress.weighed, progress.backwards
         if isinstance(around.model, Flat):
             _check_averaged(around.model, closure)

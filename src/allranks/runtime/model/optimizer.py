@@ -12,6 +12,7 @@ from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
 from allranks.runtime.batch import scale_factor
+from allranks.runtime.calls import meant_by, refused
 from allranks.runtime.model.managed import Around, Managed
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained
 
@@ -71,6 +72,7 @@ def make_optimizer(
     if isinstance(cls, torch.optim.Optimizer):
         made = _adopt(cls, groups, [*options, *(["scale_lr"] if scale_lr else [])])
     else:
+        _check_options(cls, options)
         if scale_lr is not None:
             options = _scaled_lr(cls, groups, options, scale_lr, ctx.world_size)
         made = _make(cls, groups, options)
@@ -91,6 +93,16 @@ def make_optimizer(
     )
     ctx.progress.counted = True
     return cast("OptimizerT", made)
+
+
+def _check_options(cls: type[torch.optim.Optimizer], options: Iterable[str]) -> None:
+    """Check that all options are ours or the class's own, before the class refuses those that are ours misspelled."""
+    known = inspect.signature(cls).parameters
+    others = [word for word in options if word not in known]
+    if others and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+        fix = meant_by(others[0], [*known, "clip_norm", "scale_lr"]) or "leave it out"
+        what = f"neither ctx.optimizer() nor {cls.__name__} has an argument {others[0]!r}"
+        raise refused([*known.values()], what, fix)
 
 
 def _adopt(optimizer: torch.optim.Optimizer, groups: list[Any], options: list[str]) -> Managed:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from allranks.errors import RankError
+from allranks.runtime.model.first_step import mark
 from allranks.runtime.model.flat import Flat
 from allranks.runtime.model.wrappers import (
     DTYPES,
@@ -98,10 +99,10 @@ def prepare_model(
         strategy = choose(module, ctx.device.type, deterministic=ctx.deterministic)
     unused, sent_as = find_unused_parameters, DTYPES[compress] if compress else None
     if strategy == "ddp":
-        return Buckets(ctx, module, static_graph=static_graph, find_unused_parameters=unused, sent_as=sent_as)
+        return mark(Buckets(ctx, module, static_graph=static_graph, find_unused_parameters=unused, sent_as=sent_as))
     copy_from_first([*module.parameters(), *module.buffers()])
     if strategy == "flat":
-        return Flat(ctx, module, find_unused_parameters=unused, sent_as=sent_as)
+        return mark(Flat(ctx, module, find_unused_parameters=unused, sent_as=sent_as))
     return shard_model(ctx, module, sharded, find_unused_parameters=unused, sent_as=sent_as)
 
 

@@ -262,7 +262,7 @@ def test_parts_that_are_not_asked_for_are_told(context, tmp_path, capfd):
         ({"best": "loss:less"}, "does not say what is best"),
         ({"every": "often"}, "every='often'"),
         ({"config": {"a": {1}}}, r"config\['a'\] cannot be saved"),
-        ({"number": 3}, r"ctx.checkpoints\(number=...\): a int has no state_dict"),
+        ({"number": 3}, r"ctx.checkpoints\(number=...\): int has no state_dict"),
     ],
 )
 def test_arguments_that_make_no_sense(context, tmp_path, options, text):
