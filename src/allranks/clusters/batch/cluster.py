@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _CANCEL_SECONDS = 120.0
 #: A scheduler is queried at growing intervals: thousands of people query the same server.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, contract.scaled_wait(15.0)
-#: In which a scheduler ends a job whose script has exited. In which a script decides about another attempt, before it
-#: says so: it queries the scheduler, which may take long.
+#: In which a scheduler ends a job whose script has exited; in which a script decides, by queries, to go on in another.
 _ENDS_SECONDS, _DECIDES_SECONDS = 15.0, 180.0
 
 

@@ -25,8 +25,6 @@ from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, nam
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
 
-#: Bytes on a node below which a unit was probably forgotten.
-_LITTLE_MEMORY = 1 << 30
 #: In node.sh. srun was seen to lose what a task had written just before it failed, and offers nothing to wait for.
 _TRAPS = "trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks. Let a last line be read."
 
@@ -234,7 +232,7 @@ class Draft:
                 yield self.gpus.note
         elif scheduler.is_exact and self.request.job.resources.nodes[0] < resources.nodes[1]:
             yield f"resources.nodes: {title} always gives the same number of nodes: {resources.nodes[1]}"
-        if not self.inside and resources.memory and resources.memory < _LITTLE_MEMORY:
+        if not self.inside and resources.memory and resources.memory < 1 << 30:  # A unit was probably forgotten.
             yield f"resources.memory: {resources.memory >> 20} MiB on a node; a number without a unit is in megabytes"
         if resources.spares:
             instead = "" if scheduler.is_exact else "; --nodes MIN:MAX continues with fewer"

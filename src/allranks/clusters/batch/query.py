@@ -88,10 +88,10 @@ def submit(scheduler: Scheduler, plan: Plan, environ: Mapping[str, str], interru
 
     def is_over() -> bool:
         nonlocal until
-        is_interrupted = bool(interrupted())
+        now, is_interrupted = time.monotonic(), bool(interrupted())
         if job_id or is_interrupted:
-            until = min(until, time.monotonic() + (_AFTER_SIGNAL_SECONDS if is_interrupted else _AFTER_ID_SECONDS))
-        return bool(job_id and is_interrupted) or time.monotonic() >= until
+            until = min(until, now + (_AFTER_SIGNAL_SECONDS if is_interrupted else _AFTER_ID_SECONDS))
+        return now >= until or bool(job_id and is_interrupted)
 
     try:
         done = run(scheduler, command, environ, cwd=plan.workdir, is_over=is_over, hear=hear)
