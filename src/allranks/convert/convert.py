@@ -7,18 +7,23 @@ from pathlib import PurePath
 
 from allranks.convert.directives import take_directives
 from allranks.convert.draft import Draft
-from allranks.convert.launchers import main_launch, take_launch
+from allranks.convert.launchers import functions_of, main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.directives import options_of
 from allranks.lint.engine import Finding, lint
-from allranks.lint.expand import UNKNOWN
+from allranks.lint.expand import UNKNOWN, Value
 from allranks.lint.files import not_for, other_kind, why_not_read
+from allranks.lint.model import Command
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
+from allranks.lint.unwrap import arguments_of
 
 #: Families of rules whose faults a job file does not have: processes, rendezvous, directives, remote shells, outcomes.
 _GONE = ("AR1", "AR3", "AR4", "AR6", "AR7", "AR80", "AR81", "AR211", "AR213", "AR214", "AR216", "AR903", "AR904")
+
+#: Functions that call each other, down to the training, whose arguments are followed.
+_NESTED = 5
 
 
 def drafts_of(path: str, data: bytes) -> list[Draft]:
@@ -32,7 +37,7 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     if reason := why_not_read(data):
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
     data = data.replace(b"\r\n", b"\n")
-    views = [view for view in read_scripts(path, data) if view.script.path == path]
+    views = _read(path, data)
     broken, findings = views[0].script.broken, lint(path, data)
     found = [draft for view in views if (draft := _draft(path, _as_job(view), findings))]
     if broken and (not found or max(broken) >= len(data.rstrip())):
@@ -50,6 +55,24 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     return found
 
 
+def _read(path: str, data: bytes) -> list[View]:
+    """Return the scripts in a file; functions that start the training have the arguments of their first call."""
+    arguments: dict[str, dict[str, Value]] = {}
+    for _ in range(_NESTED):
+        views = [view for view in read_scripts(path, data, arguments) if view.script.path == path]
+        found = {calls[0].name: arguments_of(calls[0].args) for view in views for calls in _calls(view)}
+        if found == arguments:
+            break
+        arguments = found
+    return views
+
+
+def _calls(view: View) -> list[list[Command]]:
+    """Return the calls of each function through which a training starts, if there are some."""
+    names = sorted(functions_of(view.script, (launch.command for launch in view.launches)))
+    return [calls for name in names if (calls := [*view.script.named(name)])]
+
+
 def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
     script = view.script
     group, others = main_launch(view.launches)
@@ -65,6 +88,10 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
     for launch in others:
         shown = " ".join(word.shown for word in launch.command.words)
         draft.not_taken(launch.command.at, f"another training: {shown}")
+    for first, *more in _calls(view):
+        for call in more:
+            if [word.shown for word in call.args] != [word.shown for word in first.args]:
+                draft.not_taken(call.at, f"another training: {' '.join(word.shown for word in call.words)}")
     Statements(draft, group, codes).take()
     _finish(draft, findings)
     return draft

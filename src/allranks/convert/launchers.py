@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
-from allranks.lint.beside import file_beside
+from allranks.lint.beside import file_beside, printed_by
 from allranks.lint.directives import number
 from allranks.lint.launches import Launch
-from allranks.lint.model import MPI, Assignment, Command, Part, Word
+from allranks.lint.model import MPI, Assignment, Command, Part, Script, Word
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 
@@ -65,6 +66,14 @@ def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]
         return [], []
     same = [each for each in ranked if _typed(each) == _typed(ranked[0])]
     return same, [each for each in ranked if each not in same]
+
+
+def functions_of(script: Script, commands: Iterable[Command]) -> set[str]:
+    """Return the functions of a script through which commands are started."""
+    found = {command.context.function for command in commands} - {""}
+    while more := {call.context.function for call in script.named(*found)} - {"", *found}:
+        found |= more
+    return found
 
 
 def _typed(launch: Launch) -> list[str]:
@@ -203,8 +212,8 @@ def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
             draft.not_taken(at, f"{key}: {value}".strip() + " of --config_file: give it to Accelerator() in the script")
     left = [given for given in call.given if _RENDEZVOUS.fullmatch(given.name)]
     kept = {"--nproc-per-node", "--max-restarts", "--module", "--no-python", "--mixed-precision", "--hostfile"}
-    if names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
-        draft.left_out(at, f"{launch.name} {' '.join(names)}: allranks numbers nodes, and finds address and port")
+    if typed_names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
+        draft.left_out(at, f"{launch.name} {' '.join(typed_names)}: allranks numbers nodes, and finds address and port")
     for given in call.given:
         typed = given.typed + (f" {given.value.shown}" if given.value.parts else "")
         if given.name == "--max-restarts" and call.number("--max-restarts"):
@@ -213,14 +222,17 @@ def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
         elif given not in left and not (given.name == "--config-file" and config):
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
-    needed, port = {"--node-rank", "--master-addr"}, "--master-port"
-    of_node = {given.name: given.value.value or "" for given in left if given.name in {*needed, port}}
-    rank = call.get("--node-rank")
+    needed = {"--node-rank", "--master-addr"}
+    names = {"--machine-rank": "--node-rank", "--main-process-ip": "--master-addr"}  # Those of accelerate launch.
+    names |= {"--main-process-port": "--master-port"} | {name: name for name in (*needed, "--master-port")}
+    of_node = {names[given.name]: given.value.value or "" for given in left if given.name in names}
+    rank = call.get("--node-rank", "--machine-rank")
     if rank and not of_node["--node-rank"]:
         of_node["--node-rank"] = "N"  # An argument of the script, or a variable of the machine.
     if draft.kind == "local" and launch.has_many_nodes and all(of_node.values()) and needed <= of_node.keys():
         draft.node = shlex.join(itertools.chain(*of_node.items()))
         if rank and rank.value.value is None:
+            draft.node_rank = next((part.text for part in rank.value.variables if part.value is None), "")
             draft.changed(at, f"{rank.typed}={rank.value.shown} is N of allranks node … --node-rank N on each machine")
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
@@ -291,6 +303,7 @@ class _Argument:
         self.text = word.shown
         self.quoted = ""
         for part in word.parts:
+            part = _working_directory(draft, part) or part
             rank = RANK_VARIABLES.get(part.text) if part.kind == "variable" else None
             if part.value is not None and rank is None:
                 self.quoted += shlex.quote(part.value) if part.value else ""
@@ -308,6 +321,14 @@ class _Argument:
             source = f"${{{rank}}}" if rank else _with_default(draft, part)
             self.quoted += f'"{source}"' if part.quote or rank else source
         self.quoted = self.quoted or shlex.quote(self.text)
+
+
+def _working_directory(draft: Draft, part: Part) -> Part | None:
+    """Return ``$(pwd)`` as the variable that has it, where the script does not leave it in between."""
+    if part.kind != "command" or printed_by(part) != "pwd":
+        return None
+    stands_here = draft.source(part.at, part.at + len(part.text)) == part.text
+    return replace(part, kind="variable", text="PWD") if stands_here or not any(draft.view.script.named("cd")) else None
 
 
 def _with_default(draft: Draft, part: Part) -> str:

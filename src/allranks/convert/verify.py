@@ -104,7 +104,9 @@ class _Side:
         """Run the script as its scheduler, or its user, starts it."""
         script, cwd = self.draft.view.script, self.cwd
         if not self.is_batch:
-            return self.run(["bash", self.draft.path], {})
+            rank, number = self.draft.node_rank, "0"
+            words = [number] * int(rank) if rank.isdecimal() else []
+            return self.run(["bash", self.draft.path, *words], {}, {rank: number} if rank and not words else {})
         path = {"slurm": "/var/spool/slurmd/job1/slurm_script", "pbs": "/var/spool/pbs/1.SC"}.get(self.draft.kind)
         path = path or "/var/spool/sge/1"
         home = not script.options("-cwd", "-wd") if self.draft.kind == "grid_engine" else self.draft.kind == "pbs"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from allranks.lint.arithmetic import evaluate
+from allranks.lint.beside import directory_of
 from allranks.lint.model import Context, Part, Script, Use, Word
 
 if TYPE_CHECKING:
@@ -115,9 +117,23 @@ class Expander:
             source = source.lstrip()
             return [Part("arithmetic", source, evaluate(source[3:-2], self._number), quote, level, at)]
         if kind in ("command_substitution", "process_substitution"):
+            before = len(self.script.commands)
             self._substitution(node, context)
-            source = source.lstrip()
+            part = Part("command", source.lstrip(), None, quote, level, at)
+            is_known = self.script.knows_directory and kind == "command_substitution"
+            return [replace(part, value=self._printed(part, before)) if is_known else part]
         return [Part("command", source, None, quote, level, at)]
+
+    def _printed(self, part: Part, before: int) -> str | None:
+        """Return what a substitution prints that names a directory; ``before`` is the number of commands before it."""
+        if self.script.kind == "plain":
+            path = self.script.text.file_of(part.at).path
+            if found := directory_of(path, part, is_moved="PWD" in self.values):
+                return found
+        inner = self.script.commands[before:]
+        is_one = len(inner) == 1 and len(inner[0].args) == 1 and inner[0].name in ("dirname", "basename")
+        value = inner[0].args[0].value if is_one else None
+        return value and (str(PurePath(value).parent) if inner[0].name == "dirname" else PurePath(value).name)
 
     def _filled(
         self, node: Node, context: Context, quote: str, start: int, end: int, skip: tuple[str, ...] = ()

@@ -343,6 +343,9 @@ class Script:
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
     submitted: list[Submitted] = field(default_factory=list)
+    knows_directory: bool = False  # Whether what prints its directory has that as its value.
+    #: By the name of a function: the arguments that it is called with, where they are known beforehand.
+    arguments: dict[str, dict[str, tuple[Part, ...] | tuple[Word, ...] | None]] = field(default_factory=dict)
 
     def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return where statements start and end, with those of a file in the place of the one that sources it."""

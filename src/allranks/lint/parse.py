@@ -360,6 +360,7 @@ class Walker(Expander):
         # It may be called after what follows, so that what is set there too is not known in it.
         before, unknown = self.values, dict.fromkeys(self._assigned_in(body))
         self.forget_arguments()
+        self.values |= self.script.arguments.get(self._source(name), {})
         self.values |= {key: None for key in before if key in unknown or self._last.get(key, 0) > node.end_byte}
         self._statement(body, replace(context, function=self._source(name)))
         self.values = {**before, **unknown}

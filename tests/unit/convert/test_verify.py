@@ -113,6 +113,15 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     ),
     "one node of two": f"torchrun {STATIC} --node-rank=1 train.py\n",
     "a preparation": "python prepare.py --to /data\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "a machine of two, by the argument of the script": "export NODE=$1\naccelerate launch --multi_gpu --num_machines 2 --num_processes 8 --machine_rank $NODE --main_process_ip gpu1 --main_process_port 29500 train.py\n",
+    "arguments of functions": 'train() {\n  local lr=$1\n  shift\n  torchrun --standalone --nproc-per-node=2 train.py --lr $lr "$@"\n}\nall() { train $2 --name "$1"; }\nall "a b" 0.1\n',
+    "paths beside the script": (
+        "bash sub/run.sh\n",
+        {
+            "sub/run.sh": 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nROOT=$(dirname "$HERE")\nexport PYTHONPATH=$ROOT:$PYTHONPATH\ntorchrun --standalone --nproc-per-node=2 "$(dirname "$0")/train.py" --config "$HERE/a.yaml" --out $(pwd)/out\n'
+        },
+    ),
+    "a configuration that it writes": "LR=0.1\nNAME=conf\ncat > $NAME.yaml <<EOF\nlr: $LR\nEOF\necho 3 > seed.txt\ntorchrun --standalone --nproc-per-node=2 train.py --config $NAME.yaml --seed-file=seed.txt\n",
     # Slurm
     "srun torchrun": f"{SLURM}{HEAD}srun torchrun {C10D} train.py --lr 0.1\n",
     "srun torchrun, with its faults": f"{SLURM}{HEAD}srun torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR train.py\n",
