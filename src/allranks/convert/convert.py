@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
+from allranks.contract import is_secret
 from allranks.convert.directives import take_directives
 from allranks.convert.draft import Draft
-from allranks.convert.launchers import functions_of, main_launch, take_launch
+from allranks.convert.launchers import RANK_VARIABLES, functions_of, main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.directives import options_of
@@ -92,6 +93,11 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
         for call in more:
             if [word.shown for word in call.args] != [word.shown for word in first.args]:
                 draft.not_taken(call.at, f"another training: {' '.join(word.shown for word in call.words)}")
+    for name, (at, value) in script.defaults.items():
+        if name not in RANK_VARIABLES:
+            what = f"${name}" if name.isdecimal() else name
+            value = "<secret>" if is_secret(name) else value or "empty"
+            draft.changed(at, f"{what} is {value}, its default: the job does not read it from your shell")
     Statements(draft, group, codes).take()
     _finish(draft, findings)
     return draft

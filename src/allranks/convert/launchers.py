@@ -220,20 +220,26 @@ def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
             draft.put("launch.max_restarts", call.number("--max-restarts"), at, typed)
         elif given.name == "--mixed-precision" and given.value.value:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
-        elif given not in left and not (given.name == "--config-file" and config):
+        elif given.name == "--config-file" and launch.name == "accelerate":
+            if not config:
+                draft.not_taken(
+                    at, f"accelerate {typed}: no such file below the script's directory; its settings are lost"
+                )
+        elif given not in left:
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
     needed = {"--node-rank", "--master-addr"}
     names = {"--machine-rank": "--node-rank", "--main-process-ip": "--master-addr"}  # Those of accelerate launch.
     names |= {"--main-process-port": "--master-port"} | {name: name for name in (*needed, "--master-port")}
     of_node = {names[given.name]: given.value.value or "" for given in left if given.name in names}
     rank = call.get("--node-rank", "--machine-rank")
-    if rank and not of_node["--node-rank"]:
+    if rank and (not of_node["--node-rank"] or any(part.has_default for part in rank.value.variables)):
         of_node["--node-rank"] = "N"  # An argument of the script, or a variable of the machine.
     if draft.kind == "local" and launch.has_many_nodes and all(of_node.values()) and needed <= of_node.keys():
         draft.node = shlex.join(itertools.chain(*of_node.items()))
-        if rank and rank.value.value is None:
-            draft.node_rank = next((part.text for part in rank.value.variables if part.value is None), "")
-            draft.changed(at, f"{rank.typed}={rank.value.shown} is N of allranks node … --node-rank N on each machine")
+        if rank and of_node["--node-rank"] == "N":
+            draft.node_rank = next((part.text for part in rank.value.variables), "")
+            shown_rank = "".join(part.text if part.kind == "text" else f"${part.text}" for part in rank.value.parts)
+            draft.changed(at, f"{rank.typed}={shown_rank} is N of allranks node … --node-rank N on each machine")
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:

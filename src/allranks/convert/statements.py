@@ -292,8 +292,20 @@ class Statements:
             if name and name[1] in names:
                 names |= self._names_in(first, last)
                 needed.append((first, last))
+        for name in sorted({name for first, last in needed for name in self._arguments_in(first, last)}):
+            what = (
+                f"${name}, an argument of the script: a set-up line reads it; write its value into environment.{where}"
+            )
+            self.draft.not_taken(start, what)
         for first, last in reversed(needed):
             self.draft.add_line(where, self._values_of(first, last) or self.draft.source(first, last), first)
+
+    def _arguments_in(self, start: int, end: int) -> set[str]:
+        """Return the arguments of the script that a statement reads, without those that a function in it gets."""
+        if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", self.draft.source(start, end)):
+            return set()
+        used = {each.name for each in self.script.uses if start <= each.at < end and not each.has_default}
+        return {name for name in used if re.fullmatch(r"[1-9]\d*|[@*]", name)}
 
     def _values_of(self, start: int, end: int) -> str:
         """Return an assignment that prints the script's directory with what that is: a set-up line has none."""

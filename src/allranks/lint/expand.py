@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ _PARTS, _CHARACTERS = 500, 20_000
 #: in each value of a directive that is not known.
 UNKNOWN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{UNKNOWN}(\\d+){_CLOSE}")
+#: Variables that schedulers, launchers or logins set.
+_SET_ELSEWHERE = re.compile(r"(SLURM|SRUN|PBS|SGE|OMPI|PMIX?|CONDA|JOB|XDG)_.*|\w*PATH|TMPDIR|NSLOTS|HOST(NAME)?|PWD")
 _LITERAL = {"word", "number", "extglob_pattern", "regex", "special_variable_name", "variable_name", "test_operator"}
 
 
@@ -120,7 +123,7 @@ class Expander:
             before = len(self.script.commands)
             self._substitution(node, context)
             part = Part("command", source.lstrip(), None, quote, level, at)
-            is_known = self.script.knows_directory and kind == "command_substitution"
+            is_known = self.script.is_run and kind == "command_substitution"
             return [replace(part, value=self._printed(part, before)) if is_known else part]
         return [Part("command", source, None, quote, level, at)]
 
@@ -202,10 +205,24 @@ class Expander:
         if (is_plain or has_default) and parts is not None and ":+" not in source:
             found = [replace(part, quote=quote, at=at, is_verbatim=False) for part in parts]
             return found or [Part("text", "", "", quote, context.level, at)]
+        if has_default and self.script.is_run and (default := self._default(name, node, context, quote)) is not None:
+            return default
         if any(child.type == "subscript" for child in node.children):
             return [Part("variable", source[2:-1], None, quote, context.level, at)]
         known = self.known.get(name) if is_plain and name not in self.values else None
         return [Part("variable", name, known, quote, context.level, at, has_default=has_default)]
+
+    def _default(self, name: str, node: Node, context: Context, quote: str) -> list[Part] | None:
+        """Return ``8`` of ``${NAME:-8}`` where nothing else sets the variable; None if that is not known."""
+        at = next((at for at, child in enumerate(node.children) if child.type in (":-", "-", ":=", "=")), None)
+        if at is None or name in self.values or name in os.environ or _SET_ELSEWHERE.fullmatch(name):
+            return None
+        parts = [part for child in node.children[at + 1 : -1] for part in self._parts(child, context, quote)]
+        if any(part.value is None for part in parts):
+            return None
+        text, place = "".join(part.value or "" for part in parts), self._piece.at(node.start_byte)
+        self.script.defaults.setdefault(name, (place, text))
+        return [Part("variable", name, text, quote, context.level, place, has_default=True)]
 
     def _expansions(self, node: Node, context: Context) -> None:
         """Note the variables that a test expands, and walk over its substitutions."""

@@ -343,7 +343,10 @@ class Script:
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
     submitted: list[Submitted] = field(default_factory=list)
-    knows_directory: bool = False  # Whether what prints its directory has that as its value.
+    #: Whether it is to be read as it runs here: what prints its directory has a value, and defaults count.
+    is_run: bool = False
+    #: The defaults that counted, with where each stands, by the variables that have none.
+    defaults: dict[str, tuple[int, str]] = field(default_factory=dict)
     #: By the name of a function: the arguments that it is called with, where they are known beforehand.
     arguments: dict[str, dict[str, tuple[Part, ...] | tuple[Word, ...] | None]] = field(default_factory=dict)
 

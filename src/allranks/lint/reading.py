@@ -113,7 +113,7 @@ def _read(
     script.directives = [each for each in directives if each.is_read and each.name not in names] + given
     _set_kind(script)
     view = View(script)
-    script.knows_directory = called is not None
+    script.is_run = called is not None
     script.arguments.update(called or {})
     walker = Walker(script, known_variables(script, view.resources), unwrap)
     walker.values = submitted.values if submitted else {}
