@@ -13,7 +13,7 @@ from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.directives import options_of
 from allranks.lint.engine import Finding, lint
-from allranks.lint.expand import UNKNOWN, Value
+from allranks.lint.expand import UNKNOWN, Run
 from allranks.lint.files import not_for, other_kind, why_not_read
 from allranks.lint.model import Command
 from allranks.lint.reading import View, read_scripts
@@ -38,9 +38,9 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     if reason := why_not_read(data):
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
     data = data.replace(b"\r\n", b"\n")
-    views = _read(path, data)
+    views, run = _read(path, data)
     broken, findings = views[0].script.broken, lint(path, data)
-    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings))]
+    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings, run))]
     if broken and (not found or max(broken) >= len(data.rstrip())):
         why = f"{path}:{views[0].place(broken[0]).line}: a quote, a bracket or a block that starts here has no end"
         raise UsageError(f"cannot convert {path}", why=why, fix=f"bash -n {path} shows more")
@@ -49,6 +49,9 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
         why = (
             f"it submits {', '.join(names)}" if names else "no torchrun, accelerate, deepspeed, srun python or the like"
         )
+        runs = [each.words[0].shown for each in views[0].script.commands if each.name.endswith((".sh", ".bash"))]
+        if runs and not names:
+            why, names = f"it runs {', '.join(runs)}, and that starts none or is not here", runs
         fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
         raise UsageError(f"{path} starts no training", why=why, fix=fix)
     for at in broken:
@@ -56,16 +59,16 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     return found
 
 
-def _read(path: str, data: bytes) -> list[View]:
-    """Return the scripts in a file; functions that start the training have the arguments of their first call."""
-    arguments: dict[str, dict[str, Value]] = {}
+def _read(path: str, data: bytes) -> tuple[list[View], Run]:
+    """Return the scripts in a file, as they run here, with the arguments of the first call of each function."""
+    run = Run()
     for _ in range(_NESTED):
-        views = [view for view in read_scripts(path, data, arguments) if view.script.path == path]
+        views = [view for view in read_scripts(path, data, run) if view.script.path == path]
         found = {calls[0].name: arguments_of(calls[0].args) for view in views for calls in _calls(view)}
-        if found == arguments:
+        if found == run.arguments:
             break
-        arguments = found
-    return views
+        run = Run(found)
+    return views, run
 
 
 def _calls(view: View) -> list[list[Command]]:
@@ -74,7 +77,7 @@ def _calls(view: View) -> list[list[Command]]:
     return [calls for name in names if (calls := [*view.script.named(name)])]
 
 
-def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
+def _draft(path: str, view: View, findings: list[Finding], run: Run) -> Draft | None:
     script = view.script
     group, others = main_launch(view.launches)
     if not group:
@@ -93,7 +96,7 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
         for call in more:
             if [word.shown for word in call.args] != [word.shown for word in first.args]:
                 draft.not_taken(call.at, f"another training: {' '.join(word.shown for word in call.words)}")
-    for name, (at, value) in script.defaults.items():
+    for name, (at, value) in run.defaults.items():
         if name not in RANK_VARIABLES:
             what = f"${name}" if name.isdecimal() else name
             value = "<secret>" if is_secret(name) else value or "empty"

@@ -83,7 +83,7 @@ def _typed(launch: Launch) -> list[str]:
 def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
     """Return the top level of the file of ``accelerate launch --config_file``, as text; empty if it is not here."""
     given = launch.call.get("--config-file") if launch.name == "accelerate" else None
-    found = file_beside(draft.path, given.value) if given else None
+    found = file_beside(draft.path, given.value, from_here=True) if given else None
     text = found[1].decode("utf-8", "replace") if found else ""
     return {key: value.strip("\"' \r") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
 
@@ -183,12 +183,13 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str
         ranks = processes // (machines or 1) or None
     why = f"{launch.name} starts {ranks} rank{'s' * (ranks != 1)} on each node"
     if launch.is_python:
-        ranks = launch.tasks_per_node if launch.starter else 1
+        is_here = launch.starter_name in MPI and draft.kind == "local"
+        ranks = launch.tasks if is_here else launch.tasks_per_node if launch.starter else 1
         why = f"{launch.starter_name or 'python'}, {ranks or '?'} on each node"
         if launch.starter is None and (gpus or 0) > 1:
             draft.not_taken(at, f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node")
-        if launch.starter_name in MPI and draft.kind == "local":
-            ranks = launch.tasks
+        if ranks is None and not draft.get("launch.nproc_per_node"):
+            draft.not_taken(at, f"{launch.starter_name}: the number of ranks is not known here; one rank for each GPU")
     elif launch.is_torch and (given := call.get("--nproc-per-node")):
         why = f"{given.typed}={given.value.shown}"
         ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks
@@ -222,9 +223,8 @@ def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
         elif given.name == "--config-file" and launch.name == "accelerate":
             if not config:
-                draft.not_taken(
-                    at, f"accelerate {typed}: no such file below the script's directory; its settings are lost"
-                )
+                what = "it is not below the script's directory or this one, and was not read: its settings are lost"
+                draft.not_taken(at, f"accelerate {typed}: {what}")
         elif given not in left:
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
     needed = {"--node-rank", "--master-addr"}
@@ -273,7 +273,8 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         return
     args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
     if any(each.is_read for each in args):
-        program = {"script": "python ", "module": "python -m ", "binary": ""}[kind]
+        interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
+        program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
         return

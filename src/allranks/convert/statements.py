@@ -292,11 +292,9 @@ class Statements:
             if name and name[1] in names:
                 names |= self._names_in(first, last)
                 needed.append((first, last))
-        for name in sorted({name for first, last in needed for name in self._arguments_in(first, last)}):
-            what = (
-                f"${name}, an argument of the script: a set-up line reads it; write its value into environment.{where}"
-            )
-            self.draft.not_taken(start, what)
+        for read in sorted({each for first, last in needed for each in self._arguments_in(first, last)}):
+            what = f"a line of environment.{where} reads it, an argument of the script: write its value there"
+            self.draft.not_taken(start, f"${read}: {what}")
         for first, last in reversed(needed):
             self.draft.add_line(where, self._values_of(first, last) or self.draft.source(first, last), first)
 

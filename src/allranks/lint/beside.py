@@ -16,13 +16,16 @@ _PRINTED = re.compile(r"(?:cd )?dirname (?:BASH_SOURCE|0)(?: pwd)?|pwd")
 _NOISE = re.compile(r"\[0\]|\s-\S+|[\d&]?>+ ?[\w/&]+|\breadlink\b|\brealpath\b|[\"'$`(){};&]")
 
 
-def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str, bytes] | None:
+def file_beside(
+    script: str, word: Word, *, is_moved: bool = False, from_here: bool = False
+) -> tuple[str, bytes] | None:
     """Return path and content of a file below a script's directory; None if it is not there.
 
     Args:
         script: the script.
         word: the file as the script names it.
         is_moved: whether the script has changed its directory, so that a relative name means another file.
+        from_here: whether it may lie below the current directory as well: the script is run in that.
     """
     below = _below(word, is_moved=is_moved)
     name = word.value if below is None else below
@@ -34,7 +37,9 @@ def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str
     for start in (folder, Path()):
         path = start / name
         try:
-            data = read(path) if path.is_file() and _is_own(path.resolve(), folder.resolve()) else b""
+            owners = [folder.resolve(), *([Path().resolve()] if from_here else [])]
+            is_own = path.is_file() and any(_is_own(path.resolve(), owner) for owner in owners)
+            data = read(path) if is_own else b""
         except (OSError, RuntimeError, ValueError, UsageError):
             continue
         if data and not why_not_read(data):

@@ -236,8 +236,10 @@ class Command:
 
     @cached_property
     def name(self) -> str:
-        """The program without its directory; empty if it is not known."""
-        return (self.words[0].value or "").rpartition("/")[2] if self.words else ""
+        """The program without its directory, also where only that is not known; empty if it is not known itself."""
+        word = self.words[0] if self.words else None
+        last = (word.parts[-1].value or "") if word and word.parts else ""
+        return ((word.value if word else None) or last[last.find("/") + 1 or len(last) :]).rpartition("/")[2]
 
     @property
     def args(self) -> tuple[Word, ...]:
@@ -337,18 +339,12 @@ class Script:
     exported: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
-    #: By the name of a text with a syntax error: where that is, or where the text is read, and the text.
+    #: By the name of a text with a syntax error: where it is, or where the text is read, and the text.
     unparsed: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)
     first_command: int | None = None
     submitted: list[Submitted] = field(default_factory=list)
-    #: Whether it is to be read as it runs here: what prints its directory has a value, and defaults count.
-    is_run: bool = False
-    #: The defaults that counted, with where each stands, by the variables that have none.
-    defaults: dict[str, tuple[int, str]] = field(default_factory=dict)
-    #: By the name of a function: the arguments that it is called with, where they are known beforehand.
-    arguments: dict[str, dict[str, tuple[Part, ...] | tuple[Word, ...] | None]] = field(default_factory=dict)
 
     def unfolded(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return where statements start and end, with those of a file in the place of the one that sources it."""
