@@ -322,6 +322,18 @@ def test_arguments_of_a_function_that_are_not_known_are_named(folder: Path, capf
     assert "  start.sh:1: $@: train's arguments: add them to args\n" in capfd.readouterr().err
 
 
+def test_a_default_is_named_and_a_secret_is_not_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        "export API_KEY=${API_KEY:-abcdefgh}\nLR=${LR:-0.1}\ntorchrun --standalone train.py --lr $LR\n"
+    )
+    assert typed("start.sh") == 0
+    said = capfd.readouterr()
+    assert 'args: ["--lr", "0.1"]' in said.out
+    assert "  start.sh:2: LR is 0.1, its default: the job does not read it from your shell\n" in said.err
+    assert "  start.sh:1: API_KEY is <secret>, its default: the job does not read it from your shell\n" in said.err
+    assert "abcdefgh" not in said.out
+
+
 def test_a_second_call_of_a_function_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "start.sh").write_text(
         'train() { torchrun --standalone train.py --lr "$@"; }\ntrain 0.1\ntrain 0.1\ntrain 0.2\n'
