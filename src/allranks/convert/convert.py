@@ -54,6 +54,9 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
             why, names = f"it runs {', '.join(runs)}, and that starts none or is not here", runs
         fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
         raise UsageError(f"{path} starts no training", why=why, fix=fix)
+    if re.match(r"#!\s*\S*(/|\s)t?csh\b", data[:200].decode("utf-8", "replace")):
+        for draft in found:
+            draft.not_taken(0, "this is csh, read as bash: only its directives, setenv and plain commands are right")
     for at in broken:
         found[0].note("not taken over", at, "this could not be read: look at what became of it")
     return found

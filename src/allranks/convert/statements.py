@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
+from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short
 from allranks.convert.launchers import RANK_VARIABLES, functions_of, take_variable
 from allranks.lint.launches import Launch
@@ -171,6 +172,8 @@ class Statements:
             return  # A function: it is kept with the line that calls it.
         if "eval" in source and re.search(r"conda|mamba", source):
             draft.left_out(start, f"{source}: allranks sets conda up")
+        elif simple and simple.name == "setenv" and len(simple.args) in (1, 2):
+            self._setenv(simple)
         elif simple and simple.name in ("module", "ml"):
             self._module(simple, source)
         elif simple and simple.name in _ACTIVATES and self._activate(simple, source):
@@ -254,6 +257,17 @@ class Statements:
             draft.put("workdir", self._below_workdir(path), command.at, text)
         else:
             draft.not_taken(command.at, f"{text}: workdir expands no variables")
+
+    def _setenv(self, command: Command) -> None:
+        """Take over a variable of csh, whose lines no set-up has: it is read by bash."""
+        draft, (name, *values) = self.draft, (word.shown for word in command.args)
+        known = all(word.value is not None for word in command.args)
+        if not known:
+            draft.not_taken(command.at, f"setenv {name}: a line of csh with a variable: environment.variables.{name}")
+        elif is_secret(name):
+            draft.put(f"environment.variables.{name}", "<secret>", command.at, "set it where you type allranks run")
+        elif name not in RANK_VARIABLES:
+            draft.put(f"environment.variables.{name}", "".join(values), command.at, f"setenv {name}")
 
     # --- variables and lines ------------------------------------------------------------------------------------
 

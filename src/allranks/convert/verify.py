@@ -34,8 +34,9 @@ ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) mo
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
+setenv() { export "$1=${2-}"; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
-readonly -f module ml conda mamba micromamba command_not_found_handle
+readonly -f module ml conda mamba micromamba setenv command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")

@@ -124,6 +124,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a configuration that it writes": "LR=0.1\nNAME=conf\ncat > $NAME.yaml <<EOF\nlr: $LR\nEOF\necho 3 > seed.txt\ntorchrun --standalone --nproc-per-node=2 train.py --config $NAME.yaml --seed-file=seed.txt\n",
     "a program below a directory that is not known": "PYTHON=${HOME}/env/bin/python\nmpirun -np 2 ${PYTHON} train.py --epochs 5\n",
     "defaults of variables": 'GPUS=${GPUS:-2}\nLR=${LR:-0.1}\ntorchrun --standalone --nproc_per_node=$GPUS train.py --lr $LR --seed ${SEED:-3} --name "${1:-x}"\n',
+    "csh": "#!/bin/tcsh\nsetenv A 1\nsetenv B 'x y'\ntorchrun --standalone --nproc-per-node=2 train.py\n",
     # Slurm
     "defaults of an srun outside of a job": "PARTITION=${PARTITION:-video}\nGPUS=${GPUS:-8}\nGPUS_PER_NODE=${GPUS_PER_NODE:-4}\nsrun -p $PARTITION --gres=gpu:$GPUS_PER_NODE --ntasks=$GPUS --ntasks-per-node=$GPUS_PER_NODE ${SRUN_ARGS} python train.py --lr 0.1\n",
     "srun torchrun": f"{SLURM}{HEAD}srun torchrun {C10D} train.py --lr 0.1\n",
