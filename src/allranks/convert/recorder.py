@@ -561,7 +561,11 @@ def which(words: list[str], env: Env, cwd: str) -> int:
 
 def supervise(env: Env, cwd: str) -> int:
     """Play the supervisor of a batch job: it starts node.sh on each host."""
-    spec = json.loads(Path(env["ALLRANKS_RUN_DIR"], "node.json").read_text())
+    folder = Path(env["ALLRANKS_RUN_DIR"])
+    spec, batch = (json.loads((folder / f"{name}.json").read_text()) for name in ("node", "supervisor"))
+    given, _ = options("srun", batch["options"])
+    if given.get("--container-image"):
+        env = {**env, WITHIN: f"--container-image={given['--container-image']}"}
     hosts = FACTS["hosts"]
     of_run = {"ALLRANKS_ATTEMPT": 0, "ALLRANKS_RDZV_HOST": hosts[0], "ALLRANKS_RDZV_PORT": 20000}
     of_run |= {"ALLRANKS_NODE_COUNT": len(hosts), "ALLRANKS_NODE_NPROC": spec["nproc_per_node"]}

@@ -144,6 +144,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a loop of srun": f'{SLURM}nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nfor i in 0 1; do\n  srun --nodes=1 --ntasks=1 -w "${{nodes[$i]}}" torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$i --master-addr=${{nodes[0]}} --master-port=29500 train.py &\ndone\nwait\n',
     "one node of Slurm": f"{ONE}torchrun --standalone --nproc-per-node=4 train.py\n",
     "an array": f"{ONE}#SBATCH --array=0-3\ntorchrun --standalone --nproc-per-node=4 train.py --seed $SLURM_ARRAY_TASK_ID\n",
+    "a container of srun, and a log": f'{SLURM.replace("per-node=1", "per-node=4")}DIR=`pwd`\nDATE=today\nsrun -l --container-image nvcr.io/x --output=$DIR/%x_%j_$DATE.log sh -c "python -u ${{DIR}}/train.py --lr 1"\n',
     "a container": f"{ONE}srun apptainer exec --nv image.sif torchrun --standalone --nproc-per-node=4 train.py\n",
     "a directory of a batch": f"{ONE}cd $SLURM_SUBMIT_DIR/project\ntorchrun --standalone --nproc-per-node=4 train.py\n",
     "accelerate on two nodes": f"{SLURM}export {HEAD}srun bash -c 'accelerate launch --num_processes 8 --num_machines 2 --machine_rank $SLURM_PROCID --main_process_ip $MASTER_ADDR --main_process_port 29500 train.py'\n",
