@@ -69,7 +69,7 @@ def error_of(words: Sequence[str], verb: str, before: Sequence[str] = ()) -> Usa
     if draft is None:
         return UsageError(what, fix=f"{verb} train.py --nproc-per-node N -- ...")
     for note in draft.notes:
-        if note.kind == "not taken over":
+        if note.kind == "not taken over" and "number of ranks" not in note.what:  # Said below, with what to type.
             render.talk(f"allranks: note: {note.what}")
     if not is_python and "launch.nproc_per_node" not in draft.values and name in ("srun", "mpirun", "mpiexec"):
         render.talk("allranks: note: --nodes N and --nproc-per-node N say how many ranks start")

@@ -160,6 +160,7 @@ def compare(
     )
     found.each("program", one, other, lambda each: f"{each['kind']} {each['path']}", moved)
     found.each("arguments", one, other, lambda each: shlex.join(each["args"]), found.arguments())
+    found.each("files that the arguments name", one, other, _files, "")
     found.environment(one, other)
     found.others([*old_others, *further], new_others)
     return Verification(len(new), tuple(found.equal), tuple(found.differences))
@@ -176,6 +177,11 @@ def _of_one_training(old: Sequence[Record], new: Sequence[Record]) -> tuple[list
         if same and len(set(map(str, numbers))) == len(numbers):
             return same, [each for each in old if each not in same]
     return [*old], []
+
+
+def _files(record: Record) -> str:
+    """Return the files that the arguments name, with their checksums."""
+    return ", ".join(f"{name} ({checksum})" for name, checksum in record["files"].items())
 
 
 def _interpreter(record: Record) -> str:

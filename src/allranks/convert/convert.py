@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
+from allranks.contract import is_secret
 from allranks.convert.directives import take_directives
 from allranks.convert.draft import Draft
-from allranks.convert.launchers import main_launch, take_launch
+from allranks.convert.launchers import RANK_VARIABLES, functions_of, main_launch, take_launch
 from allranks.convert.statements import Statements
 from allranks.errors import UsageError
 from allranks.lint.directives import options_of
 from allranks.lint.engine import Finding, lint
-from allranks.lint.expand import UNKNOWN
+from allranks.lint.expand import UNKNOWN, Run
 from allranks.lint.files import not_for, other_kind, why_not_read
+from allranks.lint.model import Command
 from allranks.lint.reading import View, read_scripts
 from allranks.lint.syntax import read_call
+from allranks.lint.unwrap import arguments_of
 
 #: Families of rules whose faults a job file does not have: processes, rendezvous, directives, remote shells, outcomes.
 _GONE = ("AR1", "AR3", "AR4", "AR6", "AR7", "AR80", "AR81", "AR211", "AR213", "AR214", "AR216", "AR903", "AR904")
+
+#: Functions that call each other, down to the training, whose arguments are followed.
+_NESTED = 5
 
 
 def drafts_of(path: str, data: bytes) -> list[Draft]:
@@ -32,9 +38,9 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
     if reason := why_not_read(data):
         raise UsageError(f"cannot convert {path}", why=f"it is {reason}", fix="allranks convert train.sbatch")
     data = data.replace(b"\r\n", b"\n")
-    views = [view for view in read_scripts(path, data) if view.script.path == path]
+    views, run = _read(path, data)
     broken, findings = views[0].script.broken, lint(path, data)
-    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings))]
+    found = [draft for view in views if (draft := _draft(path, _as_job(view), findings, run))]
     if broken and (not found or max(broken) >= len(data.rstrip())):
         why = f"{path}:{views[0].place(broken[0]).line}: a quote, a bracket or a block that starts here has no end"
         raise UsageError(f"cannot convert {path}", why=why, fix=f"bash -n {path} shows more")
@@ -43,14 +49,38 @@ def drafts_of(path: str, data: bytes) -> list[Draft]:
         why = (
             f"it submits {', '.join(names)}" if names else "no torchrun, accelerate, deepspeed, srun python or the like"
         )
+        runs = [each.words[0].shown for each in views[0].script.commands if each.name.endswith((".sh", ".bash"))]
+        if runs and not names:
+            why, names = f"it runs {', '.join(runs)}, and that starts none or is not here", runs
         fix = f"allranks convert {names[0]}" if names else "name the script that starts the ranks"
         raise UsageError(f"{path} starts no training", why=why, fix=fix)
+    if re.match(r"#!\s*\S*(/|\s)t?csh\b", data[:200].decode("utf-8", "replace")):
+        for draft in found:
+            draft.not_taken(0, "this is csh, read as bash: only its directives, setenv and plain commands are right")
     for at in broken:
         found[0].note("not taken over", at, "this could not be read: look at what became of it")
     return found
 
 
-def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
+def _read(path: str, data: bytes) -> tuple[list[View], Run]:
+    """Return the scripts in a file, as they run here, with the arguments of the first call of each function."""
+    run = Run()
+    for _ in range(_NESTED):
+        views = [view for view in read_scripts(path, data, run) if view.script.path == path]
+        found = {calls[0].name: arguments_of(calls[0].args) for view in views for calls in _calls(view)}
+        if found == run.arguments:
+            break
+        run = Run(found)
+    return views, run
+
+
+def _calls(view: View) -> list[list[Command]]:
+    """Return the calls of each function through which a training starts, if there are some."""
+    names = sorted(functions_of(view.script, (launch.command for launch in view.launches)))
+    return [calls for name in names if (calls := [*view.script.named(name)])]
+
+
+def _draft(path: str, view: View, findings: list[Finding], run: Run) -> Draft | None:
     script = view.script
     group, others = main_launch(view.launches)
     if not group:
@@ -65,6 +95,15 @@ def _draft(path: str, view: View, findings: list[Finding]) -> Draft | None:
     for launch in others:
         shown = " ".join(word.shown for word in launch.command.words)
         draft.not_taken(launch.command.at, f"another training: {shown}")
+    for first, *more in _calls(view):
+        for call in more:
+            if [word.shown for word in call.args] != [word.shown for word in first.args]:
+                draft.not_taken(call.at, f"another training: {' '.join(word.shown for word in call.words)}")
+    for name, (at, value) in run.defaults.items():
+        if name not in RANK_VARIABLES:
+            what = f"${name}" if name.isdecimal() else name
+            value = "<secret>" if is_secret(name) else value or "empty"
+            draft.changed(at, f"{what} is {value}, its default: the job does not read it from your shell")
     Statements(draft, group, codes).take()
     _finish(draft, findings)
     return draft

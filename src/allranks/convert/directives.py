@@ -185,8 +185,8 @@ def _slurm(draft: Draft, directive: Directive) -> bool:
     if name == "signal":
         if before := re.search(r"@(\d+)$", value):
             _put(draft, directive, "retry.warn_before", int(before[1]))
-        what = f"{_words(directive)}: the ranks get SIGUSR1 to save, and the job is requeued"
-        draft.left_out(directive.at, what)
+        what = "the ranks get SIGUSR1 to save, and the job is requeued if they then exit with 75"
+        draft.changed(directive.at, f"{_words(directive)}: {what}")
         return True
     if name == "export":
         note = draft.left_out if value.upper() == "ALL" else draft.not_taken

@@ -50,6 +50,7 @@ class Draft:
     setup: dict[str, list[Given]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     node: str = ""  # Its options of ``allranks node``, where each node's script is started by hand.
+    node_rank: str = ""  # The variable of the script, or the number of its argument, that is the node's rank.
     incomplete: bool = False  # An argument of the training has a value that is not known.
 
     @property

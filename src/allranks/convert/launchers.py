@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short, shown
 from allranks.convert.hosts import take_hosts
-from allranks.lint.beside import file_beside
+from allranks.lint.beside import file_beside, printed_by
 from allranks.lint.directives import number
 from allranks.lint.launches import Launch
-from allranks.lint.model import MPI, Assignment, Command, Part, Word
+from allranks.lint.model import MPI, Assignment, Command, Part, Script, Word
 from allranks.lint.syntax import read_call
 from allranks.lint.unwrap import SHELLS, is_python
 
@@ -67,6 +68,14 @@ def main_launch(launches: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]
     return same, [each for each in ranked if each not in same]
 
 
+def functions_of(script: Script, commands: Iterable[Command]) -> set[str]:
+    """Return the functions of a script through which commands are started."""
+    found = {command.context.function for command in commands} - {""}
+    while more := {call.context.function for call in script.named(*found)} - {"", *found}:
+        found |= more
+    return found
+
+
 def _typed(launch: Launch) -> list[str]:
     return [word.shown for word in (launch.command.args if launch.is_python else launch.call.rest)]
 
@@ -74,7 +83,7 @@ def _typed(launch: Launch) -> list[str]:
 def _config_of(draft: Draft, launch: Launch) -> dict[str, str]:
     """Return the top level of the file of ``accelerate launch --config_file``, as text; empty if it is not here."""
     given = launch.call.get("--config-file") if launch.name == "accelerate" else None
-    found = file_beside(draft.path, given.value) if given else None
+    found = file_beside(draft.path, given.value, from_here=True) if given else None
     text = found[1].decode("utf-8", "replace") if found else ""
     return {key: value.strip("\"' \r") for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]*)", text, re.MULTILINE)}
 
@@ -174,12 +183,13 @@ def _take_counts(draft: Draft, launch: Launch, codes: set[str], config: dict[str
         ranks = processes // (machines or 1) or None
     why = f"{launch.name} starts {ranks} rank{'s' * (ranks != 1)} on each node"
     if launch.is_python:
-        ranks = launch.tasks_per_node if launch.starter else 1
+        is_here = launch.starter_name in MPI and draft.kind == "local"
+        ranks = launch.tasks if is_here else launch.tasks_per_node if launch.starter else 1
         why = f"{launch.starter_name or 'python'}, {ranks or '?'} on each node"
         if launch.starter is None and (gpus or 0) > 1:
             draft.not_taken(at, f"one process had {gpus} GPUs: if it starts ranks by itself, remove nproc_per_node")
-        if launch.starter_name in MPI and draft.kind == "local":
-            ranks = launch.tasks
+        if ranks is None and not draft.get("launch.nproc_per_node"):
+            draft.not_taken(at, f"{launch.starter_name}: the number of ranks is not known here; one rank for each GPU")
     elif launch.is_torch and (given := call.get("--nproc-per-node")):
         why = f"{given.typed}={given.value.shown}"
         ranks = given.value.value if given.value.value in ("gpu", "cpu", "auto") else ranks
@@ -203,25 +213,33 @@ def _take_options(draft: Draft, launch: Launch, config: dict[str, str]) -> None:
             draft.not_taken(at, f"{key}: {value}".strip() + " of --config_file: give it to Accelerator() in the script")
     left = [given for given in call.given if _RENDEZVOUS.fullmatch(given.name)]
     kept = {"--nproc-per-node", "--max-restarts", "--module", "--no-python", "--mixed-precision", "--hostfile"}
-    if names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
-        draft.left_out(at, f"{launch.name} {' '.join(names)}: allranks numbers nodes, and finds address and port")
+    if typed_names := list(dict.fromkeys(given.typed for given in left if given.name not in kept)):
+        draft.left_out(at, f"{launch.name} {' '.join(typed_names)}: allranks numbers nodes, and finds address and port")
     for given in call.given:
         typed = given.typed + (f" {given.value.shown}" if given.value.parts else "")
         if given.name == "--max-restarts" and call.number("--max-restarts"):
             draft.put("launch.max_restarts", call.number("--max-restarts"), at, typed)
         elif given.name == "--mixed-precision" and given.value.value:
             draft.put("environment.variables.ACCELERATE_MIXED_PRECISION", given.value.value, at, typed)
-        elif given not in left and not (given.name == "--config-file" and config):
+        elif given.name == "--config-file" and launch.name == "accelerate":
+            if not config:
+                what = "it is not below the script's directory or this one, and was not read: its settings are lost"
+                draft.not_taken(at, f"accelerate {typed}: {what}")
+        elif given not in left:
             draft.not_taken(at, f"{launch.name} {typed}: set it in the training script")
-    needed, port = {"--node-rank", "--master-addr"}, "--master-port"
-    of_node = {given.name: given.value.value or "" for given in left if given.name in {*needed, port}}
-    rank = call.get("--node-rank")
-    if rank and not of_node["--node-rank"]:
+    needed = {"--node-rank", "--master-addr"}
+    names = {"--machine-rank": "--node-rank", "--main-process-ip": "--master-addr"}  # Those of accelerate launch.
+    names |= {"--main-process-port": "--master-port"} | {name: name for name in (*needed, "--master-port")}
+    of_node = {names[given.name]: given.value.value or "" for given in left if given.name in names}
+    rank = call.get("--node-rank", "--machine-rank")
+    if rank and (not of_node["--node-rank"] or any(part.has_default for part in rank.value.variables)):
         of_node["--node-rank"] = "N"  # An argument of the script, or a variable of the machine.
     if draft.kind == "local" and launch.has_many_nodes and all(of_node.values()) and needed <= of_node.keys():
         draft.node = shlex.join(itertools.chain(*of_node.items()))
-        if rank and rank.value.value is None:
-            draft.changed(at, f"{rank.typed}={rank.value.shown} is N of allranks node … --node-rank N on each machine")
+        if rank and of_node["--node-rank"] == "N":
+            draft.node_rank = next((part.text for part in rank.value.variables), "")
+            shown_rank = "".join(part.text if part.kind == "text" else f"${part.text}" for part in rank.value.parts)
+            draft.changed(at, f"{rank.typed}={shown_rank} is N of allranks node … --node-rank N on each machine")
     adds = launch.name == "deepspeed" and not call.get("--no-local-rank")
     adds = adds or (launch.name == "torch.distributed.launch" and not call.get("--use-env"))
     if adds:
@@ -255,7 +273,8 @@ def _take_program(draft: Draft, launch: Launch) -> None:
         return
     args = [_Argument(draft, word) for word in words if not _is_rest(draft, word, command.context.function)]
     if any(each.is_read for each in args):
-        program = {"script": "python ", "module": "python -m ", "binary": ""}[kind]
+        interpreter = shlex.join([python, *options]).replace("'~'", "~") if python and "/" in python else "python"
+        program = {"script": f"{interpreter} ", "module": f"{interpreter} -m ", "binary": ""}[kind]
         draft.put("binary", "bash", words[0].at, "it reads variables of the job's environment")
         draft.put("args", ["-c", f"exec {program}{' '.join(each.quoted for each in args)}"], words[0].at, "")
         return
@@ -291,6 +310,7 @@ class _Argument:
         self.text = word.shown
         self.quoted = ""
         for part in word.parts:
+            part = _working_directory(draft, part) or part
             rank = RANK_VARIABLES.get(part.text) if part.kind == "variable" else None
             if part.value is not None and rank is None:
                 self.quoted += shlex.quote(part.value) if part.value else ""
@@ -308,6 +328,14 @@ class _Argument:
             source = f"${{{rank}}}" if rank else _with_default(draft, part)
             self.quoted += f'"{source}"' if part.quote or rank else source
         self.quoted = self.quoted or shlex.quote(self.text)
+
+
+def _working_directory(draft: Draft, part: Part) -> Part | None:
+    """Return ``$(pwd)`` as the variable that has it, where the script does not leave it in between."""
+    if part.kind != "command" or printed_by(part) != "pwd":
+        return None
+    stands_here = draft.source(part.at, part.at + len(part.text)) == part.text
+    return replace(part, kind="variable", text="PWD") if stands_here or not any(draft.view.script.named("cd")) else None
 
 
 def _with_default(draft: Draft, part: Part) -> str:

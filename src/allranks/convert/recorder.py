@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,16 @@ def rank(kind: str, path: str, args: Sequence[str], python: list[str], env: Env,
     """Record a rank, or a command that is none: who reads the record decides."""
     if kind == "script":
         path = os.path.normpath(os.path.join(cwd, path))
-    record(kind=kind, path=path, args=list(args), python=python, cwd=cwd, host=env.get(HOST), env=env)
+    where = {"cwd": cwd, "host": env.get(HOST), "files": files_in(args, cwd)}
+    record(kind=kind, path=path, args=list(args), python=python, env=env, **where)
     return 0
+
+
+def files_in(args: Sequence[str], cwd: str) -> dict[str, str]:
+    """Return the checksums of the files that arguments name; of large ones, which no script has just written, none."""
+    paths = {word: Path(cwd, word.rpartition("=")[2]) for word in args}
+    found = {word: path for word, path in paths.items() if path.is_file() and path.stat().st_size < 1_000_000}
+    return {word: f"crc {zlib.crc32(path.read_bytes()):08x}" for word, path in found.items()}
 
 
 def is_recorder(name: str) -> bool:
@@ -552,7 +561,11 @@ def which(words: list[str], env: Env, cwd: str) -> int:
 
 def supervise(env: Env, cwd: str) -> int:
     """Play the supervisor of a batch job: it starts node.sh on each host."""
-    spec = json.loads(Path(env["ALLRANKS_RUN_DIR"], "node.json").read_text())
+    folder = Path(env["ALLRANKS_RUN_DIR"])
+    spec, batch = (json.loads((folder / f"{name}.json").read_text()) for name in ("node", "supervisor"))
+    given, _ = options("srun", batch["options"])
+    if given.get("--container-image"):
+        env = {**env, WITHIN: f"--container-image={given['--container-image']}"}
     hosts = FACTS["hosts"]
     of_run = {"ALLRANKS_ATTEMPT": 0, "ALLRANKS_RDZV_HOST": hosts[0], "ALLRANKS_RDZV_PORT": 20000}
     of_run |= {"ALLRANKS_NODE_COUNT": len(hosts), "ALLRANKS_NODE_NPROC": spec["nproc_per_node"]}

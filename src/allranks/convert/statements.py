@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
+from allranks.contract import is_secret
 from allranks.convert.draft import Draft, home, path_of, short
-from allranks.convert.launchers import RANK_VARIABLES, take_variable
+from allranks.convert.launchers import RANK_VARIABLES, functions_of, take_variable
 from allranks.lint.launches import Launch
 from allranks.lint.model import REMOTE, Assignment, Command
 
@@ -52,7 +54,7 @@ class Statements:
         #: The files through which the training starts, by the offset of the command that reads each.
         self.files = {file.at: (file, command) for command in self.group for file in text.files_of(command.at)}
         self.orders |= {each.order for each in self.script.commands if each.at in self.files}
-        self.functions = {command.context.function for command in self.group} - {""}
+        self.functions = functions_of(self.script, self.group)
         inside: dict[str, set[str]] = {}
         for each in self.script.commands:
             inside.setdefault(each.context.function, set()).add(each.name)
@@ -63,6 +65,7 @@ class Statements:
             ends.append((command.root.at, end if is_same else command.root.end))
         #: Variables that the launchers' own options read: addresses, ports, node ranks.
         self.of_launchers = {use.name for use in self.script.uses if any(at <= use.at < end for at, end in ends)}
+        self.of_program = " ".join(word.shown for command in self.group for word in command.words)
         self.activating: list[tuple[str, int]] = []
         self.is_activated = False
         self.taken: list[tuple[int, int]] = []
@@ -70,11 +73,11 @@ class Statements:
     def take(self) -> None:
         """Take over all statements of the script."""
         self._take(self.script.statements, is_inner=False)
-        kept = {given.value for lines in self.draft.setup.values() for given in lines}
+        kept = {given.line for lines in self.draft.setup.values() for given in lines}
         for start, end in self.taken:
             source = self.draft.source(start, end)
             name = re.match(r"(\w+)\+?=", source)
-            if name and name[1] not in self.script.exported and source not in kept:
+            if name and name[1] not in self.script.exported and self.draft.line(start) not in kept:
                 self.draft.left_out(start, f"{short(source, 60)}: its value stands where it is used")
 
     def _take(self, spans: list[tuple[int, int]], *, is_inner: bool) -> None:
@@ -110,7 +113,16 @@ class Statements:
 
     def _acts(self, command: Command) -> bool:
         """Return whether a command does something that a job may need."""
-        return bool(command.name) and command.name not in self.quiet
+        return bool(command.name) and (command.name not in self.quiet or self._writes(command))
+
+    def _writes(self, command: Command) -> bool:
+        """Return whether a command that would only print writes a file from a here-document, or one of the training."""
+        redirects = (*command.redirects, *command.context.redirects)
+        names = [word.shown for operator, word in redirects if operator in (">", ">>", ">|")]
+        if command.name == "tee":
+            names += [word.shown for word in command.args if not word.shown.startswith("-")]
+        is_long = any(operator == "<<" for operator, _ in redirects)
+        return any(is_long or name in self.of_program for name in names if name and not name.startswith("/dev/"))
 
     def _stands(self, where: str, start: int, end: int) -> None:
         self.draft.not_taken(start, f"{short(self.draft.source(start, end), 80)}: it stands {where} the training")
@@ -160,6 +172,8 @@ class Statements:
             return  # A function: it is kept with the line that calls it.
         if "eval" in source and re.search(r"conda|mamba", source):
             draft.left_out(start, f"{source}: allranks sets conda up")
+        elif simple and simple.name == "setenv" and len(simple.args) in (1, 2):
+            self._setenv(simple)
         elif simple and simple.name in ("module", "ml"):
             self._module(simple, source)
         elif simple and simple.name in _ACTIVATES and self._activate(simple, source):
@@ -175,7 +189,7 @@ class Statements:
         elif draft.is_remote:
             self._with_what_it_reads("node_setup", start, end)
         else:  # It runs once, before the nodes start, in the environment that it needs.
-            for line, at in self.activating if names - _PLAIN else ():
+            for line, at in self.activating if names - _PLAIN - _QUIET else ():
                 draft.add_line("setup", line, at)
             self._with_what_it_reads("setup", start, end)
 
@@ -228,17 +242,32 @@ class Statements:
     def _change_directory(self, command: Command) -> None:
         draft, word = self.draft, command.args[0]
         text, path = f"{command.name} {word.shown}", path_of(word)
+        if path == "." and any(part.kind == "command" for part in word.parts):
+            text = draft.source(command.at, command.end)
         if word.names("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "SGE_O_WORKDIR", "PWD") and word.parts[0].value is None:
             rest = "".join("\0" if part.value is None else part.value for part in word.parts[1:])
             path = None if "\0" in rest else os.path.normpath(f".{rest}")
-        elif draft.kind == "local" and re.match(r"\$\(\s*dirname|\$(0|BASH_SOURCE)", word.shown):
+        elif draft.kind == "local" and re.match(r"\$(0|BASH_SOURCE)", word.shown):
             path = os.path.normpath(f"{PurePath(draft.path).parent}{''.join(part.text for part in word.parts[1:])}")
+        if path and not path.startswith("~"):
+            path = os.path.normpath(path)
         if path == ".":
             draft.left_out(command.at, f"{text}: the ranks start where the job file is, or in workdir")
         elif path:
             draft.put("workdir", self._below_workdir(path), command.at, text)
         else:
             draft.not_taken(command.at, f"{text}: workdir expands no variables")
+
+    def _setenv(self, command: Command) -> None:
+        """Take over a variable of csh, whose lines no set-up has: it is read by bash."""
+        draft, (name, *values) = self.draft, (word.shown for word in command.args)
+        known = all(word.value is not None for word in command.args)
+        if not known:
+            draft.not_taken(command.at, f"setenv {name}: a line of csh with a variable: environment.variables.{name}")
+        elif is_secret(name):
+            draft.put(f"environment.variables.{name}", "<secret>", command.at, "set it where you type allranks run")
+        elif name not in RANK_VARIABLES:
+            draft.put(f"environment.variables.{name}", "".join(values), command.at, f"setenv {name}")
 
     # --- variables and lines ------------------------------------------------------------------------------------
 
@@ -271,14 +300,37 @@ class Statements:
 
     def _with_what_it_reads(self, where: str, start: int, end: int) -> None:
         """Keep a statement, after those that set its variables or define its functions."""
-        names = {each.name for each in self.script.uses if start <= each.at < end}
-        names |= {each.name for each in self._inside(start, end)}
-        for first, last in self.taken:
-            source = self.draft.source(first, last)
-            name = re.match(r"(?:function\s+)?([\w-]+)(?:\+?=|\s*(?:\(\s*\))?\s*\{)", source)
+        names, needed = self._names_in(start, end), [(start, end)]
+        for first, last in reversed(self.taken):
+            name = re.match(r"(?:function\s+)?([\w-]+)(?:\+?=|\s*(?:\(\s*\))?\s*\{)", self.draft.source(first, last))
             if name and name[1] in names:
-                self.draft.add_line(where, source, first)
-        self.draft.add_line(where, self.draft.source(start, end), start)
+                names |= self._names_in(first, last)
+                needed.append((first, last))
+        for read in sorted({each for first, last in needed for each in self._arguments_in(first, last)}):
+            what = f"a line of environment.{where} reads it, an argument of the script: write its value there"
+            self.draft.not_taken(start, f"${read}: {what}")
+        for first, last in reversed(needed):
+            self.draft.add_line(where, self._values_of(first, last) or self.draft.source(first, last), first)
+
+    def _arguments_in(self, start: int, end: int) -> set[str]:
+        """Return the arguments of the script that a statement reads, without those that a function in it gets."""
+        if re.match(r"(?:function\s+)?[\w-]+\s*(?:\(\s*\))?\s*\{", self.draft.source(start, end)):
+            return set()
+        used = {each.name for each in self.script.uses if start <= each.at < end and not each.has_default}
+        return {name for name in used if re.fullmatch(r"[1-9]\d*|[@*]", name)}
+
+    def _values_of(self, start: int, end: int) -> str:
+        """Return an assignment that prints the script's directory with what that is: a set-up line has none."""
+        source = self.draft.source(start, end)
+        given = next((each for each in self.script.assignments if each.at == start), None)
+        is_own = given and given.value is not None and any(part.kind == "command" for part in given.parts or ())
+        name = re.match(r"\w+=", source)
+        return f"{name[0]}{shlex.quote(given.value or '')}" if given and is_own and name else ""
+
+    def _names_in(self, start: int, end: int) -> set[str]:
+        """Return the variables that a statement reads, and the commands that it calls."""
+        names = {each.name for each in self.script.uses if start <= each.at < end}
+        return names | {each.name for each in self._inside(start, end)}
 
     def _is_log_directory(self, command: Command) -> bool:
         """Return whether ``mkdir`` makes the directories of the scheduler's log alone."""

@@ -34,8 +34,9 @@ ml() { case $1 in load | add | purge | use | unload | list) module "$@" ;; *) mo
 conda() { case $1 in activate) export CONDA_DEFAULT_ENV=${2:-base};; run) command conda "$@";; esac; }
 mamba() { conda "$@"; }
 micromamba() { conda "$@"; }
+setenv() { export "$1=${2-}"; }
 command_not_found_handle() { /.allranks/recorder --as "$@"; }
-readonly -f module ml conda mamba micromamba command_not_found_handle
+readonly -f module ml conda mamba micromamba setenv command_not_found_handle
 """
 _SHELL_FILE = "/.allranks-shell"
 _MISSING = re.compile(r"([^\s:'‘]+)['’]?: (?:No such file or directory|Permission denied|cannot execute)")
@@ -104,7 +105,9 @@ class _Side:
         """Run the script as its scheduler, or its user, starts it."""
         script, cwd = self.draft.view.script, self.cwd
         if not self.is_batch:
-            return self.run(["bash", self.draft.path], {})
+            rank, number = self.draft.node_rank, "0"
+            words = [number] * int(rank) if rank.isdecimal() else []
+            return self.run(["bash", self.draft.path, *words], {}, {rank: number} if rank and not words else {})
         path = {"slurm": "/var/spool/slurmd/job1/slurm_script", "pbs": "/var/spool/pbs/1.SC"}.get(self.draft.kind)
         path = path or "/var/spool/sge/1"
         home = not script.options("-cwd", "-wd") if self.draft.kind == "grid_engine" else self.draft.kind == "pbs"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from allranks.errors import UsageError
 from allranks.lint.files import read, why_not_read
-from allranks.lint.model import Word
+from allranks.lint.model import Part, Word
 
 #: Variables that name the directory of the script, or that where it was submitted.
 _HERE = re.compile(r"(?:PWD|SLURM_SUBMIT_DIR|PBS_O_WORKDIR|SGE_O_WORKDIR)$|(?:BASH_SOURCE|0)\b")
@@ -16,13 +16,16 @@ _PRINTED = re.compile(r"(?:cd )?dirname (?:BASH_SOURCE|0)(?: pwd)?|pwd")
 _NOISE = re.compile(r"\[0\]|\s-\S+|[\d&]?>+ ?[\w/&]+|\breadlink\b|\brealpath\b|[\"'$`(){};&]")
 
 
-def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str, bytes] | None:
+def file_beside(
+    script: str, word: Word, *, is_moved: bool = False, from_here: bool = False
+) -> tuple[str, bytes] | None:
     """Return path and content of a file below a script's directory; None if it is not there.
 
     Args:
         script: the script.
         word: the file as the script names it.
         is_moved: whether the script has changed its directory, so that a relative name means another file.
+        from_here: whether it may lie below the current directory as well: the script is run in that.
     """
     below = _below(word, is_moved=is_moved)
     name = word.value if below is None else below
@@ -34,7 +37,9 @@ def file_beside(script: str, word: Word, *, is_moved: bool = False) -> tuple[str
     for start in (folder, Path()):
         path = start / name
         try:
-            data = read(path) if path.is_file() and _is_own(path.resolve(), folder.resolve()) else b""
+            owners = [folder.resolve(), *([Path().resolve()] if from_here else [])]
+            is_own = path.is_file() and any(_is_own(path.resolve(), owner) for owner in owners)
+            data = read(path) if is_own else b""
         except (OSError, RuntimeError, ValueError, UsageError):
             continue
         if data and not why_not_read(data):
@@ -58,12 +63,28 @@ def _below(word: Word, *, is_moved: bool) -> str | None:
     if first is None or first.value is not None:
         return None
     if first.kind == "command":
-        printed = " ".join(_NOISE.sub(" ", first.text).split())
+        printed = printed_by(first)
         is_here = bool(_PRINTED.fullmatch(printed)) and not (is_moved and printed == "pwd")
     else:
         is_here = bool(_HERE.match(first.text)) and not (is_moved and first.text == "PWD")
     rest = Word(word.parts[1:], word.at, word.end).value
     return rest.lstrip("/") if is_here and rest is not None and rest[:1] in ("", "/") else None
+
+
+def printed_by(part: Part) -> str:
+    """Return a substitution without what changes nothing: ``cd dirname 0 pwd``."""
+    return " ".join(_NOISE.sub(" ", part.text).split())
+
+
+def directory_of(script: str, part: Part, *, is_moved: bool) -> str | None:
+    """Return what a substitution prints, if that is the directory of a script; None if it is not."""
+    printed = printed_by(part)
+    if printed == "pwd" or not _PRINTED.fullmatch(printed):
+        return None
+    folder = str(Path(script).parent)
+    if not re.search("pwd|readlink|realpath", part.text):
+        return folder
+    return None if is_moved else str(Path(folder).absolute())
 
 
 def _is_own(path: Path, folder: Path) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from allranks.lint.arithmetic import evaluate
+from allranks.lint.beside import directory_of
 from allranks.lint.model import Context, Part, Script, Use, Word
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ _PARTS, _CHARACTERS = 500, 20_000
 #: in each value of a directive that is not known.
 UNKNOWN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{UNKNOWN}(\\d+){_CLOSE}")
+#: Variables that schedulers, launchers or logins set.
+_SET_ELSEWHERE = re.compile(r"(SLURM|SRUN|PBS|SGE|OMPI|PMIX?|CONDA|JOB|XDG)_.*|\w*PATH|TMPDIR|NSLOTS|HOST(NAME)?|PWD")
 _LITERAL = {"word", "number", "extglob_pattern", "regex", "special_variable_name", "variable_name", "test_operator"}
 
 
@@ -43,6 +48,15 @@ class Piece:
         return self.offsets[min(offset, len(self.offsets) - 1)] if self.offsets else 0
 
 
+@dataclass
+class Run:
+    """How a script is run here: what prints its directory has a value then, and so have variables with a default."""
+
+    arguments: Mapping[str, dict[str, Value]] = field(default_factory=dict)  # Of its functions, by their names.
+    #: The defaults that count, each with where it stands, by the variable that has no other value.
+    defaults: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
 class Expander:
     """Expands words, with the variables that are known at a place.
 
@@ -53,6 +67,7 @@ class Expander:
 
     def __init__(self, script: Script, known: dict[str, str]) -> None:
         self.script = script
+        self.run: Run | None = None  # Set if it is to be read as it runs.
         self.known = known
         self.values: dict[str, Value] = {}
         self._piece = Piece(b"")
@@ -75,6 +90,13 @@ class Expander:
         if array is not None:
             return [replace(word, at=at, end=end) for word in array]
         return split_words(self._parts(node, context, ""), at, end)
+
+    def _adjoined(self, words: list[Word], node: Node, context: Context) -> list[Word]:
+        """Return the words of a command with those of one more node: the grammar splits ``_$NAME.log``."""
+        more, before = self._words(node, context), node.prev_sibling
+        if not words or not more or before is None or before.end_byte != node.start_byte:
+            return words + more
+        return [*words[:-1], Word((*words[-1].parts, *more[0].parts), words[-1].at, more[0].end), *more[1:]]
 
     def _array(self, node: Node) -> tuple[Word, ...] | None:
         """Return the words of ``${NAME[@]}``, if the node is that and they are known."""
@@ -115,9 +137,23 @@ class Expander:
             source = source.lstrip()
             return [Part("arithmetic", source, evaluate(source[3:-2], self._number), quote, level, at)]
         if kind in ("command_substitution", "process_substitution"):
+            before = len(self.script.commands)
             self._substitution(node, context)
-            source = source.lstrip()
+            part = Part("command", source.lstrip(), None, quote, level, at)
+            is_known = self.run and kind == "command_substitution"
+            return [replace(part, value=self._printed(part, before)) if is_known else part]
         return [Part("command", source, None, quote, level, at)]
+
+    def _printed(self, part: Part, before: int) -> str | None:
+        """Return what a substitution prints that names a directory; ``before`` is the number of commands before it."""
+        if self.script.kind == "plain":
+            path = self.script.text.file_of(part.at).path
+            if found := directory_of(path, part, is_moved="PWD" in self.values):
+                return found
+        inner = self.script.commands[before:]
+        is_one = len(inner) == 1 and len(inner[0].args) == 1 and inner[0].name in ("dirname", "basename")
+        value = inner[0].args[0].value if is_one else None
+        return value and (str(PurePath(value).parent) if inner[0].name == "dirname" else PurePath(value).name)
 
     def _filled(
         self, node: Node, context: Context, quote: str, start: int, end: int, skip: tuple[str, ...] = ()
@@ -186,10 +222,24 @@ class Expander:
         if (is_plain or has_default) and parts is not None and ":+" not in source:
             found = [replace(part, quote=quote, at=at, is_verbatim=False) for part in parts]
             return found or [Part("text", "", "", quote, context.level, at)]
+        if has_default and self.run and (default := self._default(self.run, name, node, context, quote)) is not None:
+            return default
         if any(child.type == "subscript" for child in node.children):
             return [Part("variable", source[2:-1], None, quote, context.level, at)]
         known = self.known.get(name) if is_plain and name not in self.values else None
         return [Part("variable", name, known, quote, context.level, at, has_default=has_default)]
+
+    def _default(self, run: Run, name: str, node: Node, context: Context, quote: str) -> list[Part] | None:
+        """Return ``8`` of ``${NAME:-8}`` where nothing else sets the variable; None if that is not known."""
+        at = next((at for at, child in enumerate(node.children) if child.type in (":-", "-", ":=", "=")), None)
+        if at is None or name in self.values or name in os.environ or _SET_ELSEWHERE.fullmatch(name):
+            return None
+        parts = [part for child in node.children[at + 1 : -1] for part in self._parts(child, context, quote)]
+        if any(part.value is None for part in parts):
+            return None
+        text, place = "".join(part.value or "" for part in parts), self._piece.at(node.start_byte)
+        run.defaults.setdefault(name, (place, text))
+        return [Part("variable", name, text, quote, context.level, place, has_default=True)]
 
     def _expansions(self, node: Node, context: Context) -> None:
         """Note the variables that a test expands, and walk over its substitutions."""

@@ -139,7 +139,7 @@ def _started(command: Command, script: Script, resources: Resources) -> tuple[Co
         unknown = next((outer for outer in command.context.via if not outer.name), None)
         return (unknown, None, None) if unknown else (None, 1, 1)
     call = read_call(starter)
-    if call.rest[1:] and call.rest[0].parts[0].kind == "variable" and call.rest[0].parts[0].value is None:
+    if call.rest[1:] and len(call.rest[0].parts) == 1 and next(call.rest[0].variables, None) and not call.rest[0].value:
         return starter, None, None  # It may have options.
     if starter.name == "srun":
         return starter, *_srun_tasks(call, script, resources)

@@ -236,8 +236,10 @@ class Command:
 
     @cached_property
     def name(self) -> str:
-        """The program without its directory; empty if it is not known."""
-        return (self.words[0].value or "").rpartition("/")[2] if self.words else ""
+        """The program without its directory, also where only that is not known; empty if it is not known itself."""
+        word = self.words[0] if self.words else None
+        last = (word.parts[-1].value or "") if word and word.parts else ""
+        return ((word.value if word else None) or last[last.find("/") + 1 or len(last) :]).rpartition("/")[2]
 
     @property
     def args(self) -> tuple[Word, ...]:
@@ -337,7 +339,7 @@ class Script:
     exported: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
-    #: By the name of a text with a syntax error: where that is, or where the text is read, and the text.
+    #: By the name of a text with a syntax error: where it is, or where the text is read, and the text.
     unparsed: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     #: Where each statement of the script itself starts and ends.
     statements: list[tuple[int, int]] = field(default_factory=list)

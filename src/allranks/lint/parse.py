@@ -104,7 +104,9 @@ class Walker(Expander):
         """Return path and content of a shell script below the script's directory."""
         text = self.script.text
         is_moved = "PWD" in self.values
-        found = file_beside(text.files[0].path, word, is_moved=is_moved) if len(text.files) <= _FILES else None
+        if len(text.files) > _FILES:
+            return None
+        found = file_beside(text.files[0].path, word, is_moved=is_moved, from_here=self.run is not None)
         return None if found is None or other_kind(*found) else found
 
     def move(self, word: Word | None) -> None:
@@ -150,7 +152,7 @@ class Walker(Expander):
             elif child.type in ("file_redirect", "herestring_redirect"):
                 inner.append(self._redirect(child, context))
             elif child.is_named and child.type != "comment":
-                words += self._words(child, context)
+                words = self._adjoined(words, child, context)
         command = Command(tuple(words[:_WORDS]), tuple(sets), *self._span(node), order, context, tuple(inner))
         self.add(command)
         for word in command.args if command.name in _READERS else ():
@@ -360,6 +362,7 @@ class Walker(Expander):
         # It may be called after what follows, so that what is set there too is not known in it.
         before, unknown = self.values, dict.fromkeys(self._assigned_in(body))
         self.forget_arguments()
+        self.values |= self.run.arguments.get(self._source(name), {}) if self.run else {}
         self.values |= {key: None for key in before if key in unknown or self._last.get(key, 0) > node.end_byte}
         self._statement(body, replace(context, function=self._source(name)))
         self.values = {**before, **unknown}

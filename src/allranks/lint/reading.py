@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from allranks.lint.directives import Resources, known_variables, read_directives, resources_of
-from allranks.lint.expand import Piece, piece_of
+from allranks.lint.expand import Piece, Run, piece_of
 from allranks.lint.launches import Launch, launches_of
 from allranks.lint.model import Command, Context, Place, Script, Submitted, Text, Word
 from allranks.lint.parse import Walker
@@ -72,10 +72,16 @@ class View:
         return self.script.text.place(offset)
 
 
-def read_scripts(path: str, data: bytes) -> list[View]:
-    """Return the script in a file, those that it writes or submits as here-documents, and files that it submits."""
+def read_scripts(path: str, data: bytes, run: Run | None = None) -> list[View]:
+    """Return the script in a file, those that it writes or submits as here-documents, and files that it submits.
+
+    Args:
+        path: the file.
+        data: its content.
+        run: how it is run, if it is to be read so.
+    """
     text = Text(data, path)
-    main = _read(path, text, Piece(data))
+    main = _read(path, text, Piece(data), run=run)
     found = [main]
     for command in main.script.commands:
         for operator, word in command.redirects:
@@ -92,7 +98,7 @@ def _is_script(word: Word) -> bool:
     return start.startswith("#!") or bool(_DIRECTIVE.search(start.encode("utf-8", "surrogateescape")))
 
 
-def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = None) -> View:
+def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = None, run: Run | None = None) -> View:
     first = piece.data.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
     script = Script(path, text, "plain", first if first.startswith("#!") else "")
     directives = read_directives(piece)
@@ -102,6 +108,7 @@ def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = Non
     _set_kind(script)
     view = View(script)
     walker = Walker(script, known_variables(script, view.resources), unwrap)
+    walker.run = run
     walker.values = submitted.values if submitted else {}
     walker.walk(piece, Context())
     # Lines of here-documents may look like directives; those after the first command are comments of the script itself.

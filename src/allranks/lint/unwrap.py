@@ -63,7 +63,10 @@ def unwrap(walker: Walker, command: Command) -> None:
     elif name in ("cd", "pushd", "popd"):
         walker.move(command.args[-1] if command.args else None)
     elif name == "shift" or (name == "set" and "--" in command.values):
+        known = walker.values.get("@")
         walker.forget_arguments()
+        if known and name == "shift" and not command.args:
+            walker.values |= arguments_of([word for word in known if isinstance(word, Word)][1:])
     elif name.endswith((".sh", ".bash")):
         _script(walker, command, command.words)
     elif name in ("eval", "trap"):
@@ -117,7 +120,7 @@ def _script(walker: Walker, command: Command, words: Sequence[Word]) -> None:
     before, inner = walker.values, _within(command)
     is_elsewhere = any(each.name in REMOTE and each.name not in _TAKE_VARIABLES for each in inner.via)
     kept = {name: before[name] for name in ("PWD",) if name in before}
-    walker.values = {**kept, **({} if is_elsewhere else _exported(walker, command)), **_arguments(words[1:])}
+    walker.values = {**kept, **({} if is_elsewhere else _exported(walker, command)), **arguments_of(words[1:])}
     walker.include(words[0], command.at, inner, is_sourced=False)
     walker.values = before
 
@@ -129,7 +132,7 @@ def _submission(walker: Walker, command: Command) -> None:
         _nested(walker, command, [wrapped.value])
     elif call.rest and not call.get("-l"):  # Resources of PBS and Grid Engine may be others than in the script.
         is_all = command.name == "sbatch" and (call.value("--export") or "ALL") == "ALL"
-        values = {**(_exported(walker, command) if is_all else {}), **_arguments(call.rest[1:])}
+        values = {**(_exported(walker, command) if is_all else {}), **arguments_of(call.rest[1:])}
         walker.submit(call.rest[0], command.at, options_of(call) if command.name == "sbatch" else [], values)
 
 
@@ -139,8 +142,8 @@ def _exported(walker: Walker, command: Command) -> dict[str, Value]:
     return exported | _set_for(command)
 
 
-def _arguments(words: Sequence[Word]) -> dict[str, Value]:
-    """Return ``$1`` and so on, ``$@`` and ``$*`` of a script."""
+def arguments_of(words: Sequence[Word]) -> dict[str, Value]:
+    """Return ``$1`` and so on, ``$@`` and ``$*`` of a script or a function."""
     given: dict[str, Value] = {str(number): word.parts for number, word in enumerate(words, 1)}
     return {**given, "@": tuple(words), "*": tuple(words)}
 

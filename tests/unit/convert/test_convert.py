@@ -316,7 +316,40 @@ def test_a_range_of_nodes_in_a_job_of_one_node_is_that_node(folder: Path, capfd:
     assert "  nodes: " not in job
 
 
-def test_the_arguments_of_a_function_are_named_and_missing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "start.sh").write_text('train() { torchrun --standalone train.py "$@"; }\ntrain --lr 0.1\n')
+def test_arguments_of_a_function_that_are_not_known_are_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text('train() { torchrun --standalone train.py "$@"; }\n"$1" train --lr 0.1\n')
     assert typed("start.sh") == 1
     assert "  start.sh:1: $@: train's arguments: add them to args\n" in capfd.readouterr().err
+
+
+def test_a_default_is_named_and_a_secret_is_not_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        "export API_KEY=${API_KEY:-abcdefgh}\nLR=${LR:-0.1}\ntorchrun --standalone train.py --lr $LR\n"
+    )
+    assert typed("start.sh") == 0
+    said = capfd.readouterr()
+    assert 'args: ["--lr", "0.1"]' in said.out
+    assert "  start.sh:2: LR is 0.1, its default: the job does not read it from your shell\n" in said.err
+    assert "  start.sh:1: API_KEY is <secret>, its default: the job does not read it from your shell\n" in said.err
+    assert "abcdefgh" not in said.out
+
+
+def test_a_second_call_of_a_function_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "start.sh").write_text(
+        'train() { torchrun --standalone train.py --lr "$@"; }\ntrain 0.1\ntrain 0.1\ntrain 0.2\n'
+    )
+    assert typed("start.sh") == 0
+    said = capfd.readouterr()
+    assert 'args: ["--lr", "0.1"]' in said.out
+    assert [line for line in said.err.splitlines() if "another training" in line] == [
+        "  start.sh:4: another training: train 0.2"
+    ]
+
+
+def test_a_job_is_requeued_where_the_ranks_say_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=1 --signal=B:USR1@90\nsrun python train.py\n")
+    assert typed("train.sbatch") == 0
+    said = "--signal=B:USR1@90: the ranks get SIGUSR1 to save, and the job is requeued if they then exit with 75"
+    assert (
+        f"\nchanged (it was a fault, or has another form here):\n  train.sbatch:2: {said}\n" in capfd.readouterr().err
+    )

@@ -113,7 +113,20 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     ),
     "one node of two": f"torchrun {STATIC} --node-rank=1 train.py\n",
     "a preparation": "python prepare.py --to /data\ntorchrun --standalone --nproc-per-node=2 train.py\n",
+    "a machine of two, by the argument of the script": "export NODE=$1\naccelerate launch --multi_gpu --num_machines 2 --num_processes 8 --machine_rank $NODE --main_process_ip gpu1 --main_process_port 29500 train.py\n",
+    "arguments of functions": 'train() {\n  local lr=$1\n  shift\n  torchrun --standalone --nproc-per-node=2 train.py --lr $lr "$@"\n}\nall() { train $2 --name "$1"; }\nall "a b" 0.1\n',
+    "paths beside the script": (
+        "bash sub/run.sh\n",
+        {
+            "sub/run.sh": 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nROOT=$(dirname "$HERE")\nexport PYTHONPATH=$ROOT:$PYTHONPATH\ntorchrun --standalone --nproc-per-node=2 "$(dirname "$0")/train.py" --config "$HERE/a.yaml" --out $(pwd)/out\n'
+        },
+    ),
+    "a configuration that it writes": "LR=0.1\nNAME=conf\ncat > $NAME.yaml <<EOF\nlr: $LR\nEOF\necho 3 > seed.txt\ntorchrun --standalone --nproc-per-node=2 train.py --config $NAME.yaml --seed-file=seed.txt\n",
+    "a program below a directory that is not known": "PYTHON=${HOME}/env/bin/python\nmpirun -np 2 ${PYTHON} train.py --epochs 5\n",
+    "defaults of variables": 'GPUS=${GPUS:-2}\nLR=${LR:-0.1}\ntorchrun --standalone --nproc_per_node=$GPUS train.py --lr $LR --seed ${SEED:-3} --name "${1:-x}"\n',
+    "csh": "#!/bin/tcsh\nsetenv A 1\nsetenv B 'x y'\ntorchrun --standalone --nproc-per-node=2 train.py\n",
     # Slurm
+    "defaults of an srun outside of a job": "PARTITION=${PARTITION:-video}\nGPUS=${GPUS:-8}\nGPUS_PER_NODE=${GPUS_PER_NODE:-4}\nsrun -p $PARTITION --gres=gpu:$GPUS_PER_NODE --ntasks=$GPUS --ntasks-per-node=$GPUS_PER_NODE ${SRUN_ARGS} python train.py --lr 0.1\n",
     "srun torchrun": f"{SLURM}{HEAD}srun torchrun {C10D} train.py --lr 0.1\n",
     "srun torchrun, with its faults": f"{SLURM}{HEAD}srun torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR train.py\n",
     "srun bash -c": f"{SLURM}export {HEAD}srun bash -c 'torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR train.py'\n",
@@ -131,6 +144,7 @@ SCRIPTS: dict[str, str | tuple[str, dict[str, str]]] = {
     "a loop of srun": f'{SLURM}nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nfor i in 0 1; do\n  srun --nodes=1 --ntasks=1 -w "${{nodes[$i]}}" torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$i --master-addr=${{nodes[0]}} --master-port=29500 train.py &\ndone\nwait\n',
     "one node of Slurm": f"{ONE}torchrun --standalone --nproc-per-node=4 train.py\n",
     "an array": f"{ONE}#SBATCH --array=0-3\ntorchrun --standalone --nproc-per-node=4 train.py --seed $SLURM_ARRAY_TASK_ID\n",
+    "a container of srun, and a log": f'{SLURM.replace("per-node=1", "per-node=4")}DIR=`pwd`\nDATE=today\nsrun -l --container-image nvcr.io/x --output=$DIR/%x_%j_$DATE.log sh -c "python -u ${{DIR}}/train.py --lr 1"\n',
     "a container": f"{ONE}srun apptainer exec --nv image.sif torchrun --standalone --nproc-per-node=4 train.py\n",
     "a directory of a batch": f"{ONE}cd $SLURM_SUBMIT_DIR/project\ntorchrun --standalone --nproc-per-node=4 train.py\n",
     "accelerate on two nodes": f"{SLURM}export {HEAD}srun bash -c 'accelerate launch --num_processes 8 --num_machines 2 --machine_rank $SLURM_PROCID --main_process_ip $MASTER_ADDR --main_process_port 29500 train.py'\n",

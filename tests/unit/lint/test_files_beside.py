@@ -145,7 +145,8 @@ def test_a_script_gets_exported_variables_and_keeps_its_own(here: Path) -> None:
     [
         ('torchrun train.py "$@"', "bash node.sh", ["train.py"]),
         ('torchrun train.py "$@"', "bash node.sh 3 4", ["train.py", "3", "4"]),
-        ("shift\ntorchrun train.py $1", "bash node.sh 3 4", ["train.py", None]),
+        ("shift\ntorchrun train.py $1", "bash node.sh 3 4", ["train.py", "4"]),
+        ("shift 2\ntorchrun train.py $1", "bash node.sh 3 4 5", ["train.py", None]),
         ("set -- --lr 1\ntorchrun train.py $1", "bash node.sh 3", ["train.py", None]),
         ("while [ $1 ]; do torchrun train.py $1; shift; done", "bash node.sh 3 4", ["train.py", None]),
         ("run() { torchrun train.py $1; }\nrun 7", "bash node.sh 3", ["train.py", None]),
