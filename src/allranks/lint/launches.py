@@ -61,9 +61,14 @@ class Launch:
         return self.call.rest[0] if self.call.rest else None
 
     @property
+    def is_open(self) -> bool:
+        """Whether a variable whose value is not known may hold options: ``torchrun $OPTIONS train.py``."""
+        return not self.is_python and _may_hold_options(self.call, self.command.context.level)
+
+    @property
     def is_static(self) -> bool:
         """Whether torchrun meets by node rank and master address."""
-        if not self.is_torch or self.call.get("--standalone"):
+        if not self.is_torch or self.call.get("--standalone") or self.is_open:
             return False
         return self.call.get("--rdzv-backend") is None or self.call.value("--rdzv-backend") == "static"
 
@@ -96,9 +101,24 @@ def launches_of(script: Script, resources: Resources) -> list[Launch]:
             call = NO_CALL if is_rank else None
         if call is not None and len(found) < _MOST:
             nnodes, nproc = _counts(command.name, call)
+            if (
+                nnodes == 1
+                and not call.get("--nnodes", "--num-machines")
+                and _may_hold_options(call, command.context.level)
+            ):
+                nnodes, nproc = None, nproc if call.get("--nproc-per-node", "--num-processes") else None
             starter, tasks, per_node = _started(command, script, resources)
             found.append(Launch(command, call, nnodes, nproc, starter, tasks, per_node))
     return found
+
+
+def _may_hold_options(call: Call, level: int) -> bool:
+    first = call.rest[0].first if call.rest else None
+    if first is None or first.value is not None:
+        return False
+    if first.quote and first.level == level and "@" not in first.text:
+        return False  # It stays one word.
+    return any(word.shown.endswith(".py") or word.value in ("-m", "--module") for word in call.rest[1:])
 
 
 def _is_rank(command: Command) -> bool:

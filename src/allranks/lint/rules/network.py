@@ -16,6 +16,7 @@ _TORCH = "docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _DISTRIBUTED = "docs.pytorch.org/docs/stable/distributed.html"
 _TAGS = "sources of NCCL v2.3.5 to v2.30.7, of torch 2.4 to 2.13"
 _NAMES = frozenset(KNOWN) | {entry.name for entry in OBSOLETE}
+_NEAR_NCCL = re.compile("^(?:NCLL|NCL|NNCL|NCC|NLCC)_")
 #: Smallest and largest value of variables that take a number.
 _RANGES = {
     "NCCL_IB_TIMEOUT": (1, 31),
@@ -85,7 +86,10 @@ def _old(view: View) -> Iterator[Found]:
 def _unknown(view: View) -> Iterator[Found]:
     for assignment in view.script.assignments:
         name = assignment.name
-        if name.startswith(FAMILIES) and name not in _NAMES and name not in view.script.used:
+        meant = _NEAR_NCCL.sub("NCCL_", name)
+        if meant != name and meant in _NAMES:
+            yield Found(assignment.at, {"name": name, "near": meant})
+        elif name.startswith(FAMILIES) and name not in _NAMES and name not in view.script.used:
             for near in get_close_matches(name, KNOWN, n=1, cutoff=0.87):
                 yield Found(assignment.at, {"name": name, "near": near})
 
@@ -215,7 +219,7 @@ def _not_requested(view: View) -> Iterator[Found]:
         options = _IF_REQUESTED.get(use.name)
         if not options or use.has_default or use.level or view.script.options(*options) or view.script.sets(use.name):
             continue
-        if not _is_tested(view, use.name):
+        if not _is_tested(view, use.name) and not view.is_printed(use.at):
             yield Found(use.at, {"name": use.name, "option": options[0]})
 
 

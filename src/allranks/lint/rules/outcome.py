@@ -35,8 +35,18 @@ def _tee(view: View) -> Iterator[Found]:
     for launch in view.launches:
         context, root = launch.command.context, launch.command.root
         reader = (context.pipe or root.context.pipe or ("",))[-1]
-        if context.level not in levels and reader in ("tee", "ts", "sed", "grep", "cat", "awk"):
+        is_reader = reader in ("tee", "ts", "sed", "grep", "cat", "awk")
+        if is_reader and context.level not in levels and _is_code_read(view, launch.command):
             yield Found(root.at, {"reader": reader})
+
+
+def _is_code_read(view: View, command: Command) -> bool:
+    """Return whether the exit code of a pipeline counts for anything: else ``pipefail`` would change nothing."""
+    context, root = command.context, command.root
+    if "errexit" in view.script.shell_options or "?" in view.script.used or context.level or context.function:
+        return True
+    after = [each for each in view.top_commands if each.order > root.order]
+    return bool(root.context.chain) or len(after) <= len(root.context.pipe or context.pipe)
 
 
 def _roots(view: View) -> list[Command]:

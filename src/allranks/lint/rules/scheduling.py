@@ -10,6 +10,7 @@ from allranks.lint.model import Directive
 from allranks.lint.reading import View
 from allranks.lint.rules.base import QSUB, SBATCH, SRUN, Found, fatal, hint, likely
 from allranks.lint.syntax import SYNTAX
+from allranks.lint.unwrap import SHELLS
 
 #: What a misspelled first word of a directive looks like.
 _ALMOST = re.compile(r"#\s?(?:SBACTH|SBTACH|SBATH|SABTCH|SBATCh|Sbatch|sbatch|SBACH|SBTCH|SBATCHH|PSB|pbs)\s+-")
@@ -310,3 +311,17 @@ def _other_language(view: View) -> Iterator[Found]:
     is_shell = names & {"srun", "module", "export", "source", "torchrun"} and not names & {"import", "from", "use"}
     if view.script.kind != "plain" and program and is_shell:
         yield Found(view.script.directives[0].at, {"program": program[0]})
+
+
+@likely(
+    "AR431 terminal-in-a-batch-script",
+    "a batch script has no terminal: the shell that {command} starts gets no input, and ends at once",
+    fix="salloc for work by hand; in a batch script the commands themselves",
+    source=f"{SRUN} --pty; {SBATCH}, description",
+)
+def _shell_in_a_job(view: View) -> Iterator[Found]:
+    for command, call in view.calls("srun") if view.script.kind == "slurm" else ():
+        program = (call.rest[0].value or "").rpartition("/")[2] if call.rest else ""
+        is_alone = all(word.prefix in ("-i", "-l", "--login") for word in call.rest[1:])
+        if call.get("--pty") and program in SHELLS and is_alone and not command.has_input:
+            yield Found(command.at, {"command": "srun --pty"})

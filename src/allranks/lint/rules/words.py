@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from difflib import SequenceMatcher
 
-from allranks.lint.model import REMOTE
+from allranks.lint.model import MPI, REMOTE
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, TORCHRUN, Edit, Found, fatal, hint, likely
 
@@ -23,6 +23,8 @@ _MANY = 100
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
+#: Directives of schedulers that are not known here.
+_OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -125,17 +127,23 @@ def _quoted_tilde(view: View) -> Iterator[Found]:
 
 @likely(
     "AR207 variable-in-single-quotes",
-    "${name} is not expanded in single quotes: the program gets the text ${name}",
-    fix="use double quotes",
+    "${name} is not expanded in single quotes or after a backslash: the program gets the text ${name}",
+    fix="use double quotes, and no backslash",
     source=f"{BASH}, Quoting",
 )
 def _single_quotes(view: View) -> Iterator[Found]:
     for launch in view.launches:
         for word in launch.command.args:
             for part in word.parts:
-                names = _IN_SINGLE.findall(part.text) if part.quote == "'" and part.is_verbatim else []
+                is_in_value = part.kind == "text" and not part.is_verbatim and not part.quote
+                is_read = (part.quote == "'" and part.is_verbatim) or is_in_value
+                names = _IN_SINGLE.findall(part.text) if is_read else []
                 if names and view.script.sets(names[0]):
                     yield Found(part.at, {"name": names[0]})
+    for command in view.script.named("scontrol"):
+        for word in command.args:
+            if (word.value or "").startswith(("$SLURM_", "${SLURM_")):
+                yield Found(word.at, {"name": (word.value or "").strip("${}")})
 
 
 @fatal(
@@ -274,7 +282,11 @@ def _host_of_batch(view: View) -> Iterator[Found]:
 )
 def _bashisms(view: View) -> Iterator[Found]:
     # On most clusters sh is bash.
-    if view.script.kind != "plain" or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang):
+    if (
+        view.script.kind != "plain"
+        or _OF_A_SCHEDULER.search(view.script.text.data)
+        or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang)
+    ):
         return
     sources = [command.at for command in view.script.named("source") if command.context.level == 0]
     arrays = [each.at for each in view.script.assignments if each.items is not None and each.level == 0]
@@ -301,6 +313,23 @@ def _cd_unchecked(view: View) -> Iterator[Found]:
         is_sure = target.names("PBS_O_WORKDIR", "SLURM_SUBMIT_DIR", "HOME") or target.prefix.startswith("..")
         if not is_sure and any(launch.command.order > command.order for launch in view.launches):
             yield Found(command.at, {"directory": target.shown})
+
+
+@fatal(
+    "AR218 assignment-as-program",
+    "{starter} takes {word} for the program to start, and does not find it",
+    fix="{starter} … env {word} …, or export {name} before",
+    source="execve(2): srun, mpirun and nohup are no shells",
+)
+def _assignment_as_program(view: View) -> Iterator[Found]:
+    for command, call in view.calls("srun", *MPI, "nohup", "exec", "nice", "setsid", "numactl"):
+        word = call.rest[0] if call.rest else None
+        before = command.words[max(0, len(command.words) - len(call.rest) - 1)]
+        if word is None or (before is not command.words[0] and before.prefix.startswith("-") and command.name in MPI):
+            continue  # An option that is not known may take it.
+        match = re.match(r"([A-Za-z_]\w*)=", word.prefix)
+        if match and word.parts[0].is_verbatim and not word.parts[0].quote:
+            yield Found(word.at, {"starter": command.name, "word": word.shown, "name": match[1]})
 
 
 @fatal(
