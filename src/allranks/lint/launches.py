@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from allranks.lint.directives import Resources, number
@@ -10,6 +11,7 @@ from allranks.lint.syntax import NO_CALL, SYNTAX, Call, read_call, read_options
 from allranks.lint.unwrap import LAUNCHERS, is_python
 
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+_NEXT_IS_OPTION = re.compile(rb"[^\n]*\n[ \t]*--?[A-Za-z]")
 #: Launches of a file that are looked at; people write a few.
 _MOST = 200
 
@@ -27,6 +29,8 @@ class Launch:
     starter: Command | None
     tasks: int | None  # How often the starter starts it; None if not known.
     tasks_per_node: int | None  # How often on each node; None if not known.
+    is_open: bool  # Whether it may have more options than are known: in a variable, or on the next line.
+    is_cut: bool  # Whether the next line is more of it, which the shell takes for another command.
 
     @property
     def name(self) -> str:
@@ -59,11 +63,6 @@ class Launch:
         if self.is_python:
             return script_of(self.command)
         return self.call.rest[0] if self.call.rest else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a variable whose value is not known may hold options: ``torchrun $OPTIONS train.py``."""
-        return not self.is_python and _may_hold_options(self.call, self.command.context.level)
 
     @property
     def is_static(self) -> bool:
@@ -101,14 +100,14 @@ def launches_of(script: Script, resources: Resources) -> list[Launch]:
             call = NO_CALL if is_rank else None
         if call is not None and len(found) < _MOST:
             nnodes, nproc = _counts(command.name, call)
-            if (
-                nnodes == 1
-                and not call.get("--nnodes", "--num-machines")
-                and _may_hold_options(call, command.context.level)
-            ):
-                nnodes, nproc = None, nproc if call.get("--nproc-per-node", "--num-processes") else None
+            is_cut = bool(_NEXT_IS_OPTION.match(script.text.data, command.end))
+            is_open = command.name in LAUNCHERS and (is_cut or _may_hold_options(call, command.context.level))
+            if is_open and not call.get("--nnodes", "--num-machines"):
+                nnodes = None
+            if is_open and not call.get("--nproc-per-node", "--num-processes"):
+                nproc = None
             starter, tasks, per_node = _started(command, script, resources)
-            found.append(Launch(command, call, nnodes, nproc, starter, tasks, per_node))
+            found.append(Launch(command, call, nnodes, nproc, starter, tasks, per_node, is_open, is_cut))
     return found
 
 

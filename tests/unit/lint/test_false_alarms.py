@@ -40,7 +40,8 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
         ),
         pytest.param(
             "#!/bin/bash\nrank=0\nfor host in gpu1 gpu2; do\n  ssh $host bash <<END &\n/opt/venv/bin/torchrun "
-            "--nnodes=2 --nproc-per-node=4 --node-rank=$rank --master-addr=gpu1 --master-port=29511 /data/train.py\nEND\n"
+            "--nnodes=2 --nproc-per-node=4 --node-rank=$rank --master-addr=gpu1 --master-port=29511 "
+            "/data/train.py\nEND\n"
             "  rank=$((rank + 1))\ndone\nwait\n",
             id="a here-document in the background",
         ),
@@ -48,6 +49,9 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
             f"{_TWO}echo tasks: $SLURM_NTASKS_PER_NODE $SLURM_GPUS\nsrun python train.py\n", id="what is printed"
         ),
         pytest.param(f"{_TWO}NODE_RANK=$SLURM_NODEID\nsrun python train.py\n", id="a rank that nobody reads"),
+        pytest.param(f"{_ONE}{_ALONE}\n# sbatch --output=log job.sh\n", id="how to submit it"),
+        pytest.param(f'{_ONE}RUN=(LR=1 {_ALONE})\nenv "${{RUN[@]}}"\n', id="assignments for env"),
+        pytest.param(f"{_ONE}RUN='LR=1 {_ALONE}'\neval $RUN\n", id="assignments for eval"),
     ],
 )
 def test_a_good_script_gets_no_more_than_hints(script: str) -> None:
@@ -68,9 +72,18 @@ def test_a_good_script_gets_no_more_than_hints(script: str) -> None:
         ),
         (f"{_TWO}LR=1\nREST='--lr $LR'\nsrun python train.py $REST\n", ("AR207", 8)),
         (f"{_ONE}export NCLL_DEBUG=INFO\n{_ALONE}\n", ("AR503", 6)),
+        (f"{_ONE}RUN=(LR=1 {_ALONE})\n${{RUN[@]}}\n", ("AR218", 7)),
+        (f"{_ONE}RUN='LR=1 {_ALONE}'\n$RUN\n", ("AR218", 7)),
+        (f"{_ONE}{_ALONE}\nsleep 600\n", ("AR715", 7)),
         (f"{_ONE}nohup LR=1 {_ALONE}\n", ("AR218", 6)),
         ("sbatch <<END\n\n#SBATCH --time=1:00:00\nsrun python train.py\nEND\n", ("AR403", 3)),
     ],
 )
 def test_what_is_like_them_and_a_fault_is_found(script: str, fault: tuple[str, int]) -> None:
     assert fault in {(each.rule.code, each.place.line) for each in lint("job.sh", script.encode())}
+
+
+def test_a_line_that_is_cut_off_is_the_one_fault() -> None:
+    script = f"{_TWO}srun torchrun --nnodes=2 \\ # nodes\n--nproc-per-node=4 train.py\n"
+    found = lint("job.sh", script.encode())
+    assert [(each.rule.code, each.place.line) for each in found if each.rule.severity != "hint"] == [("AR202", 7)]

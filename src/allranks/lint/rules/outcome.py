@@ -301,10 +301,12 @@ def _others_hang(view: View) -> Iterator[Found]:
     source=SBATCH,
 )
 def _sleeps(view: View) -> Iterator[Found]:
+    last = view.top_commands[-1].order if view.top_commands else 0
     for command in view.script.named("sleep") if view.script.kind != "plain" else ():
         value = command.args[0].value if command.args else None
         is_waiting = not command.context.is_background and not command.context.via
-        if is_waiting and re.fullmatch(r"inf(?:inity)?|\d{6,}|\d+d", value or ""):
+        is_last = command.order == last and bool(view.launches) and re.fullmatch(r"[3-9]\d\d|\d{4,5}|\d+h", value or "")
+        if is_waiting and (is_last or re.fullmatch(r"inf(?:inity)?|\d{6,}|\d+d", value or "")):
             yield Found(command.at, {"value": value})
 
 

@@ -73,7 +73,10 @@ def _no_first_line(view: View) -> Iterator[Found]:
 )
 def _misspelled_word(view: View) -> Iterator[Found]:
     for at, text in view.script.comments:
-        if at < view.script.text.size and _ALMOST.match(text) and view.script.kind != "plain":
+        if at >= view.script.text.size or not _ALMOST.match(text) or view.script.kind == "plain":
+            continue
+        is_usage = re.match(r"#\s?(?:sbatch|pbs)\s", text) and re.search(r"\s[^-\s][^\s=]*\.\w+\s*$", text)
+        if not is_usage:  # # sbatch --output=log train.sh
             yield Found(at, {"word": text.split("-")[0].strip()})
 
 

@@ -23,6 +23,7 @@ _MANY = 100
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
+_ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
 #: Directives of schedulers that are not known here.
 _OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
@@ -318,8 +319,8 @@ def _cd_unchecked(view: View) -> Iterator[Found]:
 @fatal(
     "AR218 assignment-as-program",
     "{starter} takes {word} for the program to start, and does not find it",
-    fix="{starter} … env {word} …, or export {name} before",
-    source="execve(2): srun, mpirun and nohup are no shells",
+    fix="env {word} … in its place, or export {name} before",
+    source="execve(2): srun, mpirun and nohup are no shells; bash(1), SIMPLE COMMANDS",
 )
 def _assignment_as_program(view: View) -> Iterator[Found]:
     for command, call in view.calls("srun", *MPI, "nohup", "exec", "nice", "setsid", "numactl"):
@@ -327,9 +328,23 @@ def _assignment_as_program(view: View) -> Iterator[Found]:
         before = command.words[max(0, len(command.words) - len(call.rest) - 1)]
         if word is None or (before is not command.words[0] and before.prefix.startswith("-") and command.name in MPI):
             continue  # An option that is not known may take it.
-        match = re.match(r"([A-Za-z_]\w*)=", word.prefix)
-        if match and word.parts[0].is_verbatim and not word.parts[0].quote:
+        if (match := _ASSIGNS.match(word.prefix)) and word.parts[0].is_verbatim and not word.parts[0].quote:
             yield Found(word.at, {"starter": command.name, "word": word.shown, "name": match[1]})
+    # What a variable becomes is no assignment: CMD='LR=1 python train.py'; $CMD
+    assigned = ((each.name, each.items) for each in view.script.assignments if each.items and len(each.items) > 1)
+    lists = {name: items[0] for name, items in assigned if _ASSIGNS.match(items[0].prefix)}
+    for command in view.script.commands:
+        first = command.words[0] if command.words else None
+        part = first.first if first else None
+        is_by_env = bool(command.context.via) and command.context.via[-1].name in ("env", "sudo")
+        if first is None or part is None or part.level != command.context.level or is_by_env:
+            continue
+        if part.is_verbatim and first.at <= part.at < first.end:
+            continue  # It stands there.
+        item = lists.get(part.text.removesuffix("[@]")) if part.kind == "variable" else None
+        match = _ASSIGNS.match((item or first).prefix)
+        if match and (item or (len(command.words) > 1 and not part.quote)):
+            yield Found(command.at, {"starter": "the shell", "word": match.string, "name": match[1]})
 
 
 @fatal(
