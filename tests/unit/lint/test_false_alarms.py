@@ -50,6 +50,16 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
         ),
         pytest.param(f"{_TWO}NODE_RANK=$SLURM_NODEID\nsrun python train.py\n", id="a rank that nobody reads"),
         pytest.param(f"{_ONE}{_ALONE}\n# sbatch --output=log job.sh\n", id="how to submit it"),
+        pytest.param(f"{_ONE}export NCCL_IBEXT_DISABLE=1\n{_ALONE}\n", id="a variable of a plugin"),
+        pytest.param(
+            f"{_TWO}export DLTS_HOSTFILE=/tmp/hosts\npython deepy.py train.py conf.yml\n",
+            id="Python that starts the nodes",
+        ),
+        pytest.param(
+            "#!/bin/bash\n#PBS -l select=2\n#PBS -l walltime=1:00:00\ncd $PBS_O_WORKDIR\n"
+            "mpiexec -n 8 --ppn 4 python train.py\n",
+            id="whole nodes of PBS",
+        ),
         pytest.param(f'{_ONE}RUN=(LR=1 {_ALONE})\nenv "${{RUN[@]}}"\n', id="assignments for env"),
         pytest.param(f"{_ONE}RUN='LR=1 {_ALONE}'\neval $RUN\n", id="assignments for eval"),
     ],
@@ -75,6 +85,8 @@ def test_a_good_script_gets_no_more_than_hints(script: str) -> None:
         (f"{_ONE}RUN=(LR=1 {_ALONE})\n${{RUN[@]}}\n", ("AR218", 7)),
         (f"{_ONE}RUN='LR=1 {_ALONE}'\n$RUN\n", ("AR218", 7)),
         (f"{_ONE}{_ALONE}\nsleep 600\n", ("AR715", 7)),
+        ("#!/bin/bash\n#SBATCH --nodes=2 --ntasks=1\n#SBATCH --time=1:00:00\nsrun python train.py\n", ("AR419", 2)),
+        (f"{_ONE}export CUDA_LAUNCH_BLOCKING=1\nsrun ./train.sh\n", ("AR507", 6)),
         (f"{_ONE}nohup LR=1 {_ALONE}\n", ("AR218", 6)),
         ("sbatch <<END\n\n#SBATCH --time=1:00:00\nsrun python train.py\nEND\n", ("AR403", 3)),
     ],

@@ -18,6 +18,8 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "acc
 _GIVE_GPUS = (
     *("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "tres-per-task", "constraint"),
 )
+#: Names of Python scripts that start ranks themselves.
+_STARTS_OTHERS = re.compile(r"launch|submit|deepy\.py$")
 _HOSTS = re.compile("host|node", re.IGNORECASE)
 #: Values of --gpu-bind that show a task one GPU.
 _HIDING = ("single", "per_task", "map_gpu", "closest")
@@ -105,6 +107,9 @@ def _first_node_only(view: View) -> Iterator[Found]:
 )
 def _python_first_node_only(view: View) -> Iterator[Found]:
     if not _stays_on_first_node(view, view.resources.nodes) or any(view.script.named("ray", "dask-mpi", "julia")):
+        return
+    programs = (launch.program.shown.rpartition("/")[2] for launch in view.launches if launch.program)
+    if b"hostfile" in view.script.text.data.lower() or any(map(_STARTS_OTHERS.search, programs)):
         return
     if view.launches and all(launch.is_python for launch in view.launches):
         yield Found(view.launches[-1].command.at, {"nodes": view.resources.nodes})

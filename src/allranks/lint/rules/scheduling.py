@@ -185,9 +185,9 @@ def _twice(view: View) -> Iterator[Found]:
 
 @likely(
     "AR419 tasks-do-not-fit",
-    "{tasks} tasks do not fit: nodes times --ntasks-per-node is {most}",
+    "--ntasks={tasks} does not fit: {why}",
     fix="leave --ntasks out",
-    source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given",
+    source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given; can't run 1 processes on 2 nodes",
 )
 def _too_many_tasks(view: View) -> Iterator[Found]:
     tasks, nodes = view.resources.tasks, view.resources.nodes
@@ -195,7 +195,11 @@ def _too_many_tasks(view: View) -> Iterator[Found]:
         return
     for directive in view.script.options("ntasks-per-node")[:1]:
         if directive.value.isdecimal() and tasks > nodes * int(directive.value):
-            yield Found(directive.at, {"tasks": tasks, "most": nodes * int(directive.value)})
+            most = nodes * int(directive.value)
+            yield Found(directive.at, {"tasks": tasks, "why": f"nodes times --ntasks-per-node is {most}"})
+    if 0 < tasks < nodes:
+        why = f"Slurm gives no node without a task, so {tasks} of the {nodes}"
+        yield Found(view.script.options("ntasks")[-1].at, {"tasks": tasks, "why": why})
 
 
 @hint("AR420 time-in-minutes", "--time={value} is {value} minutes", fix="--time=HH:MM:SS", source=f"{SBATCH} --time")
@@ -328,3 +332,16 @@ def _shell_in_a_job(view: View) -> Iterator[Found]:
         is_alone = all(word.prefix in ("-i", "-l", "--login") for word in call.rest[1:])
         if call.get("--pty") and program in SHELLS and is_alone and not command.has_input:
             yield Found(command.at, {"command": "srun --pty"})
+
+
+@likely(
+    "AR432 step-of-another-job",
+    "srun --jobid={job} starts the step in that job, whatever this one has",
+    fix="leave --jobid out, or --jobid=$SLURM_JOB_ID",
+    source=f"{SRUN} --jobid",
+)
+def _other_job(view: View) -> Iterator[Found]:
+    for command, call in view.calls("srun") if view.script.kind == "slurm" else ():
+        given = call.get("--jobid")
+        if given and given.value.is_literal and given.value.number and not command.context.level:
+            yield Found(given.at, {"job": given.value.number})
