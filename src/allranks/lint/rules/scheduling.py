@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from allranks.lint.model import Directive
 from allranks.lint.reading import View
 from allranks.lint.rules.base import QSUB, SBATCH, SRUN, Found, fatal, hint, likely
-from allranks.lint.syntax import SYNTAX
+from allranks.lint.syntax import SYNTAX, read_call
 from allranks.lint.unwrap import SHELLS
 
 #: What a misspelled first word of a directive looks like.
@@ -345,3 +345,18 @@ def _other_job(view: View) -> Iterator[Found]:
         given = call.get("--jobid")
         if given and given.value.is_literal and given.value.number and not command.context.level:
             yield Found(given.at, {"job": given.value.number})
+
+
+@likely(
+    "AR433 docker-wants-a-terminal",
+    "docker {verb} -it needs a terminal, which a batch job has none of: the input device is not a TTY",
+    fix="docker {verb} without -t",
+    source="docker.com: docker run, --tty",
+)
+def _docker_terminal(view: View) -> Iterator[Found]:
+    for command in view.script.named("docker", "nvidia-docker") if view.script.kind != "plain" else ():
+        starter = command.started_by("srun")
+        has_terminal = (starter is not None and read_call(starter).get("--pty")) or command.started_by("script")
+        flags = "".join(word[1:] for word in command.values if re.fullmatch(r"-[dit]+", word))
+        if command.first in ("run", "exec") and {"i", "t"} <= set(flags) and not has_terminal:
+            yield Found(command.at, {"verb": command.first})

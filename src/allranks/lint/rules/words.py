@@ -59,7 +59,8 @@ def _cut_line(view: View) -> Iterator[Found]:
             return
     for command in view.script.commands:
         word = command.words[0] if command.words else None
-        if word is not None and re.match(r"--?[A-Za-z]", word.prefix) and word.parts[0].is_verbatim:
+        is_text = word is not None and (word.parts[0].is_verbatim or command.context.level > 0)
+        if word is not None and is_text and re.match(r"--?[A-Za-z]", word.prefix):
             yield Found(command.at, {"word": word.shown})
 
 
