@@ -60,6 +60,11 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
             "mpiexec -n 8 --ppn 4 python train.py\n",
             id="whole nodes of PBS",
         ),
+        pytest.param(f"{_ONE}LOG=log.txt\nset -eo pipefail\n{_ALONE} | tee $LOG\n", id="pipefail after an assignment"),
+        pytest.param(
+            "sbatch <<END\n#!/bin/bash\n#SBATCH --job-name=$1 --time=1:00:00\nsrun python train.py\nEND\n",
+            id="an argument in a here-document",
+        ),
         pytest.param(f"{_ONE}srun --pty docker run -it torch python train.py\n", id="docker with a terminal of srun"),
         pytest.param(f'{_ONE}RUN=(LR=1 {_ALONE})\nenv "${{RUN[@]}}"\n', id="assignments for env"),
         pytest.param(f"{_ONE}RUN='LR=1 {_ALONE}'\neval $RUN\n", id="assignments for eval"),

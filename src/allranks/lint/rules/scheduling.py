@@ -16,6 +16,7 @@ from allranks.lint.unwrap import SHELLS
 _ALMOST = re.compile(r"#\s?(?:SBACTH|SBTACH|SBATH|SABTCH|SBATCh|Sbatch|sbatch|SBACH|SBTCH|SBATCHH|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
+_HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
 _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID"}
 
 
@@ -49,7 +50,9 @@ def _with_variable(view: View) -> Iterator[Found]:
         names = re.findall(r"\$\{?(\w+)", directive.value)
         is_pattern = directive.family == "grid_engine" and set(names) <= _PATTERNS_GE
         is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
-        if names and not is_pattern and not is_free_text:
+        # $1 in a here-document is the argument of the script that writes it; the grammar does not tell.
+        is_filled_in = all(map(str.isdecimal, names)) and _HERE.search(view.script.text.data, 0, directive.at)
+        if names and not is_pattern and not is_free_text and not is_filled_in:
             yield Found(directive.value_at, {"value": directive.value})
 
 
