@@ -74,6 +74,9 @@ def command(
         if kind and len(names) == 1:
             raise not_for("lint", name, kind)
         reason = kind or why_not_read(data)
+        if reason and len(names) == 1:
+            why = f"it is {reason}"
+            raise UsageError(f"cannot read {name} as a script", why=why, fix="allranks lint FILE, DIRECTORY or -")
         if reason:
             render.talk(f"allranks: lint: {render.one_line(name)} is not read: {reason}")
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from allranks.lint.directives import Resources, number
@@ -10,6 +11,7 @@ from allranks.lint.syntax import NO_CALL, SYNTAX, Call, read_call, read_options
 from allranks.lint.unwrap import LAUNCHERS, is_python
 
 TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+_NEXT_IS_OPTION = re.compile(rb"[^\n]*\n[ \t]*--?[A-Za-z]")
 #: Launches of a file that are looked at; people write a few.
 _MOST = 200
 
@@ -27,6 +29,8 @@ class Launch:
     starter: Command | None
     tasks: int | None  # How often the starter starts it; None if not known.
     tasks_per_node: int | None  # How often on each node; None if not known.
+    is_open: bool  # Whether it may have more options than are known: in a variable, or on the next line.
+    is_cut: bool  # Whether the next line is more of it, which the shell takes for another command.
 
     @property
     def name(self) -> str:
@@ -63,7 +67,7 @@ class Launch:
     @property
     def is_static(self) -> bool:
         """Whether torchrun meets by node rank and master address."""
-        if not self.is_torch or self.call.get("--standalone"):
+        if not self.is_torch or self.call.get("--standalone") or self.is_open:
             return False
         return self.call.get("--rdzv-backend") is None or self.call.value("--rdzv-backend") == "static"
 
@@ -96,9 +100,24 @@ def launches_of(script: Script, resources: Resources) -> list[Launch]:
             call = NO_CALL if is_rank else None
         if call is not None and len(found) < _MOST:
             nnodes, nproc = _counts(command.name, call)
+            is_cut = bool(_NEXT_IS_OPTION.match(script.text.data, command.end))
+            is_open = command.name in LAUNCHERS and (is_cut or _may_hold_options(call, command.context.level))
+            if is_open and not call.get("--nnodes", "--num-machines"):
+                nnodes = None
+            if is_open and not call.get("--nproc-per-node", "--num-processes"):
+                nproc = None
             starter, tasks, per_node = _started(command, script, resources)
-            found.append(Launch(command, call, nnodes, nproc, starter, tasks, per_node))
+            found.append(Launch(command, call, nnodes, nproc, starter, tasks, per_node, is_open, is_cut))
     return found
+
+
+def _may_hold_options(call: Call, level: int) -> bool:
+    first = call.rest[0].first if call.rest else None
+    if first is None or first.value is not None:
+        return False
+    if first.quote and first.level == level and "@" not in first.text:
+        return False  # It stays one word.
+    return any(word.shown.endswith(".py") or word.value in ("-m", "--module") for word in call.rest[1:])
 
 
 def _is_rank(command: Command) -> bool:

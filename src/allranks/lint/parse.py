@@ -61,8 +61,8 @@ class Walker(Expander):
     def walk(self, piece: Piece, context: Context, root: Node | None = None) -> None:
         """Walk over a text in a context; over its tree, if it is parsed already."""
         root = root or self._parse(piece.data)
-        if self._depth > DEEPEST or root is None:
-            return
+        if self._depth > DEEPEST or root is None or (root.has_error and self._depth and not piece.start):
+            return  # Of a text with an error we read a part only: what seems to be missing may be there.
         outer, self._piece = (self._piece, self._last), piece
         self._last = {self._source(child.children[0]): child.start_byte for child in below(root, "variable_assignment")}
         self._depth += 1
@@ -192,7 +192,8 @@ class Walker(Expander):
         items: tuple[Word, ...] | None = None
         parts: tuple[Part, ...] | None = ()
         if value is not None and value.type == "array":
-            items = tuple(word for child in value.children if child.is_named for word in self._words(child, context))
+            given = (child for child in value.children if child.is_named and child.type != "comment")
+            items = tuple(word for child in given for word in self._words(child, context))
         elif value is not None:
             parts = tuple(self._parts(value, context, '"' if value.type != "raw_string" else "'"))
         if any(child.type == "+=" for child in node.children):
@@ -225,6 +226,8 @@ class Walker(Expander):
             if child.type in ("file_redirect", "herestring_redirect"):
                 redirects.append(self._redirect(child, context))
             elif child.type == "heredoc_redirect":
+                if any(part.type == "ERROR" and self._source(part) == "&" for part in child.children):  # <<END &
+                    context = replace(context, background=self._piece.at(node.start_byte))
                 redirects += self._heredoc(child, context)
         body = node.child_by_field_name("body")
         if body is None:

@@ -67,6 +67,10 @@ class View:
         contexts = ((command, command.context) for command in self.script.commands)
         return [command for command, each in contexts if not (each.via or each.function or each.is_substitution)]
 
+    def is_printed(self, offset: int) -> bool:
+        """Return whether an offset lies in what the script prints."""
+        return any(command.at <= offset < command.end for command in self.script.named("echo", "printf"))
+
     def place(self, offset: int) -> Place:
         """Return the line and column of an offset."""
         return self.script.text.place(offset)
@@ -85,7 +89,8 @@ def read_scripts(path: str, data: bytes, run: Run | None = None) -> list[View]:
     found = [main]
     for command in main.script.commands:
         for operator, word in command.redirects:
-            if operator == "<<" and _is_script(word) and command.name in ("cat", "sbatch", "qsub", "tee", ""):
+            is_job = command.name in ("sbatch", "qsub")
+            if operator == "<<" and (is_job or (command.name in ("cat", "tee", "") and _is_script(word))):
                 found.append(_read(path, text, piece_of([word])))
     for view in found:
         submitted = ((text.file_of(each.start).path, each) for each in view.script.submitted)

@@ -51,13 +51,16 @@ def unwrap(walker: Walker, command: Command) -> None:
     """Put the commands that a command starts into the model."""
     command = _resolved(walker, command)
     name = command.name
+    if name == "set":
+        vars(walker.script).pop("shell_options", None)  # It may have been asked for before.
     if name in SHELLS:
         _shell(walker, command)
     elif name in JOINED:
         rest = read_call(command).rest if name in SYNTAX else command.args
         if name in ("ssh", "rsh", "dsh"):
             rest = rest[1:]
-        _nested(walker, command, rest or _heredoc(command))
+        is_shell = bool(rest) and all(word.prefix.startswith("-") for word in rest[1:]) and _name(rest[0]) in SHELLS
+        _nested(walker, command, (_heredoc(command) if is_shell or not rest else []) or rest)
     elif name in ("source", ".") and command.args:
         walker.include(command.args[0], command.at, command.context, is_sourced=True)
     elif name in ("cd", "pushd", "popd"):
@@ -96,6 +99,10 @@ def _resolved(walker: Walker, command: Command) -> Command:
     known = replace(command, words=(_word(match[1], command.words[0]), *command.args))
     walker.script.commands[-1] = known
     return known
+
+
+def _name(word: Word) -> str:
+    return word.prefix.rpartition("/")[2]
 
 
 def _word(text: str, like: Word) -> Word:

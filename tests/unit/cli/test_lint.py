@@ -66,6 +66,17 @@ def test_directories_and_files_that_are_no_scripts(allranks: Any) -> None:
     assert done.stderr == "allranks: lint: scripts/program.sh is not read: a binary file\n"
 
 
+def test_a_binary_file_is_no_script(allranks: Any) -> None:
+    (allranks.folder / "program").write_bytes(b"\x7fELF\0\0")
+    done = allranks("lint", "program")
+    assert done.rc == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: cannot read program as a script\n  why: it is a binary file\n"
+        "  fix: allranks lint FILE, DIRECTORY or -\n"
+    )
+
+
 def test_stdin(allranks: Any) -> None:
     command = [sys.executable, "-m", "allranks", "lint", "-"]
     done = subprocess.run(command, input=BAD, env=allranks.env, capture_output=True, text=True, check=False)

@@ -70,8 +70,11 @@ def test_any_bytes_are_read() -> None:
 def test_a_file_that_is_too_large_is_not_read(allranks: Any) -> None:
     (allranks.folder / "large.sh").write_bytes(b"#\n" * LARGEST)
     done = allranks("lint", "large.sh")
-    assert done.rc == 0
-    assert done.stderr.startswith("allranks: lint: large.sh is not read: larger than 256 KiB\n")
+    assert done.rc == 2
+    assert done.stderr == (
+        "error: cannot read large.sh as a script\n  why: it is larger than 256 KiB\n"
+        "  fix: allranks lint FILE, DIRECTORY or -\n"
+    )
 
 
 def test_what_a_terminal_obeys_is_not_printed(allranks: Any) -> None:

@@ -187,7 +187,7 @@ def _no_script(view: View) -> Iterator[Found]:
         call, command = launch.call, launch.command
         is_called = not command.context.is_substitution and not command.context.is_condition
         is_known = all(word.value is not None for word in command.words)
-        if not call.rest and not call.get("--help") and is_called and is_known:
+        if not call.rest and not call.get("--help") and is_called and is_known and not launch.is_cut:
             yield Found(command.at, {"launcher": launch.name})
 
 

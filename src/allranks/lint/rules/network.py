@@ -16,6 +16,9 @@ _TORCH = "docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _DISTRIBUTED = "docs.pytorch.org/docs/stable/distributed.html"
 _TAGS = "sources of NCCL v2.3.5 to v2.30.7, of torch 2.4 to 2.13"
 _NAMES = frozenset(KNOWN) | {entry.name for entry in OBSOLETE}
+#: Variables of plugins of NCCL: rdma-sharp, Google's and Amazon's.
+_OF_PLUGINS = re.compile("NCCL_(?:IBEXT|SHARP|FASTRAK|GPUDIRECTTCPX|UCX|OFI)_")
+_NEAR_NCCL = re.compile("^(?:NCLL|NCL|NNCL|NCC|NLCC)_")
 #: Smallest and largest value of variables that take a number.
 _RANGES = {
     "NCCL_IB_TIMEOUT": (1, 31),
@@ -85,7 +88,15 @@ def _old(view: View) -> Iterator[Found]:
 def _unknown(view: View) -> Iterator[Found]:
     for assignment in view.script.assignments:
         name = assignment.name
-        if name.startswith(FAMILIES) and name not in _NAMES and name not in view.script.used:
+        meant = _NEAR_NCCL.sub("NCCL_", name)
+        if meant != name and meant in _NAMES:
+            yield Found(assignment.at, {"name": name, "near": meant})
+        elif (
+            name.startswith(FAMILIES)
+            and not _OF_PLUGINS.match(name)
+            and name not in _NAMES
+            and name not in view.script.used
+        ):
             for near in get_close_matches(name, KNOWN, n=1, cutoff=0.87):
                 yield Found(assignment.at, {"name": name, "near": near})
 
@@ -132,7 +143,7 @@ def _debug(view: View) -> Iterator[Found]:
     source="docs.nvidia.com/cuda/cuda-c-programming-guide, CUDA environment variables",
 )
 def _blocking(view: View) -> Iterator[Found]:
-    if view.launches:
+    if view.launches or any(view.script.named("srun")):
         yield from _set_to(view, "1", "CUDA_LAUNCH_BLOCKING")
 
 
@@ -215,7 +226,7 @@ def _not_requested(view: View) -> Iterator[Found]:
         options = _IF_REQUESTED.get(use.name)
         if not options or use.has_default or use.level or view.script.options(*options) or view.script.sets(use.name):
             continue
-        if not _is_tested(view, use.name):
+        if not _is_tested(view, use.name) and not view.is_printed(use.at):
             yield Found(use.at, {"name": use.name, "option": options[0]})
 
 

@@ -35,8 +35,18 @@ def _tee(view: View) -> Iterator[Found]:
     for launch in view.launches:
         context, root = launch.command.context, launch.command.root
         reader = (context.pipe or root.context.pipe or ("",))[-1]
-        if context.level not in levels and reader in ("tee", "ts", "sed", "grep", "cat", "awk"):
+        is_reader = reader in ("tee", "ts", "sed", "grep", "cat", "awk")
+        if is_reader and context.level not in levels and _is_code_read(view, launch.command):
             yield Found(root.at, {"reader": reader})
+
+
+def _is_code_read(view: View, command: Command) -> bool:
+    """Return whether the exit code of a pipeline counts for anything: else ``pipefail`` would change nothing."""
+    context, root = command.context, command.root
+    if "errexit" in view.script.shell_options or "?" in view.script.used or context.level or context.function:
+        return True
+    after = [each for each in view.top_commands if each.order > root.order]
+    return bool(root.context.chain) or len(after) <= len(root.context.pipe or context.pipe)
 
 
 def _roots(view: View) -> list[Command]:
@@ -291,10 +301,12 @@ def _others_hang(view: View) -> Iterator[Found]:
     source=SBATCH,
 )
 def _sleeps(view: View) -> Iterator[Found]:
+    last = view.top_commands[-1].order if view.top_commands else 0
     for command in view.script.named("sleep") if view.script.kind != "plain" else ():
         value = command.args[0].value if command.args else None
         is_waiting = not command.context.is_background and not command.context.via
-        if is_waiting and re.fullmatch(r"inf(?:inity)?|\d{6,}|\d+d", value or ""):
+        is_last = command.order == last and bool(view.launches) and re.fullmatch(r"[3-9]\d\d|\d{4,5}|\d+h", value or "")
+        if is_waiting and (is_last or re.fullmatch(r"inf(?:inity)?|\d{6,}|\d+d", value or "")):
             yield Found(command.at, {"value": value})
 
 

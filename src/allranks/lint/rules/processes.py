@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from allranks.lint.launches import Launch
@@ -17,6 +18,9 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "acc
 _GIVE_GPUS = (
     *("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "tres-per-task", "constraint"),
 )
+#: Names of Python scripts that start ranks themselves.
+_STARTS_OTHERS = re.compile(r"launch|submit|deepy\.py$")
+_HOSTS = re.compile("host|node", re.IGNORECASE)
 #: Values of --gpu-bind that show a task one GPU.
 _HIDING = ("single", "per_task", "map_gpu", "closest")
 
@@ -45,6 +49,8 @@ def _rank_exported(view: View) -> Iterator[Found]:
         return
     for assignment in view.script.assigned("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"):
         names = [part.text for part in assignment.parts or () if part.kind == "variable" and part.text in _NODE]
+        if assignment.name not in view.script.exported | view.script.used:
+            continue
         if names and assignment.level == 0 and not assignment.is_remote:
             yield Found(assignment.at, {"variable": names[0], "name": assignment.name})
 
@@ -101,6 +107,9 @@ def _first_node_only(view: View) -> Iterator[Found]:
 )
 def _python_first_node_only(view: View) -> Iterator[Found]:
     if not _stays_on_first_node(view, view.resources.nodes) or any(view.script.named("ray", "dask-mpi", "julia")):
+        return
+    programs = (launch.program.shown.rpartition("/")[2] for launch in view.launches if launch.program)
+    if b"hostfile" in view.script.text.data.lower() or any(map(_STARTS_OTHERS.search, programs)):
         return
     if view.launches and all(launch.is_python for launch in view.launches):
         yield Found(view.launches[-1].command.at, {"nodes": view.resources.nodes})
@@ -303,7 +312,7 @@ def _accelerate_rank(view: View) -> Iterator[Found]:
     for launch in view.launches:
         is_one_of_many = launch.name == "accelerate" and launch.has_many_nodes and launch.call.get("--num-machines")
         knows = launch.call.get("--machine-rank", "--config-file", "--rdzv-backend", "--deepspeed-hostfile")
-        if is_one_of_many and not knows:
+        if is_one_of_many and not knows and not launch.is_open:
             yield Found(launch.command.at, {"nodes": launch.nnodes, "variable": _node_number(view, launch)})
 
 
@@ -334,3 +343,22 @@ def _per_line(view: View) -> Iterator[Found]:
     for launch in view.started_by("pbsdsh") if lines > 1 else ():
         if launch.starter and launch.name in _AGENTS and not read_call(launch.starter).get("-u", "-n", "-h"):
             yield Found(launch.starter.at, {"lines": lines})
+
+
+@likely(
+    "AR120 host-of-the-loop-unused",
+    "${name} is not given to srun: which node a step gets is left to Slurm, and two may get the same one",
+    fix='srun --nodelist="${name}" …',
+    source=f"{SRUN} --nodelist",
+)
+def _unused_host(view: View) -> Iterator[Found]:
+    for launch in view.started_by("srun"):
+        starter, loops = launch.starter, launch.command.context.loops
+        loop = loops[-1] if loops else None
+        if starter is None or loop is None or loop.kind != "for" or launch.nnodes == 1:
+            continue
+        is_of_hosts = bool(_HOSTS.search(" ".join([loop.variable, *(word.shown for word in loop.words)])))
+        uses = (use for use in view.script.uses if use.name == loop.variable and use.at > loop.at)
+        is_used = any(not view.is_printed(use.at) for use in uses)
+        if is_of_hosts and not is_used and read_call(starter).number("--nodes", "--ntasks") == 1:
+            yield Found(starter.at, {"name": loop.variable})

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 
 from allranks.lint.launches import Launch
-from allranks.lint.model import Command
+from allranks.lint.model import Command, Word
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, Edit, Found, fatal, hint, is_host_name, likely
 from allranks.lint.syntax import read_call
+from allranks.lint.unwrap import SHELLS
 
 _SSH, _PDSH = "ssh(1) of OpenSSH 9", "pdsh(1)"
 _SET_UP = ("cd", "source", ".", "export", "conda", "module")
@@ -255,3 +256,33 @@ def _read_there(view: View) -> Iterator[Found]:
             is_empty = part.value is None and not part.has_default and part.text in here - there
             if is_empty and launch.command.is_expanded_there(part):
                 yield Found(part.at, {"name": part.text, "program": launch.starter_name})
+
+
+@likely(
+    "AR615 set-there-expanded-here",
+    "{program} sets {name}, and the shell here has put in its own value of ${name} before: none, or another",
+    fix="\\${name}, or single quotes around the text",
+    source=f"{BASH}, Quoting, Here Documents",
+)
+def _expanded_before(view: View) -> Iterator[Found]:
+    script = view.script
+    here = {each.name for each in script.assignments if not each.level}
+    there = {each.name: each for each in reversed(script.assignments) if each.level and each.parts is not None}
+    texts = [(word, command) for command in script.commands for word in _texts(command)] if there else []
+    for use in script.uses:
+        first = there.get(use.name)
+        if first is None or use.name in here or use.name.endswith("PATH") or not first.at < use.at:
+            continue
+        is_after = re.search(rb"[\n;&]", script.text.data[first.at : use.at])
+        for word, command in texts if is_after else ():
+            is_early = use.level <= command.context.level < first.level
+            if is_early and word.at <= first.at < use.at < word.end:
+                yield Found(use.at, {"name": use.name, "program": command.name})
+                break
+
+
+def _texts(command: Command) -> list[Word]:
+    """Return the texts of a command that another shell reads."""
+    if command.name not in (*_SHELLS_THERE, *SHELLS):
+        return []
+    return [*command.args, *(word for operator, word in command.redirects if operator == "<<")]

@@ -77,7 +77,7 @@ def _no_endpoint(view: View) -> Iterator[Found]:
         return
     for launch, backend in view.torchrun_given("--rdzv-backend"):
         needs_one = launch.has_many_nodes and backend.value.value in ("c10d", "etcd", "etcd-v2")
-        if needs_one and not launch.call.get("--rdzv-endpoint", "--standalone"):
+        if needs_one and not launch.is_open and not launch.call.get("--rdzv-endpoint", "--standalone"):
             yield Found(launch.command.at, {"nodes": launch.nnodes})
 
 

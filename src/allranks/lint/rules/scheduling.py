@@ -9,12 +9,14 @@ from difflib import get_close_matches
 from allranks.lint.model import Directive
 from allranks.lint.reading import View
 from allranks.lint.rules.base import QSUB, SBATCH, SRUN, Found, fatal, hint, likely
-from allranks.lint.syntax import SYNTAX
+from allranks.lint.syntax import SYNTAX, read_call
+from allranks.lint.unwrap import SHELLS
 
 #: What a misspelled first word of a directive looks like.
 _ALMOST = re.compile(r"#\s?(?:SBACTH|SBTACH|SBATH|SABTCH|SBATCh|Sbatch|sbatch|SBACH|SBTCH|SBATCHH|PSB|pbs)\s+-")
 #: Options of plugins that many sites have: Shifter, and Slurm's of SenseTime.
 _OF_PLUGINS = {"image", "module", "volume", "quotatype"}
+_HERE = re.compile(rb"<<-?[ \t]*[A-Za-z_]")
 _PATTERNS_GE = {"HOME", "USER", "JOB_ID", "JOB_NAME", "HOSTNAME", "TASK_ID", "SGE_TASK_ID"}
 
 
@@ -48,7 +50,9 @@ def _with_variable(view: View) -> Iterator[Found]:
         names = re.findall(r"\$\{?(\w+)", directive.value)
         is_pattern = directive.family == "grid_engine" and set(names) <= _PATTERNS_GE
         is_free_text = directive.family == "pbs" and directive.name not in ("-o", "-e", "-N", "-l")
-        if names and not is_pattern and not is_free_text:
+        # $1 in a here-document is the argument of the script that writes it; the grammar does not tell.
+        is_filled_in = all(map(str.isdecimal, names)) and _HERE.search(view.script.text.data, 0, directive.at)
+        if names and not is_pattern and not is_free_text and not is_filled_in:
             yield Found(directive.value_at, {"value": directive.value})
 
 
@@ -72,7 +76,10 @@ def _no_first_line(view: View) -> Iterator[Found]:
 )
 def _misspelled_word(view: View) -> Iterator[Found]:
     for at, text in view.script.comments:
-        if at < view.script.text.size and _ALMOST.match(text) and view.script.kind != "plain":
+        if at >= view.script.text.size or not _ALMOST.match(text) or view.script.kind == "plain":
+            continue
+        is_usage = re.match(r"#\s?(?:sbatch|pbs)\s", text) and re.search(r"\s[^-\s][^\s=]*\.\w+\s*$", text)
+        if not is_usage:  # # sbatch --output=log train.sh
             yield Found(at, {"word": text.split("-")[0].strip()})
 
 
@@ -181,9 +188,9 @@ def _twice(view: View) -> Iterator[Found]:
 
 @likely(
     "AR419 tasks-do-not-fit",
-    "{tasks} tasks do not fit: nodes times --ntasks-per-node is {most}",
+    "--ntasks={tasks} does not fit: {why}",
     fix="leave --ntasks out",
-    source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given",
+    source=f"{SBATCH} --ntasks-per-node: a maximum if --ntasks is given; can't run 1 processes on 2 nodes",
 )
 def _too_many_tasks(view: View) -> Iterator[Found]:
     tasks, nodes = view.resources.tasks, view.resources.nodes
@@ -191,7 +198,11 @@ def _too_many_tasks(view: View) -> Iterator[Found]:
         return
     for directive in view.script.options("ntasks-per-node")[:1]:
         if directive.value.isdecimal() and tasks > nodes * int(directive.value):
-            yield Found(directive.at, {"tasks": tasks, "most": nodes * int(directive.value)})
+            most = nodes * int(directive.value)
+            yield Found(directive.at, {"tasks": tasks, "why": f"nodes times --ntasks-per-node is {most}"})
+    if 0 < tasks < nodes:
+        why = f"Slurm gives no node without a task, so {tasks} of the {nodes}"
+        yield Found(view.script.options("ntasks")[-1].at, {"tasks": tasks, "why": why})
 
 
 @hint("AR420 time-in-minutes", "--time={value} is {value} minutes", fix="--time=HH:MM:SS", source=f"{SBATCH} --time")
@@ -310,3 +321,45 @@ def _other_language(view: View) -> Iterator[Found]:
     is_shell = names & {"srun", "module", "export", "source", "torchrun"} and not names & {"import", "from", "use"}
     if view.script.kind != "plain" and program and is_shell:
         yield Found(view.script.directives[0].at, {"program": program[0]})
+
+
+@likely(
+    "AR431 terminal-in-a-batch-script",
+    "a batch script has no terminal: the shell that {command} starts gets no input, and ends at once",
+    fix="salloc for work by hand; in a batch script the commands themselves",
+    source=f"{SRUN} --pty; {SBATCH}, description",
+)
+def _shell_in_a_job(view: View) -> Iterator[Found]:
+    for command, call in view.calls("srun") if view.script.kind == "slurm" else ():
+        program = (call.rest[0].value or "").rpartition("/")[2] if call.rest else ""
+        is_alone = all(word.prefix in ("-i", "-l", "--login") for word in call.rest[1:])
+        if call.get("--pty") and program in SHELLS and is_alone and not command.has_input:
+            yield Found(command.at, {"command": "srun --pty"})
+
+
+@likely(
+    "AR432 step-of-another-job",
+    "srun --jobid={job} starts the step in that job, whatever this one has",
+    fix="leave --jobid out, or --jobid=$SLURM_JOB_ID",
+    source=f"{SRUN} --jobid",
+)
+def _other_job(view: View) -> Iterator[Found]:
+    for command, call in view.calls("srun") if view.script.kind == "slurm" else ():
+        given = call.get("--jobid")
+        if given and given.value.is_literal and given.value.number and not command.context.level:
+            yield Found(given.at, {"job": given.value.number})
+
+
+@likely(
+    "AR433 docker-wants-a-terminal",
+    "docker {verb} -it needs a terminal, which a batch job has none of: the input device is not a TTY",
+    fix="docker {verb} without -t",
+    source="docker.com: docker run, --tty",
+)
+def _docker_terminal(view: View) -> Iterator[Found]:
+    for command in view.script.named("docker", "nvidia-docker") if view.script.kind != "plain" else ():
+        starter = command.started_by("srun")
+        has_terminal = (starter is not None and read_call(starter).get("--pty")) or command.started_by("script")
+        flags = "".join(word[1:] for word in command.values if re.fullmatch(r"-[dit]+", word))
+        if command.first in ("run", "exec") and {"i", "t"} <= set(flags) and not has_terminal:
+            yield Found(command.at, {"verb": command.first})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from difflib import SequenceMatcher
 
-from allranks.lint.model import REMOTE
+from allranks.lint.model import MPI, REMOTE
 from allranks.lint.reading import View
 from allranks.lint.rules.base import BASH, TORCHRUN, Edit, Found, fatal, hint, likely
 
@@ -23,6 +23,9 @@ _MANY = 100
 _TYPOGRAPHIC = re.compile("^[–—]|[“”‘’\u00a0]")
 _RANK_VARIABLES = ("LOCAL_RANK", "RANK", "GROUP_RANK")
 _FOR_BASH = re.compile(r"(?!#!)|#!.*\b(?:ba|da)?sh\b")
+_ASSIGNS = re.compile(r"([A-Za-z_]\w*)=")
+#: Directives of schedulers that are not known here.
+_OF_A_SCHEDULER = re.compile(rb"^#(?:BSUB|PJM|OAR|COBALT|MSUB|JSUB)\s", re.MULTILINE)
 _IN_SINGLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -56,7 +59,8 @@ def _cut_line(view: View) -> Iterator[Found]:
             return
     for command in view.script.commands:
         word = command.words[0] if command.words else None
-        if word is not None and re.match(r"--?[A-Za-z]", word.prefix) and word.parts[0].is_verbatim:
+        is_text = word is not None and (word.parts[0].is_verbatim or command.context.level > 0)
+        if word is not None and is_text and re.match(r"--?[A-Za-z]", word.prefix):
             yield Found(command.at, {"word": word.shown})
 
 
@@ -125,17 +129,23 @@ def _quoted_tilde(view: View) -> Iterator[Found]:
 
 @likely(
     "AR207 variable-in-single-quotes",
-    "${name} is not expanded in single quotes: the program gets the text ${name}",
-    fix="use double quotes",
+    "${name} is not expanded in single quotes or after a backslash: the program gets the text ${name}",
+    fix="use double quotes, and no backslash",
     source=f"{BASH}, Quoting",
 )
 def _single_quotes(view: View) -> Iterator[Found]:
     for launch in view.launches:
         for word in launch.command.args:
             for part in word.parts:
-                names = _IN_SINGLE.findall(part.text) if part.quote == "'" and part.is_verbatim else []
+                is_in_value = part.kind == "text" and not part.is_verbatim and not part.quote
+                is_read = (part.quote == "'" and part.is_verbatim) or is_in_value
+                names = _IN_SINGLE.findall(part.text) if is_read else []
                 if names and view.script.sets(names[0]):
                     yield Found(part.at, {"name": names[0]})
+    for command in view.script.named("scontrol"):
+        for word in command.args:
+            if (word.value or "").startswith(("$SLURM_", "${SLURM_")):
+                yield Found(word.at, {"name": (word.value or "").strip("${}")})
 
 
 @fatal(
@@ -274,7 +284,11 @@ def _host_of_batch(view: View) -> Iterator[Found]:
 )
 def _bashisms(view: View) -> Iterator[Found]:
     # On most clusters sh is bash.
-    if view.script.kind != "plain" or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang):
+    if (
+        view.script.kind != "plain"
+        or _OF_A_SCHEDULER.search(view.script.text.data)
+        or not re.fullmatch(r"#!\s*/bin/(?:sh|dash)\b.*", view.script.shebang)
+    ):
         return
     sources = [command.at for command in view.script.named("source") if command.context.level == 0]
     arrays = [each.at for each in view.script.assignments if each.items is not None and each.level == 0]
@@ -301,6 +315,37 @@ def _cd_unchecked(view: View) -> Iterator[Found]:
         is_sure = target.names("PBS_O_WORKDIR", "SLURM_SUBMIT_DIR", "HOME") or target.prefix.startswith("..")
         if not is_sure and any(launch.command.order > command.order for launch in view.launches):
             yield Found(command.at, {"directory": target.shown})
+
+
+@fatal(
+    "AR218 assignment-as-program",
+    "{starter} takes {word} for the program to start, and does not find it",
+    fix="env {word} … in its place, or export {name} before",
+    source="execve(2): srun, mpirun and nohup are no shells; bash(1), SIMPLE COMMANDS",
+)
+def _assignment_as_program(view: View) -> Iterator[Found]:
+    for command, call in view.calls("srun", *MPI, "nohup", "exec", "nice", "setsid", "numactl"):
+        word = call.rest[0] if call.rest else None
+        before = command.words[max(0, len(command.words) - len(call.rest) - 1)]
+        if word is None or (before is not command.words[0] and before.prefix.startswith("-") and command.name in MPI):
+            continue  # An option that is not known may take it.
+        if (match := _ASSIGNS.match(word.prefix)) and word.parts[0].is_verbatim and not word.parts[0].quote:
+            yield Found(word.at, {"starter": command.name, "word": word.shown, "name": match[1]})
+    # What a variable becomes is no assignment: CMD='LR=1 python train.py'; $CMD
+    assigned = ((each.name, each.items) for each in view.script.assignments if each.items and len(each.items) > 1)
+    lists = {name: items[0] for name, items in assigned if _ASSIGNS.match(items[0].prefix)}
+    for command in view.script.commands:
+        first = command.words[0] if command.words else None
+        part = first.first if first else None
+        is_by_env = bool(command.context.via) and command.context.via[-1].name in ("env", "sudo")
+        if first is None or part is None or part.level != command.context.level or is_by_env:
+            continue
+        if part.is_verbatim and first.at <= part.at < first.end:
+            continue  # It stands there.
+        item = lists.get(part.text.removesuffix("[@]")) if part.kind == "variable" else None
+        match = _ASSIGNS.match((item or first).prefix)
+        if match and (item or (len(command.words) > 1 and not part.quote)):
+            yield Found(command.at, {"starter": "the shell", "word": match.string, "name": match[1]})
 
 
 @fatal(
