@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -46,11 +45,13 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
 
 def _refuse_on_login_node(loaded: LoadedJob, environ: Mapping[str, str]) -> None:
     """Raise if a scheduler's flag was typed where it has a command: the job would run on this machine instead."""
+    from shutil import which  # It imports much, and status needs none of it.
+
     typed = [
         each.where for path, each in loaded.sources.items() if path.startswith("scheduler.") and each.kind == "flag"
     ]
     for command, kind in (("sbatch", "slurm"), ("qsub", "pbs")) if typed else ():
-        if shutil.which(command, path=environ.get("PATH")):
+        if which(command, path=environ.get("PATH")):
             raise JobError(
                 f"{typed[0]} is for a scheduler, and no cluster is given",
                 why=f"the job would run on this machine, and {command} is here",

@@ -91,12 +91,13 @@ class Expander:
             return [replace(word, at=at, end=end) for word in array]
         return split_words(self._parts(node, context, ""), at, end)
 
-    def _adjoined(self, words: list[Word], node: Node, context: Context) -> list[Word]:
-        """Return the words of a command with those of one more node: the grammar splits ``_$NAME.log``."""
-        more, before = self._words(node, context), node.prev_sibling
-        if not words or not more or before is None or before.end_byte != node.start_byte:
-            return words + more
-        return [*words[:-1], Word((*words[-1].parts, *more[0].parts), words[-1].at, more[0].end), *more[1:]]
+    def _append(self, words: list[Word], node: Node, context: Context, end: int) -> None:
+        """Append the words of a node to those of a command, the last of which may end here: ``_$NAME.log`` is split."""
+        more = self._words(node, context)
+        if words and more and end == node.start_byte:
+            last = words.pop()
+            more[0] = Word((*last.parts, *more[0].parts), last.at, more[0].end)
+        words += more
 
     def _array(self, node: Node) -> tuple[Word, ...] | None:
         """Return the words of ``${NAME[@]}``, if the node is that and they are known."""

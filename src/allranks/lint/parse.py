@@ -142,7 +142,7 @@ class Walker(Expander):
         sets: list[Assignment] = []
         words: list[Word] = []
         inner = [*redirects, *context.redirects]
-        context = replace(context, redirects=())
+        context, end = replace(context, redirects=()), -1
         for child in node.children:
             if child.type == "variable_assignment":
                 sets.append(self._assign(child, context, is_exported=True, is_prefix=True))
@@ -152,7 +152,8 @@ class Walker(Expander):
             elif child.type in ("file_redirect", "herestring_redirect"):
                 inner.append(self._redirect(child, context))
             elif child.is_named and child.type != "comment":
-                words = self._adjoined(words, child, context)
+                self._append(words, child, context, end)
+            end = child.end_byte
         command = Command(tuple(words[:_WORDS]), tuple(sets), *self._span(node), order, context, tuple(inner))
         self.add(command)
         for word in command.args if command.name in _READERS else ():
