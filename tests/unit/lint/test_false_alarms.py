@@ -49,6 +49,15 @@ _ALONE = "torchrun --standalone --nproc-per-node=4 train.py"
             f"{_TWO}echo tasks: $SLURM_NTASKS_PER_NODE $SLURM_GPUS\nsrun python train.py\n", id="what is printed"
         ),
         pytest.param(f"{_TWO}NODE_RANK=$SLURM_NODEID\nsrun python train.py\n", id="a rank that nobody reads"),
+        pytest.param(
+            f"{_ONE}srun torchrun --nnodes=1 --node-rank=$SLURM_NODEID --nproc-per-node=4 --master-port=29511 a.py\n",
+            id="the rank of the only node",
+        ),
+        pytest.param(
+            f"{_TWO}first=$(hostname)\nsrun torchrun --nnodes=2 --nproc-per-node=4 --node-rank=$SLURM_NODEID "
+            f"{_MEET} a.py\n",
+            id="a node's rank that c10d does not read",
+        ),
         pytest.param(f"{_ONE}{_ALONE}\n# sbatch --output=log job.sh\n", id="how to submit it"),
         pytest.param(f"{_ONE}export NCCL_IBEXT_DISABLE=1\n{_ALONE}\n", id="a variable of a plugin"),
         pytest.param(

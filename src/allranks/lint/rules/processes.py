@@ -32,9 +32,15 @@ _HIDING = ("single", "per_task", "map_gpu", "closest")
     source=f"{SRUN}, environment variables; {_FIELD}",
 )
 def _rank_in_batch(view: View) -> Iterator[Found]:
+    if view.resources.nodes == 1:
+        return  # The only node is node 0.
+    given = [launch for launch in view.launches if launch.call.get("--rdzv-backend")]
+    numbered = [launch.command for launch in given if launch.call.value("--rdzv-backend") != "static"]
     for command in view.script.commands:
         for part in command.variables:
-            if part.text in _NODE and part.value is None and command.is_expanded_early(part, "srun", *MPI):
+            is_used = not any(each.at <= part.at < each.end for each in numbered)  # By c10d nodes are numbered anew.
+            is_early = part.value is None and command.is_expanded_early(part, "srun", *MPI)
+            if part.text in _NODE and is_early and is_used:
                 yield Found(part.at, {"variable": part.text})
 
 
