@@ -118,6 +118,15 @@ def test_an_import_that_the_script_may_find_as_it_runs_is_no_failure() -> None:
     assert bad.what == f"not found: layers (train.py:3){told}"
 
 
+def test_a_call_that_rank_0_makes_alone_is_noted_where_there_are_others() -> None:
+    lone = [{"call": "checkpoints.save()", "file": "/x/train.py", "line": 40}]
+    facts = {"gpu01": _script(lone=lone), "gpu02": _script()}
+    assert [each.grade for each in found("one-rank", seen_of(facts))] == [Grade.PASS] * 2
+    bad, good = found("one-rank", seen_of(facts, {"launch": {"nproc_per_node": 2}}))
+    assert (bad.grade, bad.host, good.grade) == (Grade.WARN, "gpu01", Grade.PASS)
+    assert bad.what == "only rank 0 calls checkpoints.save() (train.py:40), and would wait there for the others"
+
+
 def test_what_was_not_set_up_is_not_judged() -> None:
     missing = _lacking("a")
     seen = seen_of({"gpu01": {**_script(missing=missing), "torch": None}}, is_prepared=False)

@@ -271,3 +271,36 @@ def test_what_is_no_python_is_told_with_its_line(read_in: Read, tmp_path: Path) 
     error = read_in(train="x = 1\nif x\n")["error"]
     assert error.startswith(f"{tmp_path}/train.py:2 is not valid Python 3.")
     assert error.endswith(": expected ':'")
+
+
+ON_ONE_RANK = """\
+import allranks
+with allranks.init() as ctx:
+    saver = ctx.checkpoints("there", model=ctx.prepare(make()))
+    for step in range(9):
+        if ctx.is_main and step % 3 == 0:
+            saver.save()
+    if ctx.rank == 0:
+        print("done")
+        ctx.barrier()
+        ctx.metrics.means()
+"""
+#: Calls of rank 0 that wait for nobody, or are made by the others as well.
+FINE = [
+    "if ctx.is_main:\n    print('done')\n    other.save()\n",
+    "if not ctx.is_main:\n    ctx.barrier()\n",
+    "if ctx.is_main:\n    ctx.sum(1.0)\nelse:\n    ctx.sum(0.0)\n",
+    "if step == 0:\n    ctx.barrier()\n",
+    "if ctx.is_main or step:\n    ctx.barrier()\n",
+]
+
+
+def test_calls_of_rank_0_that_all_ranks_have_to_make_are_found(read_in: Read) -> None:
+    found = [(each["call"], Path(each["file"]).name, each["line"]) for each in read_in(train=ON_ONE_RANK)["lone"]]
+    calls = [("saver.save()", 6), ("ctx.barrier()", 9), ("ctx.metrics.means()", 10)]
+    assert found == [(call, "train.py", line) for call, line in calls]
+
+
+@pytest.mark.parametrize("text", FINE)
+def test_what_rank_0_may_do_alone_is_not_found(read_in: Read, text: str) -> None:
+    assert read_in(train=f"import allranks\n{text}")["lone"] == []

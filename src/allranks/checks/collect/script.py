@@ -29,6 +29,8 @@ _ALTERS_PATH = re.compile(
     rb"\bsys\s*\.\s*(path|modules|meta_path|path_hooks)\b|\bfrom\s+sys\s+import\b|\b(addsitedir|extend_path|__path__"
     rb"|setup_root|set_root|autosetup|autoroot|autorootcwd|rootutils|pyximport|cppimport)\b"
 )
+#: What all ranks have to call: of a context, and of what its checkpoints() returns.
+_OF_CONTEXT, _OF_CHECKPOINTS = ("barrier", "sum", "on_main", "checkpoints", "metrics.means"), ("save", "step")
 #: As many files of the job's own are read.
 _MOST_FILES = 500
 #: As many entries of a directory are searched for Python: one of data may have millions.
@@ -123,9 +125,10 @@ def _read(first: Sequence[Path], path: list[str], folders: Sequence[Path]) -> di
         ``error``: why they cannot be run; ``digest`` of all that was read; ``missing``: what is imported in any case
         and cannot be found, each with ``name``, ``file``, ``line``, ``near``: a directory of the job that has it and
         is not on the path; ``imports``: how many can be found; ``alters_path``: whether a source may alter where
-        modules are found, so that what cannot be found here may be there when it runs.
+        modules are found, so that what cannot be found here may be there when it runs; ``lone``: calls that all ranks
+        have to make and rank 0 makes alone, each with ``call``, ``file`` and ``line``.
     """
-    digest, found, missing, alters_path = hashlib.sha256(), set[str](), [], False
+    digest, found, missing, alters_path, lone = hashlib.sha256(), set[str](), [], False, list[dict[str, Any]]()
     own_path = [Path(entry) for entry in path if _is_own(f"{entry}/", folders)]
     waiting, seen = deque((file, True) for file in first), set[Path]()
     while waiting and len(seen) < _MOST_FILES:
@@ -144,6 +147,8 @@ def _read(first: Sequence[Path], path: list[str], folders: Sequence[Path]) -> di
             if is_certain:
                 return {"error": _why_no_python(file, error), "is_there": True}
             continue
+        if b"allranks" in text:
+            lone += [{"call": call, "file": str(file), "line": line} for line, call in sorted({*_made_by_rank_0(tree)})]
         in_any_case = set(tree.body) if is_certain else set()
         for node in ast.walk(tree):
             for level, name, is_module in _imports(node):
@@ -158,7 +163,7 @@ def _read(first: Sequence[Path], path: list[str], folders: Sequence[Path]) -> di
                 for source in next(filter(None, ([*_sources(base, name)] for base in bases)), []):
                     # What runs in any case comes first, lest it be taken for something that does not.
                     (waiting.appendleft if is_run else waiting.append)((source, is_run))
-    more = {"missing": missing, "imports": len(found), "alters_path": alters_path}
+    more = {"missing": missing, "imports": len(found), "alters_path": alters_path, "lone": lone}
     return {"error": None, "digest": digest.hexdigest(), **more}
 
 
@@ -171,6 +176,33 @@ def _imports(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
             yield node.level, node.module, True
         prefix = f"{node.module}." if node.module else ""
         yield from ((node.level, prefix + alias.name, False) for alias in node.names)
+
+
+def _made_by_rank_0(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each call that all ranks have to make, in a block that only rank 0 runs."""
+    savers = [
+        ast.unparse(node.targets[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith(".checkpoints")
+    ]
+    for block in ast.walk(tree):
+        if not isinstance(block, ast.If) or block.orelse or not (ctx := _asks_for_rank_0(block.test)):
+            continue
+        calls = {f"{ctx}.{name}" for name in _OF_CONTEXT}
+        calls |= {f"{saver}.{name}" for saver in savers for name in _OF_CHECKPOINTS}
+        for node in ast.walk(block):
+            if isinstance(node, ast.Call) and (call := ast.unparse(node.func)) in calls:
+                yield node.lineno, f"{call}()"
+
+
+def _asks_for_rank_0(test: ast.expr) -> str:
+    """Return the context that a condition asks whether this is rank 0; empty if it is another condition."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next(filter(None, map(_asks_for_rank_0, test.values)), "")
+    text = ast.unparse(test)
+    return next((text[: -len(end)] for end in (".is_main", ".rank == 0") if text.endswith(end)), "")
 
 
 def _sources(base: Path, name: str) -> Iterator[Path]:

@@ -147,6 +147,18 @@ def _has(other: Node, name: str, node: Node) -> bool:
     return has_come_to_it and all(each["name"] != name for each in there["missing"])
 
 
+@on_each_node("one-rank", why="a call that all ranks have to make waits for all of them", fact="script")
+def one_rank(fact: Any, node: Node, seen: Seen) -> Finding:
+    """Check that a script makes no call on rank 0 alone that all ranks have to make."""
+    if why := _unknown(seen):
+        return skipped(why)
+    if seen.plan.world_size == 1 or not (lone := fact.get("lone")):
+        return passed("no call of rank 0 alone that all ranks have to make")
+    calls = listed([f"{each['call']} ({Path(each['file']).name}:{each['line']})" for each in lone[:_NAMED]], "and")
+    fix = "call it on all ranks, outside of the block that only rank 0 runs"
+    return warned(f"only rank 0 calls {calls}, and would wait there for the others", fix=fix)
+
+
 @on_the_whole("same-script", why="nodes with different code hang, or train different models", facts=("script",))
 def same_script(seen: Seen) -> Iterator[Finding]:
     """Check that all nodes have the same script, and the same modules beside it."""
