@@ -83,6 +83,10 @@ def test_a_flag_of_a_scheduler_does_not_start_a_job_on_the_login_node(allranks, 
     assert result.message["error"] == "--partition is for a scheduler, and no cluster is given"
     assert "sbatch is here" in result.message["why"]
     assert "{lab: {kind: slurm}}" in result.message["fix"]
+    (commands / "qsub").touch(mode=0o755)
+    (commands / "sbatch").unlink()
+    result = allranks("run", "train.py", "--partition", "gpu", PATH=str(commands))
+    assert (result.rc, "{lab: {kind: pbs or grid_engine}}" in result.message["fix"]) == (2, True)
     # A job file is for many places: there it is a note.
     (allranks.folder / "job.yaml").write_text("script: train.py\nscheduler: {partition: gpu}\n")
     result = allranks("run", PATH=path)

@@ -45,18 +45,23 @@ def kind_for(loaded: LoadedJob, environ: Mapping[str, str]) -> ClusterKind:
 
 def _refuse_on_login_node(loaded: LoadedJob, environ: Mapping[str, str]) -> None:
     """Raise if a scheduler's flag was typed where it has a command: the job would run on this machine instead."""
-    from shutil import which  # It imports much, and status needs none of it.
+    sources = loaded.sources.items()
+    typed = [each.where for path, each in sources if path.startswith("scheduler.") and each.kind == "flag"]
+    if not typed:
+        return
+    from shutil import which  # Not for all that need no scheduler.
 
-    typed = [
-        each.where for path, each in loaded.sources.items() if path.startswith("scheduler.") and each.kind == "flag"
-    ]
-    for command, kind in (("sbatch", "slurm"), ("qsub", "pbs")) if typed else ():
-        if which(command, path=environ.get("PATH")):
-            raise JobError(
-                f"{typed[0]} is for a scheduler, and no cluster is given",
-                why=f"the job would run on this machine, and {command} is here",
-                fix=f"--on lab, and in clusters.yaml: {{lab: {{kind: {kind}}}}}; or leave {typed[0]} out",
-            )
+    from allranks.clusters.batch.cluster import BatchCluster
+
+    kinds = [load_kind(name) for name in dict.fromkeys((*schedulers.KINDS, *schedulers.kinds()))]
+    batch = [kind.scheduler for kind in kinds if isinstance(kind, BatchCluster)]
+    if here := [each for each in batch if which(each.submit, path=environ.get("PATH"))]:
+        named = " or ".join(each.name for each in here if each.submit == here[0].submit)
+        raise JobError(
+            f"{typed[0]} is for a scheduler, and no cluster is given",
+            why=f"the job would run on this machine, and {here[0].submit} is here",
+            fix=f"--on lab, and in clusters.yaml: {{lab: {{kind: {named}}}}}; or leave {typed[0]} out",
+        )
 
 
 def load_kind(name: str) -> ClusterKind:
