@@ -297,7 +297,14 @@ def test_a_browser_shows_it(allranks: Any, tmp_path: Path) -> None:
     _record(folder, 2, slow=1)
     good = folder.name
     assert allranks("report", good, failed).rc == 0
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path / 'browser'}",
+        "--dump-dom",
+    ]
     page = (allranks.folder / "report.html").as_uri()
     done = subprocess.run([str(CHROMIUM), *options, page], capture_output=True, text=True, check=True)
     body = done.stdout[done.stdout.index("<main>") : done.stdout.index("</main>")]
