@@ -40,15 +40,20 @@ _WORKER = "pt_data_worker"
 class Heartbeat:
     """A file in the node's directory that changes every few seconds; with it goes what else is recorded all the time.
 
+    Args:
+        folder: the node's directory.
+        mode: permissions of its files.
+        is_alone: whether the job has this node only, so that no link between nodes can be slow.
+
     Attributes:
         index: of the logs of the node's ranks.
         advanced: returns when one of the ranks last advanced, in seconds since 1970, if that is known.
     """
 
-    def __init__(self, folder: Path, mode: int) -> None:
+    def __init__(self, folder: Path, mode: int, *, is_alone: bool = False) -> None:
         self.index = LogIndexWriter(folder, mode)
         self.advanced: Callable[[], float | None] = lambda: None
-        self._usage = Usage(folder / contract.USAGE, mode)
+        self._usage = Usage(folder / contract.USAGE, mode, is_alone=is_alone)
         self._stacks = StackRequests(folder, mode)
         self._descriptor = os.open(folder / contract.HEARTBEAT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
         self._next = 0.0
@@ -81,8 +86,8 @@ class Usage:
     the network is the node's, in bytes a second as the disk.
     """
 
-    def __init__(self, path: Path, mode: int) -> None:
-        self._path, self._mode = path, mode
+    def __init__(self, path: Path, mode: int, *, is_alone: bool = False) -> None:
+        self._path, self._mode, self._is_alone = path, mode, is_alone
         self._next = 0.0
         self._gpus: Gpus | None = None
         self._totals: dict[str, float] = {}
@@ -94,7 +99,8 @@ class Usage:
     def tick(self, find: Callable[[], Collection[int]], advanced: Callable[[], float | None]) -> None:
         """Take a sample when it is time to, of the process groups whose ids ``find`` returns."""
         now = time.monotonic()
-        self._queued.append(packets_wait())
+        if not self._is_alone:
+            self._queued.append(packets_wait())
         if now < self._next or (self._thread and self._thread.is_alive()) or not (groups := find()):
             return
         self._next = now + _USAGE_SECONDS
@@ -109,7 +115,7 @@ class Usage:
             "time": time.time(),
             "memory": memory,
             "cpus": 0.0,
-            "net_queued": round(statistics.mean(self._queued), 3),
+            "net_queued": round(statistics.mean(self._queued), 3) if self._queued else None,
             "workers": workers,
             **rates,
         }

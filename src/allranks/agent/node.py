@@ -83,7 +83,7 @@ class Agent:
 
     def run(self, start: Start) -> Outcome:
         """Run the node's ranks to their end, record it, and leave no process behind."""
-        heart = Heartbeat(self._folder, self._node.file_mode)
+        heart = Heartbeat(self._folder, self._node.file_mode, is_alone=self._node.nnodes == 1)
         client = ForkClient(start.channel, lambda: heart.tick(client.pids.values), start.stop.check)
         hangs = HangWatch(self._node, self._folder, heart.index)
         heart.advanced = lambda: hangs.advanced
