@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -337,6 +337,8 @@ class Script:
     assignments: list[Assignment] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
+    #: What ``set`` and the first line switch on: ``errexit``, ``pipefail``, ``nounset``, ``allexport``, ….
+    shell_options: set[str] = field(default_factory=set)
     comments: list[tuple[int, str]] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
     #: By the name of a text with a syntax error: where it is, or where the text is read, and the text.
@@ -385,16 +387,11 @@ class Script:
         """The variables that it expands."""
         return frozenset(use.name for use in self.uses)
 
-    @cached_property
-    def shell_options(self) -> frozenset[str]:
-        """What ``set`` and the first line switch on: ``errexit``, ``pipefail``, ``nounset``, ``allexport``, …."""
+    def switch_on(self, values: Sequence[str | None]) -> None:
+        """Note what the words of ``set``, or of the first line, switch on."""
         letters = {"e": "errexit", "u": "nounset", "a": "allexport"}
-        found: set[str] = set()
-        lists = [command.values for command in self.named("set") if command.context.level == 0]
-        for values in [self.shebang.split()[1:], *lists]:
-            for position, value in enumerate(values):
-                if value.startswith("-") and not value.startswith("--"):
-                    found |= {letters[letter] for letter in value[1:] if letter in letters}
-                    if value.endswith("o") and position + 1 < len(values):
-                        found.add(values[position + 1])
-        return frozenset(found)
+        for position, value in enumerate(values):
+            if value and value.startswith("-") and not value.startswith("--"):
+                self.shell_options |= {letters[letter] for letter in value[1:] if letter in letters}
+                if value.endswith("o") and position + 1 < len(values):
+                    self.shell_options.add(values[position + 1] or "")

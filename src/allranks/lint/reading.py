@@ -106,6 +106,7 @@ def _is_script(word: Word) -> bool:
 def _read(path: str, text: Text, piece: Piece, submitted: Submitted | None = None, run: Run | None = None) -> View:
     first = piece.data.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
     script = Script(path, text, "plain", first if first.startswith("#!") else "")
+    script.switch_on(script.shebang.split()[1:])
     directives = read_directives(piece)
     given = submitted.directives if submitted else []
     names = {directive.name for directive in given}

@@ -51,8 +51,8 @@ def unwrap(walker: Walker, command: Command) -> None:
     """Put the commands that a command starts into the model."""
     command = _resolved(walker, command)
     name = command.name
-    if name == "set":
-        vars(walker.script).pop("shell_options", None)  # It may have been asked for before.
+    if name == "set" and command.context.level == 0:
+        walker.script.switch_on(command.values)
     if name in SHELLS:
         _shell(walker, command)
     elif name in JOINED:
