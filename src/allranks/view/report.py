@@ -192,8 +192,8 @@ def _scaling(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         ranks, speed = runs[at]["ranks"], runs[at]["speeds"][name]
         speedup = speed / least["speeds"][name]
         efficiency = speedup / (ranks / least["ranks"])
-        rows.append({"run": at, "ranks": ranks, "speed": speed, "speedup": speedup, "efficiency": efficiency})
-        rows[-1]["limit"] = _limit(runs[at], least, name)
+        row = {"run": at, "ranks": ranks, "speed": speed, "speedup": speedup, "efficiency": efficiency}
+        rows.append({**row, "limit": _limit(runs[at], least, name)})
     return {"name": name, "rows": rows}
 
 

@@ -67,7 +67,6 @@ class Around:
         check_used: whether to look for parameters without gradients.
         weighed, backwards: what the progress counted until the last step.
         blocks, plain: what it counted when a step was last asked for.
-        begun: whether a step was begun.
         stepped: whether there was a step.
         consumed: whether the gradients that there are went into a step.
         in_scaler: whether the scaler is making the step.
@@ -87,7 +86,6 @@ class Around:
     backwards: int
     blocks: int = 0
     plain: int = 0
-    begun: bool = False
     stepped: bool = False
     consumed: bool = False
     in_scaler: bool = False
@@ -115,8 +113,7 @@ class Managed(torch.optim.Optimizer):
                 _check_new(around)
             around.start_step()  # What ctx.backward does otherwise.
             _check_plain_backward(around)
-        if not around.begun:
-            around.begun = True
+        if not around.stepped:
             check_trains(self, around)
         around.weighed, around.backwards = progress.weighed, progress.backwards
         if isinstance(around.model, Flat):
