@@ -118,6 +118,13 @@ def results(folder: Path) -> list[Any]:
     return found
 
 
+def by_bash(command: Any, script: str) -> list[list[Any]]:
+    """Run a script by bash in the command's directory, and return its results."""
+    (command.folder / "start.sh").write_text(script)
+    subprocess.run(["bash", "start.sh"], cwd=command.folder, env=command.env, check=True, timeout=PATIENCE)
+    return results(command.folder)
+
+
 def converted(command: Any, script: str, folder: Path, *flags: str) -> list[Any]:
     """Return what the ranks of a script's job write in a directory, once the script is converted."""
     done = command("convert", script, "-o", ".")
@@ -132,9 +139,7 @@ def test_torchrun_of_a_shell_script(allranks: Any) -> None:
     folder: Path = allranks.folder
     (folder / "train.py").write_text(TRAIN)
     run = f'{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.1 "a b"'
-    (folder / "start.sh").write_text(f"#!/bin/bash\nexport SCALE=2\n{run}\n")
-    subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
-    old = results(folder)
+    old = by_bash(allranks, f"#!/bin/bash\nexport SCALE=2\n{run}\n")
     args = ["--lr", "0.1", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank), "2", "2", str(folder), args] for rank in (0, 1)]
     assert converted(allranks, "start.sh", folder) == old
@@ -159,11 +164,8 @@ def test_torchrun_of_an_ssh_loop(ssh: Any) -> None:
     (folder / "train.py").write_text(TRAIN)
     meet = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=gpu01:29512"
     run = f"{sys.executable} -m torch.distributed.run {meet} train.py --lr 0.01 'a b'"
-    (folder / "start.sh").write_text(
-        f'#!/bin/bash\nfor host in gpu01 gpu02; do\n  ssh $host "cd {folder} && SCALE=2 {run}" &\ndone\nwait\n'
-    )
-    subprocess.run(["bash", "start.sh"], cwd=folder, env=ssh.env, check=True, timeout=PATIENCE)
-    old = results(folder)
+    script = f'#!/bin/bash\nfor host in gpu01 gpu02; do\n  ssh $host "cd {folder} && SCALE=2 {run}" &\ndone\nwait\n'
+    old = by_bash(ssh, script)
     args = ["--lr", "0.01", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank % 2), "4", "2", str(folder), args] for rank in range(4)]
     assert converted(ssh, "start.sh", folder) == old
@@ -192,9 +194,7 @@ def test_python_behind_a_function_of_a_shell_script(allranks: Any) -> None:
     (folder / "place.py").write_text(PLACE)
     (folder / "env.sh").write_text("export SCALE=2\n")
     run = f'train() {{\n  env WORLD_SIZE=1 {sys.executable} place.py --lr 0.1 "a b"\n}}\ntrain\n'
-    (folder / "start.sh").write_text(f"#!/bin/bash\nsource ./env.sh\n{run}")
-    subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
-    old = results(folder)
+    old = by_bash(allranks, f"#!/bin/bash\nsource ./env.sh\n{run}")
     assert [each[:-1] for each in old] == [[0, "0", "1", "2", str(folder), ["--lr", "0.1", "a b"]]]
     assert converted(allranks, "start.sh", folder) == old
 
@@ -248,9 +248,7 @@ def test_accelerate_launch_of_a_shell_script(allranks: Any) -> None:
     (folder / "place.py").write_text(PLACE)
     launcher = shlex.join([str(Path(sys.executable).with_name("accelerate")), "launch"])
     run = f'{launcher} --multi_gpu --num_processes 2 place.py --lr 0.1 "a b"'
-    (folder / "start.sh").write_text(f"#!/bin/bash\nexport SCALE=2\n{run}\n")
-    subprocess.run(["bash", "start.sh"], cwd=folder, env=allranks.env, check=True, timeout=PATIENCE)
-    old = results(folder)
+    old = by_bash(allranks, f"#!/bin/bash\nexport SCALE=2\n{run}\n")
     args = ["--lr", "0.1", "a b"]
     assert [each[:-1] for each in old] == [[rank, str(rank), "2", "2", str(folder), args] for rank in (0, 1)]
     assert converted(allranks, "start.sh", folder) == old
@@ -262,9 +260,7 @@ def test_ranks_that_pdsh_numbers(ssh: Any) -> None:
     (folder / "place.py").write_text(PLACE)
     ssh.env["PDSH_RCMD_TYPE"] = "ssh"
     run = f"cd {folder} && SCALE=2 RANK=%n WORLD_SIZE=2 {sys.executable} place.py --lr 0.1 'a b'"
-    (folder / "start.sh").write_text(f'#!/bin/bash\npdsh -w gpu[01-02] "{run}"\n')
-    subprocess.run(["bash", "start.sh"], cwd=folder, env=ssh.env, check=True, timeout=PATIENCE)
-    old = results(folder)
+    old = by_bash(ssh, f'#!/bin/bash\npdsh -w gpu[01-02] "{run}"\n')
     args = ["--lr", "0.1", "a b"]
     assert [each[:-1] for each in old] == [[rank, "0", "2", "2", str(folder), args] for rank in (0, 1)]
     assert converted(ssh, "start.sh", folder) == old
@@ -278,9 +274,7 @@ def test_mpirun_on_machines(ssh: Any) -> None:
     ssh.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     sets = "-x SCALE=2 -x OMP_NUM_THREADS=1 -x MASTER_ADDR=gpu01 -x MASTER_PORT=29514"
     run = f'mpirun -np 2 -H gpu01:1,gpu02:1 {sets} {sys.executable} train.py --lr 0.1 "a b"'
-    (folder / "start.sh").write_text(f"#!/bin/bash\n{run}\n")
-    subprocess.run(["bash", "start.sh"], cwd=folder, env=ssh.env, check=True, timeout=PATIENCE)
-    old = results(folder)
+    old = by_bash(ssh, f"#!/bin/bash\n{run}\n")
     args = ["--lr", "0.1", "a b"]
     assert [each[:-1] for each in old] == [[rank, "0", "2", "2", str(folder), args] for rank in (0, 1)]
     assert converted(ssh, "start.sh", folder) == old
