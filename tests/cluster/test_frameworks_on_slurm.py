@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from packages import FRAMEWORKS
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 OPTIONS = {"lightning": ["--", "--devices=1", "--num-nodes=2"], "accelerate": []}
 
 
-@pytest.mark.parametrize("name", ["lightning", "accelerate"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_an_unmodified_script_runs_on_two_nodes(lab: Any, name: str) -> None:
     """It takes more than 10 s: each rank imports torch and a framework."""
-    pytest.importorskip(name)
     flags = ["--on", "lab", "--nodes", "2", "--nproc-per-node", "1", "--env", "OMP_NUM_THREADS=1"]
     done = lab("run", SCRIPTS / f"{name}_script.py", *flags, *OPTIONS[name])
     assert done.rc == 0, done.stderr

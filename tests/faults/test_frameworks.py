@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from packages import FRAMEWORKS, needs
 from waiting import PATIENCE
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
-@pytest.mark.parametrize("name", ["lightning", "accelerate"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_an_unmodified_script_runs(allranks, watch, name):
     """It takes more than 10 s: these frameworks are large to import, for each rank."""
-    pytest.importorskip(name)
     done = allranks("run", SCRIPTS / f"{name}_script.py", "--nproc-per-node", "2", timeout=PATIENCE)
     assert done.rc == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if f"{name}: rank" in line) == [
@@ -29,23 +29,24 @@ def test_an_unmodified_script_runs(allranks, watch, name):
 @pytest.mark.parametrize(
     ("name", "changes", "note"),
     [
-        (
+        pytest.param(
             "lightning",
             {"devices=args.devices": 'devices="auto"', 'strategy="ddp",': ""},
             "allranks: note: the 2 ranks formed no process group: each ran the whole script alone; "
             'write Trainer(devices=N, strategy="ddp"), with N the ranks of a node',
+            marks=needs("lightning"),
         ),
-        (
+        pytest.param(
             "accelerate",
             {"cpu=True": ""},
             "[0] allranks: note: Accelerate ran each rank alone, as the only process; "
             "write Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true, to train together on CPUs",
+            marks=needs("accelerate"),
         ),
     ],
 )
 def test_ranks_that_a_framework_trains_alone_are_noted(allranks, name, changes, note):
     """It takes more than 10 s: these frameworks are large to import, for each rank."""
-    pytest.importorskip(name)
     text = (SCRIPTS / f"{name}_script.py").read_text()
     for before, after in changes.items():
         assert before in text
@@ -57,10 +58,9 @@ def test_ranks_that_a_framework_trains_alone_are_noted(allranks, name, changes, 
     assert [line for line in done.stderr.splitlines() if "note: " in line] == [note]
 
 
-@pytest.mark.parametrize("name", ["lightning", "accelerate"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_script_is_one_for_torchrun(name, allranks_env, tmp_path):
     """It takes more than 10 s: these frameworks are large to import, for each rank."""
-    pytest.importorskip(name)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = {**allranks_env, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

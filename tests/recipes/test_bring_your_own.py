@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from packages import needs
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "bring-your-own"
 EPOCH = re.compile(r"^(?:\[0\] )?epoch (\d): loss (\d\.\d{4})$", re.MULTILINE)
 STOPPED = re.compile(r"allranks: stopping at step (\d+): got SIGUSR1 \(rank 1\); saved checkpoints/step-")
@@ -65,10 +67,10 @@ def test_the_job_file_reaches_its_loss_with_two_ranks(allranks, train, tmp_path)
     assert data(tmp_path / "parts") == data(allranks.run())
 
 
+@needs("accelerate")
 @pytest.mark.parametrize("name", ["accelerate", "deepspeed"])
 def test_stopped_and_continued_it_equals_an_undisturbed_training_to_the_bit(train, tmp_path, name):
     """It takes more than 10 s: three trainings of two ranks, and Accelerate is large to import."""
-    pytest.importorskip("accelerate")
     code, out, err = train(f"{name}_after", "whole")
     assert code == 0, err
     epochs = EPOCH.findall(out)
@@ -96,10 +98,10 @@ def data(folder):
     return (folder / "checkpoints" / "latest" / "rank-0.data").read_bytes()
 
 
+@needs("transformers")
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_of_hugging_face_is_continued_to_the_bit(train, tmp_path):
     """It takes more than 10 s: three processes import transformers."""
-    pytest.importorskip("transformers")
     code, _, err = train("trainer_after", "whole")
     assert code == 0, err
     code, _, err = train("trainer_after", "parts", signal_after=40)
@@ -139,13 +141,13 @@ def test_a_trainer_of_lightning_is_continued_to_the_bit(train, warm_lightning, t
         assert torch.equal(state["exp_avg_sq"], moments[index]["exp_avg_sq"])
 
 
+@needs("accelerate")
 @pytest.mark.parametrize(
     ("name", "ranks", "args"),
     [("torchrun_before", 2, []), ("accelerate_before", 1, []), ("deepspeed_before", 1, ["--local_rank", 0])],
 )
 def test_the_scripts_before_are_complete(train, name, ranks, args):
     """It takes more than 10 s on a slow machine: Accelerate and DeepSpeed are large to import."""
-    pytest.importorskip("accelerate")
     code, out, err = train(name, "before", ranks, args=args)
     assert code == 0, err
     assert float(EPOCH.findall(out)[-1][1]) < 0.05

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from packages import needs
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "multimodal-lightning"
 SHOWN = re.compile(r"^\[0\] Epoch (\d+): exact (\d\.\d{4}), top1 (\d\.\d{4})$", re.MULTILINE)
 
-pytest.importorskip("lightning")
+pytestmark = needs("lightning")
 
 
 def test_the_job_file_reaches_its_quality_with_two_ranks(allranks):

@@ -9,6 +9,7 @@ from test_rank_environment import ALONE, HYDRA, MPIRUN, SRUN, TORCHRUN, without
 
 from allranks.errors import RankEnvironmentError
 from allranks.runtime.environment import RankEnvironment, detect, export
+from packages import FRAMEWORKS
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 FOUND = RankEnvironment("torchrun", 3, 4, 1, 2, 1, "gpu01", 29500, 2)
@@ -122,14 +123,11 @@ if when == "after the close":
 
 
 @pytest.mark.parametrize("when", ["while open", "after the close"])
-@pytest.mark.parametrize(("name", "steps"), [("lightning", 8), ("accelerate", 8)])
-def test_lightning_and_accelerate_work_in_a_world_of_one(
-    clean_env, tmp_path, pytestconfig, run_python, name, steps, when
-):
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_lightning_and_accelerate_work_in_a_world_of_one(clean_env, tmp_path, pytestconfig, run_python, name, when):
     """It takes more than 10 s on a slow machine: it imports a framework."""
-    pytest.importorskip(name)
     script = pytestconfig.rootpath / "tests" / "scripts" / f"{name}_script.py"
     options = ["--devices=1"] if name == "lightning" else []
     done = run_python(FRAMEWORK, when, script, *options, env=clean_env, cwd=tmp_path)
     assert done.rc == 0, done.stderr
-    assert f"{name}: rank 0 of 1 steps {steps}\n" in done.stdout
+    assert f"{name}: rank 0 of 1 steps 8\n" in done.stdout

@@ -7,7 +7,6 @@ import math
 import sqlite3
 import struct
 import threading
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import allranks
 from allranks import RankError
 from allranks.runtime.trackers import Background, JsonLines, RunInfo, open_trackers
 from allranks.runtime.trackers.system import SystemMetrics
+from packages import needs
 
 
 class Memory:
@@ -41,10 +41,6 @@ class Memory:
 
     def close(self):
         self.calls.append("close")
-
-
-def needs(package):
-    return pytest.mark.skipif(util.find_spec(package) is None, reason=f"{package} is not installed: pip install it")
 
 
 def test_calls_come_in_order_and_nobody_waits_for_them(tmp_path):
