@@ -15,8 +15,8 @@ from harness import workplace
 
 from allranks import contract
 from allranks.agent import hangs
-from allranks.contract import NodeSpec
 from allranks.record.logindex import LogIndexWriter
+from allranks.record.spec import NodeSpec
 from allranks.runtime import advance
 
 RANKS, STEPS, LOOKS, ROUNDS = 8, 100_000, 200, 7

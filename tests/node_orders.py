@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.contract import NodeSpec
+from allranks.record.spec import NodeSpec
 
 NODE = NodeSpec(
     run_id="run",

@@ -1,13 +1,11 @@
-"""What launcher, agent and runtime share: environment variables, files of a run, configurations of agents."""
+"""What launcher, agent and runtime share: environment variables and files of a run."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 # --- environment variables that every rank of ours gets, beside those of torchrun ---
 RUN_ID: Final = "ALLRANKS_RUN_ID"
@@ -272,105 +270,3 @@ def rank_step(rank: int | Literal["*"]) -> str:
 def rank_error(rank: int, restart: int) -> str:
     """Name of the file in a node's directory with the error that ended a rank, as torch's ``@record`` writes it."""
     return f"rank-{rank}.error-{restart}.json"
-
-
-@dataclass(frozen=True)
-class _JsonFile:
-    """A dataclass that is a file of JSON in the run's directory."""
-
-    def to_json(self) -> str:
-        """Return it as indented JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls: type[_File], text: str) -> _File:
-        """Read what :meth:`to_json` wrote, in another version too: a run may be resumed with a later one."""
-        names = {field.name for field in fields(cls)}
-        raw = {name: value for name, value in json.loads(text).items() if name in names}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
-
-
-_File = TypeVar("_File", bound=_JsonFile)
-
-
-@dataclass(frozen=True)
-class NodeSpec(_JsonFile):
-    """The configuration of one node's agent. It holds no value of any variable."""
-
-    run_id: str
-    run_dir: str
-    attempt: int
-    node: int
-    nnodes: int
-    nproc_per_node: int
-    kind: Literal["script", "module", "binary"]
-    #: Absolute path of the script or binary, or name of the module.
-    target: str
-    args: tuple[str, ...]
-    #: Interpreter options of the ranks, such as -O; ranks with options start as plain interpreters.
-    python_options: tuple[str, ...]
-    warm: bool
-    max_restarts: int
-    restart_delay: float
-    stop_timeout: float
-    master_addr: str
-    #: None: a free one.
-    master_port: int | None
-    #: Permission bits of the files that the agent creates.
-    file_mode: int
-    #: With fewer nodes than this the job cannot continue.
-    min_nodes: int = 1
-    #: How many of the nodes wait to take the place of one that is lost: the last ones, at first.
-    spares: int = 0
-    #: Seconds without a sign of progress after which the ranks count as hung; None: by their usual step; 0: never.
-    hang_timeout: float | None = None
-    #: What follows: None: a report, and the end if the time limit is near and no terminal follows the run.
-    on_hang: Literal["report", "restart", "end"] | None = None
-
-    def command(self, python: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that a rank runs, by the command line of its interpreter."""
-        starter = {"script": python, "module": (*python, "-m"), "binary": ()}[self.kind]
-        return (*starter, self.target, *self.args)
-
-    @property
-    def places(self) -> int:
-        """How many nodes take part, at most."""
-        return self.nnodes - self.spares
-
-    @property
-    def folder_mode(self) -> int:
-        """Permission bits of the directories that the agent creates."""
-        return 0o750 if self.file_mode & 0o040 else 0o700
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether the job cannot continue without any of its nodes."""
-        return self.min_nodes >= self.nnodes
-
-
-@dataclass(frozen=True)
-class BatchSpec(_JsonFile):
-    """The configuration of a batch job's supervisor."""
-
-    #: The module that knows the scheduler from inside a job: see :class:`allranks.agent.batch_job.BatchJob`.
-    module: str
-    #: The script that is submitted for another attempt.
-    script: str
-    #: How a task is started on a node, where there is a choice, and the user's own options for that.
-    start_with: str | None
-    options: tuple[str, ...]
-    #: Whether each task is a rank; else each is a node's agent.
-    is_direct: bool
-    is_array: bool
-    #: Whether the job was started inside an allocation.
-    is_inside: bool
-    master_addr: str | None
-    #: How often the run may be started in all; None: no attempt follows by itself.
-    max_attempts: int | None
-    #: The time limit that was requested, and how long before it ranks are warned (0: they are not), in seconds.
-    time: int | None
-    warn_before: int
-    #: Whether the run's file of secrets goes when no other attempt follows.
-    removes_secrets: bool
-    #: After which ends another attempt follows.
-    retry_on: tuple[str, ...] = (NODE, PREEMPTION)

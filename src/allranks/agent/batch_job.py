@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from allranks import contract
-from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import LaunchError
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system import schedulers
 
 _COMMAND_SECONDS = 60.0

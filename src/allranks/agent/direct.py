@@ -23,7 +23,7 @@ from allranks.agent import network
 from allranks.agent.batch_job import this_job
 from allranks.agent.heartbeat import Heartbeat, complain
 from allranks.agent.stop import SIGNALS, WARNINGS
-from allranks.contract import BatchSpec, NodeSpec
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.processes import append_to, lineage, marked, started, variable_of
 
 _TICK_SECONDS = 0.05

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allranks.agent.batch_job import BatchJob
-from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import LaunchError
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.schedulers import SchedulerEnvironment
 
 #: Exit codes of a script by which it asks for something: to be queued again, and to be held as broken.

@@ -19,8 +19,8 @@ from typing import Any
 
 from allranks import contract
 from allranks.agent.stacks import request
-from allranks.contract import NodeSpec
 from allranks.record.logindex import LogIndexWriter
+from allranks.record.spec import NodeSpec
 from allranks.record.stacks import Collective, Frame, parse
 from allranks.system.processes import stuck_state
 

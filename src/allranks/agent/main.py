@@ -25,8 +25,8 @@ from allranks.agent.stores import BACKLOG
 from allranks.agent.workers import fork_policy
 from allranks.agent.workers.fork_server import ForkServer
 from allranks.agent.workers.rank import become
-from allranks.contract import NodeSpec
 from allranks.errors import AllranksError, LaunchError
+from allranks.record.spec import NodeSpec
 from allranks.system import routes
 
 if TYPE_CHECKING:

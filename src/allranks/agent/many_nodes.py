@@ -17,9 +17,9 @@ from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
 from allranks.agent.workers.fork_server import ForkClient
 from allranks.agent.workers.group import Outcome, WorkerGroup
-from allranks.contract import NodeSpec
 from allranks.record import key
 from allranks.record.events import EventWriter
+from allranks.record.spec import NodeSpec
 
 _POLL_SECONDS = 0.05
 #: What ranks get to exit when a node is lost and others continue: they wait for its ranks, and cannot save together.

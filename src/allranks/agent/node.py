@@ -18,9 +18,9 @@ from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.stores import Stores
 from allranks.agent.workers.fork_server import ForkClient, ForkServerGoneError
 from allranks.agent.workers.group import PREEMPTED, Generation, Outcome, WorkerGroup, failed, succeeded
-from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
 from allranks.record.events import EventWriter
+from allranks.record.spec import NodeSpec
 from allranks.system.processes import marked, signal_process, variable_of
 
 if TYPE_CHECKING:

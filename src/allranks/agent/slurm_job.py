@@ -12,8 +12,8 @@ from pathlib import Path
 
 from allranks import contract
 from allranks.agent.batch_job import BatchJob, RankPlace
-from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import LaunchError, RankEnvironmentError
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.hostlist import expand
 from allranks.system.rank_environment import Variables
 from allranks.system.schedulers import SchedulerEnvironment

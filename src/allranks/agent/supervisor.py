@@ -26,9 +26,9 @@ from allranks import contract
 from allranks.agent import requeue
 from allranks.agent.batch_job import BatchJob, this_job
 from allranks.agent.heartbeat import complain
-from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import AllranksError, RunFolderError
 from allranks.record.notify import Notifier
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system import schedulers
 
 #: From a port that is taken to the next one: those next to it belong to jobs that are submitted at the same time.

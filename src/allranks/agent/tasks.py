@@ -23,8 +23,8 @@ from typing import NoReturn
 
 from allranks import contract
 from allranks.agent.heartbeat import complain
-from allranks.contract import BatchSpec, NodeSpec
 from allranks.record.events import read_events
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system import schedulers
 from allranks.system.processes import append_to
 from allranks.system.schedulers import SchedulerEnvironment

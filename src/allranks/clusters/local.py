@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Probe, ProbeResult, Request, Started
 from allranks.clusters.local_agent import ChildAgent, await_end, end_marked, identify, is_alive, send
-from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.job.variables import without_those_of_ranks
+from allranks.record.spec import NodeSpec
 from allranks.runs import agents
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, LogExcerpt, State, Status

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Request, Started
-from allranks.contract import BatchSpec
 from allranks.errors import AllranksError, JobError, LaunchError, RunFolderError, StartCancelledError
 from allranks.job.files import users_folder
 from allranks.job.units import format_size
@@ -29,6 +28,7 @@ from allranks.plan.environment import secret_values
 from allranks.plan.plan import Plan, Reason
 from allranks.record import key
 from allranks.record.files import unwritable, write_atomically, write_json
+from allranks.record.spec import BatchSpec
 from allranks.runs import estimate, record
 from allranks.runs.record import Run
 from allranks.runs.status import NOT_STARTED, Handle, State, Status

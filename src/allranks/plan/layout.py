@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import PreflightError
 from allranks.job.units import format_count
 from allranks.job.variables import secret_names
 from allranks.plan.directives import warning_seconds
 from allranks.plan.plan import Reason
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.cgroups import usable_cpus
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from allranks.plan.entry import find_entry
 from allranks.plan.environment import environment_of, python_of, workdir_of
 
 if TYPE_CHECKING:
-    from allranks.contract import NodeSpec
     from allranks.job.spec import Job
     from allranks.plan.entry import Program
+    from allranks.record.spec import NodeSpec
 
 #: What torchrun gives its ranks between SIGTERM and SIGKILL, whatever the job says.
 _TORCHRUN_PATIENCE = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allranks.agent.batch_job import BatchJob
-from allranks.contract import BatchSpec, NodeSpec
+from allranks.record.spec import BatchSpec, NodeSpec
 from allranks.system.schedulers import SchedulerEnvironment
 
 

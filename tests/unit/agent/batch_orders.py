@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from allranks.agent import pbs_job
-from allranks.contract import BatchSpec
+from allranks.record.spec import BatchSpec
 from node_orders import NODE
 
 ORDERS = BatchSpec(

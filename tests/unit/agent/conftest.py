@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from meetings import Meeting
 
-from allranks.contract import NodeSpec
+from allranks.record.spec import NodeSpec
 from node_orders import NODE
 from waiting import PATIENCE
 

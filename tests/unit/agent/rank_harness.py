@@ -12,8 +12,8 @@ from importlib import import_module
 from allranks.agent.main import fork_server
 from allranks.agent.workers.fork_server import ForkClient
 from allranks.agent.workers.rank import RankStart
-from allranks.contract import NodeSpec
 from allranks.errors import AllranksError
+from allranks.record.spec import NodeSpec
 
 
 def start_all(ranks, raw):

@@ -23,9 +23,9 @@ from allranks.agent.nodes.coordinator import JOIN_SECONDS, Coordinator, name_of
 from allranks.agent.stop import StopRequest, StopRequestedError
 from allranks.agent.workers.fork_server import RankExit
 from allranks.agent.workers.group import Generation, Outcome
-from allranks.contract import NodeSpec
 from allranks.errors import LaunchError
 from allranks.record.events import EventWriter
+from allranks.record.spec import NodeSpec
 
 #: How long a node tries to connect to node 0's agent: nodes of one job may start minutes apart.
 DIAL_SECONDS = 300.0

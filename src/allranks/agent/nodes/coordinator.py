@@ -25,8 +25,8 @@ from allranks.agent.hangs import HangJudge, Quiet
 from allranks.agent.heartbeat import complain
 from allranks.agent.nodes.channel import Channel, Message
 from allranks.agent.workers.group import PREEMPTED, Outcome, failed, succeeded
-from allranks.contract import NodeSpec
 from allranks.record.events import read_lines
+from allranks.record.spec import NodeSpec
 
 if TYPE_CHECKING:
     from allranks.agent.stores import Stores

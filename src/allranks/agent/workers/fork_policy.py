@@ -10,7 +10,7 @@ import tokenize
 import warnings
 from pathlib import Path
 
-from allranks.contract import NodeSpec
+from allranks.record.spec import NodeSpec
 from allranks.system.processes import thread_count
 
 #: Variables that torch and the libraries under it read once, while they are imported or soon after.

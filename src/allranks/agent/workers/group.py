@@ -16,9 +16,9 @@ from allranks.agent.stop import StopRequest
 from allranks.agent.workers.fork_policy import group_advice
 from allranks.agent.workers.fork_server import ForkClient, RankExit
 from allranks.agent.workers.rank import RankStart
-from allranks.contract import NodeSpec
 from allranks.record.events import EventWriter
 from allranks.record.logindex import LogIndexWriter
+from allranks.record.spec import NodeSpec
 from allranks.system.processes import catches, rank_ended
 
 _KILL_PATIENCE = 5.0

@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO
 from allranks.agent.stacks import enable
 from allranks.agent.workers.script import run_as_main
 from allranks.agent.workers.streams import RankStream, connect
-from allranks.contract import NodeSpec
+from allranks.record.spec import NodeSpec
 from allranks.system.processes import append_to, die_with_parent, let_gloo_rest
 
 #: As the agent inherited them: a batch script makes its processes ignore a warning that is sent to all of them.
