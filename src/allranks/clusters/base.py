@@ -11,9 +11,10 @@ from allranks.errors import JobError
 
 if TYPE_CHECKING:
     from allranks.job.spec import Job
+    from allranks.logs.cause import LogExcerpt
     from allranks.plan.plan import Plan
     from allranks.runs.record import Run
-    from allranks.runs.status import Handle, LogExcerpt, Status
+    from allranks.runs.status import Handle, Status
     from allranks.system.commands import Answer
 
 

@@ -15,10 +15,11 @@ from allranks.clusters.base import ClusterKind, Probe, ProbeResult, Request, Sta
 from allranks.clusters.local_agent import ChildAgent, await_end, end_marked, identify, is_alive, send
 from allranks.errors import LaunchError
 from allranks.job.variables import without_those_of_ranks
+from allranks.logs.cause import LogExcerpt
 from allranks.record.spec import NodeSpec
 from allranks.runs import agents
 from allranks.runs.record import Run
-from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.runs.status import Handle, State, Status
 from allranks.system import processes
 from allranks.system.commands import run_one
 

@@ -110,7 +110,7 @@ def load_job(
 
 def _scrubbed(problem: Problem, secrets: tuple[str, ...]) -> Problem:
     texts = {name: getattr(problem, name) for name in ("what", "why", "fix")}
-    return replace(problem, **{name: text and scrub(text, secrets) for name, text in texts.items()})
+    return problem._replace(**{name: text and scrub(text, secrets) for name, text in texts.items()})
 
 
 def _text_problems(layer: Layer) -> Iterator[Problem]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from allranks.errors import JobError
 
@@ -15,8 +15,7 @@ _SHORTEST_START = 3
 _LIKENESS = 0.7
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong.
 
     Attributes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -55,6 +56,21 @@ _LAUNCHER = re.compile(r"torch[./]distributed[./]elastic|^terminate called ")
 _LAUNCHER_WARNS = re.compile(r"torch/distributed/launch\.py:\d+: \w*Warning")
 #: The end of torchrun's report: which rank was the first to fail.
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class LogExcerpt:
+    """Excerpt of a cluster's own log on how a run ended that no rank has ended.
+
+    Attributes:
+        log: the log, if there is one.
+        causes: lines of it that may say why, oldest first.
+        fix: what to do about it, if known; ``{run}`` stands for the run's name in a command.
+    """
+
+    log: Path | None = None
+    causes: Sequence[str] = ()
+    fix: str = ""
 
 
 def cause_of(path: Path) -> str | None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from allranks import contract
 from allranks.errors import RunFolderError
 from allranks.job.units import format_count
-from allranks.logs.cause import find_cause, launcher_causes, tail
+from allranks.logs.cause import LogExcerpt, find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
 from allranks.runs.attempt import NOISE, decision_after, exit_of, lines_of
 from allranks.runs.record import Run, newest_attempt
-from allranks.runs.status import LogExcerpt, State, Status
+from allranks.runs.status import State, Status
 
 #: How a script reports a line of the set-up that fails: see plan/script.py.
 _FAILED = re.compile(r"allranks: (.*) failed with exit code (\d+) \((.*), line (\d+)(?:, on (\S+))?\)")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from allranks import contract
-from allranks.logs.cause import tail
+from allranks.logs.cause import LogExcerpt, tail
 from allranks.runs.record import newest_attempt
-from allranks.runs.status import TIMED_OUT, LogExcerpt, State, Status
+from allranks.runs.status import TIMED_OUT, State, Status
 from allranks.system.processes import rank_ended
 
 #: More than any log of ours that is read to its end.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 
@@ -84,18 +82,3 @@ TIMED_OUT = ("it reached its time limit", "raise resources.time")
 
 #: What stands for a scheduler's own word of a run that was refused, or cancelled, before anything of it had started.
 NOT_STARTED = "not started"
-
-
-@dataclass(frozen=True)
-class LogExcerpt:
-    """Excerpt of a cluster's own log on how a run ended that no rank has ended.
-
-    Attributes:
-        log: the log, if there is one.
-        causes: lines of it that may say why, oldest first.
-        fix: what to do about it, if known; ``{run}`` stands for the run's name in a command.
-    """
-
-    log: Path | None = None
-    causes: Sequence[str] = ()
-    fix: str = ""

@@ -12,9 +12,10 @@ import pytest
 from allranks import contract
 from allranks.clusters.batch.cluster import blame
 from allranks.clusters.pbs import PBS, PbsCluster
+from allranks.logs.cause import LogExcerpt
 from allranks.runs.attempt import Failure, first_failure
 from allranks.runs.record import Record, Run
-from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.runs.status import Handle, State, Status
 
 FAILED = Status(State.FAILED, "F (finished)", exit_code=1, started=1.0, ended=2.0)
 

@@ -12,8 +12,9 @@ import pytest
 from allranks.clusters.batch.cluster import blame, combined, logs_of
 from allranks.clusters.batch.scheduler import JobInfo
 from allranks.clusters.slurm import SLURM, SlurmCluster
+from allranks.logs.cause import LogExcerpt
 from allranks.runs.record import Record, Run
-from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.runs.status import Handle, State, Status
 
 NOISE = """\
 allranks: node 0: OMP_NUM_THREADS=1: CPUs: 2, ranks: 2

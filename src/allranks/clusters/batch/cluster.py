@@ -18,10 +18,11 @@ from allranks.clusters.batch import query
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
 from allranks.errors import LaunchError, PreflightError, StartCancelledError
 from allranks.job.variables import for_another_job, without_those_of_ranks
+from allranks.logs.cause import LogExcerpt
 from allranks.record.files import write_atomically
 from allranks.runs import agents
 from allranks.runs import attempt as attempts
-from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
     from allranks.clusters.batch.scheduler import JobInfo, Scheduler

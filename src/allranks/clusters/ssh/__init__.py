@@ -19,10 +19,11 @@ from allranks.clusters.ssh.start import start_all
 from allranks.clusters.ssh.sync import Fetcher
 from allranks.clusters.ssh.transport import HELD, Ssh, end_commands, fix_for, folder_on_nodes, kept_options
 from allranks.errors import LaunchError
+from allranks.logs.cause import LogExcerpt
 from allranks.runs import agents
 from allranks.runs.agents import Happened, NodeReport
 from allranks.runs.record import newest_attempt
-from allranks.runs.status import Handle, LogExcerpt, State, Status
+from allranks.runs.status import Handle, State, Status
 
 if TYPE_CHECKING:
     from allranks.plan.plan import Plan
