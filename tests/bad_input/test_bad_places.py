@@ -71,6 +71,19 @@ def test_a_directory_that_was_removed(allranks):
     assert "error: the current directory does not exist any more\n" in done.stderr
 
 
+@pytest.mark.parametrize("check", ["--check", "--no-check"])
+def test_no_bash_on_path(allranks, tmp_path, check: str):
+    allranks.script("print('ran')")
+    (empty := tmp_path / "empty").mkdir()
+    result = allranks("run", "train.py", check, PATH=str(empty))
+    assert (result.rc, result.stdout) == (1, "")
+    assert (result.message["error"], result.message["why"]) == ("cannot run bash", "No such file or directory")
+    assert result.message["fix"] == "install bash, or put the directory that it is in on PATH"
+    status = allranks.record()["status"]
+    assert (status["state"], status["native"]) == ("FAILED", "not started")
+    assert status["reason"] == "cannot run bash: No such file or directory"
+
+
 def test_restart_with_a_fixed_port(allranks, free_port: int):
     allranks.script(RESTARTED)
     port = str(free_port)

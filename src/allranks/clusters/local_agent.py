@@ -19,6 +19,7 @@ from allranks import contract
 from allranks.runs.agents import Happened
 from allranks.runs.status import Handle, State, Status
 from allranks.system import processes
+from allranks.system.commands import cannot_run
 
 #: Longer than the time within which the agent takes two signals for one request.
 _INSIST_SECONDS = 0.5
@@ -136,15 +137,18 @@ class ChildAgent:
             if ours is not None:
                 lifeline[contract.STDIN] = f"{ours} {-1 if stdin is None else stdin} {os.getpid()}"
             os.fchmod(sink.fileno(), mode)  # Whatever the umask is.
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env={**environ, **lifeline},
-                pass_fds=() if ours is None else (ours,),
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=sink,
+                    env={**environ, **lifeline},
+                    pass_fds=() if ours is None else (ours,),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise cannot_run(command[0], error) from error
         self._events = log.parent / contract.AGENT_EVENTS
         self._happened = Happened(log.parent)
         self._sent: dict[int, None] = {}  # A set that keeps their order.

@@ -255,7 +255,9 @@ def warm_up(launch: Launch, plan: Plan, kind: ClusterKind, *, watched: bool) -> 
 
     Nothing is started where the user's own commands would run: they may be what the checks refuse.
     """
-    if not launch.is_set_up_by_user:
+    if launch.is_set_up_by_user:
+        return
+    with contextlib.suppress(LaunchError):  # The check, or the start, reports it.
         kind.warm_up(plan, _inherited(launch.environ_for(plan), watched=watched))
 
 

@@ -19,7 +19,12 @@ from allranks.errors import LaunchError
 _POLL_SECONDS = 0.2
 #: The exit code of ssh itself, where it could not run the command.
 _OF_SSH = 255
-_PACKAGES = {"ssh": "OpenSSH's client", "rsync": "rsync, here and on all machines", "pdsh": "pdsh, or kind: ssh"}
+_FIXES = {
+    "bash": "install bash, or put the directory that it is in on PATH",
+    "ssh": "install OpenSSH's client",
+    "rsync": "install rsync, here and on all machines",
+    "pdsh": "install pdsh, or kind: ssh",
+}
 #: What is said of a connection that ended without a word.
 BROKE = "the connection broke"
 
@@ -124,8 +129,12 @@ def _start(
             start_new_session=True,  # Ctrl-C at the terminal is ours to pass on.
         )
     except OSError as error:
-        fix = f"install {_PACKAGES[command[0]]}" if command[0] in _PACKAGES else None
-        raise LaunchError(f"cannot run {command[0]}", why=error.strerror, fix=fix) from error
+        raise cannot_run(command[0], error) from error
+
+
+def cannot_run(program: str, error: OSError) -> LaunchError:
+    """Return the error for a program that cannot be started on this machine."""
+    return LaunchError(f"cannot run {program}", why=error.strerror, fix=_FIXES.get(program))
 
 
 @contextlib.contextmanager
