@@ -93,6 +93,9 @@ class Live:
         self._keyboard = keyboard
         self._form = form or LineForm(fold_frames=sys.stderr.isatty())
         self.is_lively = render.is_lively(sys.stderr) and not plain and (keeps_stdout or not _is_pipe(1))
+        for number in (signal.SIGTSTP, signal.SIGQUIT) if self.is_lively else ():
+            if signal.getsignal(number) is signal.SIG_DFL:  # In the background a shell has SIGQUIT ignored.
+                signal.signal(number, _leave)
         self._out, self._err = Outlet(1, self._after), Outlet(2, self._after)
         out, err = self._out.write, self._err.write
         self._sinks = (err if keeps_stdout else out, out if self._form.as_json else err)
@@ -164,11 +167,6 @@ class Live:
             _to_terminal(render.BELOW.wiped() or b"\r\x1b[K")
             _to_terminal(render.BELOW.drawn([_fitting(text.encode())], above=False))
 
-    def suspend(self, number: int, _: FrameType | None) -> None:
-        """Take the place of what SIGTSTP does, for the shell that follows on the terminal."""
-        self.wipe()
-        os.kill(os.getpid(), signal.SIGSTOP)
-
     def draw(self, merged: MergedLogs, awaited: str = "") -> None:
         """Draw the prompt of a rank, behind which a person types; or its bar or what is waited for, and the status."""
         prompt = merged.prompt() or b""
@@ -202,6 +200,16 @@ class Live:
         self._awaited_since = min(now, self._awaited_since)
         frame = _SPINNER[int(now * 10) % len(_SPINNER)]
         return f"{frame} {awaited} ({int(now - self._awaited_since)} s)".encode()
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Stop (SIGTSTP) or end (SIGQUIT) as the signal has it, with nothing drawn above the shell that follows."""
+    _to_terminal(render.BELOW.wiped())
+    if number == signal.SIGTSTP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _fitting(text: bytes) -> str:

@@ -147,7 +147,6 @@ def carry_out(
         from allranks.cli.below import StatusLines
 
         live.status = StatusLines(run, metrics)
-        signal.signal(signal.SIGTSTP, live.suspend)
     _follow(run, started, kind, live, news)
     _finish(recording)
     from allranks.launch.notify import notify_end

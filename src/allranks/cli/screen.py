@@ -56,7 +56,8 @@ class Screen:
             stack.callback(os.close, reads)  # The other end stays open: a thread may write to it until the end.
             os.set_blocking(self._wakes, False)
             self._woken = reads
-            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _leave))
+            for number in (signal.SIGTERM, signal.SIGQUIT):
+                stack.callback(signal.signal, number, signal.signal(number, _leave))
             stack.callback(signal.signal, signal.SIGWINCH, signal.signal(signal.SIGWINCH, lambda *_: self._wake()))
             live = Live(
                 console=self._console,

@@ -48,7 +48,10 @@ def test_a_run_is_watched_to_its_end(allranks, at_terminal):
     assert run.wait(PATIENCE) == 0
 
 
-def test_a_list_of_runs_opens_one_and_sigterm_leaves_the_terminal_as_it_was(allranks, at_terminal, failed_run: Path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_list_of_runs_opens_one_and_signals_leave_the_terminal_as_it_was(
+    allranks, at_terminal, failed_run: Path, number: int
+):
     for name in ("one", "two"):
         shutil.copytree(failed_run, allranks.folder / "runs" / name)
     (allranks.folder / "runs" / "one" / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "loss": 0.5}\n{"step": 2')
@@ -57,8 +60,8 @@ def test_a_list_of_runs_opens_one_and_sigterm_leaves_the_terminal_as_it_was(allr
     terminal.type("1")
     terminal.read_until("loss")
     terminal.read_until("b back")
-    terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.wait() == 128 + signal.SIGTERM
+    terminal.process.send_signal(number)
+    assert terminal.wait() == 128 + number
     assert _is_restored(terminal)
     assert "Traceback (most recent call last):\r\n  File" not in terminal.shown.rpartition(LEFT)[2]
 
@@ -125,6 +128,15 @@ def test_the_lines_stand_below_the_log_and_go_away(allranks, at_terminal):
     assert not re.search(STATUS, terminal.shown.rpartition("succeeded")[2])
     (run,) = allranks.folder.glob("runs/train-*")
     assert allranks("logs", run.name).stdout == "[0] logged\n"
+
+
+def test_ctrl_backslash_leaves_nothing_below_the_log(allranks, at_terminal):
+    allranks.script(TRAINING)
+    terminal = at_terminal("run", "train.py", "--no-check")
+    terminal.read_until(STATUS)
+    terminal.type("\x1c")
+    assert terminal.wait() == -signal.SIGQUIT
+    assert terminal.shown.endswith("\r\x1b[J")
 
 
 def test_plain_draws_nothing_below_the_log_whose_lines_are_the_same(allranks, at_terminal):
