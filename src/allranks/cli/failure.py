@@ -5,13 +5,11 @@ from __future__ import annotations
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.runs import name_to_type
-from allranks.clusters.registry import load_kind
 from allranks.diagnosis.model import Diagnosis
 from allranks.errors import AllranksError, LaunchError, RunFolderError
 from allranks.launch.verdict import has_failed, reported_by_agent, resumes_from, verdict_on
 from allranks.runs.agents import reported_by_all, task_name
 from allranks.runs.blame import rank_log, with_cause
-from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
@@ -23,6 +21,8 @@ _SIGNALLED = 128
 
 def explain(run: Run) -> AllranksError:
     """Return the error that says how the run ended."""
+    from allranks.runs.hangs import newest  # `status` of a failed run shows the verdict alone.
+
     status = run.record.status
     if reported := _of_agent(run):
         return reported
@@ -107,6 +107,8 @@ def _of_task(run: Run) -> AllranksError | None:
 
 
 def _of_cluster(run: Run) -> AllranksError:
+    from allranks.clusters.registry import load_kind
+
     said = load_kind(run.record.kind).log_excerpt(run)
     logs = f"node-*/{contract.rank_log('*', 'err')}"
     status = run.record.status

@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from allranks.clusters.registry import load_kind
 from allranks.errors import RunFolderError
 from allranks.runs import agents
 from allranks.runs.record import load
@@ -21,6 +20,8 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
     """Return the run with its status as it is now."""
     if run.record.status.state.is_final:
         return run
+    from allranks.clusters.registry import load_kind  # Commands that read runs which have ended start sooner.
+
     status = (kind or load_kind(run.record.kind)).status(run)
     if status.started and run.attempt:
         status = replace(status, started=agents.began(run) or status.started)

@@ -8,9 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from allranks import contract
-from allranks.clusters.registry import load_kind
 from allranks.diagnosis.model import Diagnosis
-from allranks.diagnosis.sources import of_run
 from allranks.errors import AllranksError, RunFolderError
 from allranks.logs.cause import own_fix, tail
 from allranks.record.events import Event, read_saves
@@ -48,6 +46,8 @@ def judged(run: Run) -> Diagnosis | None:
     Raises:
         RunFolderError: a log cannot be read.
     """
+    from allranks.diagnosis.sources import of_run  # A verdict that was kept is read without the rules.
+
     verdict = of_run(run)
     refused = _refusal(run)
     if refused and (verdict is None or verdict.sure == "unknown"):
@@ -101,6 +101,8 @@ def _keep(run: Run, verdict: Diagnosis | None) -> None:
 
 def _fix(verdict: Diagnosis, run: Run) -> str:
     """Return what to do about the failure of this run, which is more than the rule knows; RUN stands for its name."""
+    from allranks.clusters.registry import load_kind
+
     record, status = run.record, run.record.status
     cause, is_local = status.cause or "", record.kind == "local"
     log = None if status.rank is None else rank_log(run.attempt_folder, status.rank)

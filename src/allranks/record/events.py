@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +32,8 @@ class EventWriter:
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
+        import socket  # Commands that only read events start sooner without it.
+
         self._unwritten = b""
         self._host = socket.gethostname()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
