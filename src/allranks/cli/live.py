@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.cli import render
@@ -22,6 +23,12 @@ from allranks.job.problems import printable
 from allranks.logs.lineform import LineForm
 from allranks.logs.merge import MergedLogs, Tail
 from allranks.runs.record import Run
+from allranks.view.reader import Reader
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from allranks.view.feed import Figures, Snapshot
 
 #: Colours and cursor moves (ECMA-48 control sequences): a bar is cut to the terminal's width without them.
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -31,6 +38,8 @@ _SPINNER = r"-\|/"
 _MOST_LINES, _PART = 3, 4
 #: Where the cursor cannot move, an unfinished line is shown as a prompt after so long.
 _PROMPT_SECONDS = 0.3
+#: Seconds that a run takes before its status is shown: one that is shorter does not pay for what draws it.
+_STATUS_SECONDS = 1.0
 
 
 class Outlet:
@@ -200,6 +209,59 @@ class Live:
         self._awaited_since = min(now, self._awaited_since)
         frame = _SPINNER[int(now * 10) % len(_SPINNER)]
         return f"{frame} {awaited} ({int(now - self._awaited_since)} s)".encode()
+
+
+class StatusLines:
+    """How a run goes, in lines for :attr:`Live.status`; it is read in a thread, since a file server may not answer.
+
+    ``metrics`` are those that are shown first.
+    """
+
+    def __init__(self, run: Run, metrics: Sequence[str] = ()) -> None:
+        self._run, self._metrics = run, metrics or ("loss",)
+        self._begins = time.monotonic() + _STATUS_SECONDS
+        self._reader: Reader[Snapshot] | None = None
+        self._figures: Figures | None = None
+        self._shown: tuple[Snapshot, int, int] | None = None
+        self._lines: list[str] = []
+
+    def __call__(self, columns: int, most: int) -> list[str]:
+        """Return so many lines at most, of so many cells at most."""
+        if self._reader is None:
+            if time.monotonic() >= self._begins:
+                self._reader = Reader(self._read)
+            return []
+        try:
+            shot = self._reader.newest()
+        except Exception as error:  # noqa: BLE001 - what only shows a run must not end it
+            render.talk(f"allranks: note: the lines below the log have ended: {type(error).__name__}: {error}")
+            self._begins, self._reader = float("inf"), None
+            return []
+        if shot and self._shown != (wanted := (shot, columns, most)):
+            from allranks.view.watch import below_log
+
+            self._shown, self._lines = wanted, [*map(_coloured, below_log(shot, columns, most, self._metrics))]
+        return self._lines
+
+    def _read(self) -> Snapshot:
+        if self._figures is None:
+            from allranks.view import watch  # noqa: F401 - here, as its libraries take a moment to be imported
+            from allranks.view.feed import Figures
+
+            self._figures = Figures(self._run)
+        return self._figures.read()
+
+
+def _coloured(line: Text) -> str:
+    """Return a line with its colours, as the terminal takes them."""
+    if not render.has_colour(sys.stderr):
+        return line.plain
+    from rich.console import Console
+
+    console = Console(color_system="standard", force_terminal=True, highlight=False, emoji=False, markup=False)
+    with console.capture() as captured:
+        console.print(line, end="", soft_wrap=True)
+    return captured.get()
 
 
 def _leave(number: int, _: FrameType | None) -> None:

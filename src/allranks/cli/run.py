@@ -17,7 +17,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.findings import check_first
-from allranks.cli.live import Live
+from allranks.cli.live import Live, StatusLines
 from allranks.cli.options import JobCommand, job_options, launch_of, load
 from allranks.cli.runs import metric_option, name_to_type, next_resume, plain_option, report, run_json_option
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
@@ -144,8 +144,6 @@ def carry_out(
         return 0
     relay.attach(started, run)
     if live.is_lively:
-        from allranks.cli.below import StatusLines
-
         live.status = StatusLines(run, metrics)
     _follow(run, started, kind, live, news)
     _finish(recording)

@@ -16,7 +16,7 @@ from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
 
 if TYPE_CHECKING:
-    from allranks.runs.position import Position
+    from allranks.runs.steptime import Position
 
 
 @click.command("status")
@@ -90,7 +90,7 @@ def _progress(run: Run) -> str | None:
 def _position(run: Run) -> Position | None:
     if run.record.status.state is not State.RUNNING:
         return None
-    from allranks.runs.position import position
+    from allranks.runs.steptime import position
 
     return position(run, time.time())
 

@@ -1,4 +1,4 @@
-"""Where the time of an attempt's steps went, as its ranks have recorded it."""
+"""Where the time of an attempt's steps went, and where its training is, as its ranks have recorded it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks import contract
-from allranks.record.steptime import NEWEST, PHASES, Window, read_windows
-
-__all__ = ["NEWEST", "PHASES", "RankTimes", "Window", "cumulated", "differences", "of_start", "per_step", "read"]
+from allranks.record.steptime import Place, Window, read_windows
+from allranks.runs.hangs import span
+from allranks.runs.record import Run
 
 
 class RankTimes(NamedTuple):
@@ -26,7 +26,7 @@ class RankTimes(NamedTuple):
 def read(attempt: Path, newest: int | None = None, rank: int | None = None) -> list[RankTimes]:
     """Return what the ranks of an attempt have recorded, in order; of each so many of its newest windows, or all.
 
-    The :data:`NEWEST` are of about two seconds each, and older ones longer. A rank that does not make its steps with
+    The ``NEWEST`` are of about two seconds each, and older ones longer. A rank that does not make its steps with
     ``ctx.optimizer``, or has just started, is missing. With ``rank`` only that one is read.
     """
     found: dict[int, RankTimes] = {}
@@ -93,3 +93,48 @@ def cumulated(
 def differences(values: Sequence[float]) -> Iterator[float]:
     """Yield by how much each value is more than the one before it."""
     return map(sub, values[1:], values)
+
+
+class Position(NamedTuple):
+    """Where a training is.
+
+    Attributes:
+        step: optimizer steps that are done.
+        epoch: the current one, from 1.
+        epochs: how many the script has given to ``loader.epochs()``; None if it has not.
+        percent: how much of the current epoch is done.
+        seconds_left: until the end of the last epoch, at the mean speed since the ranks started; None if unknown.
+    """
+
+    step: int
+    epoch: int
+    epochs: int | None
+    percent: int
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        """Write it as ``epoch 2 of 8, 45 %, 12 min left``."""
+        of = f" of {self.epochs}" if self.epochs else ""
+        left = "" if self.seconds_left is None else f", {span(self.seconds_left)} left"
+        return f"epoch {self.epoch}{of}, {self.percent} %{left}"
+
+
+def position(run: Run, now: float) -> Position | None:
+    """Return where the training of a running run is; None without ``ctx.loader`` and ``ctx.optimizer``."""
+    ranks = of_start(read(run.attempt_folder, rank=0))
+    windows = [one for one in ranks[0].windows if one.place.length] if ranks else []
+    if not windows:
+        return None
+    first, last = windows[0], windows[-1]
+    place, seconds = last.place, now - first.start - first.seconds
+    batches, seconds_left = _done(place) - _done(first.place), None
+    if place.epochs and batches > 0:
+        ahead = place.left + (place.epochs - place.epoch) * place.length
+        # What has passed since the last window is evaluation, a checkpoint or a pause, as it may come again.
+        seconds_left = max(0.0, ahead * seconds / batches)
+    percent = 100 * (place.length - place.left) // place.length
+    return Position(last.first + last.steps, place.epoch, place.epochs or None, percent, seconds_left)
+
+
+def _done(place: Place) -> int:
+    return place.epoch * place.length - place.left

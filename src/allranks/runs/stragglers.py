@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from allranks.job.units import format_span
+from allranks.record.steptime import NEWEST, PHASES, Window
 from allranks.runs.agents import local_ranks
-from allranks.runs.clocks import slow_gpus
-from allranks.runs.steptime import NEWEST, PHASES, RankTimes, Window, of_start, per_step, read
-from allranks.runs.usage import Workers, node_usage, workers_of
+from allranks.runs.steptime import RankTimes, of_start, per_step, read
+from allranks.runs.usage import Workers, node_usage, slow_gpus, workers_of
 
 #: Steps are looked at in so many parts of the time at most, of which so many must be slow in a row.
 _MOST_PARTS, _FEWEST_PARTS = 48, 11

@@ -27,9 +27,9 @@ from allranks.runs import agents
 from allranks.runs.attempt import decision_after
 from allranks.runs.hangs import newest, quiet_for, span
 from allranks.runs.metrics import MetricsReader
-from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
+from allranks.runs.steptime import Position, position
 from allranks.runs.stragglers import inspect
 from allranks.runs.usage import node_usage
 from allranks.view.progress import Changes, Saves

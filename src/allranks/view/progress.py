@@ -10,7 +10,7 @@ from allranks import contract
 from allranks.job.units import format_number, format_seconds
 from allranks.record.events import read_saves
 from allranks.runs.metrics import SPEED
-from allranks.runs.position import Position
+from allranks.runs.steptime import Position
 
 #: Checkpoints that are kept in mind.
 _MOST_SAVES = 200

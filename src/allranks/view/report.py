@@ -14,10 +14,10 @@ from allranks import __version__
 from allranks.job.units import format_number, format_seconds
 from allranks.launch.verdict import has_failed, verdict_on
 from allranks.record.events import read_saves
+from allranks.record.steptime import PHASES
 from allranks.runs.comparison import Compared, different, names_of, rank_hours
 from allranks.runs.metrics import MetricLine, speeds
 from allranks.runs.record import Run
-from allranks.runs.steptime import PHASES
 from allranks.runs.usage import node_usage
 from allranks.view.attempts import attempts_of
 from allranks.view.steptime import repeated, step_times

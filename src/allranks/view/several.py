@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import AllranksError
-from allranks.runs.position import Position, position
 from allranks.runs.record import Run, load
 from allranks.runs.status import State
+from allranks.runs.steptime import Position, position
 from allranks.view.feed import LiveStatus, Metrics
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 
 from allranks.contract import attempt_dir
 from allranks.job.units import format_span
+from allranks.record.steptime import PHASES, Window
 from allranks.runs.record import Run
-from allranks.runs.steptime import PHASES, RankTimes, Window, cumulated, differences, of_start, read
+from allranks.runs.steptime import RankTimes, cumulated, differences, of_start, read
 from allranks.runs.stragglers import explained, find
 from allranks.runs.usage import Workers, node_usage, workers_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allranks.runs.clocks import slow_gpus
+from allranks.runs.usage import slow_gpus
 
 RANKS = {0: 8, 1: 9}
 

@@ -11,8 +11,8 @@ import pytest
 from allranks import contract
 from allranks.clusters.registry import load_kind
 from allranks.record.steptime import HEAD, PHASES, Place, Window
-from allranks.runs.position import Position, position
 from allranks.runs.record import Record, Run, load
+from allranks.runs.steptime import Position, position
 from allranks.view.several import RunsFeed
 from waiting import PATIENCE, wait_for
 

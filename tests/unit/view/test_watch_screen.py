@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from allranks.runs.position import Position
 from allranks.runs.record import Record, Run
 from allranks.runs.status import State, Status
+from allranks.runs.steptime import Position
 from allranks.view.choice import Choice, press
 from allranks.view.feed import Snapshot
 from allranks.view.several import Row, Rows
