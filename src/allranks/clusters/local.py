@@ -18,6 +18,7 @@ from allranks.job.variables import without_those_of_ranks
 from allranks.logs.cause import LogExcerpt
 from allranks.record.spec import NodeSpec
 from allranks.runs import agents
+from allranks.runs.attempt import SetupFailure, agent_excerpt, failed_setup
 from allranks.runs.record import Run
 from allranks.runs.status import Handle, State, Status
 from allranks.system import processes
@@ -31,7 +32,7 @@ _KILL_PATIENCE = 20.0
 #: A run without an agent after this long was left by a launcher that ended before it could start one.
 _STARTS_WITHIN = 60.0
 #: Of a node's script that says no more.
-_ENDED_EARLY = agents.SetupFailure("the node's script ended before the agent started")
+_ENDED_EARLY = SetupFailure("the node's script ended before the agent started")
 
 
 class LocalCluster(ClusterKind):
@@ -127,7 +128,7 @@ class LocalCluster(ClusterKind):
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what the agent's log ends with."""
-        return agents.log_excerpt(_folder(run))
+        return agent_excerpt(_folder(run))
 
     def _gone(self, run: Run) -> Status:
         """Return the status of a run whose agent is gone and has reported no end."""
@@ -145,7 +146,7 @@ class LocalCluster(ClusterKind):
             return replace(reported, state=State.CANCELLED, native="ended", reason="cancelled", exit_code=143)
         if reported.started is None:
             # Of a detached run, whose exit code no process has, the log has the code of a line that failed.
-            failure = agents.failed_setup(_folder(run)) or _ENDED_EARLY
+            failure = failed_setup(_folder(run)) or _ENDED_EARLY
             ended = child.code if child else None
             code = ended if ended and ended > 0 else failure.code or 1
             cause = next(iter(self.log_excerpt(run).causes), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,18 +11,11 @@ from pathlib import Path
 from allranks import contract
 from allranks.errors import RunFolderError
 from allranks.job.units import format_count
-from allranks.logs.cause import LogExcerpt, find_cause, launcher_causes, tail
 from allranks.record.events import Event, read_events
-from allranks.runs.attempt import NOISE, decision_after, exit_of, lines_of
+from allranks.runs.attempt import decision_after, exit_of
 from allranks.runs.record import Run, newest_attempt
 from allranks.runs.status import State, Status
 
-#: How a script reports a line of the set-up that fails: see plan/script.py.
-_FAILED = re.compile(r"allranks: (.*) failed with exit code (\d+) \((.*), line (\d+)(?:, on (\S+))?\)")
-_NOT_THERE = re.compile(r"allranks: (environment\.\w+: there is no [^;]+); (.+)")
-_KEY = re.compile(r"# environment\.\w+$")
-#: A line of an agent's log about a variable that it has set.
-_SETTING = re.compile(r"(?:node \d+: )?[A-Z_]+=\S*: ")
 #: An agent beats every 5 s; one that has not for this long is not counted as alive from another machine.
 HEARTBEAT_IS_OLD = contract.scaled_wait(30.0)
 _MOST_NAMED = 4
@@ -180,80 +172,6 @@ def heartbeat_age(folder: Path) -> float | None:
         return time.time() - float((folder / contract.HEARTBEAT).read_text())
     except (OSError, ValueError):
         return None
-
-
-@dataclass(frozen=True)
-class SetupFailure:
-    """Why a set-up ended before the agent started: what failed, its exit code, and what to do, if that is known."""
-
-    what: str
-    code: int = 1
-    fix: str = ""
-
-
-def log_excerpt(folder: Path) -> LogExcerpt:
-    """Find in the log of a node's agent, or of torch's launcher in its place, why it ended."""
-    launcher_log = folder / contract.rank_log(contract.ALL_OF_A_NODE, "err")
-    if launcher_log.exists() and (found := launcher_causes(launcher_log)):
-        return LogExcerpt(launcher_log, found)
-    log = folder / contract.AGENT_LOG
-    lines, failure = tail(log), failed_setup(folder)
-    last = find_cause(lines[:-1] if failure else lines)  # The line that failed is named anyway.
-    is_cause = last is not None and not _SETTING.match(last)
-    causes = [last] if last and is_cause else []
-    return LogExcerpt(log if log.exists() else None, causes, failure.fix if failure else "")
-
-
-def failed_setup(folder: Path) -> SetupFailure | None:
-    """Return how the set-up in a node's script ended, if that was before its agent started."""
-    return failure_in(next(reversed(tail(folder / contract.AGENT_LOG)), ""), folder)
-
-
-def failure_in(line: str, folder: Path, script: Path | None = None) -> SetupFailure | None:
-    """Return which line of a set-up failed, by what its script wrote of it; None if it is no such line.
-
-    Args:
-        line: that was written.
-        folder: to which names of scripts are relative.
-        script: a copy of the script here, where it ran on another machine.
-    """
-    if found := _NOT_THERE.fullmatch(line):
-        return SetupFailure(found[1], fix=found[2])
-    if found := _FAILED.fullmatch(line):
-        command, code, file, number, host = found.groups()
-        ran = script if script and script.name == Path(file).name else folder / file
-        on = f"on {host}: " if host else ""
-        return SetupFailure(f"{on}{_key_of(ran, int(number))} failed: {command.rstrip()}", int(code))
-    return None
-
-
-def setup_failure(logs: Iterable[Path], folder: Path, noise: re.Pattern[str]) -> tuple[SetupFailure, LogExcerpt] | None:
-    """Return how the set-up of an attempt failed by its job's logs, and what it said before; None if it did not.
-
-    Args:
-        logs: to search, the first one that tells it counts.
-        folder: the run's.
-        noise: how lines of its scheduler start that tell no cause.
-    """
-    for log in filter(Path.exists, logs):
-        lines = [line for line in lines_of(log) if not (NOISE.match(line) or noise.match(line))]
-        for at, line in enumerate(lines):
-            if failure := failure_in(line, folder):
-                cause = find_cause(lines[:at])
-                return failure, LogExcerpt(log, [cause] if cause else [], failure.fix)
-    return None
-
-
-def _key_of(script: Path, number: int) -> str:
-    """Return which key of the job file has brought a line of a script, and which of its lines it is.
-
-    A file that the set-up reads has no such key: then it is named.
-    """
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = script.read_text(errors="replace").splitlines()[:number]
-    at, key = next(((at, line[2:]) for at, line in reversed([*enumerate(lines, 1)]) if _KEY.match(line)), (0, ""))
-    return f"line {number - at} of {key}" if "setup" in key else key or f"line {number} of {script.name}"
 
 
 def reported_error(folder: Path) -> Event | None:

@@ -191,7 +191,7 @@ class BatchCluster(ClusterKind):
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""
         logs = logs_to_search(self.scheduler, run.folder, run.attempt_folder, run.job_id or "")
-        failed = agents.setup_failure(logs, run.folder, self.scheduler.log_noise)
+        failed = attempts.setup_failure(logs, run.folder, self.scheduler.log_noise)
         return failed[1] if failed else attempts.excerpt(logs, self.scheduler.log_noise)
 
 
@@ -290,7 +290,7 @@ def blame(scheduler: Scheduler, status: Status, folder: Path, attempt: Path, job
     """Name in a run's status the line of its set-up that failed or, if no agent has, the rank that failed first."""
     if status.state is not State.FAILED or status.rank is not None:
         return status
-    if found := agents.setup_failure(logs_to_search(scheduler, folder, attempt, job_id), folder, scheduler.log_noise):
+    if found := attempts.setup_failure(logs_to_search(scheduler, folder, attempt, job_id), folder, scheduler.log_noise):
         failed, excerpt = found
         cause = next(iter(excerpt.causes), None)
         return replace(status, reason=failed.what, exit_code=failed.code, cause=cause)
@@ -317,6 +317,6 @@ def logs_to_search(scheduler: Scheduler, folder: Path, attempt: Path, job_id: st
     logs = logs_of(scheduler, folder, job_id)
     if first := attempts.first_failure(attempt):
         logs.append(first.folder / contract.AGENT_LOG)
-    if log := agents.log_excerpt(attempt / Path(contract.node_dir(0, 0)).name).log:
+    if log := attempts.agent_excerpt(attempt / Path(contract.node_dir(0, 0)).name).log:
         logs.append(log)
     return logs

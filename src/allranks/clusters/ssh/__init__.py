@@ -22,6 +22,7 @@ from allranks.errors import LaunchError
 from allranks.logs.cause import LogExcerpt
 from allranks.runs import agents
 from allranks.runs.agents import Happened, NodeReport
+from allranks.runs.attempt import agent_excerpt
 from allranks.runs.record import newest_attempt
 from allranks.runs.status import Handle, State, Status
 
@@ -132,7 +133,7 @@ class SshCluster(ClusterKind):
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what an agent's log ends with, on the first node that has a cause."""
         reported = agents.reported_by_each(run.attempt_folder)
-        said = next((said for said in map(agents.log_excerpt, reported) if said.causes), LogExcerpt())
+        said = next((said for said in map(agent_excerpt, reported) if said.causes), LogExcerpt())
         return replace(said, fix=_WHEN_LOST) if any(each.ended_by_loss for each in reported.values()) else said
 
 
