@@ -11,7 +11,7 @@ import click
 from allranks.cli import render
 from allranks.cli.findings import show
 from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load, quick_option, timeout_option
-from allranks.cli.runs import json_option
+from allranks.cli.runs import comma_separated, json_option
 from allranks.errors import PreflightError
 
 #: The module that a check without a job is made for.
@@ -71,8 +71,7 @@ def command(
     if not has_target:
         launch = replace(launch, job=launch.job.model_copy(update={"module": _NO_JOB}))
     kind = kind_for(loaded, os.environ)
-    only_names, skipped_names = ([*filter(None, map(str.strip, ",".join(words).split(",")))] for words in (only, skip))
-    checks = chosen_for(launch, only_names, skipped_names, is_full=not is_quick)
+    checks = chosen_for(launch, comma_separated(only), comma_separated(skip), is_full=not is_quick)
     plan = launching.dry_run(launch, kind)
     waiting = Waiting(wait, lambda line: render.talk(f"allranks: check: {line}")) if wait else None
     with folder_in(launch.runs_folder) as folder:

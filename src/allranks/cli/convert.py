@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from allranks.convert.compare import Verification
     from allranks.convert.draft import Draft
     from allranks.plan.plan import Plan
+
+    #: The drafts that one job file is for, each with the flags that make it of the first one.
+    Group = Sequence[tuple[Draft, list[str]]]
 
 _JOB, _CLUSTERS = "job.yaml", "clusters.yaml"
 
@@ -52,18 +56,11 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
     difference that convert has not named.
     """
     from allranks.convert.convert import drafts_of
-    from allranks.convert.sandbox import SandboxError
-    from allranks.convert.write import job_text, place_of, report, together
-    from allranks.lint.files import read
+    from allranks.convert.write import job_text, report, together
 
     if as_json and not verify:
         raise UsageError("--json needs --verify", why="it reports what --verify finds", fix="add --verify")
-    if not files:
-        raise UsageError("no file to convert", fix="allranks convert train.sbatch")
-    try:
-        texts = {name: read(Path(name)) for name in files}
-    except UsageError as unread:
-        raise UsageError(unread.what, why=unread.why, fix="allranks convert FILE…") from unread
+    texts = _read(files)
     groups = together([draft for name, text in texts.items() for draft in drafts_of(name, text)])
     if output is None and len(groups) > 1:
         raise UsageError(
@@ -84,34 +81,15 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
         clusters = _write(folder, found, clusters, kinds, force=force)
     is_done = True
     results: list[dict[str, object]] = []
-    for name, ((draft, _), *others) in zip(names, groups, strict=True):
+    for name, group in zip(names, groups, strict=True):
+        draft = group[0][0]
         render.talk(f"allranks: convert: {render.one_line(draft.path)}")
         for line in report(draft):
             render.talk(line)
-        is_done, each = is_done and not draft.incomplete, draft
-        try:
-            _planned(found[name], draft, folder, kinds, [])
-            for each, flags in [(draft, list[str]()), *others] if verify else ():
-                plan = _planned(found[name], each, folder, kinds, flags, whole=True)
-                verified = _verify(each, texts[each.path], plan)
-                results.append({"file": each.path, "job_file": name, **_as_data(verified)})
-                is_done = verified.is_equal and is_done
-        except SandboxError as error:
-            raise LaunchError(
-                "--verify cannot make a sandbox here, and runs no script without one",
-                why=str(error),
-                fix="where users may make namespaces: unshare --user --map-root-user --mount --pid --net true",
-            ) from error
-        except AllranksError as error:
-            is_done = False
-            results.append({"file": each.path, "job_file": name, "error": error.in_a_line})
-            render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        said = {note.what for note in draft.notes}
-        for other, flags in others:
-            for note in other.notes:
-                if note.kind != "left out" and note.what not in said:
-                    render.talk(f"{note.kind}: {place_of(other, note.line)}: {note.what}")
-            render.talk(f"{render.one_line(other.path)}: {other.command(name, flags)}")
+        works, verified = _tried(name, found[name], group, texts if verify else {}, folder, kinds)
+        results += verified
+        is_done = is_done and works and not draft.incomplete
+        _show_others(name, group)
     if as_json:
         render.as_json({"verified": is_done, "job_files": found, "scripts": results})
     elif output is None:
@@ -122,6 +100,63 @@ def command(files: tuple[str, ...], output: str | None, force: bool, verify: boo
         first, path = groups[0][0][0], render.path((folder / names[0]).absolute())
         render.talk(f"next: {first.command(path) if first.node else f'allranks plan {path}'}")
     return int(not is_done)
+
+
+def _read(files: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of each file."""
+    from allranks.lint.files import read
+
+    if not files:
+        raise UsageError("no file to convert", fix="allranks convert train.sbatch")
+    try:
+        return {name: read(Path(name)) for name in files}
+    except UsageError as unread:
+        raise UsageError(unread.what, why=unread.why, fix="allranks convert FILE…") from unread
+
+
+def _tried(
+    name: str, text: str, group: Group, scripts: Mapping[str, bytes], folder: Path, kinds: list[str]
+) -> tuple[bool, list[dict[str, object]]]:
+    """Plan a job file, and verify it for each of its scripts that is given; return whether it works, and the results.
+
+    Raises:
+        LaunchError: there can be no sandbox here.
+    """
+    from allranks.convert.sandbox import SandboxError
+
+    works, results = True, list[dict[str, object]]()
+    each = group[0][0]
+    try:
+        _planned(text, each, folder, kinds, [])
+        for each, flags in group if scripts else ():
+            plan = _planned(text, each, folder, kinds, flags, whole=True)
+            verified = _verify(each, scripts[each.path], plan)
+            results.append({"file": each.path, "job_file": name, **_as_data(verified)})
+            works = verified.is_equal and works
+    except SandboxError as error:
+        raise LaunchError(
+            "--verify cannot make a sandbox here, and runs no script without one",
+            why=str(error),
+            fix="where users may make namespaces: unshare --user --map-root-user --mount --pid --net true",
+        ) from error
+    except AllranksError as error:
+        works = False
+        results.append({"file": each.path, "job_file": name, "error": error.in_a_line})
+        render.talk(f"{name} does not work yet: {error.in_a_line}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+    return works, results
+
+
+def _show_others(name: str, group: Group) -> None:
+    """Show what is to be known of the other scripts of a job file, and the command that is each of them."""
+    from allranks.convert.write import place_of
+
+    (first, _), *others = group
+    said = {note.what for note in first.notes}
+    for other, flags in others:
+        for note in other.notes:
+            if note.kind != "left out" and note.what not in said:
+                render.talk(f"{note.kind}: {place_of(other, note.line)}: {note.what}")
+        render.talk(f"{render.one_line(other.path)}: {other.command(name, flags)}")
 
 
 def _names(drafts: list[Draft]) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from allranks.cli import render
-from allranks.cli.runs import json_option
+from allranks.cli.runs import comma_separated, json_option
 from allranks.errors import UsageError
 from allranks.job.units import format_count
 
@@ -53,7 +54,6 @@ def command(
     Exits with 1 if anything is more than a hint.
     """
     from allranks.lint.engine import chosen, lint, mended
-    from allranks.lint.files import not_for, other_kind, read, scripts_of, why_not_read
 
     if explain:
         return _explain(explain)
@@ -63,13 +63,37 @@ def command(
         raise UsageError("--json and --sarif exclude each other", fix="one of them")
     if is_fix and _STDIN in files:
         raise UsageError("--fix needs a file", why="stdin cannot be written", fix="allranks lint --fix FILE")
-    rules = chosen(*(_codes(words) for words in (select, ignore)))
+    rules = chosen(comma_separated(select), comma_separated(ignore))
     scripts: list[tuple[str, bytes]] = []
+    for name, data in _read(files):
+        found = lint(name, data, rules) if is_fix else []
+        if any(finding.edits for finding in found):
+            before, data = data, mended(data, found)
+            _write(Path(name), before, data)
+        scripts.append((name, data))
+    # What is found in a file that another one sources is found with that one too, but repaired in its own place only.
+    by_place: dict[tuple[str, str, Place], Finding] = {}
+    for name, data in scripts:
+        for finding in lint(name, data, rules):
+            key = finding.rule.code, finding.path, finding.place
+            if finding.edits or key not in by_place:
+                by_place[key] = finding
+    findings = list(by_place.values())
+    _show(findings, len(scripts), as_json=as_json, as_sarif=as_sarif)
+    return int(any(finding.rule.severity != "hint" for finding in findings))
+
+
+def _read(files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each script; what is none is an error alone, and is left out among others."""
+    from allranks.lint.files import not_for, other_kind, read, scripts_of, why_not_read
+
     names = [_STDIN] if _STDIN in files else []
     names += [str(path) for path in scripts_of([name for name in files if name != _STDIN])]
     for name in names:
-        data = sys.stdin.buffer.read() if name == _STDIN else read(Path(name))
-        name = "stdin" if name == _STDIN else name
+        if name == _STDIN:
+            name, data = "stdin", sys.stdin.buffer.read()
+        else:
+            data = read(Path(name))
         kind = other_kind(name, data)
         if kind and len(names) == 1:
             raise not_for("lint", name, kind)
@@ -79,25 +103,8 @@ def command(
             raise UsageError(f"cannot read {name} as a script", why=why, fix="allranks lint FILE, DIRECTORY or -")
         if reason:
             render.talk(f"allranks: lint: {render.one_line(name)} is not read: {reason}")
-            continue
-        found = lint(name, data, rules) if is_fix else []
-        if any(finding.edits for finding in found):
-            before, data = data, mended(data, found)
-            _write(Path(name), before, data)
-        scripts.append((name, data))
-    # What is found in a file that another one sources is found with that one too, but repaired in its own place only.
-    by_place: dict[tuple[str, str, Place], Finding] = {}
-    for finding in (finding for name, data in scripts for finding in lint(name, data, rules)):
-        key = finding.rule.code, finding.path, finding.place
-        if finding.edits or key not in by_place:
-            by_place[key] = finding
-    findings = list(by_place.values())
-    _show(findings, len(scripts), as_json=as_json, as_sarif=as_sarif)
-    return int(any(finding.rule.severity != "hint" for finding in findings))
-
-
-def _codes(words: tuple[str, ...]) -> list[str]:
-    return [code for word in words for code in (part.strip() for part in word.split(",")) if code]
+        else:
+            yield name, data
 
 
 def _explain(word: str) -> int:

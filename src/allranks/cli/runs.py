@@ -65,6 +65,11 @@ def run_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("run", required=False, shell_complete=complete_run)(folder_option(function))
 
 
+def comma_separated(given: Iterable[str]) -> list[str]:
+    """Return the names that an option was given, which may be repeated, and have several, separated by commas."""
+    return [name for part in ",".join(given).split(",") if (name := part.strip())]
+
+
 def complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the runs whose ids start with what is typed, the newest first."""
     from allranks.runs.record import run_ids
