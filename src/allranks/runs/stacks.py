@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allranks import contract
 from allranks.errors import RunFolderError
@@ -55,30 +56,40 @@ def ask(run: Run, seconds: float) -> Stacks:
     while len(answers) < len(nodes) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         answers |= {folder: pids for folder in nodes if (pids := _answer(folder, wanted)) is not None}
-    asked: dict[Path, tuple[int, int]] = {}
-    without, states, awaited = [], {}, {}
+    asked, without = dict[Path, _Asked](), list[int]()
     for folder, pids in answers.items():
         for pid, rank in _ranks(folder).items():
             if not (answer := pids.get(str(pid))):
                 continue  # It was started after the request.
-            if not answer["stack"]:
-                without.append(rank)
-                continue
-            asked[log := folder / contract.rank_stacks(rank)] = (rank, _number(folder))
-            if answer["state"]:
-                states[rank] = answer["state"]
+            if answer["stack"]:
+                log = folder / contract.rank_stacks(rank)
+                asked[log] = _Asked(rank, _number(folder), before.get(log, 0), answer["state"], answer["recorder"])
             else:
-                awaited[log] = answer["recorder"]
-    _await_dumps({log: before.get(log, 0) for log in asked}, awaited, deadline)
-    stacks = {rank: parse(_since(log, before.get(log, 0)), rank, node) for log, (rank, node) in asked.items()}
-    late = sorted(rank for rank, stack in stacks.items() if not stack)
+                without.append(rank)
+    _await_dumps(asked, deadline)
+    stacks, late = dict[int, RankStack](), dict[int, str]()
+    for log, each in asked.items():
+        if stack := parse(_since(log, each.start), each.rank, each.node):
+            stacks[each.rank] = stack
+        else:
+            late[each.rank] = each.state
     return Stacks(
-        tuple(stack for _, stack in sorted(stacks.items()) if stack),
-        tuple(late),
+        tuple(stacks[rank] for rank in sorted(stacks)),
+        tuple(sorted(late)),
         tuple(sorted(without)),
         tuple(_number(folder) for folder in nodes if folder not in answers),
-        {rank: states[rank] for rank in late if rank in states},
+        {rank: late[rank] for rank in sorted(late) if late[rank]},
     )
+
+
+class _Asked(NamedTuple):
+    """A rank that was asked for its stack: what its file had before, whether it takes no signal, and has a recorder."""
+
+    rank: int
+    node: int
+    start: int
+    state: str
+    has_recorder: bool
 
 
 def _request(path: Path) -> int:
@@ -93,21 +104,17 @@ def _request(path: Path) -> int:
         raise unwritable(path, error) from error
 
 
-def _await_dumps(logs: dict[Path, int], awaited: dict[Path, bool], deadline: float) -> None:
-    """Wait until what ranks write behind the sizes that their files had is whole.
-
-    Args:
-        logs: the files, and these sizes.
-        awaited: the files of ranks that react, and whether each has a recorder of collectives.
-    """
+def _await_dumps(asked: Mapping[Path, _Asked], deadline: float) -> None:
+    """Wait until what ranks write to their files is whole; those that take no signal write nothing."""
+    react = {log: each for log, each in asked.items() if not each.state}
     sizes: dict[Path, int] = {}
     since = time.monotonic()
     while (now := time.monotonic()) < deadline:
-        if (found := {log: _size(log) for log in logs}) != sizes:
+        if (found := {log: _size(log) for log in asked}) != sizes:
             sizes, since = found, now
-        elif now > since + _QUIET_SECONDS and all(sizes[log] > logs[log] for log in awaited):
-            recorders = (log for log, has_recorder in awaited.items() if has_recorder)
-            if now > since + _RECORDER_SECONDS or all(COLLECTIVE in _since(log, logs[log]) for log in recorders):
+        elif now > since + _QUIET_SECONDS and all(sizes[log] > each.start for log, each in react.items()):
+            recorders = ((log, each.start) for log, each in react.items() if each.has_recorder)
+            if now > since + _RECORDER_SECONDS or all(COLLECTIVE in _since(log, start) for log, start in recorders):
                 return
         time.sleep(_POLL_SECONDS)
 
