@@ -27,7 +27,9 @@ from typing import Any, NamedTuple
 
 from harness import PYTHON
 
-from allranks.runs.stragglers import Straggler, find_current
+from allranks.record.steptime import NEWEST
+from allranks.runs.steptime import of_start, read
+from allranks.runs.stragglers import Straggler, explained, find
 
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = map(str, (TESTS, TESTS / "cluster", TESTS / "unit" / "runs"))
@@ -70,7 +72,8 @@ class Lab:
         codes = [node.stdout.readline() for node in self._nodes]
         if {*codes} != {"0\n"}:
             raise RuntimeError(f"a rank of {trial} failed: {codes}\n{(self._folder / 'errors').read_text()[-3000:]}")
-        return find_current(attempt)
+        ranks = of_start(read(attempt, newest=NEWEST))
+        return explained([one for one in find(ranks) if one.is_current], ranks, attempt)[0]
 
 
 class Result(NamedTuple):

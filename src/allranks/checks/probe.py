@@ -96,8 +96,15 @@ def probe(
     if isinstance(probed, str):
         return (), probed
     own = launch.job.environment
-    slow_part = "container" if own.container else "node_setup" if is_prepared and own.node_setup else ""
-    to_come = "setup" if own.setup else "node_setup" if own.node_setup and not is_prepared else ""
+    slow_part = to_come = ""
+    if own.node_setup and is_prepared:
+        slow_part = "node_setup"
+    elif own.node_setup:
+        to_come = "node_setup"
+    if own.container:
+        slow_part = "container"
+    if own.setup:
+        to_come = "setup"
     nodes = []
     for number, each in enumerate(probed):
         report = read_reports(each.answer.out).get(number)

@@ -129,7 +129,8 @@ def command(
     if count is None:
         step = _measure(loaded, nodes[0] * per_node, timeout)
         needs = arithmetic.from_step(step)
-        needs = needs if held is None else replace(needs, activations=held)
+        if held is not None:
+            needs = replace(needs, activations=held)
     else:
         needs = arithmetic.from_numbers(count, dtype, optimizer, held)
     networks = networks or [*measured(launch_of(loaded).runs_folder)]
@@ -141,21 +142,19 @@ def command(
     if not compute:
         unknown.append("time of the computation, and so of a step, and its cost: --compute SECONDS, --price PRICE")
     if as_json:
-        found: dict[str, object] = {"step": step and asdict(step), "needs": asdict(needs), "ranks_per_node": per_node}
-        render.as_json(
-            {
-                **found,
-                "disk": speed,
-                "rows": [asdict(row) | asdict(own) for row, own in zip(rows, pace, strict=True)],
-                "unknown": unknown,
-            }
-        )
+        found = {
+            "step": step and asdict(step),
+            "needs": asdict(needs),
+            "ranks_per_node": per_node,
+            "disk": speed,
+            "rows": [asdict(row) | asdict(own) for row, own in zip(rows, pace, strict=True)],
+            "unknown": unknown,
+        }
+        render.as_json(found)
         return 0
-    title = (
-        f"{loaded.job.script or loaded.job.module}: one step of one rank on this CPU, {step.precision}"
-        if step
-        else (f"{parameters} parameters in {dtype}, {optimizer}")
-    )
+    title = f"{parameters} parameters in {dtype}, {optimizer}"
+    if step:
+        title = f"{loaded.job.script or loaded.job.module}: one step of one rank on this CPU, {step.precision}"
     render.data(f"estimate for {title}\n\n{_parts(needs, step, speed, disk is None)}\n\n{_table(rows, pace)}\n")
     for note in (f"ranks per node: {per_node} ({why})", *_notes(rows, networks), *_notes_on(pace)):
         render.data(f"note: {note}")

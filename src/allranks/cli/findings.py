@@ -30,28 +30,33 @@ def show(report: Report) -> None:
     width = max((len(first.check.name) for first, _ in groups), default=0)
     for first, hosts in groups:
         found = first.finding
-        what = f"{fold(hosts)}: {found.what}" if hosts else found.what
         is_bad = found.grade in (Grade.WARN, Grade.FAIL)
+        what = f"{fold(hosts)}: {found.what}" if hosts else found.what
         if not is_bad and len(hosts) > _MOST_NAMED:
             what = f"{found.what} ({format_count(len(hosts), 'node')})"
         render.data(f"{render.graded(found.grade.value)}  {first.check.name.ljust(width)}  {render.one_line(what)}")
         if is_bad:
             render.data(f"      why: {found.why or first.check.why}\n      fix: {found.fix}")
+    _show_skipped(report)
+    counts = {grade: len(grouped(report.of(grade))) for grade in (Grade.FAIL, Grade.WARN, Grade.PASS, Grade.SKIP)}
+    warnings = "warning" if counts[Grade.WARN] == 1 else "warnings"
+    words = {Grade.FAIL: "failed", Grade.WARN: warnings, Grade.PASS: "passed", Grade.SKIP: "skipped"}
+    summary = ", ".join(f"{count} {words[grade]}" for grade, count in counts.items() if count)
+    on = f" on {format_count(len(report.nodes), 'node')}" if report.nodes else ""
+    render.talk(f"allranks: {summary or 'nothing was checked'}{on}, in {format_seconds(report.seconds)}")
+
+
+def _show_skipped(report: Report) -> None:
+    """Print each reason for which checks were skipped, with these, and with the nodes unless it holds for all."""
     reasons: dict[str, dict[str, list[str]]] = {}
     for result in report.of(Grade.SKIP):
-        skipped_on = reasons.setdefault(result.finding.what, {}).setdefault(result.check.name, [])
-        skipped_on += [result.finding.host] if result.finding.host else []
+        hosts = reasons.setdefault(result.finding.what, {}).setdefault(result.check.name, [])
+        if result.finding.host:
+            hosts.append(result.finding.host)
     for reason, checks in reasons.items():
         some = {host for hosts in checks.values() for host in hosts}
         where = f" on {render.one_line(fold(sorted(some)))}" if some and len(some) < len(report.nodes) else ""
         render.data(f"{render.graded(Grade.SKIP.value)}  {', '.join(checks)}{where}: {reason}")
-    failed, warned, passed, skipped = (
-        len(grouped(report.of(grade))) for grade in (Grade.FAIL, Grade.WARN, Grade.PASS, Grade.SKIP)
-    )
-    counts = {"failed": failed, "warning" if warned == 1 else "warnings": warned, "passed": passed, "skipped": skipped}
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    on = f" on {format_count(len(report.nodes), 'node')}" if report.nodes else ""
-    render.talk(f"allranks: {summary or 'nothing was checked'}{on}, in {format_seconds(report.seconds)}")
 
 
 def grouped(results: Iterable[Result]) -> list[tuple[Result, list[str]]]:

@@ -119,8 +119,7 @@ def _conclude(trial: Trial, parts: Sequence[PartResult]) -> int:
 def show(trial: Trial, parts: Sequence[PartResult]) -> None:
     """Show all parts on stdout, and the ranks if they are few."""
     shown = [*_listed(parts)]
-    wrong = render.graded("FAIL").replace("FAIL", "WRONG")
-    rows = [(p.name, wrong if p.wrong else "skipped" if p.why_not else "right", *_figures(p)) for p in shown]
+    rows = [(part.name, _result(part), *_figures(part)) for part in shown]
     if rows:
         header, *lines = render.table(("what", "result", "time", "speed"), rows).splitlines()
         text = [header]
@@ -149,6 +148,12 @@ def _listed(parts: Sequence[PartResult]) -> Iterator[PartResult]:
         yield from ordered[:_FEW]
         speeds = " to ".join(_rate(ordered[place].figures["bandwidth"]) for place in (_FEW, -1))
         yield replace(same[0], kind="links", name=f"{len(same) - _FEW} others", figures={"what": speeds})
+
+
+def _result(part: PartResult) -> str:
+    if part.wrong:
+        return render.graded("FAIL").replace("FAIL", "WRONG")
+    return "skipped" if part.why_not else "right"
 
 
 def _figures(part: PartResult) -> tuple[str, str]:

@@ -70,8 +70,12 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else key)
-    elif name not in _OF_NO_RESULT:
-        yield name, ", ".join(map(str, value)) if isinstance(value, list) else "-" if value is None else str(value)
+    elif name in _OF_NO_RESULT:
+        return
+    elif isinstance(value, list):
+        yield name, ", ".join(map(str, value))
+    else:
+        yield name, "-" if value is None else str(value)
 
 
 def _flags(args: Sequence[str]) -> dict[str, str]:

@@ -91,7 +91,10 @@ class MetricsReader:
             return [], False
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
         self._end += sum(map(len, lines))
-        self._last = lines[-1] if lines else b"" if restarts else self._last
+        if lines:
+            self._last = lines[-1]
+        elif restarts:
+            self._last = b""
         return [line for text in lines if (line := _line(text))], restarts
 
 

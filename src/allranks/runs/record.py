@@ -217,10 +217,12 @@ def find(folder: Path, name: str | None) -> Run:
         return load(folder / fitting[0])
     if fitting:
         raise RunNotFoundError(f"{name} fits {len(fitting)} runs", why=", ".join(fitting[-5:]), fix="give the full id")
+    what = f"there is no run {name} in {folder}"
+    if not ids:
+        raise RunNotFoundError(what, why=f"there is no run in {folder}", fix=where_runs_are(folder))
     near = closest(name, ids) or next((each for each in reversed(ids) if each.startswith(f"{Path(name).stem}-")), None)
-    why = f"the newest runs are {', '.join(ids[-3:])}" if ids else f"there is no run in {folder}"
-    fix = f"did you mean {near}?" if near else "allranks ps lists them" if ids else where_runs_are(folder)
-    raise RunNotFoundError(f"there is no run {name} in {folder}", why=why, fix=fix)
+    fix = f"did you mean {near}?" if near else "allranks ps lists them"
+    raise RunNotFoundError(what, why=f"the newest runs are {', '.join(ids[-3:])}", fix=fix)
 
 
 def where_runs_are(folder: Path) -> str:

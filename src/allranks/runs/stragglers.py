@@ -79,11 +79,15 @@ class Straggler:
     @property
     def sentence(self) -> str:
         """What a person is told: which ranks, what they do, and the numbers that say so."""
-        where = f" on {self.host}" if self.host else f" of node {self.node}" if len(self.ranks) > 1 else ""
-        one = len(self.ranks) == 1
-        every = "both" if len(self.ranks) == 2 else f"all {len(self.ranks)}"
-        who = f"rank {self.ranks[0]}{where}" if one else f"{every} ranks{where}"
-        ending, they, gpus = ("s", "it", "its GPU runs") if one else ("", "they", "their GPUs run")
+        if len(self.ranks) == 1:
+            who, ending, they, gpus = f"rank {self.ranks[0]}", "s", "it", "its GPU runs"
+        else:
+            every = "both" if len(self.ranks) == 2 else f"all {len(self.ranks)}"
+            who, ending, they, gpus = f"{every} ranks", "", "they", "their GPUs run"
+        if self.host:
+            who += f" on {self.host}"
+        elif len(self.ranks) > 1:
+            who += f" of node {self.node}"
         if self.phase == "compute":
             does = f"compute{ending} {self.seconds / max(self.others, 1e-9):.1f} times slower"
         elif self.phase == "exchange":
@@ -115,21 +119,12 @@ def current(attempt: Path) -> list[str]:
 def inspect(attempt: Path) -> tuple[list[str], dict[int, list[float]]]:
     """Return what :func:`current` does, and by node the seconds of its ranks' newest steps without waits for others."""
     ranks = of_start(read(attempt, newest=NEWEST))
-    found, gpus = _explained_now(ranks, attempt)
+    found, gpus = explained([one for one in find(ranks) if one.is_current], ranks, attempt)
     own = dict[int, list[float]]()
     for each in ranks:
         newest = each.windows[-1]
         own.setdefault(each.node, []).append((newest.seconds - newest.spent[_EXCHANGE]) / newest.steps)
     return [*(one.sentence for one in found), *gpus], own
-
-
-def find_current(attempt: Path) -> list[Straggler]:
-    """Return the stragglers in the last two minutes of an attempt, the worst first."""
-    return _explained_now(of_start(read(attempt, newest=NEWEST)), attempt)[0]
-
-
-def _explained_now(ranks: Sequence[RankTimes], attempt: Path) -> tuple[list[Straggler], list[str]]:
-    return explained([one for one in find(ranks) if one.is_current], ranks, attempt)
 
 
 def find(ranks: Sequence[RankTimes]) -> list[Straggler]:
@@ -158,12 +153,14 @@ def explained(
     shorter = {one.node: one.seconds for one in links}
     found = [one for one in found if one.seconds - one.others >= shorter.get(one.node, 0.0)]
     for one in [*found, *links]:
-        gpus = slow.get(one.node) if one.is_current else None
-        is_ours = gpus and any(local[one.node].get(number) in one.ranks for number in gpus.numbers)
-        clocks = gpus.clocks if gpus and is_ours else ""
-        host = samples[one.node]["host"] if one.node in samples else None
-        workers = workers_of(attempt, samples, {one.node: one.ranks}) if one.phase == "data" else None
-        stragglers.append(replace(one, host=host, clocks=clocks, workers=workers))
+        if one.node in samples:
+            one = replace(one, host=samples[one.node]["host"])
+        if one.phase == "data":
+            one = replace(one, workers=workers_of(attempt, samples, {one.node: one.ranks}))
+        gpus = slow.get(one.node)
+        if one.is_current and gpus and any(local[one.node].get(number) in one.ranks for number in gpus.numbers):
+            one = replace(one, clocks=gpus.clocks)
+        stragglers.append(one)
     named = {one.node for one in stragglers if one.clocks}
     return stragglers, [one.sentence(local[one.node]) for one in slow.values() if one.node not in named]
 
@@ -180,11 +177,12 @@ def _slow_links(ranks: Sequence[RankTimes], samples: Mapping[int, Mapping[str, A
     queued = [one["net_queued"] or 0.0 for one in nodes]
     if len(nodes) < 2 or min(steps for steps, _ in newest.values()) < _FEWEST_STEPS:
         return []
-    at = queued.index(max(queued))
-    others = statistics.median(value for other, value in enumerate(queued) if other != at)
-    usual = statistics.median(one["net_out"] or 0.0 for one in nodes if one is not nodes[at])
-    node, (steps, spent) = nodes[at]["node"], newest[nodes[at]["node"]]
-    is_slow = queued[at] >= _QUEUE_FACTOR * others + _MUCH_QUEUED and (nodes[at]["net_out"] or 0.0) <= 2 * usual
+    worst = nodes[queued.index(max(queued))]
+    others = statistics.median(one["net_queued"] or 0.0 for one in nodes if one is not worst)
+    usual = statistics.median(one["net_out"] or 0.0 for one in nodes if one is not worst)
+    is_slow = max(queued) >= _QUEUE_FACTOR * others + _MUCH_QUEUED and (worst["net_out"] or 0.0) <= 2 * usual
+    node = worst["node"]
+    steps, spent = newest[node]
     if not is_slow or spent[_EXCHANGE] < _MUCH_EXCHANGE * sum(spent):
         return []
     here = [one for one in ranks if one.node == node]
@@ -200,7 +198,7 @@ def _slow_links(ranks: Sequence[RankTimes], samples: Mapping[int, Mapping[str, A
             others=others,
             step=sum(spent),
             is_current=True,
-            queued=queued[at],
+            queued=max(queued),
         )
     ]
 
@@ -217,14 +215,11 @@ def _edges(ranks: Sequence[Sequence[Window]]) -> list[int]:
     low = max((windows[0].first for windows in ranks), default=0)
     high = min((windows[-1].first + windows[-1].steps for windows in ranks), default=0)
     # Of equal numbers of steps, and about two windows or more: one step that took long must not count for several.
-    parts = min([_MOST_PARTS, *(_windows_within(windows, low, high) // 2 for windows in ranks)])
+    within = [sum(low <= one.first and one.first + one.steps <= high for one in windows) for windows in ranks]
+    parts = min([_MOST_PARTS, *(count // 2 for count in within)])
     if parts < _FEWEST_PARTS or high - low < _FEWEST_STEPS:
         return []
     return [low + (high - low) * part // parts for part in range(parts + 1)]
-
-
-def _windows_within(windows: Sequence[Window], low: int, high: int) -> int:
-    return sum(1 for one in windows if one.first >= low and one.first + one.steps <= high)
 
 
 def _slow_spans(spent: Sequence[Sequence[Sequence[float]]]) -> dict[int, tuple[int, int]]:

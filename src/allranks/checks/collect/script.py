@@ -149,33 +149,37 @@ def _read(first: Sequence[Path], path: list[str], folders: Sequence[Path]) -> di
             continue
         if b"allranks" in text:
             lone += [{"call": call, "file": str(file), "line": line} for line, call in sorted({*_made_by_rank_0(tree)})]
-        in_any_case = set(tree.body) if is_certain else set()
-        for node in ast.walk(tree):
-            for level, name, is_module in _imports(node):
-                is_run = is_module and node in in_any_case
+        for line, level, name, is_run in _imports(tree, is_certain):
+            if is_run and not level:
                 top = name.partition(".")[0]
-                if is_run and not level and _find(top, path) is None:
-                    near = _near(top, file)
-                    missing.append({"name": name, "file": str(file), "line": getattr(node, "lineno", 0), "near": near})
-                elif is_run and not level:
+                if _find(top, path):
                     found.add(name)
-                bases = file.parents[level - 1 : level] if level else own_path
-                for source in next(filter(None, ([*_sources(base, name)] for base in bases)), []):
-                    # What runs in any case comes first, lest it be taken for something that does not.
-                    (waiting.appendleft if is_run else waiting.append)((source, is_run))
+                else:
+                    missing.append({"name": name, "file": str(file), "line": line, "near": _near(top, file)})
+            bases = file.parents[level - 1 : level] if level else own_path
+            for source in next(filter(None, ([*_sources(base, name)] for base in bases)), []):
+                # What runs in any case comes first, lest it be taken for something that does not.
+                (waiting.appendleft if is_run else waiting.append)((source, is_run))
     more = {"missing": missing, "imports": len(found), "alters_path": alters_path, "lone": lone}
     return {"error": None, "digest": digest.hexdigest(), **more}
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
-    """Yield level and name of what a statement imports, and whether that is a module: it may be a name in one."""
-    if isinstance(node, ast.Import):
-        yield from ((0, alias.name, True) for alias in node.names)
-    if isinstance(node, ast.ImportFrom):
-        if node.module:
-            yield node.level, node.module, True
-        prefix = f"{node.module}." if node.module else ""
-        yield from ((node.level, prefix + alias.name, False) for alias in node.names)
+def _imports(tree: ast.Module, is_certain: bool) -> Iterator[tuple[int, int, str, bool]]:
+    """Yield line, level and name of all that a source imports, and whether that is a module that it needs to run.
+
+    What is imported from a package may be a module, or a name in one; what stands in a block may not be run.
+    """
+    in_any_case = set(tree.body) if is_certain else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, 0, alias.name, node in in_any_case
+        elif isinstance(node, ast.ImportFrom):
+            if node.module:
+                yield node.lineno, node.level, node.module, node in in_any_case
+            prefix = f"{node.module}." if node.module else ""
+            for alias in node.names:
+                yield node.lineno, node.level, prefix + alias.name, False
 
 
 def _made_by_rank_0(tree: ast.Module) -> Iterator[tuple[int, str]]:
