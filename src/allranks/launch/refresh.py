@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from allranks.errors import RunFolderError
-from allranks.runs import agents
 from allranks.runs.record import load
 from allranks.runs.status import State
 
@@ -21,6 +20,7 @@ def observed(run: Run, kind: ClusterKind | None = None) -> Run:
     if run.record.status.state.is_final:
         return run
     from allranks.clusters.registry import load_kind  # Commands that read runs which have ended start sooner.
+    from allranks.runs import agents
 
     status = (kind or load_kind(run.record.kind)).status(run)
     if status.started and run.attempt:

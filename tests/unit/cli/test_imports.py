@@ -85,4 +85,6 @@ def test_reading_runs_that_have_ended_imports_no_compression_and_no_rules(allran
     assert code == 0
     assert not {name.partition(".")[0] for name in modules} & {"shutil", "bz2", "lzma", "socket"}
     heavy = {"diagnosis.rules", "clusters.registry", "runs.hangs", "record.spec"}
+    if verb == "ps":
+        heavy |= {"runs.agents", "record.events", "logs.cause"}
     assert not modules & {f"allranks.{name}" for name in heavy}
