@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.runs import name_to_type
-from allranks.diagnosis.model import Diagnosis
-from allranks.errors import AllranksError, LaunchError, RunFolderError
-from allranks.launch.verdict import has_failed, reported_by_agent, resumes_from, verdict_on
+from allranks.cli.runs import name_to_type, verdict_of
+from allranks.clusters.registry import load_kind
+from allranks.errors import AllranksError, LaunchError
+from allranks.launch.verdict import reported_by_agent, resumes_from
 from allranks.runs.agents import reported_by_all, task_name
 from allranks.runs.blame import rank_log, with_cause
+from allranks.runs.hangs import newest
 from allranks.runs.record import Run
 from allranks.runs.status import State
 
-#: The rules for exceptions and exits of the script itself, of which the log says more than any advice.
-_OWN = ("script-exception", "script-exit")
 #: Exit codes above it are those of signals.
 _SIGNALLED = 128
 
 
 def explain(run: Run) -> AllranksError:
     """Return the error that says how the run ended."""
-    from allranks.runs.hangs import newest  # `status` of a failed run shows the verdict alone.
-
     status = run.record.status
     if reported := _of_agent(run):
         return reported
@@ -38,36 +35,6 @@ def explain(run: Run) -> AllranksError:
     if status.state is State.PREEMPTED:
         return LaunchError(f"{run.record.id} is to be continued", why=status.reason, fix=_advice(run))
     return _of_task(run) or _of_cluster(run)
-
-
-def verdict_rows(run: Run) -> dict[str, str]:
-    """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; empty if it is unknown."""
-    verdict = _verdict(run) if has_failed(run) else None
-    if verdict is None or verdict.sure == "unknown" or verdict.cause == run.record.status.reason:
-        return {}
-    place = f" ({verdict.place})" if verdict.place else ""
-    rows = {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}"}
-    if verdict.retry:  # Of a hang it is not known.
-        rows["retry"] = render.RETRY[verdict.retry]
-    return rows
-
-
-def report_verdict(run: Run, *, beside_error: bool = False) -> None:
-    """Report the short form on stderr, in a line; beside the error of the run only what that does not say itself."""
-    if beside_error and (verdict := _verdict(run)) and verdict.id in _OWN and verdict.sure == "certain":
-        return
-    if rows := verdict_rows(run):
-        retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
-        line = rows["diagnosis"] + retry
-        render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")
-
-
-def _verdict(run: Run) -> Diagnosis | None:
-    """Return the verdict on a run; None if there is none, or a log cannot be read: the failure is reported anyway."""
-    try:
-        return verdict_on(run)
-    except (OSError, RunFolderError):
-        return None
 
 
 def _of_agent(run: Run) -> LaunchError | None:
@@ -91,7 +58,7 @@ def _of_rank(run: Run, rank: int) -> AllranksError:
 
 def _advice(run: Run) -> str | None:
     """Return what to do about a failure, as ``allranks why`` says it too."""
-    verdict = _verdict(run)
+    verdict = verdict_of(run)
     return verdict.fix.replace("RUN", name_to_type(run)) or None if verdict else None
 
 
@@ -107,8 +74,6 @@ def _of_task(run: Run) -> AllranksError | None:
 
 
 def _of_cluster(run: Run) -> AllranksError:
-    from allranks.clusters.registry import load_kind
-
     said = load_kind(run.record.kind).log_excerpt(run)
     logs = f"node-*/{contract.rank_log('*', 'err')}"
     status = run.record.status

@@ -17,7 +17,7 @@ import click
 from allranks import contract
 from allranks.cli import render
 from allranks.cli.live import Live
-from allranks.cli.runs import run_arguments, runs_folder
+from allranks.cli.runs import report_verdict, run_arguments, runs_folder
 from allranks.errors import UsageError
 from allranks.job.units import parse_duration
 from allranks.logs.lineform import LineForm
@@ -91,8 +91,6 @@ def command(
             if attempt is not None or found.attempt <= number:
                 break
         if ended.run.record.status.state.is_final:
-            from allranks.cli.failure import report_verdict  # Not for those who only read.
-
             report_verdict(ended.run)
     else:
         if not found.record.status.state.is_final:

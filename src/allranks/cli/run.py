@@ -19,7 +19,15 @@ from allranks.cli import render
 from allranks.cli.findings import check_first
 from allranks.cli.live import Live, StatusLines
 from allranks.cli.options import JobCommand, job_options, launch_of, load
-from allranks.cli.runs import metric_option, name_to_type, next_resume, plain_option, report, run_json_option
+from allranks.cli.runs import (
+    metric_option,
+    name_to_type,
+    next_resume,
+    plain_option,
+    report,
+    report_verdict,
+    run_json_option,
+)
 from allranks.errors import AllranksError, LaunchError, RunFolderError, UsageError
 from allranks.job.units import format_count, format_seconds
 from allranks.logs.merge import follow
@@ -331,7 +339,7 @@ def _conclude(run: Run) -> int:
         render.talk(f"allranks: {run.record.id} was cancelled{saved}{why}")
         render.talk(next_resume(run))
     else:
-        from allranks.cli.failure import explain, report_verdict  # A run starts sooner without it.
+        from allranks.cli.failure import explain  # A run starts sooner without it.
 
         report_verdict(run, beside_error=True)
         render.error(explain(run))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,11 @@ from allranks.cli import render
 from allranks.errors import RunFolderError, UsageError
 
 if TYPE_CHECKING:
+    from allranks.diagnosis.model import Diagnosis
     from allranks.runs.record import Run
+
+#: The rules for exceptions and exits of the script itself, of which the log says more than any advice.
+_OWN = ("script-exception", "script-exit")
 
 
 def runs_folder(folder: str | None) -> Path:
@@ -125,14 +128,47 @@ def find_each(folder: str | None, names: Iterable[str | None]) -> list[Run]:
     return runs
 
 
+def verdict_of(run: Run) -> Diagnosis | None:
+    """Return the verdict on a run; None if there is none, or a log cannot be read: the failure is reported anyway."""
+    from allranks.launch.verdict import verdict_on  # Not for those who look at a run that continues.
+
+    try:
+        return verdict_on(run)
+    except (OSError, RunFolderError):
+        return None
+
+
+def verdict_rows(run: Run) -> dict[str, str]:
+    """Return the short form of the verdict on a failed run: ``diagnosis`` and ``retry``; empty if it is unknown."""
+    from allranks.launch.verdict import has_failed
+
+    verdict = verdict_of(run) if has_failed(run) else None
+    if verdict is None or verdict.sure == "unknown" or verdict.cause == run.record.status.reason:
+        return {}
+    place = f" ({verdict.place})" if verdict.place else ""
+    rows = {"diagnosis": f"{verdict.cause}{place}, {verdict.sure}"}
+    if verdict.retry:  # Of a hang it is not known.
+        rows["retry"] = render.RETRY[verdict.retry]
+    return rows
+
+
+def report_verdict(run: Run, *, beside_error: bool = False) -> None:
+    """Report the short form on stderr, in a line; beside the error of the run only what that does not say itself."""
+    if beside_error and (verdict := verdict_of(run)) and verdict.id in _OWN and verdict.sure == "certain":
+        return
+    if rows := verdict_rows(run):
+        retry = f"; retry: {rows['retry']}" if "retry" in rows else ""
+        line = rows["diagnosis"] + retry
+        render.talk(f"allranks: {run.record.id}: diagnosis: {render.one_line(line)}")
+
+
 def report(run: Run) -> dict[str, Any]:
     """Return a run's record as verbs write it as JSON, with times in ISO 8601; of a failed run with the verdict."""
     verdict = None
     if run.record.status.state.is_final:
-        from allranks.launch.verdict import has_failed, verdict_on  # Not for those who look at a run that continues.
+        from allranks.launch.verdict import has_failed
 
-        with suppress(OSError, RunFolderError):  # A log cannot be read.
-            verdict = verdict_on(run) if has_failed(run) else None
+        verdict = verdict_of(run) if has_failed(run) else None
     found = run.record.to_json()
     times = {name: render.iso(found["status"][name]) for name in ("started", "ended")}
     return {

@@ -10,7 +10,7 @@ import click
 
 from allranks import contract
 from allranks.cli import render
-from allranks.cli.runs import json_option, name_to_type, next_resume, report, run_arguments, runs_folder
+from allranks.cli.runs import json_option, name_to_type, next_resume, report, run_arguments, runs_folder, verdict_rows
 from allranks.job.units import format_count, format_seconds, format_size
 from allranks.runs.record import Run, find
 from allranks.runs.status import NOT_STARTED, State
@@ -44,7 +44,6 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     verdict: dict[str, str] = {}
     saved: list[int] = []
     if status.state.is_final and status.state is not State.SUCCEEDED:
-        from allranks.cli.failure import verdict_rows  # Not for those who look at a run that continues.
         from allranks.record.events import read_saves
 
         verdict = verdict_rows(run)

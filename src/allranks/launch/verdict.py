@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.diagnosis.model import Diagnosis
 from allranks.errors import AllranksError, RunFolderError
-from allranks.logs.cause import own_fix, tail
 from allranks.record.events import Event, read_saves
 from allranks.record.files import write_json
-from allranks.runs.agents import reported_error
-from allranks.runs.blame import rank_log
 from allranks.runs.status import NOT_STARTED, State
 
 if TYPE_CHECKING:
@@ -72,6 +69,8 @@ def resumes_from(run: Run) -> str:
 
 def reported_by_agent(run: Run) -> Event | None:
     """Return the error that an agent ended with; one of another node than the first only if no rank has failed."""
+    from allranks.runs.agents import reported_error
+
     folders = [run.node_folder(0)]
     if run.record.status.rank is None:
         folders += sorted(run.attempt_folder.glob("node-*"))
@@ -102,6 +101,8 @@ def _keep(run: Run, verdict: Diagnosis | None) -> None:
 def _fix(verdict: Diagnosis, run: Run) -> str:
     """Return what to do about the failure of this run, which is more than the rule knows; RUN stands for its name."""
     from allranks.clusters.registry import load_kind
+    from allranks.logs.cause import own_fix, tail
+    from allranks.runs.blame import rank_log
 
     record, status = run.record, run.record.status
     cause, is_local = status.cause or "", record.kind == "local"

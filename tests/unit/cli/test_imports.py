@@ -84,7 +84,5 @@ def test_reading_runs_that_have_ended_imports_no_compression_and_no_rules(allran
     code, modules = modules_after(allranks_env, verb, "--runs-folder", str(failed_run.parent))
     assert code == 0
     assert not {name.partition(".")[0] for name in modules} & {"shutil", "bz2", "lzma", "socket"}
-    heavy = {"diagnosis.rules", "clusters.registry", "runs.hangs", "record.spec"}
-    if verb == "ps":
-        heavy |= {"runs.agents", "record.events", "logs.cause"}
+    heavy = {"diagnosis.rules", "clusters.registry", "runs.hangs", "runs.agents", "logs.cause", "record.spec"}
     assert not modules & {f"allranks.{name}" for name in heavy}
