@@ -41,6 +41,8 @@ _NODE_SECONDS, _MESH_SECONDS = 60.0, 90.0
 _SHARED, _PREFIX = "look.word", ".look-"
 #: The exit code where the interpreter is too old for the program; of those no shell uses.
 TOO_OLD = 74
+#: What shells, and the programs that enter containers, exit with where a command is not there or cannot be run.
+_CANNOT_RUN = (126, 127)
 #: Puts the copy that comes by stdin on Python's path, in a file without a name. It must be readable by any Python 3,
 #: and by Python 2. No module of it may come from the working directory, where a job may have a random.py of its own.
 _BOOTSTRAP = f"""\
@@ -204,8 +206,11 @@ def why_no_report(probed: ProbeResult, slow_part: str, to_come: str = "") -> Fin
         return failed(f"it cannot be reached: {answer.last_words}", fix=fix, exclude=host)
     if answer.code == TOO_OLD:
         return skipped(f"{answer.last_words} of the job's environment is too old for the checks: 3.10 is needed")
-    if slow_part == "container":  # It may pass no stdin on, and run the job anyway.
-        what = f"the container could not be inspected: {answer.last_words}"
+    if slow_part == "container":
+        if answer.code in _CANNOT_RUN:
+            fix = "environment.container is the command that enters it, such as [apptainer, exec, image.sif]"
+            return failed(f"the container cannot be entered: {answer.last_words}", fix=fix)
+        what = f"the container could not be inspected: {answer.last_words}"  # It may pass no stdin on.
         return warned(what, fix="see environment.container")
     if to_come:
         what = f"nothing is known of the node before environment.{to_come} has run: {answer.last_words}"

@@ -163,8 +163,7 @@ class ChildAgent:
         """Let an agent that was held start ranks."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # It has exited: its code says why.
-            self._process.stdin.write(b".")
-            self._process.stdin.flush()
+            os.write(self._process.stdin.fileno(), b".")  # Unbuffered: closing it must not write it once more.
 
     def kill(self) -> None:
         """Kill an agent that was held, and whatever was setting it up."""

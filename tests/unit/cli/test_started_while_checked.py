@@ -103,3 +103,25 @@ def test_nothing_runs_while_checks_do(flags: tuple[str, ...], allranks: Any, gat
         opened.write("1\n")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
+
+
+def test_an_agent_that_exits_before_the_checks_end_fails_the_run(allranks: Any) -> None:
+    allranks.script("print('ran')\n")
+    allranks.job("script: train.py\nenvironment: {container: [sh, -c, exit 3]}\n")
+    done = allranks("run")
+    assert done.rc == 3, done.stderr
+    assert "allranks: note: nodes on " in done.stderr
+    assert "the container could not be inspected: " in done.stderr
+    status = json.loads((allranks.run() / contract.RECORD_FILE).read_text())["status"]
+    assert (status["state"], status["exit_code"]) == ("FAILED", 3)
+
+
+def test_a_container_that_cannot_be_entered_is_refused(allranks: Any) -> None:
+    allranks.script("print('ran')\n")
+    allranks.job("script: train.py\nenvironment: {container: image.sif}\n")
+    done = allranks("run")
+    assert done.rc == 3
+    assert "the container cannot be entered: " in done.stderr
+    assert "image.sif: not found\n" in done.stderr
+    fix = "environment.container is the command that enters it, such as [apptainer, exec, image.sif]"
+    assert f"  fix: {fix}\n" in done.stderr
