@@ -18,8 +18,7 @@ from allranks.estimate.tables import DTYPES, OPTIMIZERS, SAME
 from allranks.job.units import format_seconds, format_size, format_span, parse_memory, parse_number, parse_rate
 
 if TYPE_CHECKING:
-    from allranks.estimate.arithmetic import Needs, Row
-    from allranks.estimate.pace import Pace
+    from allranks.estimate.arithmetic import Needs, Pace, Row
     from allranks.estimate.tables import Network
     from allranks.job.load import LoadedJob
     from allranks.launch.submit import Launch
@@ -109,7 +108,6 @@ def command(
     """
     from allranks.estimate import arithmetic
     from allranks.estimate.network import measured, named
-    from allranks.estimate.pace import Pace, paces
 
     if price is not None and compute is None:
         fix = "--compute SECONDS: how long a rank computes in a step, as one GPU shows"
@@ -134,7 +132,7 @@ def command(
         needs = arithmetic.from_numbers(count, dtype, optimizer, held)
     networks = networks or [*measured(launch_of(loaded).runs_folder)]
     rows = arithmetic.rows(needs, nodes, per_node, networks)
-    pace = paces(needs, rows, compute, price) if compute else [Pace()] * len(rows)
+    pace = arithmetic.paces(needs, rows, compute, price) if compute else [arithmetic.Pace()] * len(rows)
     if step is not None:
         _keep(launch_of(loaded), rows, "fsdp" if step.strategy == "fsdp" else "ddp")
     unknown = [*_unknown(needs, rows, step)]

@@ -1,43 +1,32 @@
-"""The arithmetic of an estimate: memory of a rank, bytes that it sends in a step, and how long that takes."""
+"""The arithmetic of an estimate: memory of a rank, what it sends in a step, how long a step takes, what it costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from allranks.estimate import traffic
-from allranks.estimate.tables import DTYPES, OPTIMIZERS, Network, smallest_gpu
+from allranks.estimate.tables import DTYPES, OPTIMIZERS, SHARED_MEMORY, Network, smallest_gpu
 from allranks.record.estimate import MeasuredStep
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
+#: Steps of the first row whose samples the cost is of.
+_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a training holds, in bytes, on a rank that holds all of the model.
 
+    :class:`MeasuredStep` describes the attributes that it has as well.
+
     Attributes:
-        count: number of parameters.
-        parameters: of the models.
-        gradients: of the parameters that train.
-        optimizer_state: of all optimizers.
-        buffers: of the models.
-        activations: peak of all else in forward and backward pass; None if unknown.
-        temporaries: the same in the optimizer's step.
-        sent: gradients as ranks send them.
         gathered: all parameters in the type in which FSDP gathers them.
         units: the parts of them that it gathers one at a time.
         root: the part that it gathers with the root module, once in a micro-batch.
-        messages: in which ``sent`` travels, an all-reduce each, with DDP on GPUs.
-        messages_of_cpus: the same on CPUs.
-        shared: what CPUs of one machine average through memory instead; 0 if they do not.
         checkpoint: of a checkpoint.
-        batch: samples of a rank in a micro-batch for which activations are given; None if unknown.
-        global_batch: samples of all ranks in a micro-batch if these are fixed, and not those of a rank.
-        accumulation: micro-batches in a step.
     """
 
     count: int
@@ -156,7 +145,7 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
                     sends=sends,
                     seconds=_seconds(needs, strategy, ranks, number, network),
                     network=network.name if network else None,
-                    is_shared=traffic.is_shared(needs, strategy, number, network),
+                    is_shared=_is_shared(needs, strategy, number, network),
                     rank_batch=needs.rank_batch(ranks),
                     effective_batch=needs.effective_batch(ranks),
                     divides=not (needs.global_batch and needs.global_batch % ranks),
@@ -165,10 +154,40 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
     return found
 
 
+def _is_shared(needs: Needs, strategy: Strategy, nodes: int, network: Network | None) -> bool:
+    """Return True if ranks average gradients through the memory of their machine, and send none."""
+    is_measured = network is not None and SHARED_MEMORY in network.curves
+    return is_measured and strategy == "ddp" and nodes == 1 and needs.shared > 0
+
+
 def _seconds(needs: Needs, strategy: Strategy, ranks: int, nodes: int, network: Network | None) -> float | None:
+    """Return how long the communication of a step takes, if nothing is computed meanwhile; None if it is unknown."""
     if ranks == 1:
         return 0.0
-    return traffic.seconds(needs, strategy, ranks, nodes, network) if network else None
+    if network is None:
+        return None
+    if _is_shared(needs, strategy, nodes, network):
+        return network.seconds(SHARED_MEMORY, needs.shared)
+    messages = _of_ddp(needs, network) if strategy == "ddp" else _of_fsdp(needs)
+    return sum(network.seconds(name, size * (ranks - 1) / ranks) for name, size in messages)
+
+
+def _of_ddp(needs: Needs, network: Network) -> Iterator[tuple[str, float]]:
+    """Yield each all-reduce, with what infinitely many ranks would send: twice its bytes."""
+    for size in needs.messages_of_cpus if network.on_cpus else needs.messages:
+        yield "all_reduce", 2 * size
+
+
+def _of_fsdp(needs: Needs) -> Iterator[tuple[str, float]]:
+    """Yield what gathers the root once, and each other part twice, in a micro-batch, and what scatters gradients."""
+    rest = needs.gathered - needs.root - sum(needs.units)
+    parts = [each for each in (*needs.units, rest) if each > 0]
+    for size in [needs.root, *parts, *parts] * needs.accumulation:
+        if size:
+            yield "all_gather", size
+    for size in (needs.root, *parts):
+        if size:
+            yield "reduce_scatter", size * needs.sent / needs.gathered
 
 
 def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None) -> Needs:
@@ -218,3 +237,46 @@ def from_step(step: MeasuredStep) -> Needs:
         global_batch=step.global_batch,
         accumulation=step.accumulation,
     )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the job of a row is; what is unknown is None.
+
+    Attributes:
+        step_seconds: of a step at most: its computation, and then its communication.
+        speedup: samples per second compared with the first row; each rank has as many of them if the batch is unknown.
+        cost: of as many samples as 1,000 steps of the first row have, in the currency of the price.
+    """
+
+    step_seconds: float | None = None
+    speedup: float | None = None
+    cost: float | None = None
+
+
+def paces(needs: Needs, rows: Sequence[Row], compute: float, price: float | None) -> list[Pace]:
+    """Return the pace of each row.
+
+    A rank computes for longer with more samples, in proportion; communication is not hidden behind computation, so that
+    a step takes as long as is given here, or less.
+
+    Args:
+        needs: of the job.
+        rows: its estimate.
+        compute: seconds that a rank of the first row computes in a step.
+        price: of a rank for an hour.
+    """
+    found: list[Pace] = []
+    batch, base = rows[0].rank_batch, None
+    for row in rows:
+        own = compute * row.rank_batch / batch if row.rank_batch and batch else compute
+        if row.seconds is None:
+            found.append(Pace())
+            continue
+        seconds = own + row.seconds
+        rate = (row.effective_batch or row.ranks) / seconds
+        base = base or rate
+        samples = _STEPS * (rows[0].effective_batch or rows[0].ranks)
+        cost = None if price is None else samples / rate / 3600 * row.ranks * price
+        found.append(Pace(seconds, rate / base, cost))
+    return found
