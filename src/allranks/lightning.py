@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 from allranks import contract
 from allranks.errors import RankError
 from allranks.runtime import log, stop
-from allranks.runtime.advance import advance
 from allranks.runtime.checkpoint.checkpointer import report_stop
 from allranks.runtime.checkpoint.directory import note_save
 from allranks.runtime.checkpoint.saving import sync_directory
 from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, AgreementSchedule, check_keep, parse_every
 from allranks.runtime.data.loader import Loader
+from allranks.runtime.progress import advance
 from allranks.runtime.seed import random_states, restore_random
 
 if TYPE_CHECKING or "lightning" in sys.modules or "pytorch_lightning" not in sys.modules:

@@ -14,7 +14,6 @@ import torch
 from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
 from allranks.runtime import log, stop
-from allranks.runtime.advance import advance
 from allranks.runtime.calls import answering
 from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
@@ -22,6 +21,7 @@ from allranks.runtime.checkpoint.saving import Save, Saver
 from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, AgreementSchedule, check_keep, parse_every, parse_time
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
 from allranks.runtime.checkpoint.state import StatePart
+from allranks.runtime.progress import advance
 from allranks.runtime.steptime import CHECKPOINT
 
 if TYPE_CHECKING:

@@ -7,11 +7,10 @@ from itertools import chain
 from typing import Any
 
 from allranks.errors import RankError
-from allranks.runtime.advance import advance
 from allranks.runtime.batch import BatchSize
 from allranks.runtime.calls import answering
 from allranks.runtime.data.mapped import BatchSource
-from allranks.runtime.progress import Progress
+from allranks.runtime.progress import Progress, advance
 from allranks.runtime.steptime import COMPUTE, DATA, OTHER
 
 #: What must be equal for the position of one loader to be valid in another; the difference and the fix in the error.

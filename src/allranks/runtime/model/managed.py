@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, distributed, nn
 
 from allranks.errors import RankError
-from allranks.runtime.advance import advance
 from allranks.runtime.model.accumulation import Accumulation, weight
 from allranks.runtime.model.first_step import check_trains
 from allranks.runtime.model.flat import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, trained, unused
+from allranks.runtime.progress import advance
 from allranks.runtime.steptime import OPTIMIZER, OTHER
 
 if TYPE_CHECKING:
