@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from allranks.errors import RankError
-from allranks.runtime.model.first_step import mark
 from allranks.runtime.model.flat import Flat
+from allranks.runtime.model.managed import mark
 from allranks.runtime.model.wrappers import (
     DTYPES,
     Buckets,
