@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from allranks import contract
-from allranks.record.estimate import MeasuredStep
+from allranks.record.estimate import BUCKET, FIRST_BUCKET, MeasuredStep
 from allranks.runtime.batch import resolve
 from allranks.runtime.context import Context
-from allranks.runtime.model.messages import Traffic, of_buckets, of_flat
+from allranks.runtime.model.allreduce import LEAST
+from allranks.runtime.model.flat import LARGE
 from allranks.runtime.model.prepare import choose
 from allranks.runtime.model.wrappers import DTYPES, trained
 
@@ -262,3 +264,59 @@ def _saved(parts: Iterable[Any]) -> Iterator[Tensor]:
     for part in parts:
         if hasattr(part, "state_dict"):
             yield from _tensors([part.state_dict()])
+
+
+# --- the messages in which ranks average gradients ---
+
+
+class Traffic(NamedTuple):
+    """Bytes of gradients in a step.
+
+    Attributes:
+        messages: of each all-reduce.
+        shared: what ranks on the CPUs of one machine average through memory instead; 0 if they do not.
+    """
+
+    messages: tuple[int, ...]
+    shared: int = 0
+
+
+def of_buckets(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:
+    """Return the messages of torch's DistributedDataParallel, of numbers of ``itemsize`` bytes; None: as they are.
+
+    torch sorts its buckets after the first step, by the order in which gradients are ready: that of the parameters,
+    reversed (``Reducer::rebuild_buckets``, ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d).
+    """
+    return Traffic(tuple(_buckets([*parameters], itemsize)))
+
+
+def _buckets(parameters: list[Tensor], itemsize: int | None) -> Iterator[int]:
+    for group in _by_type(parameters):
+        limit, held, sent = FIRST_BUCKET, 0, 0
+        for parameter in reversed(group):
+            held += parameter.nbytes
+            sent += parameter.numel() * (itemsize or parameter.element_size())
+            if held >= limit:
+                yield sent
+                limit, held, sent = BUCKET, 0, 0
+        if held:
+            yield sent
+
+
+def of_flat(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:
+    """Return the messages of :class:`allranks.runtime.model.flat.Flat`; ``itemsize`` as for buckets."""
+    messages, shared = [], 0
+    for group in _by_type(parameters):
+        size = itemsize or group[0].element_size()
+        small = sum(each.numel() for each in group if each.numel() < LARGE)
+        messages += [each.numel() * size for each in group if each.numel() >= LARGE] + ([small * size] if small else [])
+        total = sum(each.nbytes for each in group)
+        shared += total if itemsize is None and total >= LEAST else 0
+    return Traffic(tuple(messages), shared)
+
+
+def _by_type(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    found: dict[object, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        found[parameter.dtype].append(parameter)
+    return [*found.values()]
