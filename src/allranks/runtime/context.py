@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.batch import positive, scale_factor
-from allranks.runtime.calls import answering, no_attribute
+from allranks.runtime.calls import answering, no_attribute, positive, scale_factor
 from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
 from allranks.runtime.peers import Peers, StepWatch
 from allranks.runtime.progress import Progress

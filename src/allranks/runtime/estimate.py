@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from allranks import contract
 from allranks.record.estimate import BUCKET, FIRST_BUCKET, MeasuredStep
-from allranks.runtime.batch import resolve
 from allranks.runtime.context import Context
+from allranks.runtime.data.mapped import batch_sizes
 from allranks.runtime.model.allreduce import LEAST
 from allranks.runtime.model.flat import LARGE
 from allranks.runtime.model.prepare import choose
@@ -125,7 +125,7 @@ class MeasuredContext(Context):
 
     def loader(self, dataset: Any, **options: Any) -> Any:
         """Make a loader of this process alone, with the batch that a rank of the job gets."""
-        size = resolve(options.get("batch_size"), options.get("global_batch_size"), self._step.ranks)
+        size = batch_sizes(options.get("batch_size"), options.get("global_batch_size"), self._step.ranks)
         self._step.batches.append((size.rank, options.get("global_batch_size")))
         return super().loader(dataset, **{**options, "batch_size": size.rank, "global_batch_size": None, "workers": 0})
 

@@ -12,7 +12,7 @@ from allranks import contract
 from allranks.errors import RankError, unknown
 from allranks.runtime import device as devices
 from allranks.runtime import environment, stop
-from allranks.runtime.calls import answering
+from allranks.runtime.calls import answering, is_whole
 from allranks.runtime.context import Context
 from allranks.runtime.peers import Peers
 from allranks.runtime.progress import connect_counter
@@ -76,7 +76,7 @@ def init(
     """
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
-    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
+    if not is_whole(log_every, 0):
         raise RankError(
             f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"
         )

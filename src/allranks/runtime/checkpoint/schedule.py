@@ -6,6 +6,7 @@ import re
 import time
 
 from allranks.errors import RankError
+from allranks.runtime.calls import is_whole
 
 #: Seconds between two agreements of the ranks: a request to stop waits up to so long.
 AGREE_SECONDS = 0.5
@@ -18,7 +19,7 @@ _MOST = 256
 
 def check_keep(keep: object) -> None:
     """Raise unless at least one checkpoint stays."""
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+    if not is_whole(keep, 1):
         raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
 
 
@@ -26,10 +27,9 @@ def parse_every(every: int | str | None) -> tuple[int | None, float | None]:
     """Return the steps, or the seconds, of ``500``, ``"500 steps"``, ``"10min"``, ``"1.5 h"`` or ``"30 s"``."""
     if every is None:
         return None, None
-    if isinstance(every, int) and not isinstance(every, bool):
-        if every > 0:
-            return every, None
-    elif isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
+    if is_whole(every, 1):
+        return every, None
+    if isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
         number, unit = float(match[1]), match[2].lower()
         if unit == "step" and number >= 1 and number == int(number):
             return int(number), None

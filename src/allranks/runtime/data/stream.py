@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from allranks.errors import RankError
-from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.fetch import Collate
-from allranks.runtime.data.mapped import Delivery, Share
+from allranks.runtime.data.mapped import BatchSize, Delivery, Share
 from allranks.runtime.data.randomness import apart
 from allranks.runtime.data.workers import Pool
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
-from allranks.runtime.batch import scale_factor
-from allranks.runtime.calls import meant_by, refused
+from allranks.runtime.calls import meant_by, refused, scale_factor
 from allranks.runtime.model.managed import Around, Managed
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained
 
