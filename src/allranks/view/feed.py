@@ -32,7 +32,7 @@ from allranks.runs.record import Run, load
 from allranks.runs.status import State
 from allranks.runs.stragglers import inspect
 from allranks.runs.usage import node_usage
-from allranks.view.progress import Changes, Saves
+from allranks.view.reader import Changes, Saves
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind

@@ -16,9 +16,8 @@ from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.runs.usage import clock, traffic
 from allranks.view.choice import Choice
-from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
+from allranks.view.drawn import bar, columns, cut, flow, heat, progress, sparkline, speed
 from allranks.view.feed import Snapshot
-from allranks.view.progress import progress, speed
 from allranks.view.several import Row, Rows
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
