@@ -254,7 +254,7 @@ class Feed:
             log.lines(),
             log.rank,
             self._events.all,
-            self._events.saved,
+            self._events.saves.newest,
             self._delay,
             self._status.problem,
             position=self._position,
@@ -319,27 +319,23 @@ class _Events:
 
     def __init__(self, folder: Path) -> None:
         self.all: list[tuple[float, str]] = []
-        self._folder, self._saves = folder, Saves(folder)
+        self.saves = Saves(folder)
+        self._folder = folder
         self._attempts: dict[int, tuple[Changes, Path, list[tuple[float, str]]]] = {}
 
     def read(self) -> None:
         """Read what is new."""
-        has_changed = self._saves.read()
+        has_changed = self.saves.read()
         last = max(self._attempts, default=0)
         for number in range(last, _count(self._folder)):  # Those before the last do not change any more.
             has_changed = self._read_attempt(number) or has_changed
         if has_changed:
             found = [(when, text, False) for _, _, events in self._attempts.values() for when, text in events]
-            found += [(when, f"checkpoint at step {step}", True) for step, when in self._saves.all if when]
+            found += [(when, f"checkpoint at step {step}", True) for step, when in self.saves.all if when]
             found.sort()
             # Of checkpoints that follow each other the last one: a training may make hundreds.
             kept = [event for event, after in zip_longest(found, found[1:]) if not (event[2] and after and after[2])]
             self.all = [(when, text) for when, text, _ in kept[-_EVENTS:]]
-
-    @property
-    def saved(self) -> tuple[int, float | None] | None:
-        """The step of the newest checkpoint, and when it was written, if that is known."""
-        return self._saves.newest
 
     def _read_attempt(self, number: int) -> bool:
         attempt = self._folder / contract.attempt_dir(number)
@@ -376,11 +372,9 @@ def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:
             count = event.fields.get("world_size", len(event.fields.get("ranks", ())))
             yield event.time, f"attempt {number + 1}: {format_count(count, 'rank')} started"
         elif event.kind == contract.ENDED:
+            ended = f"attempt {number + 1} ended: {event.fields.get('state')}"
             reason = event.fields.get("reason")
-            yield (
-                event.time,
-                f"attempt {number + 1} ended: {event.fields.get('state')}" + (f": {reason}" * bool(reason)),
-            )
+            yield event.time, f"{ended}: {reason}" if reason else ended
 
 
 def _followed(attempt: Path) -> Iterator[tuple[float, str]]:

@@ -85,18 +85,15 @@ def _heat(ranks: Sequence[RankTimes]) -> dict[str, Any]:
     cells: dict[str, list[list[float | None]]] = {"own": [], "step": [], "data": []}
     for row in rows:
         found = [_columns(each.windows, start, (end - start) / columns, columns) for each in row]
-        slowest = [
-            [_rounded(max(kind)) if kind else None for kind in _turned(column)] for column in zip(*found, strict=True)
-        ]
         for at, kind in enumerate(cells.values()):
-            kind.append([each[at] for each in slowest])
+            kind.append([_slowest(column, at) for column in zip(*found, strict=True)])
     return {"start": start, "end": end, "rows": [_name(row) for row in rows], **cells}
 
 
-def _turned(column: Iterable[Sequence[float] | None]) -> list[list[float]]:
-    """Return for each kind its values of all ranks that have made a step."""
-    there = [each for each in column if each]
-    return [[each[kind] for each in there] for kind in range(3)]
+def _slowest(ranks: Iterable[Sequence[float] | None], kind: int) -> float | None:
+    """Return the largest value of a kind over the ranks that have made a step; None if none has."""
+    known = [each[kind] for each in ranks if each]
+    return _rounded(max(known)) if known else None
 
 
 def _columns(windows: Sequence[Window], start: float, width: float, columns: int) -> list[list[float] | None]:

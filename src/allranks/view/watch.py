@@ -245,14 +245,9 @@ def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
 def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
     """Return the cells of a node: its name, CPUs, memory and GPUs."""
     long = 0 if width < 60 else min(12, width // 14)
-    name = f"{node['node']} {node['host']}"
     age = now - node["time"]
-    return [
-        name,
-        *_used(node, long),
-        traffic(node),
-        Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else "",
-    ]
+    seen = Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else ""
+    return [f"{node['node']} {node['host']}", *_used(node, long), traffic(node), seen]
 
 
 def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:
@@ -286,8 +281,12 @@ def _heat_map(
 ) -> tuple[str, list[Text]]:
     """Return what the cells are, and rows of cells: a GPU, else a node, else several nodes each."""
     by_node = [(node["node"], shares) for node, shares in zip(nodes, found, strict=True)]
-    have_gpus = any(node["gpus"] for node in nodes)
-    of = "ranks" if measure == "step time" else "GPUs" if have_gpus else "CPUs" if measure == "use" else "nodes"
+    if measure == "step time":
+        of = "ranks"
+    elif any(node["gpus"] for node in nodes):
+        of = "GPUs"
+    else:
+        of = "CPUs" if measure == "use" else "nodes"
     unit = f"{measure} of {of}"
     label = len(str(by_node[-1][0])) + 1
     space = max(1, width - label)

@@ -208,8 +208,11 @@ class CheckpointDirectory:
             sequence = 0
         if sequence > self._floor:
             return target.parent / temporary.name.replace(".tmp-", ".old-", 1)
-        names = (f"{target.name}.before{number}" for number in ("", *(f"-{count}" for count in range(2, 1000))))
-        return next(target.parent / name for name in names if not (target.parent / name).exists())
+        aside, number = target.with_name(f"{target.name}.before"), 1
+        while aside.exists():
+            number += 1
+            aside = target.with_name(f"{target.name}.before-{number}")
+        return aside
 
     def _clear_unfinished(self, but: Path | None = None) -> None:
         """Remove the rest of saves whose process is gone: those of this host, and of this job anywhere.

@@ -60,7 +60,9 @@ def cut(
     done = sum(1 for _ in islice(stream, skip))
     rank, world_size = share.rank, share.world_size
     # Only what comes after a batch shows whether it is the last.
-    need = size if drop_last else world_size if even else 1
+    need = world_size if even else 1
+    if drop_last:
+        need = size
     ahead = list(islice(stream, need))
     _check(done, skip, len(ahead), size if drop_last else 1)
     while ahead and not (drop_last and len(ahead) < need):

@@ -68,7 +68,6 @@ class Around:
     Attributes:
         parameters: what is trained, by ``id``.
         counts_steps: whether its steps are those of the training.
-        start_step: of the metrics: writes what was logged, if it is time to.
         check_used: whether to look for parameters without gradients.
         weighed, backwards: what the progress counted until the last step.
         blocks, plain: what it counted when a step was last asked for.
@@ -85,7 +84,6 @@ class Around:
     scaler: Scaler | None
     clip_norm: float | None
     counts_steps: bool
-    start_step: Callable[[], None]
     check_used: bool
     weighed: int
     backwards: int
@@ -116,7 +114,7 @@ class Managed(torch.optim.Optimizer):
         if progress.weighed == around.weighed and closure is None:
             if around.stepped:
                 _check_new(around)
-            around.start_step()  # What ctx.backward does otherwise.
+            around.ctx.metrics.start_step()  # What ctx.backward does otherwise.
             _check_plain_backward(around)
         if not around.stepped:
             _check_trains(self, around)

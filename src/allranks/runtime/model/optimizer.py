@@ -85,7 +85,6 @@ def make_optimizer(
         scaler=ctx.scaler if ctx.precision == "fp16" else None,
         clip_norm=clip_norm,
         counts_steps=not ctx.progress.counted,
-        start_step=ctx.metrics.start_step,
         check_used=(sharded or isinstance(module, Buckets)) and bool(module.all_used),  # type: ignore[union-attr]
         weighed=ctx.progress.weighed,
         backwards=ctx.progress.backwards,
