@@ -14,12 +14,13 @@ from allranks.cli import render
 from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load
 from allranks.cli.runs import json_option
 from allranks.errors import UsageError
-from allranks.estimate.tables import DTYPES, OPTIMIZERS, SAME
+from allranks.estimate import arithmetic
+from allranks.estimate.arithmetic import DTYPES, OPTIMIZERS, SAME
 from allranks.job.units import format_seconds, format_size, format_span, parse_memory, parse_number, parse_rate
 
 if TYPE_CHECKING:
     from allranks.estimate.arithmetic import Needs, Pace, Row
-    from allranks.estimate.tables import Network
+    from allranks.estimate.network import Network
     from allranks.job.load import LoadedJob
     from allranks.launch.submit import Launch
     from allranks.record.estimate import MeasuredStep
@@ -106,7 +107,6 @@ def command(
 
     With --nodes N,N,... there is a row for each number of nodes; default: up to eight times the job's.
     """
-    from allranks.estimate import arithmetic
     from allranks.estimate.network import measured, named
 
     if price is not None and compute is None:

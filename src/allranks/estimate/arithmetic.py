@@ -1,19 +1,62 @@
-"""The arithmetic of an estimate: memory of a rank, what it sends in a step, how long a step takes, what it costs."""
+"""The arithmetic of an estimate: memory of a rank, what it sends in a step, how long a step takes, what it costs.
+
+Its tables are what is taken as known: types, optimizers and GPUs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from allranks.estimate.tables import DTYPES, OPTIMIZERS, SHARED_MEMORY, Network, smallest_gpu
-from allranks.record.estimate import MeasuredStep
+from allranks.record.estimate import SHARED_MEMORY, MeasuredStep
+
+if TYPE_CHECKING:
+    from allranks.estimate.network import Network
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
 #: Steps of the first row whose samples the cost is of.
 _STEPS = 1000
+#: Bytes of a number.
+DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+#: Numbers that an optimizer keeps for each parameter, and the bytes of each; None: as many as a parameter has.
+#: torch.optim: exp_avg and exp_avg_sq of Adam, momentum_buffer of SGD, made by zeros_like(parameter). adamw-fp32 is
+#: mixed precision with a copy of the parameters and both averages in fp32: 12 bytes, Rajbhandari et al. 2020,
+#: arXiv:1910.02054, section 3.1.
+OPTIMIZERS: dict[str, tuple[int, int | None]] = {
+    "adamw": (2, None),
+    "adam": (2, None),
+    "adamw-fp32": (3, 4),
+    "adamw-8bit": (2, 1),  # Dettmers et al. 2022, arXiv:2110.02861; its scales, an 0.1 %, are not counted.
+    "momentum": (1, None),
+    "sgd": (0, None),
+}
+#: Other names of these, in small letters.
+SAME = {
+    **dict.fromkeys(("float32", "float", "f32"), "fp32"),
+    **dict.fromkeys(("float16", "half", "f16"), "fp16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("adamw8bit", "adam8bit", "adam-8bit"), "adamw-8bit"),
+    **dict.fromkeys(("sgd-momentum", "nesterov"), "momentum"),
+}
+
+GIB = 1 << 30
+#: Memory of common GPUs in GiB, as nvidia-smi shows it within a percent, and which have it.
+GPUS = {
+    16: "T4, V100",
+    24: "RTX 3090, RTX 4090, A10, L4",
+    32: "V100, RTX 5090",
+    40: "A100",
+    48: "A40, L40S, RTX A6000",
+    80: "A100, H100",
+    141: "H200",
+    180: "B200",
+}
+#: What CUDA's context, cuBLAS and NCCL take of a GPU beside torch's tensors: 0.5 to 1 GB; the larger is assumed.
+CONTEXT_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -188,6 +231,11 @@ def _of_fsdp(needs: Needs) -> Iterator[tuple[str, float]]:
     for size in (needs.root, *parts):
         if size:
             yield "reduce_scatter", size * needs.sent / needs.gathered
+
+
+def smallest_gpu(size: int) -> int | None:
+    """Return the memory, in GiB, of the smallest common GPU that holds so many bytes; None if none does."""
+    return next((memory for memory in GPUS if size + CONTEXT_BYTES <= memory * GIB), None)
 
 
 def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None) -> Needs:
