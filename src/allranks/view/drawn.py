@@ -1,17 +1,13 @@
-"""Parts of a screen as text: bars, sparklines, heat maps, columns, and how far a training is."""
+"""Parts of a screen as text: bars, sparklines, heat maps, columns."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from rich.text import Text
-
-from allranks.job.units import format_number, format_seconds
-from allranks.runs.metrics import SPEED
-from allranks.runs.position import Position
 
 _EIGHTHS = "▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -87,30 +83,3 @@ def heat(shares: Sequence[float | None]) -> Text:
         eighth = min(7, max(0, round(share * 7)))
         text.append(_EIGHTHS[eighth], ("blue", "blue", "cyan", "cyan", "cyan", "green", "green", "green")[eighth])
     return text
-
-
-def speed(name: str, value: float) -> str:
-    """Write a speed: ``31.4 steps/s``."""
-    return f"{format_number(value)} {name.removesuffix(SPEED)}/s"
-
-
-def progress(
-    step: int | None,
-    last: Mapping[str, float],
-    saved: tuple[int, float | None] | None,
-    now: float,
-    position: Position | None = None,
-) -> list[str]:
-    """Return step, epoch, time left and speeds, by the last values of metrics, and the newest checkpoint."""
-    if position is not None and step is None:
-        step = position.step
-    parts = [f"step {step}"] if step is not None else []
-    if position is not None:
-        parts.append(str(position))
-    elif "epoch" in last:
-        parts.append(f"epoch {last['epoch']:g}")
-    parts += [speed(name, value) for name, value in last.items() if name.endswith(SPEED)]
-    if saved:
-        age = f", {format_seconds(max(0.0, now - saved[1]))} ago" if saved[1] else ""
-        parts.append(f"checkpoint at step {saved[0]}{age}")
-    return parts

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
@@ -59,7 +60,7 @@ class Curve:
     @property
     def points(self) -> list[float]:
         """The points so far, the oldest first."""
-        return self._points + ([_mean(self._open)] if self._open else [])
+        return self._points + ([fmean(self._open)] if self._open else [])
 
     def add(self, value: float) -> None:
         """Add the next value; one that is not finite is shown while it is the last."""
@@ -68,15 +69,11 @@ class Curve:
             return
         self._open.append(value)
         if len(self._open) == self._each:
-            self._points.append(_mean(self._open))
+            self._points.append(fmean(self._open))
             self._open = []
         if len(self._points) == _POINTS:
-            self._points = [_mean(self._points[at : at + 2]) for at in range(0, _POINTS, 2)]
+            self._points = [fmean(self._points[at : at + 2]) for at in range(0, _POINTS, 2)]
             self._each *= 2
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class Metrics:

@@ -16,7 +16,7 @@ from allranks.runs.record import Run
 from allranks.runs.status import State
 from allranks.runs.usage import clock, traffic
 from allranks.view.choice import Choice
-from allranks.view.drawn import bar, columns, cut, flow, heat, progress, sparkline, speed
+from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
 from allranks.view.several import Row, Rows
 
@@ -67,7 +67,7 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
     for number, row in enumerate(shown.rows, 1):
         status = row.run.record.status
         key = str(number) if number < 10 else ""
-        speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
+        speeds = "  ".join(_speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
         loss = f"loss {format_number(row.last['loss'])}" if "loss" in row.last else ""
         name = Text(row.run.record.id, "bold")
         state = Text(status.state.value, _STATES.get(status.state, "red"))
@@ -100,8 +100,7 @@ def below_log(shot: Snapshot, width: int, most: int, first: Sequence[str] = ("lo
 
     The metrics ``first`` come before all others but the step; the rest, in the order of the script, if there is room.
     """
-    last = {name: value for name, (value, _) in shot.metrics.items()}
-    step, *others = progress(shot.step, last, shot.saved, shot.time, shot.position) or [""]
+    step, *others = _progress(shot) or [""]
     curves = {
         name: Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
         for name, (value, points) in shot.metrics.items()
@@ -116,6 +115,30 @@ def below_log(shot: Snapshot, width: int, most: int, first: Sequence[str] = ("lo
     delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
     parts = [step, *chosen, *others, *used, attempt, left, *curves.values()]
     return [*flow(parts, width)[: most - len(delay)], *delay]
+
+
+def _progress(shot: Snapshot) -> list[str]:
+    """Return step, epoch, time left and speeds, by the last values of metrics, and the newest checkpoint."""
+    step, position = shot.step, shot.position
+    last = {name: value for name, (value, _) in shot.metrics.items()}
+    if position is not None and step is None:
+        step = position.step
+    parts = [f"step {step}"] if step is not None else []
+    if position is not None:
+        parts.append(str(position))
+    elif "epoch" in last:
+        parts.append(f"epoch {last['epoch']:g}")
+    parts += [_speed(name, value) for name, value in last.items() if name.endswith(SPEED)]
+    if shot.saved:
+        saved, when = shot.saved
+        age = f", {format_seconds(max(0.0, shot.time - when))} ago" if when else ""
+        parts.append(f"checkpoint at step {saved}{age}")
+    return parts
+
+
+def _speed(name: str, value: float) -> str:
+    """Write a speed: ``31.4 steps/s``."""
+    return f"{format_number(value)} {name.removesuffix(SPEED)}/s"
 
 
 def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,9 +167,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
         left,
     ]
     where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
-    last = {name: value for name, (value, _) in shot.metrics.items()}
-    parts = progress(shot.step, last, shot.saved, shot.time, shot.position)
-    lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(parts, width)]
+    lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(_progress(shot), width)]
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
     for text in (shot.delay, *dict.fromkeys((status.cause, status.reason)), problem):
