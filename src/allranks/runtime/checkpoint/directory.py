@@ -238,12 +238,9 @@ class CheckpointDirectory:
 
 
 def note_save(target: Path | None, step: int, *, leaving: bool = False) -> None:
-    """Record in the run's directory, if there is a run, how far the training is.
+    """Record in the run's directory, if there is a run, a checkpoint that counts; None at the start of an attempt.
 
-    Args:
-        target: a checkpoint that counts; None at the start of an attempt.
-        step: the number of steps done.
-        leaving: whether all ranks exit now, to be continued from there.
+    ``leaving`` is True if all ranks exit now, to be continued from there.
     """
     run = os.environ.get(contract.RUN_DIR)
     if not run:
