@@ -47,11 +47,7 @@ _USAGE = {
     "disk_read": ("disk read, MB/s", 1e-6),
     "disk_write": ("disk written, MB/s", 1e-6),
 }
-_OF_NODES: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean,
-    "lowest": min,
-    "highest": max,
-}
+_OF_NODES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "lowest": min, "highest": max}
 
 
 def to_page(data: dict[str, Any]) -> str:

@@ -11,14 +11,7 @@ from torch import nn
 from allranks.errors import RankError
 from allranks.runtime.model.flat import Flat
 from allranks.runtime.model.managed import mark
-from allranks.runtime.model.wrappers import (
-    DTYPES,
-    Buckets,
-    copy_from_first,
-    matching,
-    shard_model,
-    trained,
-)
+from allranks.runtime.model.wrappers import DTYPES, Buckets, copy_from_first, matching, shard_model, trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
