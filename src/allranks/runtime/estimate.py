@@ -185,14 +185,19 @@ class _Step:
 
     def _result(self) -> MeasuredStep:
         storages, optimizers = self._storages, [*self._stepped.values()]
-        held = [each for model, _ in self.models for each in model.parameters()]
-        held += [each for one in optimizers for group in one.param_groups for each in group["params"]]
-        parameters = list({id(each): each for each in [*held, *storages.parameters.values()]}.values())
-        buffers = list({id(each): each for model, _ in self.models for each in model.buffers()}.values())
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        parameters, buffers = dict[int, Tensor](), dict[int, Tensor]()
+        for model, _ in self.models:
+            parameters |= {id(each): each for each in model.parameters()}
+            buffers |= {id(each): each for each in model.buffers()}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                parameters |= {id(each): each for each in group["params"]}
+        parameters |= storages.parameters
+        gradients = [each.grad for each in parameters.values() if each.grad is not None]
         state = [leaf for one in optimizers for leaf in _tensors(one.state.values())]
         has_seen = bool(storages.events)
-        persistent = {*storages.persistent, *map(storages.number, [*parameters, *buffers, *gradients, *state])}
+        held = [*parameters.values(), *buffers.values(), *gradients, *state]
+        persistent = {*storages.persistent, *map(storages.number, held)}
         # The pass is over with its last gradient: an optimizer with a closure makes it within its step.
         activations, temporaries = storages.peaks(max(self._step_event, storages.ended), persistent)
         batch, total = self.batches[0] if self.batches else (None, None)
@@ -201,9 +206,9 @@ class _Step:
         units = [_units(*each) for each in self.models]  # Of a script that prepares none: its first one.
         gpus, cpus = (self._traffic(prepared, device, gradients) for device in ("cuda", "cpu"))
         return MeasuredStep(
-            count=sum(each.numel() for each in parameters),
-            parameters=_bytes(parameters),
-            buffers=_bytes(buffers),
+            count=sum(each.numel() for each in parameters.values()),
+            parameters=_bytes(parameters.values()),
+            buffers=_bytes(buffers.values()),
             gradients=_bytes(gradients),
             sent=sum(gpus.messages),
             messages=gpus.messages,
@@ -307,11 +312,17 @@ def of_flat(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffi
     """Return the messages of :class:`allranks.runtime.model.flat.Flat`; ``itemsize`` as for buckets."""
     messages, shared = [], 0
     for group in _by_type(parameters):
-        size = itemsize or group[0].element_size()
-        small = sum(each.numel() for each in group if each.numel() < LARGE)
-        messages += [each.numel() * size for each in group if each.numel() >= LARGE] + ([small * size] if small else [])
+        size, small = itemsize or group[0].element_size(), 0
+        for each in group:
+            if each.numel() < LARGE:
+                small += each.numel() * size
+            else:
+                messages.append(each.numel() * size)
+        if small:
+            messages.append(small)
         total = sum(each.nbytes for each in group)
-        shared += total if itemsize is None and total >= LEAST else 0
+        if itemsize is None and total >= LEAST:
+            shared += total
     return Traffic(tuple(messages), shared)
 
 

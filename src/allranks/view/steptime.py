@@ -132,18 +132,22 @@ def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float
         worst = max(found, key=lambda one: (one.seconds - one.others) * one.steps)
         more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
         return [f"{_capital(worst.sentence)}. {_fix(worst.phase, worst.workers)}".rstrip() + more, *sentences], late
-    step = statistics.median(map(sum, means)) if means else 0.0
-    data = statistics.median(each[_DATA] for each in means) if means else 0.0
-    if data > _MUCH_DATA * step:
-        samples = {one["node"]: one for one in node_usage(run.attempt_folder)}
-        everyone = {node: [one.rank for one in ranks if one.node == node] for node in samples}
-        workers = workers_of(run.attempt_folder, samples, everyone)
-        evidence = f"{workers}; " if workers else ""
-        sentences.append(
-            f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}. "
-            + _fix("data", workers)
-        )
-    return sentences, 0.0
+    return [*sentences, *_on_data(run, ranks, means)], 0.0
+
+
+def _on_data(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
+    """Return a sentence if the ranks wait for data in a large part of each step."""
+    if not means:
+        return []
+    step, data = statistics.median(map(sum, means)), statistics.median(each[_DATA] for each in means)
+    if data <= _MUCH_DATA * step:
+        return []
+    samples = {one["node"]: one for one in node_usage(run.attempt_folder)}
+    everyone = {node: [one.rank for one in ranks if one.node == node] for node in samples}
+    workers = workers_of(run.attempt_folder, samples, everyone)
+    evidence = f"{workers}; " if workers else ""
+    what = f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}."
+    return [f"{what} {_fix('data', workers)}"]
 
 
 def _fix(phase: str, workers: Workers | None) -> str:

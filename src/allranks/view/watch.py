@@ -101,14 +101,14 @@ def below_log(shot: Snapshot, width: int, most: int, first: Sequence[str] = ("lo
     The metrics ``first`` come before all others but the step; the rest, in the order of the script, if there is room.
     """
     step, *others = _progress(shot) or [""]
-    curves = {
-        name: Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
-        for name, (value, points) in shot.metrics.items()
-        if name in first or not (name.endswith(SPEED) or name == "epoch")
-    }
-    chosen = [curves.pop(name) for name in first if name in curves] or [curves.pop(name) for name in [*curves][:1]]
-    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
-    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
+    curves = {}
+    for name, (value, points) in shot.metrics.items():
+        if name in first or not (name.endswith(SPEED) or name == "epoch"):
+            curves[name] = Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
+    chosen = [curves.pop(name) for name in first if name in curves]
+    if curves and not chosen:
+        chosen = [curves.pop(next(iter(curves)))]
+    attempt, left = _attempt_and_left(shot)
     nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
     used = _used(_together(nodes), _SMALL) if nodes else []
     used = used[2:] or used  # GPUs, or else CPUs and memory.
@@ -136,6 +136,12 @@ def _progress(shot: Snapshot) -> list[str]:
     return parts
 
 
+def _attempt_and_left(shot: Snapshot) -> tuple[str, str]:
+    """Return which attempt it is, unless it is the first, and for how long it may run, if that is known."""
+    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
+    return attempt, "" if shot.left is None else f"{format_seconds(shot.left)} left of the allocation"
+
+
 def _speed(name: str, value: float) -> str:
     """Write a speed: ``31.4 steps/s``."""
     return f"{format_number(value)} {name.removesuffix(SPEED)}/s"
@@ -151,9 +157,8 @@ def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _header(shot: Snapshot, width: int) -> list[Text]:
     record, status = shot.run.record, shot.run.record.status
     native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
-    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
+    attempt, left = _attempt_and_left(shot)
     restarts = format_count(status.restarts, "restart") if status.restarts else ""
-    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     state = Text(status.state.value, f"bold {_STATES.get(status.state, 'red')}")
     code = f"exit code {status.exit_code}" if status.exit_code else ""
     first: list[Text | str] = [
