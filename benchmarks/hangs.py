@@ -17,7 +17,7 @@ from allranks import contract
 from allranks.agent import hangs
 from allranks.record.logindex import LogIndexWriter
 from allranks.record.spec import NodeSpec
-from allranks.runtime import advance
+from allranks.runtime import progress
 
 RANKS, STEPS, LOOKS, ROUNDS = 8, 100_000, 200, 7
 STEP_SECONDS = 1e-3
@@ -27,8 +27,8 @@ BAR = 0.1  # percent
 def seconds_of_a_step(folder: Path) -> float:
     """Return the CPU time that counting a step takes."""
     os.environ[contract.STEP_FILE] = str(folder / contract.rank_step(0))
-    advance.connect()
-    count = advance.advance
+    progress.connect_counter()
+    count = progress.advance
     began = time.process_time()
     for _ in range(STEPS):
         count()

@@ -32,7 +32,7 @@ HELD: Final = "held"
 #: The stdin of the command that started a run here: its descriptor, the rank that gets it (-1: none), and the command's
 #: process id.
 STDIN: Final = "ALLRANKS_STDIN_OF_COMMAND"
-#: The file in which a rank counts its steps, for the agent of its node: see :mod:`allranks.runtime.advance`.
+#: The file in which a rank counts its steps, for the agent of its node: see :mod:`allranks.runtime.progress`.
 STEP_FILE: Final = "ALLRANKS_STEP_FILE"
 
 #: Internal: the number of ranks of a job, ":", and the file to which its one rank writes what its first step uses,

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 from allranks import contract
 from allranks.errors import RankError
 from allranks.runtime import log, stop
-from allranks.runtime.advance import advance
 from allranks.runtime.checkpoint.checkpointer import report_stop
 from allranks.runtime.checkpoint.directory import note_save
 from allranks.runtime.checkpoint.saving import sync_directory
-from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, AgreementSchedule, check_keep, parse_every
+from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, SaveSchedule, check_keep
 from allranks.runtime.data.loader import Loader
+from allranks.runtime.progress import advance
 from allranks.runtime.seed import random_states, restore_random
 
 if TYPE_CHECKING or "lightning" in sys.modules or "pytorch_lightning" not in sys.modules:
@@ -167,11 +167,9 @@ class ResumeCallback(Callback):
         self.folder = Path(folder) if folder else ctx.run_dir / "checkpoints"
         self._ctx = ctx
         self._keep = keep
-        self._every_steps, self._every_seconds = parse_every(every)
+        self._schedule = SaveSchedule(every)
         self._loaded: dict[str, Any] | None = None  # of the checkpoint that the training resumes from
-        self._schedule = AgreementSchedule(0)
         self._step = 0
-        self._saved_step, self._saved_at = 0, 0.0
         self._postponed = self._leaving = False
 
     @property
@@ -201,9 +199,8 @@ class ResumeCallback(Callback):
         """Continue where the checkpoint was taken, and listen for requests to stop."""
         _listen()
         ctx, loader = self._ctx, trainer.train_dataloader
-        ctx.progress.step = self._step = self._saved_step = trainer.global_step
-        self._saved_at = time.monotonic()
-        self._schedule = AgreementSchedule(self._step)
+        ctx.progress.step = self._step = trainer.global_step
+        self._schedule.start(self._step)
         if ctx.is_main:
             note_save(None, self._step)
             for rest in self.folder.glob(".step-*.tmp"):  # of a process that was killed while it saved
@@ -257,23 +254,20 @@ class ResumeCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step, unless it is already saved."""
-        if self._step > self._saved_step:
+        if self._step > self._schedule.saved_step:
             self._save(trainer, leaving=False)
 
     def _agree(self, trainer: Trainer) -> None:
         reason = stop.requested()
-        due = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
-        mine = (reason is not None, due, self._schedule.microseconds_per_step(self._step))
+        schedule = self._schedule
+        mine = (reason is not None, schedule.is_time(), schedule.microseconds_per_step(self._step))
         stopping, any_due, microseconds = self._ctx.control.agree(*map(int, mine))
-        every = self._every_steps
-        if stopping or any_due or (every and self._step // every > self._saved_step // every):
+        if stopping or any_due or schedule.is_due(self._step):
             self._save(trainer, leaving=bool(stopping))
         if stopping:
             report_stop(self._ctx, reason, f"saved {self._target()}")
             self._leaving = True
-        self._schedule.plan(self._step, microseconds, AGREE_SECONDS)
-        if every:
-            self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
+        schedule.plan(self._step, microseconds, AGREE_SECONDS)
 
     def _save(self, trainer: Trainer, *, leaving: bool) -> None:
         target = self._target()
@@ -288,7 +282,7 @@ class ResumeCallback(Callback):
             for old in self._saved()[: -self._keep]:
                 _remove(old)
         self._ctx.control.barrier()
-        self._saved_step, self._saved_at = self._step, time.monotonic()
+        self._schedule.note_save(self._step)
 
     def _target(self) -> Path:
         """Return where a checkpoint of the current step is saved."""

@@ -14,13 +14,13 @@ from allranks.cli import render
 from allranks.cli.options import JobCommand, Seconds, job_options, launch_of, load
 from allranks.cli.runs import json_option
 from allranks.errors import UsageError
-from allranks.estimate.tables import DTYPES, OPTIMIZERS, SAME
+from allranks.estimate import arithmetic
+from allranks.estimate.arithmetic import DTYPES, OPTIMIZERS, SAME
 from allranks.job.units import format_seconds, format_size, format_span, parse_memory, parse_number, parse_rate
 
 if TYPE_CHECKING:
-    from allranks.estimate.arithmetic import Needs, Row
-    from allranks.estimate.pace import Pace
-    from allranks.estimate.tables import Network
+    from allranks.estimate.arithmetic import Needs, Pace, Row
+    from allranks.estimate.network import Network
     from allranks.job.load import LoadedJob
     from allranks.launch.submit import Launch
     from allranks.record.estimate import MeasuredStep
@@ -107,9 +107,7 @@ def command(
 
     With --nodes N,N,... there is a row for each number of nodes; default: up to eight times the job's.
     """
-    from allranks.estimate import arithmetic
     from allranks.estimate.network import measured, named
-    from allranks.estimate.pace import Pace, paces
 
     if price is not None and compute is None:
         fix = "--compute SECONDS: how long a rank computes in a step, as one GPU shows"
@@ -135,7 +133,7 @@ def command(
         needs = arithmetic.from_numbers(count, dtype, optimizer, held)
     networks = networks or [*measured(launch_of(loaded).runs_folder)]
     rows = arithmetic.rows(needs, nodes, per_node, networks)
-    pace = paces(needs, rows, compute, price) if compute else [Pace()] * len(rows)
+    pace = arithmetic.paces(needs, rows, compute, price) if compute else [arithmetic.Pace()] * len(rows)
     if step is not None:
         _keep(launch_of(loaded), rows, "fsdp" if step.strategy == "fsdp" else "ddp")
     unknown = [*_unknown(needs, rows, step)]

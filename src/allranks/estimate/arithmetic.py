@@ -1,43 +1,75 @@
-"""The arithmetic of an estimate: memory of a rank, bytes that it sends in a step, and how long that takes."""
+"""The arithmetic of an estimate: memory of a rank, what it sends in a step, how long a step takes, what it costs.
+
+Its tables are what is taken as known: types, optimizers and GPUs.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from allranks.estimate import traffic
-from allranks.estimate.tables import DTYPES, OPTIMIZERS, Network, smallest_gpu
-from allranks.record.estimate import MeasuredStep
+from allranks.record.estimate import SHARED_MEMORY, MeasuredStep
+
+if TYPE_CHECKING:
+    from allranks.estimate.network import Network
 
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp")
+#: Steps of the first row whose samples the cost is of.
+_STEPS = 1000
+#: Bytes of a number.
+DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+#: Numbers that an optimizer keeps for each parameter, and the bytes of each; None: as many as a parameter has.
+#: torch.optim: exp_avg and exp_avg_sq of Adam, momentum_buffer of SGD, made by zeros_like(parameter). adamw-fp32 is
+#: mixed precision with a copy of the parameters and both averages in fp32: 12 bytes, Rajbhandari et al. 2020,
+#: arXiv:1910.02054, section 3.1.
+OPTIMIZERS: dict[str, tuple[int, int | None]] = {
+    "adamw": (2, None),
+    "adam": (2, None),
+    "adamw-fp32": (3, 4),
+    "adamw-8bit": (2, 1),  # Dettmers et al. 2022, arXiv:2110.02861; its scales, an 0.1 %, are not counted.
+    "momentum": (1, None),
+    "sgd": (0, None),
+}
+#: Other names of these, in small letters.
+SAME = {
+    **dict.fromkeys(("float32", "float", "f32"), "fp32"),
+    **dict.fromkeys(("float16", "half", "f16"), "fp16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("adamw8bit", "adam8bit", "adam-8bit"), "adamw-8bit"),
+    **dict.fromkeys(("sgd-momentum", "nesterov"), "momentum"),
+}
+
+GIB = 1 << 30
+#: Memory of common GPUs in GiB, as nvidia-smi shows it within a percent, and which have it.
+GPUS = {
+    16: "T4, V100",
+    24: "RTX 3090, RTX 4090, A10, L4",
+    32: "V100, RTX 5090",
+    40: "A100",
+    48: "A40, L40S, RTX A6000",
+    80: "A100, H100",
+    141: "H200",
+    180: "B200",
+}
+#: What CUDA's context, cuBLAS and NCCL take of a GPU beside torch's tensors: 0.5 to 1 GB; the larger is assumed.
+CONTEXT_BYTES = GIB
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a training holds, in bytes, on a rank that holds all of the model.
 
+    :class:`MeasuredStep` describes the attributes that it has as well.
+
     Attributes:
-        count: number of parameters.
-        parameters: of the models.
-        gradients: of the parameters that train.
-        optimizer_state: of all optimizers.
-        buffers: of the models.
-        activations: peak of all else in forward and backward pass; None if unknown.
-        temporaries: the same in the optimizer's step.
-        sent: gradients as ranks send them.
         gathered: all parameters in the type in which FSDP gathers them.
         units: the parts of them that it gathers one at a time.
         root: the part that it gathers with the root module, once in a micro-batch.
-        messages: in which ``sent`` travels, an all-reduce each, with DDP on GPUs.
-        messages_of_cpus: the same on CPUs.
-        shared: what CPUs of one machine average through memory instead; 0 if they do not.
         checkpoint: of a checkpoint.
-        batch: samples of a rank in a micro-batch for which activations are given; None if unknown.
-        global_batch: samples of all ranks in a micro-batch if these are fixed, and not those of a rank.
-        accumulation: micro-batches in a step.
     """
 
     count: int
@@ -156,7 +188,7 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
                     sends=sends,
                     seconds=_seconds(needs, strategy, ranks, number, network),
                     network=network.name if network else None,
-                    is_shared=traffic.is_shared(needs, strategy, number, network),
+                    is_shared=_is_shared(needs, strategy, number, network),
                     rank_batch=needs.rank_batch(ranks),
                     effective_batch=needs.effective_batch(ranks),
                     divides=not (needs.global_batch and needs.global_batch % ranks),
@@ -165,10 +197,45 @@ def rows(needs: Needs, nodes: Iterable[int], ranks_per_node: int, networks: Sequ
     return found
 
 
+def _is_shared(needs: Needs, strategy: Strategy, nodes: int, network: Network | None) -> bool:
+    """Return True if ranks average gradients through the memory of their machine, and send none."""
+    is_measured = network is not None and SHARED_MEMORY in network.curves
+    return is_measured and strategy == "ddp" and nodes == 1 and needs.shared > 0
+
+
 def _seconds(needs: Needs, strategy: Strategy, ranks: int, nodes: int, network: Network | None) -> float | None:
+    """Return how long the communication of a step takes, if nothing is computed meanwhile; None if it is unknown."""
     if ranks == 1:
         return 0.0
-    return traffic.seconds(needs, strategy, ranks, nodes, network) if network else None
+    if network is None:
+        return None
+    if _is_shared(needs, strategy, nodes, network):
+        return network.seconds(SHARED_MEMORY, needs.shared)
+    messages = _of_ddp(needs, network) if strategy == "ddp" else _of_fsdp(needs)
+    return sum(network.seconds(name, size * (ranks - 1) / ranks) for name, size in messages)
+
+
+def _of_ddp(needs: Needs, network: Network) -> Iterator[tuple[str, float]]:
+    """Yield each all-reduce, with what infinitely many ranks would send: twice its bytes."""
+    for size in needs.messages_of_cpus if network.on_cpus else needs.messages:
+        yield "all_reduce", 2 * size
+
+
+def _of_fsdp(needs: Needs) -> Iterator[tuple[str, float]]:
+    """Yield what gathers the root once, and each other part twice, in a micro-batch, and what scatters gradients."""
+    rest = needs.gathered - needs.root - sum(needs.units)
+    parts = [each for each in (*needs.units, rest) if each > 0]
+    for size in [needs.root, *parts, *parts] * needs.accumulation:
+        if size:
+            yield "all_gather", size
+    for size in (needs.root, *parts):
+        if size:
+            yield "reduce_scatter", size * needs.sent / needs.gathered
+
+
+def smallest_gpu(size: int) -> int | None:
+    """Return the memory, in GiB, of the smallest common GPU that holds so many bytes; None if none does."""
+    return next((memory for memory in GPUS if size + CONTEXT_BYTES <= memory * GIB), None)
 
 
 def from_numbers(count: int, dtype: str, optimizer: str, activations: int | None) -> Needs:
@@ -218,3 +285,46 @@ def from_step(step: MeasuredStep) -> Needs:
         global_batch=step.global_batch,
         accumulation=step.accumulation,
     )
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the job of a row is; what is unknown is None.
+
+    Attributes:
+        step_seconds: of a step at most: its computation, and then its communication.
+        speedup: samples per second compared with the first row; each rank has as many of them if the batch is unknown.
+        cost: of as many samples as 1,000 steps of the first row have, in the currency of the price.
+    """
+
+    step_seconds: float | None = None
+    speedup: float | None = None
+    cost: float | None = None
+
+
+def paces(needs: Needs, rows: Sequence[Row], compute: float, price: float | None) -> list[Pace]:
+    """Return the pace of each row.
+
+    A rank computes for longer with more samples, in proportion; communication is not hidden behind computation, so that
+    a step takes as long as is given here, or less.
+
+    Args:
+        needs: of the job.
+        rows: its estimate.
+        compute: seconds that a rank of the first row computes in a step.
+        price: of a rank for an hour.
+    """
+    found: list[Pace] = []
+    batch, base = rows[0].rank_batch, None
+    for row in rows:
+        own = compute * row.rank_batch / batch if row.rank_batch and batch else compute
+        if row.seconds is None:
+            found.append(Pace())
+            continue
+        seconds = own + row.seconds
+        rate = (row.effective_batch or row.ranks) / seconds
+        base = base or rate
+        samples = _STEPS * (rows[0].effective_batch or rows[0].ranks)
+        cost = None if price is None else samples / rate / 3600 * row.ranks * price
+        found.append(Pace(seconds, rate / base, cost))
+    return found

@@ -1,22 +1,81 @@
-"""The networks of a job: as the user gives them, or as ``allranks test`` has measured them."""
+"""Networks: how fast they are, by name, as the user gives them, or as ``allranks test`` has measured them."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from allranks.errors import AllranksError, UsageError
-from allranks.estimate.tables import NETWORKS, SHARED_MEMORY, Network
 from allranks.job.problems import closest
 from allranks.job.units import format_count, parse_rate
 from allranks.record import selftest
-from allranks.runs.record import newest_first
+from allranks.record.estimate import SHARED_MEMORY
+from allranks.runs.record import Run, newest_first
 
-if TYPE_CHECKING:
-    from allranks.runs.record import Run
+
+@dataclass(frozen=True)
+class Network:
+    """A network: bytes a second that one node, or one GPU, sends and receives at the same time.
+
+    Attributes:
+        name: as the user writes it, or where it was measured.
+        bandwidth: bytes per second, in each direction.
+        place: between the GPUs of a node, between nodes, or both.
+        curves: for each operation, messages as measured: bytes that a rank sends (for shared memory: of the
+            gradients), rising, and seconds. Empty if the bandwidth is the one on paper.
+        on_cpus: whether it was measured with tensors on CPUs.
+    """
+
+    name: str
+    bandwidth: float
+    place: Literal["within", "between", "both"]
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    on_cpus: bool = False
+
+    def serves(self, nodes: int) -> bool:
+        """Whether ranks on so many nodes send over it."""
+        return self.place in ("both", "within" if nodes == 1 else "between")
+
+    def seconds(self, operation: str, sent: float) -> float:
+        """Return how long an operation takes in which a rank sends so many bytes."""
+        curve = self.curves.get(operation) or self.curves.get("all_reduce")
+        return interpolated(curve, sent) if curve else sent / self.bandwidth
+
+
+def interpolated(curve: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the seconds of a size, by a power law between its neighbours.
+
+    Below the smallest one it is latency, which is the same for all, and above the largest a rate.
+    """
+    (least, latency), (most, longest) = curve[0], curve[-1]
+    if size <= least:
+        return latency
+    if size >= most:
+        return longest * size / most
+    (below, before), (above, after) = next(pair for pair in pairwise(curve) if size <= pair[1][0])
+    return before * math.exp(math.log(after / before) * math.log(size / below) / math.log(above / below))
+
+
+#: Ethernet: IEEE 802.3. InfiniBand, four lanes: IBTA's roadmap. PCIe, 16 lanes: PCI-SIG, base specifications 4.0 and
+#: 5.0. NVLink: all links of one GPU in one direction, half of what NVIDIA's data sheets of A100, H100 and B200 add up.
+NETWORKS = {
+    **{f"{rate}GbE": Network(f"{rate}GbE", rate * 1e9 / 8, "between") for rate in (1, 10, 25, 40, 100, 200, 400)},
+    **{
+        name: Network(name, rate * 1e9 / 8, "between")
+        for name, rate in {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}.items()
+    },
+    "PCIe4": Network("PCIe4", 31.5e9, "within"),
+    "PCIe5": Network("PCIe5", 63e9, "within"),
+    "NVLink3": Network("NVLink3", 300e9, "within"),
+    "NVLink4": Network("NVLink4", 450e9, "within"),
+    "NVLink5": Network("NVLink5", 900e9, "within"),
+}
 
 
 def named(text: str) -> Network:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,17 +76,13 @@ def _refuse_others(launch: Launch) -> str:
     if entry.kind == "module":
         script = workdir / f"{name.replace('.', '/')}.py"
         script = script if script.is_file() else script.with_suffix("") / "__main__.py"
-    files = [] if entry.kind == "binary" else [script, *_beside(script)]
+    # The modules that it may import from its directory count too.
+    files = [] if entry.kind == "binary" else [script, *script.parent.glob("*.py")]
     if not any(_USES_US.search(each.read_bytes()) for each in files if each.is_file()):
         raise JobError(
             f"{name} does not use allranks.init()", why="only such a script ends after one step", fix=_OR_NUMBERS
         )
     return name
-
-
-def _beside(script: Path) -> Iterator[Path]:
-    """Return the modules that a script may import from its directory."""
-    return script.parent.glob("*.py")
 
 
 def _alone(launch: Launch, folder: Path, order: str) -> Launch:

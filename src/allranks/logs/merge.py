@@ -85,7 +85,9 @@ class MergedLogs:
         self._prefix = Prefixes(colour)
         self._form = form or LineForm()
         self._nnodes = nnodes
-        self._everyone = len(ranks) if ranks is not None else (world_size if nodes is None else None)
+        self._everyone = world_size if nodes is None else None
+        if ranks is not None:
+            self._everyone = len(ranks)
         self._hurries = hurries
         self._clock = clock
         self._latest = 0

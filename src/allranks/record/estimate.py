@@ -11,6 +11,8 @@ from allranks.record.files import write_atomically
 
 #: Bytes of gradients with which torch's DistributedDataParallel sends its first bucket, and all others.
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+#: What averages gradients on the CPUs of one machine, if their sum is not small: its name in a self-test.
+SHARED_MEMORY = "shared memory"
 
 
 @dataclass(frozen=True)

@@ -153,21 +153,7 @@ class Done(SelfTestReport):
     """The rank has finished."""
 
 
-_KINDS: dict[str, type[SelfTestReport]] = {
-    kind.__name__: kind
-    for kind in (
-        RankInfo,
-        OperationStarted,
-        Collective,
-        Bandwidth,
-        TrainingMessage,
-        Link,
-        TrainingResult,
-        GpuResult,
-        SearchResult,
-        Done,
-    )
-}
+_KINDS = {kind.__name__: kind for kind in SelfTestReport.__subclasses__()}
 
 
 def send(report: SelfTestReport) -> None:

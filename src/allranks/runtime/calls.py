@@ -1,11 +1,12 @@
-"""Errors of calls of the Python API that Python itself would refuse: what is expected, and what to write instead."""
+"""Errors of calls of the Python API, some of which Python itself would refuse: what is expected, and what to write."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeGuard, TypeVar
 
 from allranks.errors import CallError, RankError
 
@@ -21,11 +22,9 @@ _OF_OTHERS = {
     **dict.fromkeys(("sampler", "batch_sampler", "num_replicas"), _ORDER),
     "generator": "write seed=",
     "learning_rate": "write lr=",
-    **dict.fromkeys(
-        ("persistent_workers", "multiprocessing_context", "pin_memory_device", "device_ids", "output_device"),
-        _NOT_NEEDED,
-    ),
-    **dict.fromkeys(("gradient_as_bucket_view", "init_method", "rank", "world_size"), _NOT_NEEDED),
+    **dict.fromkeys(("persistent_workers", "multiprocessing_context", "pin_memory_device"), _NOT_NEEDED),
+    **dict.fromkeys(("device_ids", "output_device", "gradient_as_bucket_view"), _NOT_NEEDED),
+    **dict.fromkeys(("init_method", "rank", "world_size"), _NOT_NEEDED),
     **dict.fromkeys(("device_mesh", "mesh", "reshard_after_forward"), 'write strategy="fsdp", which decides it'),
     "mixed_precision": 'write precision="bf16"',
     **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "write ctx.accumulate(model, steps=)"),
@@ -142,3 +141,22 @@ def _explained(function: Callable[..., object], args: tuple[object, ...], kwargs
         return refused(known, f"{name}() got more than it takes: {extra}", fix)
     absent = [each.name for each in known[len(values) :] if each.default is each.empty and each.name not in kwargs]
     return refused(known, f"{name}() got {'no ' + absent[0] if absent else 'a value twice'}", fix)
+
+
+def is_whole(value: object, least: int | None) -> TypeGuard[int]:
+    """Return True for an integer, which True is not, from ``least`` on; None: for any."""
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def positive(name: str, value: object) -> int:
+    """Return a value that must be an integer greater than 0."""
+    if not is_whole(value, 1):
+        raise RankError(f"invalid number of samples: {name}={value!r}", fix=f"give {name} as a whole number from 1 on")
+    return value
+
+
+def scale_factor(name: str, rule: object, ratio: float) -> float:
+    """Return the factor of a learning rate by a rule, an argument of this name, for a batch so many times as large."""
+    if rule not in ("linear", "sqrt"):
+        raise RankError(f"invalid rule for the learning rate: {name}={rule!r}", fix='give "linear" or "sqrt"')
+    return ratio if rule == "linear" else math.sqrt(ratio)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from allranks import contract
 from allranks.errors import RankError
-from allranks.runtime.batch import positive, scale_factor
-from allranks.runtime.calls import answering, no_attribute
-from allranks.runtime.exchange import CpuGroup, MainRank, SignedValues
+from allranks.runtime.calls import answering, no_attribute, positive, scale_factor
+from allranks.runtime.exchange import CpuGroup, MainRank
 from allranks.runtime.peers import Peers, StepWatch
 from allranks.runtime.progress import Progress
 from allranks.runtime.steptime import EXCHANGE
@@ -365,8 +364,7 @@ class Context:
 
     @cached_property
     def _main(self) -> MainRank:
-        values = SignedValues(self.restart, self.device)
-        return MainRank(self.rank, self.world_size, self._store, values, self._watch, self.progress.clock)
+        return MainRank(self)
 
     @cached_property
     def _watch(self) -> StepWatch:

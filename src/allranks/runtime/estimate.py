@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from allranks import contract
-from allranks.record.estimate import MeasuredStep
-from allranks.runtime.batch import resolve
+from allranks.record.estimate import BUCKET, FIRST_BUCKET, MeasuredStep
 from allranks.runtime.context import Context
-from allranks.runtime.model.messages import Traffic, of_buckets, of_flat
+from allranks.runtime.data.mapped import batch_sizes
+from allranks.runtime.model.allreduce import LEAST
+from allranks.runtime.model.flat import LARGE
 from allranks.runtime.model.prepare import choose
 from allranks.runtime.model.wrappers import DTYPES, trained
 
@@ -123,7 +125,7 @@ class MeasuredContext(Context):
 
     def loader(self, dataset: Any, **options: Any) -> Any:
         """Make a loader of this process alone, with the batch that a rank of the job gets."""
-        size = resolve(options.get("batch_size"), options.get("global_batch_size"), self._step.ranks)
+        size = batch_sizes(options.get("batch_size"), options.get("global_batch_size"), self._step.ranks)
         self._step.batches.append((size.rank, options.get("global_batch_size")))
         return super().loader(dataset, **{**options, "batch_size": size.rank, "global_batch_size": None, "workers": 0})
 
@@ -183,14 +185,19 @@ class _Step:
 
     def _result(self) -> MeasuredStep:
         storages, optimizers = self._storages, [*self._stepped.values()]
-        held = [each for model, _ in self.models for each in model.parameters()]
-        held += [each for one in optimizers for group in one.param_groups for each in group["params"]]
-        parameters = list({id(each): each for each in [*held, *storages.parameters.values()]}.values())
-        buffers = list({id(each): each for model, _ in self.models for each in model.buffers()}.values())
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        parameters, buffers = dict[int, Tensor](), dict[int, Tensor]()
+        for model, _ in self.models:
+            parameters |= {id(each): each for each in model.parameters()}
+            buffers |= {id(each): each for each in model.buffers()}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                parameters |= {id(each): each for each in group["params"]}
+        parameters |= storages.parameters
+        gradients = [each.grad for each in parameters.values() if each.grad is not None]
         state = [leaf for one in optimizers for leaf in _tensors(one.state.values())]
         has_seen = bool(storages.events)
-        persistent = {*storages.persistent, *map(storages.number, [*parameters, *buffers, *gradients, *state])}
+        held = [*parameters.values(), *buffers.values(), *gradients, *state]
+        persistent = {*storages.persistent, *map(storages.number, held)}
         # The pass is over with its last gradient: an optimizer with a closure makes it within its step.
         activations, temporaries = storages.peaks(max(self._step_event, storages.ended), persistent)
         batch, total = self.batches[0] if self.batches else (None, None)
@@ -199,9 +206,9 @@ class _Step:
         units = [_units(*each) for each in self.models]  # Of a script that prepares none: its first one.
         gpus, cpus = (self._traffic(prepared, device, gradients) for device in ("cuda", "cpu"))
         return MeasuredStep(
-            count=sum(each.numel() for each in parameters),
-            parameters=_bytes(parameters),
-            buffers=_bytes(buffers),
+            count=sum(each.numel() for each in parameters.values()),
+            parameters=_bytes(parameters.values()),
+            buffers=_bytes(buffers.values()),
             gradients=_bytes(gradients),
             sent=sum(gpus.messages),
             messages=gpus.messages,
@@ -262,3 +269,65 @@ def _saved(parts: Iterable[Any]) -> Iterator[Tensor]:
     for part in parts:
         if hasattr(part, "state_dict"):
             yield from _tensors([part.state_dict()])
+
+
+# --- the messages in which ranks average gradients ---
+
+
+class Traffic(NamedTuple):
+    """Bytes of gradients in a step.
+
+    Attributes:
+        messages: of each all-reduce.
+        shared: what ranks on the CPUs of one machine average through memory instead; 0 if they do not.
+    """
+
+    messages: tuple[int, ...]
+    shared: int = 0
+
+
+def of_buckets(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:
+    """Return the messages of torch's DistributedDataParallel, of numbers of ``itemsize`` bytes; None: as they are.
+
+    torch sorts its buckets after the first step, by the order in which gradients are ready: that of the parameters,
+    reversed (``Reducer::rebuild_buckets``, ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d).
+    """
+    return Traffic(tuple(_buckets([*parameters], itemsize)))
+
+
+def _buckets(parameters: list[Tensor], itemsize: int | None) -> Iterator[int]:
+    for group in _by_type(parameters):
+        limit, held, sent = FIRST_BUCKET, 0, 0
+        for parameter in reversed(group):
+            held += parameter.nbytes
+            sent += parameter.numel() * (itemsize or parameter.element_size())
+            if held >= limit:
+                yield sent
+                limit, held, sent = BUCKET, 0, 0
+        if held:
+            yield sent
+
+
+def of_flat(parameters: Iterable[Tensor], itemsize: int | None = None) -> Traffic:
+    """Return the messages of :class:`allranks.runtime.model.flat.Flat`; ``itemsize`` as for buckets."""
+    messages, shared = [], 0
+    for group in _by_type(parameters):
+        size, small = itemsize or group[0].element_size(), 0
+        for each in group:
+            if each.numel() < LARGE:
+                small += each.numel() * size
+            else:
+                messages.append(each.numel() * size)
+        if small:
+            messages.append(small)
+        total = sum(each.nbytes for each in group)
+        if itemsize is None and total >= LEAST:
+            shared += total
+    return Traffic(tuple(messages), shared)
+
+
+def _by_type(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    found: dict[object, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        found[parameter.dtype].append(parameter)
+    return [*found.values()]

@@ -23,13 +23,14 @@ from allranks import contract
 from allranks.errors import AllranksError, RankError
 from allranks.record import key as run_key
 from allranks.runtime import log
-from allranks.runtime.peers import Peers, StepWatch, poll
+from allranks.runtime.peers import Peers, poll
 from allranks.runtime.steptime import EXCHANGE, StepClock
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
+
+    from allranks.runtime.context import Context
 
 T = TypeVar("T")
 
@@ -193,21 +194,16 @@ def _sendable(value: object, name: str) -> Any:
 
 
 class MainRank:
-    """Runs functions on rank 0 and hands their results to all ranks through the store.
+    """Runs functions on rank 0 and hands their results to all ranks through the store."""
 
-    ``watch`` numbers the calls, and finds ranks that disagree on the number of steps.
-    """
-
-    def __init__(
-        self, rank: int, world_size: int, store: Store, values: SignedValues, watch: StepWatch, clock: StepClock
-    ) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        self._store = store
-        self._values = values
-        self._watch = watch
-        self._clock = clock
-        self._peers = Peers(rank, world_size, store)
+    def __init__(self, ctx: Context) -> None:
+        self._rank = ctx.rank
+        self._world_size = ctx.world_size
+        self._store = ctx._store
+        self._values = SignedValues(ctx.restart, ctx.device)
+        self._watch = ctx._watch  # It numbers the calls, and finds ranks that disagree on the number of steps.
+        self._clock = ctx.progress.clock
+        self._peers = Peers(ctx.rank, ctx.world_size, ctx._store)
         self._inside = self._has_noted = False
 
     def on_main(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:

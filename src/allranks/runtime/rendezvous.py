@@ -133,8 +133,7 @@ def join(
     serves = rank.world_size > 1 and hosts_store(rank)
     # The launcher may know more about hosts than the ranks have counted.
     place = HostPlace(
-        rank.local_world_size or met.local_world_size,
-        met.node_rank if rank.node_rank is None else rank.node_rank,
+        rank.local_world_size or met.local_world_size, met.node_rank if rank.node_rank is None else rank.node_rank
     )
     return place, Membership(store, serves, ours=True, on_close=on_close)
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from allranks import contract
 from allranks.errors import RankError, unknown
-from allranks.runtime import advance, environment, stop
 from allranks.runtime import device as devices
-from allranks.runtime.calls import answering
+from allranks.runtime import environment, stop
+from allranks.runtime.calls import answering, is_whole
 from allranks.runtime.context import Context
 from allranks.runtime.peers import Peers
+from allranks.runtime.progress import connect_counter
 from allranks.runtime.rendezvous import join
 from allranks.runtime.seed import make_deterministic, seed_all
 from allranks.system.processes import let_gloo_rest
@@ -75,7 +76,7 @@ def init(
     """
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
-    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
+    if not is_whole(log_every, 0):
         raise RankError(
             f"log_every={log_every!r} cannot be", why="it is a number of optimizer steps", fix="1 or more; 0 for never"
         )
@@ -105,7 +106,7 @@ def init(
     undo.callback(stop.close)
     try:
         stop.note_warnings()
-        advance.connect()
+        connect_counter()
         place, membership = join(rank, chosen, rank_device, limit, undo.close)
         atexit.unregister(let_gloo_rest)  # Once is enough: after another init, and for what the agent has done.
         atexit.register(let_gloo_rest)

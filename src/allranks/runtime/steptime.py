@@ -57,12 +57,7 @@ class StepClock:
             self.enter(before)
 
     def count(self, step: int, place: Callable[[], Place] = Place) -> None:
-        """Count a step, which ended at the last call of :meth:`enter`.
-
-        Args:
-            step: its number.
-            place: returns where the training is; called once a window.
-        """
+        """Count a step, which ended at the last call of :meth:`enter`; ``place`` is called once a window."""
         self._steps += 1
         if self._since >= self._due:
             self._close_window(step, place())

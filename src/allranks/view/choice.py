@@ -54,13 +54,8 @@ def press(
 ) -> tuple[Choice, str]:
     """Return what is shown after a key, and what is to be done: ``quit``, ``back``, ``stacks``, ``cancel`` or nothing.
 
-    Args:
-        choice: what is shown.
-        key: a character, or the control sequence of another key.
-        ranks: how many the run has.
-        has_ended: whether the run has ended.
-        page: by how many lines PageUp and PageDown scroll.
-        lines: how many the pane has.
+    The key is a character, or the control sequence of another key; the pane has so many ``lines``, and PageUp and
+    PageDown scroll by a ``page`` of them.
     """
     choice = replace(choice, note="")
     if choice.prompt:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
@@ -32,7 +33,7 @@ from allranks.runs.status import State
 from allranks.runs.steptime import Position, position
 from allranks.runs.stragglers import inspect
 from allranks.runs.usage import node_usage
-from allranks.view.progress import Changes, Saves
+from allranks.view.reader import Changes, Saves
 
 if TYPE_CHECKING:
     from allranks.clusters.base import ClusterKind
@@ -59,7 +60,7 @@ class Curve:
     @property
     def points(self) -> list[float]:
         """The points so far, the oldest first."""
-        return self._points + ([_mean(self._open)] if self._open else [])
+        return self._points + ([fmean(self._open)] if self._open else [])
 
     def add(self, value: float) -> None:
         """Add the next value; one that is not finite is shown while it is the last."""
@@ -68,15 +69,11 @@ class Curve:
             return
         self._open.append(value)
         if len(self._open) == self._each:
-            self._points.append(_mean(self._open))
+            self._points.append(fmean(self._open))
             self._open = []
         if len(self._points) == _POINTS:
-            self._points = [_mean(self._points[at : at + 2]) for at in range(0, _POINTS, 2)]
+            self._points = [fmean(self._points[at : at + 2]) for at in range(0, _POINTS, 2)]
             self._each *= 2
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class Metrics:
@@ -254,7 +251,7 @@ class Feed:
             log.lines(),
             log.rank,
             self._events.all,
-            self._events.saved,
+            self._events.saves.newest,
             self._delay,
             self._status.problem,
             position=self._position,
@@ -319,27 +316,23 @@ class _Events:
 
     def __init__(self, folder: Path) -> None:
         self.all: list[tuple[float, str]] = []
-        self._folder, self._saves = folder, Saves(folder)
+        self.saves = Saves(folder)
+        self._folder = folder
         self._attempts: dict[int, tuple[Changes, Path, list[tuple[float, str]]]] = {}
 
     def read(self) -> None:
         """Read what is new."""
-        has_changed = self._saves.read()
+        has_changed = self.saves.read()
         last = max(self._attempts, default=0)
         for number in range(last, _count(self._folder)):  # Those before the last do not change any more.
             has_changed = self._read_attempt(number) or has_changed
         if has_changed:
             found = [(when, text, False) for _, _, events in self._attempts.values() for when, text in events]
-            found += [(when, f"checkpoint at step {step}", True) for step, when in self._saves.all if when]
+            found += [(when, f"checkpoint at step {step}", True) for step, when in self.saves.all if when]
             found.sort()
             # Of checkpoints that follow each other the last one: a training may make hundreds.
             kept = [event for event, after in zip_longest(found, found[1:]) if not (event[2] and after and after[2])]
             self.all = [(when, text) for when, text, _ in kept[-_EVENTS:]]
-
-    @property
-    def saved(self) -> tuple[int, float | None] | None:
-        """The step of the newest checkpoint, and when it was written, if that is known."""
-        return self._saves.newest
 
     def _read_attempt(self, number: int) -> bool:
         attempt = self._folder / contract.attempt_dir(number)
@@ -376,11 +369,9 @@ def _bounds(node: Path, number: int) -> Iterator[tuple[float, str]]:
             count = event.fields.get("world_size", len(event.fields.get("ranks", ())))
             yield event.time, f"attempt {number + 1}: {format_count(count, 'rank')} started"
         elif event.kind == contract.ENDED:
+            ended = f"attempt {number + 1} ended: {event.fields.get('state')}"
             reason = event.fields.get("reason")
-            yield (
-                event.time,
-                f"attempt {number + 1} ended: {event.fields.get('state')}" + (f": {reason}" * bool(reason)),
-            )
+            yield event.time, f"{ended}: {reason}" if reason else ended
 
 
 def _followed(attempt: Path) -> Iterator[tuple[float, str]]:

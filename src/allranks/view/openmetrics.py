@@ -75,7 +75,8 @@ def to_text(runs: Iterable[Run], *, has_end: bool = True) -> str:
     for run in runs:
         for sample in _samples(run):
             if sample.value is not None:
-                labels = ",".join(f'{key}="{escaped(value)}"' for key, value in _labels(run, sample))
+                labeled = {"run": run.record.id, **sample.labels}
+                labels = ",".join(f'{key}="{escaped(value)}"' for key, value in labeled.items())
                 found[sample.name].append(f"{sample.name}{{{labels}}} {_number(sample.value)}\n")
     heads = {name: f"# TYPE {name} gauge\n# HELP {name} {HELP[name]}\n" for name in HELP if found[name]}
     return "".join(head + "".join(found[name]) for name, head in heads.items()) + END * has_end
@@ -84,11 +85,6 @@ def to_text(runs: Iterable[Run], *, has_end: bool = True) -> str:
 def escaped(value: object) -> str:
     """Return the value of a label as the format writes it between quotes; what is not UTF-8 is replaced."""
     return str(value).encode(errors="replace").decode().translate(_ESCAPES)
-
-
-def _labels(run: Run, sample: Sample) -> Iterator[tuple[str, object]]:
-    yield "run", run.record.id
-    yield from sample.labels.items()
 
 
 def _number(value: float) -> str:

@@ -1,14 +1,21 @@
-"""A thread that reads a run for those who show it."""
+"""Reads a run again and again for a screen: what has changed, its checkpoints, and the thread that does so."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Generic, TypeVar
+
+from allranks import contract
+from allranks.record.events import read_saves
 
 #: Seconds between two reads, at least and at most; and the part of a core that they take, if they can.
 _SECONDS, _LONGEST, _SHARE = 1.0, 15.0, 0.03
+#: Checkpoints that are kept in mind.
+_MOST_SAVES = 200
 
 _Read = TypeVar("_Read")
 
@@ -56,3 +63,41 @@ class Reader(threading.Thread, Generic[_Read]):
         """Stop after the current read."""
         self._is_over = True
         self._next.set()
+
+
+class Changes:
+    """Whether a file has changed since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def are_there(self) -> bool:
+        """Look at the file; a file that is not there has not changed at first."""
+        before, self._seen = self._seen, None
+        with suppress(OSError):
+            stat = self._path.stat()
+            self._seen = stat.st_mtime_ns, stat.st_size
+        return self._seen != before
+
+
+class Saves:
+    """The newest checkpoints of a run, the oldest first: step, and when it was written, if that is recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.all: list[tuple[int, float | None]] = []
+        self._folder = folder
+        self._changes = Changes(folder / contract.CHECKPOINTS_FILE)
+
+    @property
+    def newest(self) -> tuple[int, float | None] | None:
+        """The step of the newest checkpoint, and when it was written, if that is known."""
+        return self.all[-1] if self.all else None
+
+    def read(self) -> bool:
+        """Read what is new; return whether there was any."""
+        if not self._changes.are_there():
+            return False
+        saves = [save for save in read_saves(self._folder) if save.path][-_MOST_SAVES:]
+        self.all = [(save.step, save.time) for save in saves]
+        return True

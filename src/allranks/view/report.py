@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from allranks import __version__
+from allranks import __version__, contract
 from allranks.job.units import format_number, format_seconds
 from allranks.launch.verdict import has_failed, verdict_on
 from allranks.record.events import read_saves
 from allranks.record.steptime import PHASES
+from allranks.record.usage import MEASURES, Row, read_history
 from allranks.runs.comparison import Compared, different, names_of, rank_hours
 from allranks.runs.metrics import MetricLine, speeds
 from allranks.runs.record import Run
 from allranks.runs.usage import node_usage
 from allranks.view.attempts import attempts_of
 from allranks.view.steptime import repeated, step_times
-from allranks.view.usage import usage_over_time
 
 #: Points of a curve: more than a screen has columns, and little for a file.
 MOST_POINTS = 1000
@@ -31,6 +34,20 @@ _FEWEST = 20
 _HOUR = 3600.0
 #: A phase that takes so much more of the ranks' time than in the smallest run limits the scaling.
 _MUCH_GROWN = 0.02
+#: Points of a curve of what nodes used; nodes that have a curve each, of more there are mean, lowest and highest.
+_POINTS_OF_NODES, _FEW_NODES = 240, 4
+#: The curves in their order: title, and by how much values are multiplied.
+_USAGE = {
+    "gpu": ("GPU use, %", 100.0),
+    "gpu_memory": ("GPU memory, GB", 1e-9),
+    "cpus": ("CPUs busy", 1.0),
+    "memory": ("memory, GB", 1e-9),
+    "net_in": ("network in, MB/s", 1e-6),
+    "net_out": ("network out, MB/s", 1e-6),
+    "disk_read": ("disk read, MB/s", 1e-6),
+    "disk_write": ("disk written, MB/s", 1e-6),
+}
+_OF_NODES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "lowest": min, "highest": max}
 
 
 def to_page(data: dict[str, Any]) -> str:
@@ -210,3 +227,50 @@ def _limit(run: Mapping[str, Any], least: Mapping[str, Any], name: str) -> tuple
     grown = [(now - then) / sum(before) for now, then in zip(spent(run), before, strict=True)]
     most = max(range(len(grown)), key=grown.__getitem__)
     return (PHASES[most], round(grown[most], 3)) if grown[most] >= _MUCH_GROWN else None
+
+
+# --- what nodes used ---
+
+
+def usage_over_time(attempt: Path) -> list[dict[str, Any]]:
+    """Return the curves of an attempt's nodes, by seconds since the first sample; none if there are no samples."""
+    paths = sorted(attempt.glob(f"node-*/{contract.USAGE_HISTORY}"))
+    nodes = {path.parent.name.removeprefix("node-").lstrip("0") or "0": read_history(path) for path in paths}
+    nodes = {name: rows for name, rows in nodes.items() if len(rows) > 1}
+    if not nodes:
+        return []
+    start, end = min(rows[0][0] for rows in nodes.values()), max(rows[-1][0] for rows in nodes.values())
+    count = min(_POINTS_OF_NODES, max(map(len, nodes.values())))
+    width = max(end - start, 1e-9) / count
+    curves = []
+    for measure, (title, factor) in _USAGE.items():
+        column = MEASURES.index(measure) + 1
+        found = {name: _points(rows, column, start, width, count) for name, rows in nodes.items()}
+        found = {name: points for name, points in found.items() if points}
+        if not found:
+            continue
+        series = {f"node {name}": points for name, points in found.items()}
+        if len(found) > _FEW_NODES:
+            series = {name: _together([*found.values()], of) for name, of in _OF_NODES.items()}
+        lines = []
+        for at, (name, points) in enumerate(series.items()):
+            seconds = [round((point + 0.5) * width, 1) for point in sorted(points)]
+            values = [float(f"{points[point] * factor:.4g}") for point in sorted(points)]
+            lines.append({"name": name, "run": at, "seconds": seconds, "values": values})
+        curves.append({"name": title, "series": lines})
+    return curves
+
+
+def _points(rows: Sequence[Row], column: int, start: float, width: float, count: int) -> dict[int, float]:
+    """Return the mean of what is known in each of so many spans of time, by their number."""
+    spans = dict[int, list[float]]()
+    for row in rows:
+        if math.isfinite(row[column]):
+            spans.setdefault(min(count - 1, int((row[0] - start) / width)), []).append(row[column])
+    return {span: statistics.fmean(values) for span, values in spans.items()}
+
+
+def _together(nodes: Sequence[Mapping[int, float]], of: Callable[[Sequence[float]], float]) -> dict[int, float]:
+    """Return one value for all nodes in each span of time."""
+    spans = {span for points in nodes for span in points}
+    return {span: of([points[span] for points in nodes if span in points]) for span in spans}

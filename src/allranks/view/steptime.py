@@ -86,18 +86,15 @@ def _heat(ranks: Sequence[RankTimes]) -> dict[str, Any]:
     cells: dict[str, list[list[float | None]]] = {"own": [], "step": [], "data": []}
     for row in rows:
         found = [_columns(each.windows, start, (end - start) / columns, columns) for each in row]
-        slowest = [
-            [_rounded(max(kind)) if kind else None for kind in _turned(column)] for column in zip(*found, strict=True)
-        ]
         for at, kind in enumerate(cells.values()):
-            kind.append([each[at] for each in slowest])
+            kind.append([_slowest(column, at) for column in zip(*found, strict=True)])
     return {"start": start, "end": end, "rows": [_name(row) for row in rows], **cells}
 
 
-def _turned(column: Iterable[Sequence[float] | None]) -> list[list[float]]:
-    """Return for each kind its values of all ranks that have made a step."""
-    there = [each for each in column if each]
-    return [[each[kind] for each in there] for kind in range(3)]
+def _slowest(ranks: Iterable[Sequence[float] | None], kind: int) -> float | None:
+    """Return the largest value of a kind over the ranks that have made a step; None if none has."""
+    known = [each[kind] for each in ranks if each]
+    return _rounded(max(known)) if known else None
 
 
 def _columns(windows: Sequence[Window], start: float, width: float, columns: int) -> list[list[float] | None]:
@@ -136,18 +133,22 @@ def _advice(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float
         worst = max(found, key=lambda one: (one.seconds - one.others) * one.steps)
         more = f" ({len(found) - 1} more of this kind.)" if len(found) > 1 else ""
         return [f"{_capital(worst.sentence)}. {_fix(worst.phase, worst.workers)}".rstrip() + more, *sentences], late
-    step = statistics.median(map(sum, means)) if means else 0.0
-    data = statistics.median(each[_DATA] for each in means) if means else 0.0
-    if data > _MUCH_DATA * step:
-        samples = {one["node"]: one for one in node_usage(run.attempt_folder)}
-        everyone = {node: [one.rank for one in ranks if one.node == node] for node in samples}
-        workers = workers_of(run.attempt_folder, samples, everyone)
-        evidence = f"{workers}; " if workers else ""
-        sentences.append(
-            f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}. "
-            + _fix("data", workers)
-        )
-    return sentences, 0.0
+    return [*sentences, *_on_data(run, ranks, means)], 0.0
+
+
+def _on_data(run: Run, ranks: Sequence[RankTimes], means: Sequence[Sequence[float]]) -> list[str]:
+    """Return a sentence if the ranks wait for data in a large part of each step."""
+    if not means:
+        return []
+    step, data = statistics.median(map(sum, means)), statistics.median(each[_DATA] for each in means)
+    if data <= _MUCH_DATA * step:
+        return []
+    samples = {one["node"]: one for one in node_usage(run.attempt_folder)}
+    everyone = {node: [one.rank for one in ranks if one.node == node] for node in samples}
+    workers = workers_of(run.attempt_folder, samples, everyone)
+    evidence = f"{workers}; " if workers else ""
+    what = f"All ranks wait for data: {evidence}{format_span(data)} of each step of {format_span(step)}."
+    return [f"{what} {_fix('data', workers)}"]
 
 
 def _fix(phase: str, workers: Workers | None) -> str:

@@ -18,7 +18,6 @@ from allranks.runs.usage import clock, traffic
 from allranks.view.choice import Choice
 from allranks.view.drawn import bar, columns, cut, flow, heat, sparkline
 from allranks.view.feed import Snapshot
-from allranks.view.progress import progress, speed
 from allranks.view.several import Row, Rows
 
 _STATES = {State.SUCCEEDED: "green", State.RUNNING: "blue"} | dict.fromkeys(
@@ -68,7 +67,7 @@ def runs_screen(shown: Rows, width: int, height: int) -> list[Text]:
     for number, row in enumerate(shown.rows, 1):
         status = row.run.record.status
         key = str(number) if number < 10 else ""
-        speeds = "  ".join(speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
+        speeds = "  ".join(_speed(name, value) for name, value in row.last.items() if name.endswith(SPEED))
         loss = f"loss {format_number(row.last['loss'])}" if "loss" in row.last else ""
         name = Text(row.run.record.id, "bold")
         state = Text(status.state.value, _STATES.get(status.state, "red"))
@@ -101,22 +100,51 @@ def below_log(shot: Snapshot, width: int, most: int, first: Sequence[str] = ("lo
 
     The metrics ``first`` come before all others but the step; the rest, in the order of the script, if there is room.
     """
-    last = {name: value for name, (value, _) in shot.metrics.items()}
-    step, *others = progress(shot.step, last, shot.saved, shot.time, shot.position) or [""]
-    curves = {
-        name: Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
-        for name, (value, points) in shot.metrics.items()
-        if name in first or not (name.endswith(SPEED) or name == "epoch")
-    }
-    chosen = [curves.pop(name) for name in first if name in curves] or [curves.pop(name) for name in [*curves][:1]]
-    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
-    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
+    step, *others = _progress(shot) or [""]
+    curves = {}
+    for name, (value, points) in shot.metrics.items():
+        if name in first or not (name.endswith(SPEED) or name == "epoch"):
+            curves[name] = Text(f"{name} {_number(value)} ").append(sparkline(points, _CURVE), "cyan")
+    chosen = [curves.pop(name) for name in first if name in curves]
+    if curves and not chosen:
+        chosen = [curves.pop(next(iter(curves)))]
+    attempt, left = _attempt_and_left(shot)
     nodes = [node for node in shot.nodes if shot.time - node["time"] <= _OLD]
     used = _used(_together(nodes), _SMALL) if nodes else []
     used = used[2:] or used  # GPUs, or else CPUs and memory.
     delay = [cut(Text(shot.delay, "yellow"), width)] if shot.delay and most > 1 else []
     parts = [step, *chosen, *others, *used, attempt, left, *curves.values()]
     return [*flow(parts, width)[: most - len(delay)], *delay]
+
+
+def _progress(shot: Snapshot) -> list[str]:
+    """Return step, epoch, time left and speeds, by the last values of metrics, and the newest checkpoint."""
+    step, position = shot.step, shot.position
+    last = {name: value for name, (value, _) in shot.metrics.items()}
+    if position is not None and step is None:
+        step = position.step
+    parts = [f"step {step}"] if step is not None else []
+    if position is not None:
+        parts.append(str(position))
+    elif "epoch" in last:
+        parts.append(f"epoch {last['epoch']:g}")
+    parts += [_speed(name, value) for name, value in last.items() if name.endswith(SPEED)]
+    if shot.saved:
+        saved, when = shot.saved
+        age = f", {format_seconds(max(0.0, shot.time - when))} ago" if when else ""
+        parts.append(f"checkpoint at step {saved}{age}")
+    return parts
+
+
+def _attempt_and_left(shot: Snapshot) -> tuple[str, str]:
+    """Return which attempt it is, unless it is the first, and for how long it may run, if that is known."""
+    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
+    return attempt, "" if shot.left is None else f"{format_seconds(shot.left)} left of the allocation"
+
+
+def _speed(name: str, value: float) -> str:
+    """Write a speed: ``31.4 steps/s``."""
+    return f"{format_number(value)} {name.removesuffix(SPEED)}/s"
 
 
 def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -129,9 +157,8 @@ def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _header(shot: Snapshot, width: int) -> list[Text]:
     record, status = shot.run.record, shot.run.record.status
     native = "" if status.native in ("ended", "ranks running", status.state.value) else status.native
-    attempt = f"attempt {shot.attempt + 1}" if shot.attempt else ""
+    attempt, left = _attempt_and_left(shot)
     restarts = format_count(status.restarts, "restart") if status.restarts else ""
-    left = f"{format_seconds(shot.left)} left of the allocation" if shot.left is not None else ""
     state = Text(status.state.value, f"bold {_STATES.get(status.state, 'red')}")
     code = f"exit code {status.exit_code}" if status.exit_code else ""
     first: list[Text | str] = [
@@ -145,9 +172,7 @@ def _header(shot: Snapshot, width: int) -> list[Text]:
         left,
     ]
     where = f"{format_count(record.world_size, 'rank')} on {format_count(record.nnodes, 'node')} of {record.cluster}"
-    last = {name: value for name, (value, _) in shot.metrics.items()}
-    parts = progress(shot.step, last, shot.saved, shot.time, shot.position)
-    lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(parts, width)]
+    lines = [*flow(first, width), *flow([where, Text(shot.command, "dim")], width), *flow(_progress(shot), width)]
     stale = f"read {format_seconds(shot.age)} ago: a file server or the scheduler does not answer"
     problem = shot.problem or stale * (shot.age > _STALE and shot.lines is not None)
     for text in (shot.delay, *dict.fromkeys((status.cause, status.reason)), problem):
@@ -246,14 +271,9 @@ def _nodes(shot: Snapshot, choice: Choice, width: int, room: int) -> list[Text]:
 def _node(node: Mapping[str, Any], now: float, width: int) -> list[Text | str]:
     """Return the cells of a node: its name, CPUs, memory and GPUs."""
     long = 0 if width < 60 else min(12, width // 14)
-    name = f"{node['node']} {node['host']}"
     age = now - node["time"]
-    return [
-        name,
-        *_used(node, long),
-        traffic(node),
-        Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else "",
-    ]
+    seen = Text(f"seen {format_seconds(age)} ago", "yellow") if age > _OLD else ""
+    return [f"{node['node']} {node['host']}", *_used(node, long), traffic(node), seen]
 
 
 def _used(node: Mapping[str, Any], long: int) -> list[Text | str]:
@@ -287,8 +307,12 @@ def _heat_map(
 ) -> tuple[str, list[Text]]:
     """Return what the cells are, and rows of cells: a GPU, else a node, else several nodes each."""
     by_node = [(node["node"], shares) for node, shares in zip(nodes, found, strict=True)]
-    have_gpus = any(node["gpus"] for node in nodes)
-    of = "ranks" if measure == "step time" else "GPUs" if have_gpus else "CPUs" if measure == "use" else "nodes"
+    if measure == "step time":
+        of = "ranks"
+    elif any(node["gpus"] for node in nodes):
+        of = "GPUs"
+    else:
+        of = "CPUs" if measure == "use" else "nodes"
     unit = f"{measure} of {of}"
     label = len(str(by_node[-1][0])) + 1
     space = max(1, width - label)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.estimate.arithmetic import Needs, from_numbers, rows
-from allranks.estimate.tables import CONTEXT_BYTES, GIB, NETWORKS, SHARED_MEMORY, Network, interpolated, smallest_gpu
+from allranks.estimate.arithmetic import CONTEXT_BYTES, GIB, Needs, from_numbers, rows, smallest_gpu
+from allranks.estimate.network import NETWORKS, Network, interpolated
+from allranks.record.estimate import SHARED_MEMORY
 
 NEEDS = Needs(
     count=1000,

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.estimate.arithmetic import from_numbers, rows
-from allranks.estimate.pace import Pace, paces
-from allranks.estimate.tables import Network
+from allranks.estimate.arithmetic import Pace, from_numbers, paces, rows
+from allranks.estimate.network import Network
 
 #: 1,000 parameters of 4 bytes; two ranks send 4,000 bytes of gradients, four 6,000.
 NEEDS = from_numbers(1000, "fp32", "sgd", 0)

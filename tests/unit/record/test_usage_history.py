@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.record.usage import MEASURES, MOST, History, read_history
-from allranks.view.usage import usage_over_time
+from allranks.view.report import usage_over_time
 
 
 def _sample(time: float, **values: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import distributed, nn
 import allranks
 from allranks.runtime.model.allreduce import Message
-from allranks.runtime.model.messages import of_buckets, of_flat
+from allranks.runtime.estimate import of_buckets, of_flat
 
 sizes = []
 

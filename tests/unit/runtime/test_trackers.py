@@ -13,8 +13,7 @@ import pytest
 
 import allranks
 from allranks import RankError
-from allranks.runtime.trackers import Background, JsonLines, RunInfo, open_trackers
-from allranks.runtime.trackers.system import SystemMetrics
+from allranks.runtime.trackers import Background, JsonLines, RunInfo, SystemMetrics, open_trackers
 from packages import needs
 
 

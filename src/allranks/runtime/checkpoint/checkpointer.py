@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,14 @@ import torch
 from allranks.errors import RankError
 from allranks.record.checkpoints import name_of
 from allranks.runtime import log, stop
-from allranks.runtime.advance import advance
 from allranks.runtime.calls import answering
 from allranks.runtime.checkpoint.directory import CheckpointDirectory, note_save
 from allranks.runtime.checkpoint.restore import Resumed, load_newest
 from allranks.runtime.checkpoint.saving import Save, Saver
-from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, AgreementSchedule, check_keep, parse_every, parse_time
+from allranks.runtime.checkpoint.schedule import AGREE_SECONDS, SaveSchedule, check_keep, parse_time
 from allranks.runtime.checkpoint.snapshot import Snapshots, is_sharded
 from allranks.runtime.checkpoint.state import StatePart
+from allranks.runtime.progress import advance
 from allranks.runtime.steptime import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -82,18 +81,18 @@ def make_checkpointer(
         RankError: the directory is not writable; an argument is invalid; it was already called; or the newest
             complete checkpoint is of another model (the error names the keys, and nothing was loaded).
     """
+    check_keep(keep)
+    _refuse_second(ctx)
+    compared, schedule, plain = _parse_best(best), SaveSchedule(every), _plain(config or {})
+    margin = parse_time("leave_before", leave_before)
+    if not parts:
+        raise RankError("ctx.checkpoints() without anything to save", fix="name the parts: model=model, optimizer=...")
+    options = inspect.signature(make_checkpointer).parameters
+    own = [StatePart(name, given, options) for name, given in parts.items()]
+    stop.listen(margin=margin)
+    directory = CheckpointDirectory(ctx, Path(folder), keep=keep, best=compared)
     return Checkpointer(
-        ctx,
-        folder,
-        parts,
-        keep=keep,
-        best=best,
-        every=every,
-        resume=resume,
-        config=config,
-        background=background,
-        leave_before=leave_before,
-        save_at_end=save_at_end,
+        ctx, own, directory, schedule, plain, resume=resume, background=background, save_at_end=save_at_end
     )
 
 
@@ -113,67 +112,49 @@ class Checkpointer:
     def __init__(
         self,
         ctx: Context,
-        folder: str | Path,
-        parts: dict[str, Any],
+        own: list[StatePart],
+        directory: CheckpointDirectory,
+        schedule: SaveSchedule,
+        config: dict[str, Any],
         *,
-        keep: int,
-        best: str | None,
-        every: int | str | None,
         resume: bool,
-        config: dict[str, Any] | None,
         background: bool,
-        leave_before: str,
         save_at_end: bool,
     ) -> None:
-        check_keep(keep)
-        _refuse_second(ctx)
-        compared = _parse_best(best)
-        self._every_steps, self._every_seconds = parse_every(every)
-        plain = _plain(config or {})
-        margin = parse_time("leave_before", leave_before)
-        if not parts:
-            raise RankError(
-                "ctx.checkpoints() without anything to save", fix="name the parts: model=model, optimizer=..."
-            )
-        options = inspect.signature(make_checkpointer).parameters
-        self._own = [StatePart(name, given, options) for name, given in parts.items()]
-        internal = [StatePart("ctx.progress", ctx.progress), StatePart("ctx.metrics", ctx.metrics)]
-        if ctx.precision == "fp16":
-            internal.append(StatePart("ctx.scaler", ctx.scaler))
-        self._parts = [*self._own, *internal]
-        self.folder = Path(folder)
+        self._ctx = ctx
+        self._own = own
+        self._directory = directory
+        self._schedule = schedule
+        self._background = background
+        self._save_at_end = save_at_end
+        self._progress = ctx.progress
+        self._counts_steps = not any(hasattr(part.held, "_around") for part in own)
+        self._warned = False
+        self.folder = directory.path
         self.resumed: Resumed | None = None
         self.last: Path | None = None
         self.last_error: RankError | None = None
-        self._ctx = ctx
-        self._progress = ctx.progress
-        self._background = background
-        self._save_at_end = save_at_end
-        self._counts_steps = not any(hasattr(part.held, "_around") for part in self._own)
         self.closed = False
-        self._warned = False
-        stop.listen(margin=margin)
-        self._directory = CheckpointDirectory(ctx, self.folder, keep=keep, best=compared)
-        shared_disk = self._directory.prepare()
-        if not shared_disk and any(is_sharded(parameter) for part in self._own for parameter in part.parameters()):
+        internal = [StatePart("ctx.progress", ctx.progress), StatePart("ctx.metrics", ctx.metrics)]
+        if ctx.precision == "fp16":
+            internal.append(StatePart("ctx.scaler", ctx.scaler))
+        self._parts = [*own, *internal]
+        shared_disk = directory.prepare()
+        if not shared_disk and any(is_sharded(parameter) for part in own for parameter in part.parameters()):
             raise RankError(
                 f"not all ranks see the same {self.folder}, or can write to it",
                 why="of a sharded model, each rank writes its own part",
                 fix="give ctx.checkpoints() a directory on a file system that all nodes share",
             )
         self._saver = Saver(ctx)
-        self._snapshots = Snapshots(ctx, self._parts, plain, shared_disk=shared_disk)
+        self._snapshots = Snapshots(ctx, self._parts, config, shared_disk=shared_disk)
         if resume:
-            self.resumed, self._directory.corrupt = load_newest(
-                ctx, self.folder, self._own, internal, shared_disk=shared_disk
-            )
+            self.resumed, directory.corrupt = load_newest(ctx, self.folder, own, internal, shared_disk=shared_disk)
             if ctx.is_main:
                 note_save(None, ctx.progress.step)
         else:
-            self._directory.leave_alone()
-        self._schedule = AgreementSchedule(ctx.progress.step)
-        self._saved_step = ctx.progress.step
-        self._saved_at = time.monotonic()
+            directory.leave_alone()
+        schedule.start(ctx.progress.step)
         ctx.closing.append(self.close)
 
     @answering
@@ -250,17 +231,18 @@ class Checkpointer:
         self.closed = True
         self._finish()
         progress = self._progress
-        if self._save_at_end and progress.is_boundary and not progress.stopping and progress.step > self._saved_step:
+        is_saved = progress.step <= self._schedule.saved_step or progress.stopping
+        if self._save_at_end and progress.is_boundary and not is_saved:
             self._start(None)
             self._finish()
         self._saver.close()
 
     def _agree(self, metric: float | torch.Tensor | None) -> bool:
         """Agree with the other ranks on what to do now, and do it; return True if the job is to stop."""
-        step, saver = self._progress.step, self._saver
+        step, saver, schedule = self._progress.step, self._saver, self._schedule
         reason = stop.requested()
-        due = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
-        mine = (reason is not None, due, saver.pending, bool(saver.failure), self._schedule.microseconds_per_step(step))
+        slowness = schedule.microseconds_per_step(step)
+        mine = (reason is not None, schedule.is_time(), saver.pending, bool(saver.failure), slowness)
         stopping, any_due, pending, failed, microseconds = self._ctx.control.agree(*map(int, mine))
         if saver.save and not pending:
             self._record(saver.settle(failed=bool(failed)))
@@ -269,7 +251,7 @@ class Checkpointer:
             self._start(metric)
             self._leave(reason)
             return True
-        if (any_due or self._is_due(step)) and not saver.save:
+        if (any_due or schedule.is_due(step)) and not saver.save:
             self._start(metric)
             if not self._background:
                 self._finish()
@@ -278,15 +260,8 @@ class Checkpointer:
         if self._ctx.world_size == 1:
             return False
         several_write = saver.save and saver.save.several
-        self._schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if several_write else AGREE_SECONDS)
-        if (every := self._every_steps) and not self._is_due(step):
-            self._schedule.next = min(self._schedule.next, (self._saved_step // every + 1) * every)
+        schedule.plan(step, microseconds, _AGREE_SECONDS_WRITING if several_write else AGREE_SECONDS)
         return False
-
-    def _is_due(self, step: int) -> bool:
-        """Return True if a multiple of ``every`` was passed since the last save."""
-        every = self._every_steps
-        return every is not None and step // every > self._saved_step // every
 
     def _leave(self, reason: str | None) -> None:
         """Wait until the last save is durable, and end the loops."""
@@ -306,7 +281,7 @@ class Checkpointer:
         save = Save(step, temporary, snapshot.several, partial(self._directory.commit, temporary, manifest))
         writes = self._ctx.is_main or (snapshot.several and snapshot.layout.size)
         self._saver.start(save, partial(self._directory.write, temporary, snapshot) if writes else None)
-        self._saved_step, self._saved_at = step, time.monotonic()
+        self._schedule.note_save(step)
 
     def _finish(self) -> None:
         self._record(self._saver.finish())

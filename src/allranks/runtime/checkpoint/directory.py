@@ -50,7 +50,7 @@ class CheckpointDirectory:
 
     def __init__(self, ctx: Context, path: Path, *, keep: int, best: tuple[str, str] | None) -> None:
         self._ctx = ctx
-        self._path = path
+        self.path = path
         self._keep = keep
         self._best = best
         self._job = ctx.control.broadcast(job_id())
@@ -70,14 +70,14 @@ class CheckpointDirectory:
             RankError: it cannot be made, read or written; on all ranks.
         """
         # Named as a save that is being written: if this process is killed now, the next one removes it.
-        probe = self._path / self._ctx.control.broadcast(temporary_name(0, owner(self._job, 0)))
+        probe = self.path / self._ctx.control.broadcast(temporary_name(0, owner(self._job, 0)))
         failure = None
         if self._ctx.is_main:
             try:
-                self._path.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir(parents=True, exist_ok=True)
                 # First, because the rest of a killed save may have filled the disk.
                 self._clear_unfinished()
-                self._sequence = max((entry.sequence for entry in entries(self._path)), default=0)
+                self._sequence = max((entry.sequence for entry in entries(self.path)), default=0)
                 probe.mkdir()
                 (probe / "probe").write_bytes(b"1")
             except (AllranksError, OSError) as error:
@@ -85,11 +85,11 @@ class CheckpointDirectory:
                 failure = error.in_a_line if isinstance(error, AllranksError) else error.strerror or str(error)
         if failure := self._ctx.control.broadcast(failure):
             raise RankError(
-                f"checkpoints cannot be written to {self._path}",
+                f"checkpoints cannot be written to {self.path}",
                 why=failure,
                 fix="free some space there, or give ctx.checkpoints() a directory that rank 0 can write",
             )
-        shared = all(self._ctx.control.gather(probe.exists() and os.access(self._path, os.W_OK)))
+        shared = all(self._ctx.control.gather(probe.exists() and os.access(self.path, os.W_OK)))
         if self._ctx.is_main:
             shutil.rmtree(probe, ignore_errors=True)
         return shared
@@ -102,7 +102,7 @@ class CheckpointDirectory:
         """Return where a save is written; the same on all ranks, if several write."""
         self._saves += 1
         name = temporary_name(step, owner(self._job, self._saves))
-        return self._path / (self._ctx.control.broadcast(name) if several else name)
+        return self.path / (self._ctx.control.broadcast(name) if several else name)
 
     def manifest(self, step: int, metric: float | None, parts: Sequence[StatePart]) -> Manifest:
         """Return the manifest of the next save, without its files."""
@@ -138,7 +138,7 @@ class CheckpointDirectory:
 
         An older checkpoint of the same step that is not ours to remove gets another name.
         """
-        target = self._path / name_of(manifest.step)
+        target = self.path / name_of(manifest.step)
         write_durably(temporary / MANIFEST, replace(manifest, files=written).to_text().encode())
         sync_directory(temporary)
         aside = None
@@ -146,7 +146,7 @@ class CheckpointDirectory:
             aside = self._aside(target, temporary)
             target.rename(aside)
         temporary.rename(target)
-        sync_directory(self._path)
+        sync_directory(self.path)
         point_latest(target)
         if aside is not None and aside.name.startswith("."):
             shutil.rmtree(aside, ignore_errors=True)
@@ -157,13 +157,13 @@ class CheckpointDirectory:
         try:
             self.prune()
         except Exception as error:  # noqa: BLE001 - the checkpoint is durable, whatever happens to older ones
-            log(f"warning: old checkpoints in {self._path} could not be removed: {type(error).__name__}: {error}")
+            log(f"warning: old checkpoints in {self.path} could not be removed: {type(error).__name__}: {error}")
         return written
 
     def prune(self) -> None:
         """Remove all checkpoints but the newest and the best; warn if another job writes here too."""
         own, foreign = [], []
-        for entry in entries(self._path):
+        for entry in entries(self.path):
             if entry.sequence <= self._floor:
                 continue
             if entry.path in self.corrupt and not entry.problem:
@@ -173,13 +173,13 @@ class CheckpointDirectory:
             else:
                 own.append(entry)
         for entry in self._superfluous(own):
-            aside = self._path / f".{entry.path.name}.gone-{owner(self._job, 0)}"
+            aside = self.path / f".{entry.path.name}.gone-{owner(self._job, 0)}"
             with suppress(OSError):  # The next save tries again.
                 entry.path.rename(aside)
                 shutil.rmtree(aside)
         if foreign and not self._warned:
             self._warned = True
-            log(f"another job saves to {self._path} too ({foreign[0]}): give each job a directory of its own")
+            log(f"another job saves to {self.path} too ({foreign[0]}): give each job a directory of its own")
 
     def _superfluous(self, found: list[CheckpointEntry]) -> list[CheckpointEntry]:
         """Return the checkpoints to remove, of all by age: all but the newest ``keep`` and the best one.
@@ -208,8 +208,11 @@ class CheckpointDirectory:
             sequence = 0
         if sequence > self._floor:
             return target.parent / temporary.name.replace(".tmp-", ".old-", 1)
-        names = (f"{target.name}.before{number}" for number in ("", *(f"-{count}" for count in range(2, 1000))))
-        return next(target.parent / name for name in names if not (target.parent / name).exists())
+        aside, number = target.with_name(f"{target.name}.before"), 1
+        while aside.exists():
+            number += 1
+            aside = target.with_name(f"{target.name}.before-{number}")
+        return aside
 
     def _clear_unfinished(self, but: Path | None = None) -> None:
         """Remove the rest of saves whose process is gone: those of this host, and of this job anywhere.
@@ -219,28 +222,25 @@ class CheckpointDirectory:
         unless its process is alive here.
         """
         host = _short(socket.gethostname())
-        for path, step, kind, mark in unfinished(self._path):
+        for path, step, kind, mark in unfinished(self.path):
             job, _, rest = mark.partition("-")
             where, _, process = rest.partition("-")
             process = process.partition(".")[0]
             if path == but or (where == host and process != str(os.getpid()) and _alive(process)):
                 continue
             ours = job == self._job or where == host
-            if kind == "old" and not (self._path / name_of(step)).exists():
+            if kind == "old" and not (self.path / name_of(step)).exists():
                 if ours or (path / MANIFEST).exists():
                     with suppress(OSError):
-                        path.rename(self._path / name_of(step))
+                        path.rename(self.path / name_of(step))
             elif ours:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def note_save(target: Path | None, step: int, *, leaving: bool = False) -> None:
-    """Record in the run's directory, if there is a run, how far the training is.
+    """Record in the run's directory, if there is a run, a checkpoint that counts; None at the start of an attempt.
 
-    Args:
-        target: a checkpoint that counts; None at the start of an attempt.
-        step: the number of steps done.
-        leaving: whether all ranks exit now, to be continued from there.
+    ``leaving`` is True if all ranks exit now, to be continued from there.
     """
     run = os.environ.get(contract.RUN_DIR)
     if not run:

@@ -6,6 +6,7 @@ import re
 import time
 
 from allranks.errors import RankError
+from allranks.runtime.calls import is_whole
 
 #: Seconds between two agreements of the ranks: a request to stop waits up to so long.
 AGREE_SECONDS = 0.5
@@ -18,7 +19,7 @@ _MOST = 256
 
 def check_keep(keep: object) -> None:
     """Raise unless at least one checkpoint stays."""
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+    if not is_whole(keep, 1):
         raise RankError(f"keep={keep!r}: at least one checkpoint has to stay", fix="keep=3")
 
 
@@ -26,10 +27,9 @@ def parse_every(every: int | str | None) -> tuple[int | None, float | None]:
     """Return the steps, or the seconds, of ``500``, ``"500 steps"``, ``"10min"``, ``"1.5 h"`` or ``"30 s"``."""
     if every is None:
         return None, None
-    if isinstance(every, int) and not isinstance(every, bool):
-        if every > 0:
-            return every, None
-    elif isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
+    if is_whole(every, 1):
+        return every, None
+    if isinstance(every, str) and (match := _SPAN.fullmatch(every.strip())):
         number, unit = float(match[1]), match[2].lower()
         if unit == "step" and number >= 1 and number == int(number):
             return int(number), None
@@ -49,18 +49,40 @@ def parse_time(name: str, value: str) -> float:
     return float(match[1]) * _UNITS[match[2].lower()]
 
 
-class AgreementSchedule:
+class SaveSchedule:
     """The steps at which ranks agree on a save or a stop: all know the next one, about ``seconds`` away.
 
     The time of a step is that of the slowest rank, exchanged in the agreement itself. The distance at most doubles from
     one agreement to the next, in case that time was an exception.
+
+    Attributes:
+        next: the step of the next agreement.
+        saved_step: the step of the last save, or at which the training started.
     """
 
-    def __init__(self, step: int) -> None:
-        self.next = step
-        self._last = step
+    def __init__(self, every: int | str | None = None) -> None:
+        self._every_steps, self._every_seconds = parse_every(every)
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Start at a step, which counts as saved."""
+        self.next = self._last = step
         self._distance = 1
         self._since = time.perf_counter()
+        self.note_save(step)
+
+    def note_save(self, step: int) -> None:
+        """Count the time and the steps to the next save from here on."""
+        self.saved_step, self._saved_at = step, time.monotonic()
+
+    def is_time(self) -> bool:
+        """Return True if the seconds of ``every`` have passed on this rank since the last save."""
+        return self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
+
+    def is_due(self, step: int) -> bool:
+        """Return True if a multiple of the steps of ``every`` was passed since the last save."""
+        every = self._every_steps
+        return every is not None and step // every > self.saved_step // every
 
     def microseconds_per_step(self, step: int) -> int:
         """Return the mean time of this rank's steps since the last agreement."""
@@ -74,3 +96,5 @@ class AgreementSchedule:
         fitting = int(seconds * 1e6 / max(1, microseconds))
         self._distance = max(1, min(fitting, 2 * self._distance, _MOST))
         self.next = step + self._distance
+        if (every := self._every_steps) and not self.is_due(step):
+            self.next = min(self.next, (self.saved_step // every + 1) * every)

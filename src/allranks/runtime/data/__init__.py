@@ -16,11 +16,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from allranks.errors import RankError
-from allranks.runtime import batch
+from allranks.runtime.calls import is_whole, positive
 from allranks.runtime.data import workers as processes
 from allranks.runtime.data.fetch import Collate, Fetching, choose, move, pin
 from allranks.runtime.data.loader import EvaluationLoader, Loader
-from allranks.runtime.data.mapped import BatchSource, MapSource, Order, Share, Split
+from allranks.runtime.data.mapped import BatchSource, MapSource, Order, Share, Split, batch_sizes
 from allranks.runtime.data.randomness import Seeding
 from allranks.runtime.data.stream import ShardedSource, StreamSource, cut, no_full_batch, too_few
 from allranks.runtime.data.workers import Pool
@@ -112,7 +112,7 @@ def make_loader(
     seed = (ctx.seed or 0) if seed is None else seed
     options = LoaderOptions(seed, workers, pin_memory, prefetch, collate_fn, worker_init_fn, fetch)
     kind = _check(dataset, options, sharded=sharded)
-    size = batch.resolve(batch_size, global_batch_size, ctx.world_size)
+    size = batch_sizes(batch_size, global_batch_size, ctx.world_size)
     samples = len(dataset) if kind == "map" else None
     shuffled = shuffle and kind == "map"
     facts = {
@@ -199,7 +199,7 @@ def make_evaluation_loader(
     options = LoaderOptions(seed, workers, pin_memory, prefetch, collate_fn, worker_init_fn, fetch)
     kind = _check(dataset, options, sharded=False)
     share = Share(0, 1, filler=False) if whole else Share(ctx.rank, ctx.world_size, filler=False)
-    total = batch.positive("batch_size", batch_size) * share.world_size
+    total = positive("batch_size", batch_size) * share.world_size
     length = None
     source: BatchSource
     if kind == "stream":
@@ -243,11 +243,11 @@ def _pool(ctx: Context, options: LoaderOptions, most: int) -> Pool:
 def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
     """Check that the options are possible, also with this kind of dataset; return the kind."""
     workers, prefetch, seed, fetch = options.workers, options.prefetch, options.seed, options.fetch
-    if workers != "auto" and not _whole(workers, 0):
+    if workers != "auto" and not is_whole(workers, 0):
         raise RankError(f"invalid number of processes: workers={workers!r}", fix='give "auto" or a number from 0 on')
-    if not _whole(prefetch, 1):
+    if not is_whole(prefetch, 1):
         raise RankError(f"invalid number of batches: prefetch={prefetch!r}", fix="give a number from 1 on")
-    if not _whole(seed, None):
+    if not is_whole(seed, None):
         raise RankError(f"invalid seed: seed={seed!r}", fix="give a whole number")
     kind = _kind_of(dataset)
     if sharded and kind == "map":
@@ -265,10 +265,6 @@ def _check(dataset: Any, options: LoaderOptions, *, sharded: bool) -> Kind:
     if fetch not in ("auto", "item"):
         raise RankError(f"invalid way to fetch: fetch={fetch!r}", fix='fetch="auto" or fetch="item"')
     return kind
-
-
-def _whole(value: object, least: int | None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
 def _kind_of(dataset: Any) -> Kind:

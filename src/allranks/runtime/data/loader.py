@@ -7,11 +7,9 @@ from itertools import chain
 from typing import Any
 
 from allranks.errors import RankError
-from allranks.runtime.advance import advance
-from allranks.runtime.batch import BatchSize
-from allranks.runtime.calls import answering
-from allranks.runtime.data.mapped import BatchSource
-from allranks.runtime.progress import Progress
+from allranks.runtime.calls import answering, is_whole
+from allranks.runtime.data.mapped import BatchSize, BatchSource
+from allranks.runtime.progress import Progress, advance
 from allranks.runtime.steptime import COMPUTE, DATA, OTHER
 
 #: What must be equal for the position of one loader to be valid in another; the difference and the fix in the error.
@@ -101,7 +99,7 @@ class Loader:
         Raises:
             RankError: ``count`` is negative or not an integer.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not is_whole(count, 0):
             raise RankError(f"invalid number of epochs: epochs({count!r})", fix="give a whole number from 0 on")
         return self._epochs(count)
 

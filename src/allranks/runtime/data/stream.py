@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from allranks.errors import RankError
-from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.fetch import Collate
-from allranks.runtime.data.mapped import Delivery, Share
+from allranks.runtime.data.mapped import BatchSize, Delivery, Share
 from allranks.runtime.data.randomness import apart
 from allranks.runtime.data.workers import Pool
 
@@ -61,7 +60,9 @@ def cut(
     done = sum(1 for _ in islice(stream, skip))
     rank, world_size = share.rank, share.world_size
     # Only what comes after a batch shows whether it is the last.
-    need = size if drop_last else world_size if even else 1
+    need = world_size if even else 1
+    if drop_last:
+        need = size
     ahead = list(islice(stream, need))
     _check(done, skip, len(ahead), size if drop_last else 1)
     while ahead and not (drop_last and len(ahead) < need):

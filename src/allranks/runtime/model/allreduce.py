@@ -32,12 +32,9 @@ _CHUNK = 1 << 17
 
 
 class Message:
-    """Parameters whose gradients travel together, divided by the number of ranks before they are summed.
+    """Parameters of one type whose gradients travel together, divided by the number of ranks before they are summed.
 
-    Args:
-        parameters: all of one type.
-        buffer: where their gradients are, one dimension.
-        compress: the type in which they travel; None for their own.
+    The gradients are in ``buffer``, of one dimension, and travel in the type ``compress``, or else in their own.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], buffer: Tensor, compress: torch.dtype | None) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from allranks.errors import RankError
-from allranks.runtime.advance import advance
+from allranks.runtime import log
 from allranks.runtime.model.accumulation import Accumulation, weight
-from allranks.runtime.model.first_step import check_trains
 from allranks.runtime.model.flat import Flat, unwrap
 from allranks.runtime.model.wrappers import Buckets, trained, unused
+from allranks.runtime.progress import advance
 from allranks.runtime.steptime import OPTIMIZER, OTHER
 
 if TYPE_CHECKING:
     from allranks.runtime.context import Context
     from allranks.runtime.progress import Progress
+
+#: What ctx.prepare() sets on the parameters whose gradients are averaged.
+_MARK = "_allranks_averaged"
 
 
 class Scaler(torch.amp.GradScaler):
@@ -63,7 +68,6 @@ class Around:
     Attributes:
         parameters: what is trained, by ``id``.
         counts_steps: whether its steps are those of the training.
-        start_step: of the metrics: writes what was logged, if it is time to.
         check_used: whether to look for parameters without gradients.
         weighed, backwards: what the progress counted until the last step.
         blocks, plain: what it counted when a step was last asked for.
@@ -80,7 +84,6 @@ class Around:
     scaler: Scaler | None
     clip_norm: float | None
     counts_steps: bool
-    start_step: Callable[[], None]
     check_used: bool
     weighed: int
     backwards: int
@@ -111,10 +114,10 @@ class Managed(torch.optim.Optimizer):
         if progress.weighed == around.weighed and closure is None:
             if around.stepped:
                 _check_new(around)
-            around.start_step()  # What ctx.backward does otherwise.
+            around.ctx.metrics.start_step()  # What ctx.backward does otherwise.
             _check_plain_backward(around)
         if not around.stepped:
-            check_trains(self, around)
+            _check_trains(self, around)
         around.weighed, around.backwards = progress.weighed, progress.backwards
         if isinstance(around.model, Flat):
             _check_averaged(around.model, closure)
@@ -242,3 +245,44 @@ def _check_used(around: Around, model: nn.Module) -> None:
     missing = [name for name, parameter in trained(unwrap(model)).items() if parameter.grad is None]
     if missing:
         raise unused(missing, around.ctx.rank)
+
+
+def mark(model: nn.Module) -> nn.Module:
+    """Note on the parameters of a data parallel model that ranks average their gradients."""
+    for parameter in model.parameters():
+        setattr(parameter, _MARK, True)
+    return model
+
+
+def _check_trains(optimizer: Managed, around: Around) -> None:
+    """Check that the backward pass reached the optimizer's parameters; warn if each rank trains a model of its own.
+
+    Raises:
+        RankError: there was a backward pass, and no parameter has a gradient.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    has_passed = around.progress.weighed != around.weighed
+    if has_passed and all(parameter.grad is None for parameter in parameters):
+        raise RankError(
+            "optimizer.step() would train nothing: no parameter of the optimizer has a gradient",
+            why="ctx.backward() computed those of other parameters: sharding by ctx.prepare() replaces parameters, "
+            "and a copy of a model has its own",
+            fix='first model = ctx.prepare(model, strategy="fsdp"), then ctx.optimizer(..., model)',
+        )
+    ctx = around.ctx
+    if ctx.is_main and ctx.world_size > 1 and not _are_averaged(parameters):
+        log(
+            f"warning: the model of this optimizer was not given to ctx.prepare(): each of the {ctx.world_size} ranks "
+            "trains one of its own, unless the script averages the gradients; write model = ctx.prepare(model)"
+        )
+
+
+def _are_averaged(parameters: list[Tensor]) -> bool:
+    """Whether ctx.prepare() or torch averages the gradients, as far as objects show it."""
+    if any(hasattr(parameter, _MARK) or hasattr(parameter, "full_tensor") for parameter in parameters):
+        return True
+    # Parameters do not know the wrapper that the script has put around their model. Only a mistake needs this search.
+    kinds = {type(each) for each in gc.get_objects()}
+    return any(
+        issubclass(kind, DistributedDataParallel) or kind.__name__ == "FullyShardedDataParallel" for kind in kinds
+    )

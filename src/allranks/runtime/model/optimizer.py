@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from allranks.errors import RankError
-from allranks.runtime.batch import scale_factor
-from allranks.runtime.calls import meant_by, refused
+from allranks.runtime.calls import meant_by, refused, scale_factor
 from allranks.runtime.model.managed import Around, Managed
 from allranks.runtime.model.wrappers import Buckets, is_sharded, trained
 
@@ -86,7 +85,6 @@ def make_optimizer(
         scaler=ctx.scaler if ctx.precision == "fp16" else None,
         clip_norm=clip_norm,
         counts_steps=not ctx.progress.counted,
-        start_step=ctx.metrics.start_step,
         check_used=(sharded or isinstance(module, Buckets)) and bool(module.all_used),  # type: ignore[union-attr]
         weighed=ctx.progress.weighed,
         backwards=ctx.progress.backwards,

@@ -9,16 +9,9 @@ import torch
 from torch import nn
 
 from allranks.errors import RankError
-from allranks.runtime.model.first_step import mark
 from allranks.runtime.model.flat import Flat
-from allranks.runtime.model.wrappers import (
-    DTYPES,
-    Buckets,
-    copy_from_first,
-    matching,
-    shard_model,
-    trained,
-)
+from allranks.runtime.model.managed import mark
+from allranks.runtime.model.wrappers import DTYPES, Buckets, copy_from_first, matching, shard_model, trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

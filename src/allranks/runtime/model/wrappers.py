@@ -135,17 +135,10 @@ def shard_model(
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:  # Before torch 2.6 it was elsewhere.
-        try:
-            from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
-                MixedPrecisionPolicy,
-                fully_shard,
-            )
-        except ImportError:
-            raise RankError(
-                f"torch {torch.__version__} has no fully_shard",
-                why='strategy="fsdp" needs it',
-                fix='pip install "torch>=2.6", or strategy="ddp"',
-            ) from None
+        from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
+            MixedPrecisionPolicy,
+            fully_shard,
+        )
     progress, narrow = ctx.progress, DTYPES.get(ctx.precision)
 
     def count(module: nn.Module, _: object) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -15,17 +17,46 @@ from allranks.errors import RankError
 from allranks.runtime import log
 from allranks.runtime.trackers.base import JsonLines, RunInfo, Tracker, Value
 from allranks.runtime.trackers.packages import open_mlflow, open_tensorboard, open_wandb
-from allranks.runtime.trackers.system import SystemMetrics
 
 __all__ = ["JsonLines", "RunInfo", "Tracker", "TrackerGroup", "Value", "open_trackers"]
 
 #: How long the end of the training waits for a tracker to write what is left.
 CLOSE_SECONDS = 60.0
+#: What a node uses of its own: names in a metric, and in a sample.
+_OF_NODE = (("cpu", "cpus"), ("memory", "memory"))
 _NAMED: dict[str, Callable[[RunInfo], Tracker]] = {
     "tensorboard": open_tensorboard,
     "wandb": open_wandb,
     "mlflow": open_mlflow,
 }
+
+
+class SystemMetrics:
+    """What the node of rank 0 uses, by the newest sample of its agent; none without an agent."""
+
+    def __init__(self) -> None:
+        steps = os.environ.get(contract.STEP_FILE)
+        self._path = Path(steps).with_name(contract.USAGE) if steps else None
+        self._time = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Return percentages by name; none if there is no newer sample than at the last call."""
+        try:
+            sample = json.loads(self._path.read_bytes()) if self._path else {}
+            if sample.get("time", 0.0) <= self._time:
+                return {}
+            self._time = sample["time"]
+            found = {f"system/{name}": _percent(sample[key], sample[f"{key}_total"]) for name, key in _OF_NODE}
+            for number, gpu in enumerate(sample["gpus"]):
+                found[f"system/gpu{number}"] = float(gpu["busy"])
+                found[f"system/gpu{number}_memory"] = _percent(gpu["memory"], gpu["total"])
+            return found
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}  # The agent has not written one yet.
+
+
+def _percent(used: float, total: float) -> float:
+    return round(100 * used / total, 1) if total else 0.0
 
 
 class Background:

@@ -153,7 +153,7 @@ def test_the_state_is_read_once_a_save_and_once_ahead_of_the_first(context, tmp_
     checkpoints = context().checkpoints(tmp_path, part=part, every=every, background=False, save_at_end=False)
     for _ in range(3):
         checkpoints.step()
-    checkpoints._every_steps = 9
+    checkpoints._schedule._every_steps = 9
     checkpoints.step()
     assert part.calls == calls
 

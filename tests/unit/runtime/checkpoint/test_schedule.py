@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import RankError
-from allranks.runtime.checkpoint.schedule import AgreementSchedule, parse_every, parse_time
+from allranks.runtime.checkpoint.schedule import SaveSchedule, parse_every, parse_time
 
 UNITS = {"s": 1, "sec": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600, "hour": 3600, "d": 86400}
 
@@ -38,7 +38,7 @@ def test_what_makes_no_sense_is_refused(every):
 
 @given(st.lists(st.integers(0, 10**8), min_size=1, max_size=30))
 def test_the_distance_grows_slowly_and_shrinks_at_once(times):
-    schedule = AgreementSchedule(0)
+    schedule = SaveSchedule()
     step = before = 0
     for microseconds in times:
         schedule.plan(step, microseconds, 0.5)

@@ -10,10 +10,9 @@ import pytest
 
 import allranks
 from allranks import Context
-from allranks.runtime.batch import BatchSize
 from allranks.runtime.data.fetch import ItemFetch
 from allranks.runtime.data.loader import Loader
-from allranks.runtime.data.mapped import MapSource, Order, Share, Split
+from allranks.runtime.data.mapped import BatchSize, MapSource, Order, Share, Split
 from allranks.runtime.data.randomness import Seeding
 from allranks.runtime.data.workers import Pool
 from allranks.runtime.progress import Progress

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from allranks import Context, RankError
-from allranks.runtime.batch import BatchSize, resolve
+from allranks.runtime.data.mapped import BatchSize, batch_sizes
 
 
 class Stream(IterableDataset[int]):
@@ -99,13 +99,13 @@ def test_a_stream_has_no_length(ctx: Context) -> None:
 )
 def test_a_global_batch_that_does_not_divide(total: int, world_size: int, fix: str) -> None:
     with pytest.raises(RankError) as caught:
-        resolve(None, total, world_size)
+        batch_sizes(None, total, world_size)
     assert caught.value.what == f"global_batch_size={total} does not divide by {world_size} ranks"
     assert fix in str(caught.value.fix)
 
 
 def test_sizes_of_a_batch() -> None:
-    assert resolve(None, 256, 4) == resolve(64, None, 4) == BatchSize(rank=64, total=256)
+    assert batch_sizes(None, 256, 4) == batch_sizes(64, None, 4) == BatchSize(rank=64, total=256)
     assert BatchSize(64, 256).words(4) == "256 samples (4 ranks x 64)"
     assert BatchSize(64, 64).words(1) == "64 samples (1 rank x 64)"
 
