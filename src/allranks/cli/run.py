@@ -150,8 +150,7 @@ def carry_out(
         signal.signal(signal.SIGTSTP, live.suspend)
     _follow(run, started, kind, live, news)
     _finish(recording)
-    from allranks.launch.notify import notify_end
-    from allranks.launch.refresh import observed
+    from allranks.launch.refresh import notify_end, observed
 
     run = observed(run, kind)
     try:
