@@ -21,8 +21,7 @@ from allranks.plan.environment import (
     unused_scheduler,
     workdir_of,
 )
-from allranks.plan.layout import agent_config, lay_out, random_port, this_machine
-from allranks.plan.notify import notify_files, notify_reasons
+from allranks.plan.layout import agent_config, lay_out, notify_files, notify_reasons, random_port, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, become, export, node_script
 

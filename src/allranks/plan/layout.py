@@ -1,12 +1,14 @@
-"""How many ranks there are, over which backend, and the configuration of their agents and of a job's supervisor."""
+"""How many ranks there are, over which backend, and the files that configure agents, supervisor and notifications."""
 
 from __future__ import annotations
 
+import json
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from allranks import contract
 from allranks.contract import BatchSpec, NodeSpec
@@ -14,7 +16,7 @@ from allranks.errors import PreflightError
 from allranks.job.units import format_count
 from allranks.job.variables import secret_names
 from allranks.plan.directives import warning_seconds
-from allranks.plan.plan import Reason
+from allranks.plan.plan import PlanFile, Reason
 from allranks.system.cgroups import usable_cpus
 
 if TYPE_CHECKING:
@@ -188,3 +190,26 @@ def supervisor_config(
         removes_secrets=has_secrets and not (is_array or is_inside),
         retry_on=job.retry.on,
     )
+
+
+def notify_config(job: Job) -> dict[str, Any] | None:
+    """Return of what, and how, the first node notifies; None if it does not. The webhook's URL comes as a variable."""
+    wanted = job.notify
+    if not (wanted.command or wanted.webhook) or not wanted.on:
+        return None
+    return {"on": [*wanted.on], "command": [*wanted.command], "webhook": wanted.webhook is not None}
+
+
+def notify_files(job: Job, mode: int) -> tuple[PlanFile, ...]:
+    """Return the file of :func:`notify_config`, with permission bits ``mode``, if there is one."""
+    config = notify_config(job)
+    return (PlanFile(contract.NOTIFY_FILE, json.dumps(config, indent=2) + "\n", mode),) if config else ()
+
+
+def notify_reasons(job: Job) -> tuple[Reason, ...]:
+    """Return the plan's line on who is notified; the URL of a webhook is a secret."""
+    if not (config := notify_config(job)):
+        return ()
+    ways = [shlex.join(job.notify.command)] if job.notify.command else []
+    ways += ["webhook"] if job.notify.webhook else []
+    return (Reason("notify", " and ".join(ways), f"notify.on: {', '.join(config['on'])}"),)

@@ -17,8 +17,16 @@ from allranks.plan import environment, plain
 from allranks.plan.directives import with_log_paths, written
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
-from allranks.plan.layout import Machine, agent_config, lay_out, supervisor_config, this_machine
-from allranks.plan.notify import notify_config, notify_files, notify_reasons
+from allranks.plan.layout import (
+    Machine,
+    agent_config,
+    lay_out,
+    notify_config,
+    notify_files,
+    notify_reasons,
+    supervisor_config,
+    this_machine,
+)
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
 from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, name_failures, node_script, required
 
