@@ -30,7 +30,7 @@ WAITS = (
     ("runs.agents", "HEARTBEAT_IS_OLD", 30.0, 3.0),
     ("runs.hangs", "_SHOWN_AFTER", 60.0, 6.0),
     ("clusters.batch.cluster", "_MOST_SECONDS", 15.0, 1.5),
-    ("clusters.batch.query", "_AFTER_ID_SECONDS", 10.0, 1.0),
+    ("clusters.batch.scheduler", "_AFTER_ID_SECONDS", 10.0, 1.0),
     ("agent.tasks", "_HEARD", 5, 1),
     ("agent.tasks", "_PATIENCE", 15, 5),
     ("clusters.ssh", "_BEAT_SECONDS", 5.0, 0.5),

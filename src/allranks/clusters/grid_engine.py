@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch import query, scheduler
 from allranks.clusters.batch.cluster import BatchCluster
-from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, explained, overall
+from allranks.clusters.batch.scheduler import (
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    Additions,
+    JobInfo,
+    JobReason,
+    Scheduler,
+    explained,
+    overall,
+)
 from allranks.errors import JobError
 from allranks.job.units import time_of
 from allranks.plan.directives import Directive, given, lines_of, mail_letters, plain_name, words_for_shell
@@ -144,8 +152,8 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
     if failed == 37:
         limit = re.search(r"h_rt=(\d+)", record["category"])
         if limit and started and ended and ended - started < int(limit[1]):
-            return replace(info, signal=killed, why=scheduler.OUT_OF_MEMORY)
-        return replace(info, state=State.TIMEOUT, signal=killed, why=scheduler.OUT_OF_TIME)
+            return replace(info, signal=killed, why=OUT_OF_MEMORY)
+        return replace(info, state=State.TIMEOUT, signal=killed, why=OUT_OF_TIME)
     if failed == 19:
         return replace(info, state=State.NODE_FAIL, signal=killed, why=JobReason(f"{record['hostname']} was lost"))
     if failed == 25 or (failed == 100 and killed in (signal.SIGKILL, signal.SIGUSR2)):
@@ -156,18 +164,18 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
 def query_job(job_id: str) -> JobInfo | None:
     """Query the state of a job; None if there is no record of it, as of one that was deleted before it started."""
     environ, command = {**os.environ, "TZ": "UTC0", "LC_ALL": "C"}, ("qstat", "-j", job_id, "-xml")
-    shown = query.run_patiently(GRID_ENGINE, command, environ)
+    shown = GRID_ENGINE.run_patiently(command, environ)
     if shown.code and not re.search(GRID_ENGINE.gone, shown.out + shown.err):
         raise GRID_ENGINE.refusal(command, shown.code, shown.out + shown.err)
-    info = parse(job_id, shown.out, query.run_patiently(GRID_ENGINE, ("qstat", "-xml"), environ).out)
-    return info or parse_ended(job_id, query.run_patiently(GRID_ENGINE, ("qacct", "-j", job_id), environ).out)
+    info = parse(job_id, shown.out, GRID_ENGINE.run_patiently(("qstat", "-xml"), environ).out)
+    return info or parse_ended(job_id, GRID_ENGINE.run_patiently(("qacct", "-j", job_id), environ).out)
 
 
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query whether the job of a plan's script could ever start: qsub -w v checks that, and submits nothing."""
     queue = re.search(r"^#\$ -q (\S+)", plan.files[0].text, re.MULTILINE)
     where = f"queue {queue[1]}" if queue else "the queues"
-    done = query.run(GRID_ENGINE, ("qsub", "-w", "v"), environ, sent=plan.files[0].text)
+    done = GRID_ENGINE.run(("qsub", "-w", "v"), environ, sent=plan.files[0].text)
     if done.code == 0:
         return Feasibility(where)
     error = GRID_ENGINE.refusal(("qsub",), done.code, done.out + done.err)

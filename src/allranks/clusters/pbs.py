@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from allranks.clusters import pbs_words
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, missing
 from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, overall
@@ -52,7 +51,7 @@ def flavour(environ: Mapping[str, str]) -> Flavour | None:
     if place is None:
         return None
     if place not in _FLAVOURS:
-        done = query.run(PBS, (place, "--version"), environ)
+        done = PBS.run((place, "--version"), environ)
         said = done.out + done.err
         found = re.search(r"(?im)(pbs_version *=)|^version: *\d", said)
         if not found:
@@ -76,7 +75,7 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     in_utc = {**(os.environ if environ is None else environ), "TZ": "UTC0"}
     for options in _QUERIES[flavour(in_utc) or "openpbs"]:
         command = ("qstat", *options.split(), *(("-t",) if "[]" in job_id else ()), job_id)
-        done = query.run_patiently(PBS, command, in_utc)
+        done = PBS.run_patiently(command, in_utc)
         if re.search(pbs_words.NOT_LIKE_THAT, done.err):
             continue
         if done.code and re.search(pbs_words.GONE, done.err):
@@ -108,19 +107,19 @@ _OTHER = "choose another scheduler.partition; qstat -Q lists the queues"
 def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     """Query what PBS would do with a plan's script that is submitted in an environment."""
     script = plan.files[0].text
-    requested, queues = read_requested(script), parse(run_command(QUEUES, environ))
+    requested, queues = read_requested(script), parse(PBS.output(QUEUES, environ))
     if requested[0].partitions:
         name = requested[0].partitions[0]
         if "@" not in name and name not in queues:
             return Feasibility(f"queue {name}", [Issue(f"PBS has no queue {name}", _OTHER)])
     else:
-        servers = parse(run_command(SERVER, environ)).values()
+        servers = parse(PBS.output(SERVER, environ)).values()
         name = next((server["default_queue"] for server in servers if "default_queue" in server), "")
     queue = queues.get(name.partition("@")[0], {})
     against = [*limits(requested, name, queue)]
     # Other queues than those that execute jobs hand them on, to a server with other nodes.
     if not against and queue.get("queue_type", "").startswith("E"):
-        nodes = parse_nodes(run_command(NODES, environ))
+        nodes = parse_nodes(PBS.output(NODES, environ))
         against = lacking(script, nodes) + crowded(plan.nproc_per_node, "this PBS", nodes)
     return Feasibility(f"queue {name}" if name else "the default queue", against)
 
@@ -302,5 +301,4 @@ PBS = Scheduler(
     logs=logs,
     log_noise=re.compile(r"pbsdsh: |pbs_tmrsh: "),
 )
-run_command = partial(query.run_command, PBS)
 PbsCluster = partial(BatchCluster, PBS)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from allranks import contract
 from allranks.clusters import slurm_words
 from allranks.clusters.base import Feasibility, Issue
-from allranks.clusters.batch import query
 from allranks.clusters.batch.cluster import BatchCluster
 from allranks.clusters.batch.limits import NodeInfo, Requested, beyond, crowded, least, missing
 from allranks.clusters.batch.scheduler import Additions, JobInfo, Scheduler, UsableGpus, overall
@@ -58,12 +57,12 @@ def query_job(job_id: str, environ: Mapping[str, str] | None = None) -> JobInfo 
     Returns None if neither knows it: without accounting that is so some minutes after the end.
     """
     in_utc = {**(os.environ if environ is None else environ), **_IN_UTC}
-    controller = run_command(about(job_id, *_SHOW), in_utc, gone=SLURM.gone)
+    controller = SLURM.output(about(job_id, *_SHOW), in_utc, gone=SLURM.gone)
     tasks = {task.job_id: task for task in parse_shown(controller)}
     if any(not task.state.is_final for task in tasks.values()):
         return overall(tasks.values())
     with suppress(LaunchError):  # Most sites have accounting, and those that have not are fine without.
-        answer = run_command(about(job_id, *_ACCOUNT), in_utc, seconds=_ACCOUNTING_SECONDS)
+        answer = SLURM.output(about(job_id, *_ACCOUNT), in_utc, seconds=_ACCOUNTING_SECONDS)
         # What the controller does not know does not run, whatever accounting has of it. Tasks of an array that have
         # ended long before others are in accounting alone.
         for task in (task for task in parse_accounted(answer) if task.state.is_final):
@@ -104,16 +103,16 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     script, in_utc = plan.files[0].text, {**environ, **_IN_UTC}
     requested, submit = read_requested(script, environ), plan.commands[0].command
     command = (submit[0], "--test-only", *submit[1:-1])  # It reads the script.
-    done = query.run(SLURM, command, in_utc, cwd=plan.workdir, sent=script)
+    done = SLURM.run(command, in_utc, cwd=plan.workdir, sent=script)
     printed = done.out + done.err
     refusal = plan.with_values(SLURM.refusal(command, done.code, printed))
     if SLURM.is_away(done):
         raise refusal
-    shown, lacks_nodes = run_command(("scontrol", "show", "partition"), in_utc), slurm_words.NO_SUCH_NODES in printed
+    shown, lacks_nodes = SLURM.output(("scontrol", "show", "partition"), in_utc), slurm_words.NO_SUCH_NODES in printed
     partitions = against_each(shown, requested)
     if requested.qos or all(partitions.values()):  # Its QOS could change something.
         try:
-            of_qos = parse_qos(run_command(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
+            of_qos = parse_qos(SLURM.output(_QOS, in_utc, seconds=_ACCOUNTING_SECONDS), requested.qos)
         except LaunchError as error:
             has_none = "not running a supported accounting_storage plugin" in (error.why or "")
             of_qos = () if has_none else ("PartitionTimeLimit", "PartitionMaxNodes", "PartitionMinNodes"), 0
@@ -122,7 +121,7 @@ def feasibility(plan: Plan, environ: Mapping[str, str]) -> Feasibility:
     if not against and (lacks_nodes or plan.nproc_per_node > MOST_RANKS_PER_CPU):
         found = []
         for name in (name for name, issues in partitions.items() if not issues):
-            place, nodes = f"partition {name}", parse_nodes(run_command((*_NODES, f"--partition={name}"), in_utc))
+            place, nodes = f"partition {name}", parse_nodes(SLURM.output((*_NODES, f"--partition={name}"), in_utc))
             lacks = missing(requested, place, nodes, "sinfo --list-reasons") if lacks_nodes else []
             found.append(crowded(plan.nproc_per_node, place, nodes) or lacks)
         against = least(found, takes=False)
@@ -273,7 +272,7 @@ def gpus_there(environ: Mapping[str, str]) -> UsableGpus:
     if not counts:
         command = about(environ["SLURM_JOB_ID"], "scontrol", "--details", "show", "job")
         try:
-            shown = run_command(command, environ, seconds=_ACCOUNTING_SECONDS)
+            shown = SLURM.output(command, environ, seconds=_ACCOUNTING_SECONDS)
             counts = {count_gpus(gres) for gres in re.findall(r"^ +Nodes=\S+ .*\bGRES=(\S*)", shown, re.MULTILINE)}
         except LaunchError as error:
             problem = error.in_a_line
@@ -375,5 +374,4 @@ SLURM = Scheduler(
     ),
     failure=slurm_words.first_failure,
 )
-run_command = partial(query.run_command, SLURM)
 SlurmCluster = partial(BatchCluster, SLURM)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import ClusterKind, Feasibility, Request, Started
-from allranks.clusters.batch import query
 from allranks.clusters.local_agent import ChildAgent, await_end, is_alive, send
 from allranks.errors import LaunchError, PreflightError, StartCancelledError
 from allranks.job.variables import for_another_job, without_those_of_ranks
@@ -100,7 +99,7 @@ class BatchCluster(ClusterKind):
 
             # Not in the submit command: every user may read that in the scheduler's answers.
             write_atomically(Path(plan.run_dir, contract.SECRETS_FILE), exports(plan.secrets, clean), 0o600)
-        return SubmittedJob(self, Path(plan.run_dir), query.submit(self.scheduler, plan, clean, interrupted))
+        return SubmittedJob(self, Path(plan.run_dir), self.scheduler.submit_plan(plan, clean, interrupted))
 
     def status(self, run: Run) -> Status:
         """Return the status of a run: see :meth:`status_of`."""
@@ -185,7 +184,7 @@ class BatchCluster(ClusterKind):
         """Cancel a job, because of a signal that its launcher got; a job that already ended is ignored."""
         self._signals[job_id] = number
         self._polls.clear()
-        query.run_command(self.scheduler, self.scheduler.cancel(job_id), os.environ, gone=self.scheduler.gone)
+        self.scheduler.output(self.scheduler.cancel(job_id), os.environ, gone=self.scheduler.gone)
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what may tell why a run's newest attempt ended: what a set-up that failed has said, else any log."""
