@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,11 +29,25 @@ from allranks.plan.layout import (
     this_machine,
 )
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import CODE, SPEC, batch_script, become, mark_log, name_failures, node_script, required
+from allranks.plan.script import (
+    CODE,
+    HERE,
+    SPEC,
+    become,
+    comment,
+    enter,
+    fill,
+    name_failures,
+    node_script,
+    required,
+    umask,
+)
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
 
+#: Ends node.sh and the configurations in a script that is all there is of its run.
+_END = "END_OF_NODE_SCRIPT"
 #: In node.sh. srun was seen to lose what a task had written just before it failed, and offers nothing to wait for.
 _TRAPS = "trap '' USR1; trap '(($? == 0)) || sleep 0.5' EXIT  # The warning is for ranks. Let a last line be read."
 
@@ -171,26 +186,63 @@ class Draft:
             raise JobError(what, why=why, fix="--nproc-per-node 4")
 
     def _script(self, alone: tuple[str, Mapping[str, object]] | None) -> str:
-        scheduler, spec, requested, submit = self.scheduler, self.spec, self.job.scheduler, self.scheduler.submit
+        """Write the script that the scheduler gets: it becomes the job's supervisor, which starts node.sh on each node.
+
+        A script that stands ``alone`` is all there is of its run: it writes these, node.sh and the configurations.
+        """
+        spec, submit, chosen = self.spec, self.scheduler.submit, self.job.environment
         typed = f"{'bash' if self.inside else submit} {self._name}"
         by_hand = f"submit it with {submit}" if alone else f"to start it by hand: {typed}"
         each = "a rank for each GPU" if self._ranks_unknown else format_count(spec.nproc_per_node, "rank")
         size = f"{format_count(spec.nnodes, 'node')} x {each}"
-        out = shlex.quote(requested.output) if self._added.log and requested.output else self._added.log
-        check = f': "${{{scheduler.environment.job_id}:?is not set: {submit} this script}}"'
-        file = "" if scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
-        return batch_script(
-            title=f"allranks {allranks.__version__}: run {spec.run_id}, {size}; {by_hand}",
-            name="the batch script" if alone else self._name,  # A user chooses the name of one that stands alone.
-            directives=written(self._added.directives, scheduler.prefix),
-            run_dir=spec.run_dir,
-            pythons=[sys.executable, *(word for word in self.python[:1] if word.startswith("/"))],
-            workdir=str(self.workdir),
-            environment=self.job.environment,
-            log=[] if self.inside else mark_log(out, requested.error, spec.file_mode, check),
-            secrets=required(self.secrets, file, f"{submit} -v {','.join(self.secrets)}"),
-            alone=alone,
-        )
+        pythons = [sys.executable, *(word for word in self.python[:1] if word.startswith("/"))]
+        setup = list[str]()
+        if chosen.setup:
+            setup = ["trap 'builtin exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
+            setup += [enter(str(self.workdir)), comment("environment.setup"), *chosen.setup]
+        supervisor, files = f'{CODE} --supervise "$1"', list[str]()
+        if alone:
+            installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
+            supervisor = f'{installed} --supervise-alone "$0" "$1" <<\'{_END}\''
+            files = [*f"{alone[0]}{json.dumps(alone[1])}".splitlines(), _END]
+        words = {
+            "title": f"allranks {allranks.__version__}: run {spec.run_id}, {size}; {by_hand}",
+            "run_dir": shlex.quote(spec.run_dir),
+            "pythons": shlex.join(dict.fromkeys(pythons)),
+            "supervisor": supervisor,
+        }
+        once = chosen.model_copy(update={"node_setup": ()})
+        secrets = "" if self.scheduler.passes_environment else shlex.quote(f"{spec.run_dir}/{contract.SECRETS_FILE}")
+        blocks = {
+            # A user chooses the name of a script that stands alone.
+            "traps": name_failures(once, copy="the batch script" if alone else self._name),
+            "directives": [*written(self._added.directives, self.scheduler.prefix)],
+            "secrets": required(self.secrets, secrets, f"{submit} -v {','.join(self.secrets)}"),
+            "log": [] if self.inside else self._log_lines(),
+            "setup": setup,
+            "alone": files,
+        }
+        return fill(HERE / "batch.sh", words, blocks)
+
+    def _log_lines(self) -> list[str]:
+        """Write the lines that mark an attempt's start in the script's log, and in that of its errors if it has one.
+
+        If the scheduler itself would write that log late, the lines open it.
+        """
+        requested, variable = self.job.scheduler, self.scheduler.environment.job_id
+        mark = f"echo '{contract.ATTEMPT_STARTS}' || :"  # A full disk need not end the job.
+        err = f">>{shlex.quote(requested.error)}" if requested.error else ""
+        if err:
+            mark += f"; {mark.replace(' ||', ' >&2 ||')}"
+        if not self._added.log:
+            return [mark]
+        out = shlex.quote(requested.output) if requested.output else self._added.log
+        made = f">>{out} {err}".rstrip()
+        return [
+            f': "${{{variable}:?is not set: {self.scheduler.submit} this script}}"',
+            f'(umask {umask(self.spec.file_mode)} && mkdir -p "${contract.RUN_DIR}" && : {made})',
+            f"exec >>{out} 2{err or '>&1'}; {mark}",
+        ]
 
     def _node_script(self) -> str:
         chosen = environment_of(self.job, self.request.folder)
