@@ -58,11 +58,7 @@ class BatchJob:
         self.variables = schedulers.load(orders.module)
 
     def hosts(self) -> Sequence[str]:
-        """Return the different hosts of the job, in the order of their nodes' numbers.
-
-        Raises:
-            LaunchError: they cannot be found out, or are not those that the job needs.
-        """
+        """Return the job's hosts by their nodes' numbers; raise a LaunchError if they are not those that it needs."""
         raise NotImplementedError
 
     def distinct(self, hosts: Sequence[str], fix: str) -> list[str]:

@@ -44,11 +44,7 @@ _QUIET_SECONDS = 0.1
 
 
 def enable(path: Path, mode: int) -> None:
-    """Have this process write the Python stack of its main thread to a file when it is asked for it.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
+    """Have this process write the Python stack of its main thread to a file, which it creates, on request."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
     os.fchmod(descriptor, mode)  # Whatever the user's umask is, which the rank has.
     faulthandler.register(_STACK, os.fdopen(descriptor, "wb", 0), all_threads=False)

@@ -60,11 +60,7 @@ class StopRequest:
         self._early = None
 
     def check(self) -> None:
-        """Handle a request.
-
-        Raises:
-            StopRequestedError: there is one, and this was not raised for it before.
-        """
+        """Raise a StopRequestedError for a request, once."""
         if self.signal is None and self._launcher_is_gone():
             self.request(signal.SIGTERM, "the launcher is gone")
         if self.signal is not None and not self._is_handled:

@@ -180,11 +180,7 @@ class ClusterKind(Protocol):
         return
 
     def cancel(self, run: Run) -> None:
-        """End a run and wait until nothing of it is left.
-
-        Raises:
-            LaunchError: a machine cannot be reached, or something of the run does not end.
-        """
+        """End a run and wait until nothing of it is left; raise a LaunchError if that cannot be done."""
 
     def log_excerpt(self, run: Run) -> LogExcerpt:
         """Find what this kind's own log, of an agent or of a scheduler, reports of the newest attempt's end."""

@@ -202,11 +202,7 @@ def nodes_there(environ: Mapping[str, str]) -> int:
 
 
 def directives(job: Job, nproc: int) -> Iterator[Directive]:
-    """Yield what qsub is asked for; ``nproc`` is the number of ranks on a node.
-
-    Raises:
-        JobError: the job asks for what Grid Engine cannot do.
-    """
+    """Yield what qsub is asked for, with ``nproc`` ranks on a node; raise a JobError for what it cannot do."""
     own, requested, resources, (_, nodes) = lines_of(job, "#$"), job.scheduler, job.resources, job.resources.nodes
     slots = resources.cpus_per_node or (nproc if job.launch.is_direct else 1)
     yield Directive("-S", "/bin/bash", "the shell of this script, whatever yours is")

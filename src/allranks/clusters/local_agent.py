@@ -53,11 +53,7 @@ def send(handle: Handle, number: int) -> None:
 
 
 def end_marked(name: str, value: str, patience: float) -> bool:
-    """End every process that was started with a variable of that value: SIGTERM, patience, SIGKILL.
-
-    Returns:
-        Whether none is left.
-    """
+    """End all processes that were started with a variable of that value; return whether none is left."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _KILL_SECONDS)):
         for pid in processes.marked(name, value):
             processes.signal_process(pid, number)

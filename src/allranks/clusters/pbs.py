@@ -213,11 +213,7 @@ _HERE = 'cd -- "$0" && export PATH="$1" && shift && exec "$@"'
 
 
 def nodes_there(environ: Mapping[str, str]) -> int:
-    """Count the hosts of the allocation that this is inside of.
-
-    Raises:
-        PreflightError: the file that names them is not here.
-    """
+    """Count the hosts of the allocation that this is inside of; raise a PreflightError if they are not known here."""
     named = environ.get("PBS_NODEFILE")
     try:
         return len(set(Path(named or "").read_text().split()))

@@ -43,11 +43,7 @@ def verdict_on(run: Run) -> Diagnosis | None:
 
 
 def judged(run: Run) -> Diagnosis | None:
-    """Return the verdict on the newest attempt of a run by the rules of today, and keep it.
-
-    Raises:
-        RunFolderError: a log cannot be read.
-    """
+    """Return the verdict on a run's newest attempt by the rules of today, and keep it."""
     verdict = of_run(run)
     refused = _refusal(run)
     if refused and (verdict is None or verdict.sure == "unknown"):

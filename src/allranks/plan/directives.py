@@ -63,11 +63,7 @@ def mail_letters(job: Job) -> str:
 
 
 def lines_of(job: Job, prefix: str) -> list[str]:
-    """Return the user's own directives of a job, without what each may start with, such as ``#SBATCH``.
-
-    Raises:
-        JobError: one has a line break or the like in it.
-    """
+    """Return a job's own directives without their ``#SBATCH`` or the like; raise a JobError if one is several lines."""
     lines = [line.strip().removeprefix(prefix).strip() for line in job.scheduler.directives]
     for line in lines:
         if not line.isprintable():
@@ -97,11 +93,7 @@ def with_log_paths(job: Job, folder: Path, *, may_lack: bool) -> Job:
 
 
 def written(directives: Iterable[Directive], prefix: str) -> Iterator[str]:
-    """Yield the lines for directives: ``prefix`` is what each starts with, such as ``#SBATCH``.
-
-    Raises:
-        JobError: a value has a line break or the like in it.
-    """
+    """Yield the lines for directives, each behind ``prefix``; raise a JobError for a value of several lines."""
     for directive in directives:
         if directive.note:
             yield comment(directive.note)

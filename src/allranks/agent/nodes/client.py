@@ -83,11 +83,7 @@ class CoordinatorClient:
         return own + (self._coordinator.descriptors if self._coordinator else [])
 
     def tick(self) -> bool:
-        """Do what there is to do; return whether a message came.
-
-        Raises:
-            LaunchError: node 0's agent has refused this one.
-        """
+        """Do what is to be done; return whether a message came; raise a LaunchError if node 0 refuses this node."""
         if self._coordinator:
             self._coordinator.tick()
         if self._channel is None or self._channel.lost:

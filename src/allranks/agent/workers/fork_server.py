@@ -221,11 +221,7 @@ class ForkClient:
         self._unread = b""
 
     def start(self, starts: list[RankStart]) -> dict[int, int]:
-        """Start ranks; return their process ids, by local rank, once all have been forked.
-
-        Raises:
-            LaunchError: the system allows no further process.
-        """
+        """Start ranks; return their process ids by local rank; raise a LaunchError if no more processes are allowed."""
         self._check()
         self.exits.clear()
         started: dict[int, int] = {}

@@ -104,11 +104,7 @@ class WorkerGroup:
         return next(ended, None)
 
     def start(self, generation: Generation) -> None:
-        """Start a generation.
-
-        Raises:
-            LaunchError: the system allows no further process.
-        """
+        """Start a generation; raise a LaunchError if no more processes are allowed."""
         first, restart = generation.first_rank, generation.restart
         self._ranks = range(first, first + self._node.nproc_per_node)
         self._index.watch(self._ranks)

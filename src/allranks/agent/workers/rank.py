@@ -137,12 +137,7 @@ def _replace_process(node: NodeSpec, python: tuple[str, ...]) -> NoReturn:
 
 
 def run_as_main(kind: str, target: str, args: Sequence[str]) -> NoReturn:
-    """Run ``target``, a path or the dotted name of a ``module``, as ``__main__`` and exit as a plain interpreter would.
-
-    Raises:
-        SystemExit: the script has ended, or exited itself.
-        BaseException: raised by the script; the interpreter shows it and gives the exit code for it.
-    """
+    """Run a script, or a ``module`` by its dotted name, as ``__main__``; end as a plain interpreter does."""
     try:
         (_run_module if kind == "module" else _run_script)(target, args)
     except SystemExit as end:

@@ -81,12 +81,7 @@ class BatchCluster(ClusterKind):
         return plan.commands[0].command[0] == self.scheduler.submit
 
     def start(self, plan: Plan, environ: Mapping[str, str], *, detach: bool, interrupted: Callable[[], int]) -> Started:
-        """Submit the plan's script, or start it inside an allocation.
-
-        Raises:
-            LaunchError: the scheduler refuses the job, or cannot be reached.
-            StartCancelledError: a signal came before the job had an id.
-        """
+        """Submit the plan's script, unless a signal comes before the job has an id; inside an allocation start it."""
         if not self._is_submitted(plan):
             log = Path(plan.run_dir, contract.node_dir(plan.attempt, 0), contract.AGENT_LOG)
             marked = without_those_of_ranks(environ)
@@ -157,11 +152,7 @@ class BatchCluster(ClusterKind):
         return status
 
     def cancel(self, run: Run) -> None:
-        """End a run, in the queue or running, and wait until the scheduler reports that nothing of it is left.
-
-        Raises:
-            LaunchError: the scheduler cannot be reached or refuses, or the job does not end.
-        """
+        """End a run, in the queue or running, and wait until the scheduler reports that nothing of it is left."""
         handle = run.record.handle
         if handle.job_id is None:
             send(handle, signal.SIGTERM)

@@ -167,11 +167,7 @@ class Scheduler:
         return schedulers.load(self.module)
 
     def job_id(self, printed: str) -> str:
-        """Return the id of a submitted job in what ``submit`` printed.
-
-        Raises:
-            LaunchError: there is none.
-        """
+        """Return the id of a submitted job in what ``submit`` printed; raise a LaunchError if there is none."""
         found = [*self.submitted.finditer(printed)]
         if not found:
             why, fix = f"it said {printed.strip()!r}", f"{self.list_jobs} lists the jobs that you have"

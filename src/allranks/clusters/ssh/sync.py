@@ -127,11 +127,7 @@ class Copy:
         return size
 
     def entry(self, entry: Program, job: Job) -> Program:
-        """Return what the ranks run, as it is found from the copy of the working directory.
-
-        Raises:
-            JobError: it lies elsewhere.
-        """
+        """Return what the ranks run, as seen from the copied directory; raise a JobError if it lies elsewhere."""
         if entry.kind == "module" or not Path(entry.target).is_absolute():
             return entry
         if job.binary and os.sep not in job.binary:
