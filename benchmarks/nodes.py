@@ -19,7 +19,7 @@ from start import SCRIPT
 
 from allranks import contract
 from allranks.contract import NodeSpec
-from allranks.launch.submit import copy_node_code
+from allranks.record.files import copy_node_code
 
 NODES = (0, 1)
 

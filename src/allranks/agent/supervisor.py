@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from allranks.agent.batch_job import BatchJob, this_job
 from allranks.agent.heartbeat import complain
 from allranks.contract import BatchSpec, NodeSpec
 from allranks.errors import AllranksError, RunFolderError
+from allranks.record.files import copy_node_code
 from allranks.record.notify import Notifier
 from allranks.system import schedulers
 
@@ -89,36 +89,15 @@ def main_alone(argv: Sequence[str]) -> NoReturn:
     for name, text in files.items():
         new.write_text(text, encoding="utf-8", errors="surrogateescape")
         new.replace(run / name)
-    _copy_code(new, run / contract.CODE, parts["supervisor"]["module"])
+    if not (run / contract.CODE).exists():
+        other = schedulers.file_to_copy(parts["supervisor"]["module"])
+        copy_node_code(new, [other] if other else [], (*contract.NODE_CODE, *contract.DIAGNOSIS_CODE))
+        new.replace(run / contract.CODE)  # Other tasks of an array write the same.
     os.umask(0o077)
     with suppress(FileExistsError), (run / contract.KEY_FILE).open("x") as file:
         file.write(secrets.token_hex(32) + "\n")  # The first one counts.
     os.umask(users_umask)
     main(rest)
-
-
-def _copy_code(new: Path, target: Path, module: str) -> None:
-    """Copy what nodes need of this package to the run's directory, with its compiled form.
-
-    Unless another task of an array was quicker. The scheduler's module goes with it if another package has it.
-    """
-    if target.exists():
-        return
-    package = contract.installation()
-    parts = (*contract.NODE_CODE, *contract.DIAGNOSIS_CODE, "__pycache__")
-    needed = {Path(part).parts[0] for part in parts}
-
-    def others(folder: str, names: list[str]) -> set[str]:
-        return {*names} - needed if Path(folder) == package else set()
-
-    shutil.copytree(package, new / package.name, ignore=others)
-    shutil.copy(package / "agent" / "__main__.py", new)
-    if file := schedulers.file_to_copy(module):
-        shutil.copy(file, new)
-    try:
-        new.rename(target)
-    except OSError:
-        shutil.rmtree(new)
 
 
 def _task_folder(run: Path, task: str, script: str) -> Path:
