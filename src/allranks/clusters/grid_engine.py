@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING
 
 from allranks import contract
 from allranks.clusters.base import Feasibility, Issue
+from allranks.clusters.batch import scheduler
 from allranks.clusters.batch.cluster import BatchCluster
-from allranks.clusters.batch.scheduler import (
-    OUT_OF_MEMORY,
-    OUT_OF_TIME,
-    Additions,
-    JobInfo,
-    JobReason,
-    Scheduler,
-    explained,
-    overall,
-)
+from allranks.clusters.batch.scheduler import Additions, JobInfo, JobReason, Scheduler, explained, overall
 from allranks.errors import JobError
 from allranks.job.units import time_of
 from allranks.plan.directives import Directive, given, lines_of, mail_letters, plain_name, words_for_shell
@@ -152,8 +144,8 @@ def _ended(job_id: str, record: Mapping[str, str]) -> JobInfo:
     if failed == 37:
         limit = re.search(r"h_rt=(\d+)", record["category"])
         if limit and started and ended and ended - started < int(limit[1]):
-            return replace(info, signal=killed, why=OUT_OF_MEMORY)
-        return replace(info, state=State.TIMEOUT, signal=killed, why=OUT_OF_TIME)
+            return replace(info, signal=killed, why=scheduler.OUT_OF_MEMORY)
+        return replace(info, state=State.TIMEOUT, signal=killed, why=scheduler.OUT_OF_TIME)
     if failed == 19:
         return replace(info, state=State.NODE_FAIL, signal=killed, why=JobReason(f"{record['hostname']} was lost"))
     if failed == 25 or (failed == 100 and killed in (signal.SIGKILL, signal.SIGUSR2)):

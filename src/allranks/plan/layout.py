@@ -1,4 +1,4 @@
-"""How many ranks there are, over which backend, and the files that configure agents, supervisor and notifications."""
+"""How many ranks there are, over which backend, and what configures the agents and notifications."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks import contract
-from allranks.contract import BatchSpec, NodeSpec
+from allranks.contract import NodeSpec
 from allranks.errors import PreflightError
 from allranks.job.units import format_count
-from allranks.job.variables import secret_names
-from allranks.plan.directives import warning_seconds
 from allranks.plan.plan import PlanFile, Reason
 from allranks.system.cgroups import usable_cpus
 
@@ -157,38 +155,6 @@ def agent_config(
         spares=spares,
         hang_timeout=launch.hang_timeout,
         on_hang=launch.on_hang,
-    )
-
-
-def supervisor_config(
-    job: Job, module: str, script: str, options: Sequence[str], *, is_inside: bool, warns: bool
-) -> BatchSpec:
-    """Return the configuration of the supervisor of a batch job, or of what is started inside an allocation.
-
-    Args:
-        job: the job.
-        module: the module that knows its scheduler on nodes.
-        script: the script that starts the supervisor.
-        options: for the command that starts a task on each node, before the user's own.
-        is_inside: whether it is started inside an allocation.
-        warns: whether the supervisor warns ranks before the time limit, not the scheduler.
-    """
-    is_array = bool(job.scheduler.array) and not is_inside
-    has_secrets = bool(secret_names(job.environment.variables) or job.notify.webhook)
-    return BatchSpec(
-        module=module,
-        script=script,
-        start_with=job.scheduler.start_with,
-        options=(*options, *job.launch.launcher_args),
-        is_direct=job.launch.is_direct,
-        is_array=is_array,
-        is_inside=is_inside,
-        master_addr=job.launch.master_addr,
-        max_attempts=job.retry.max_attempts if job.retry.requeue and not is_inside else None,
-        time=job.resources.time,
-        warn_before=warning_seconds(job) if warns else 0,
-        removes_secrets=has_secrets and not (is_array or is_inside),
-        retry_on=job.retry.on,
     )
 
 

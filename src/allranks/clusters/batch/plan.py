@@ -12,36 +12,16 @@ from typing import TYPE_CHECKING
 import allranks
 from allranks import contract
 from allranks.clusters.batch.scheduler import Scheduler, UsableGpus
+from allranks.contract import BatchSpec
 from allranks.errors import JobError, PreflightError
 from allranks.job.units import format_count
-from allranks.plan import environment, plain
-from allranks.plan.directives import with_log_paths, written
+from allranks.plan import environment, layout, plain
+from allranks.plan.directives import warning_seconds, with_log_paths, written
 from allranks.plan.entry import find_entry, name_of
 from allranks.plan.environment import environment_of, only_over_ssh, python_of, workdir_of
-from allranks.plan.layout import (
-    Machine,
-    agent_config,
-    lay_out,
-    notify_config,
-    notify_files,
-    notify_reasons,
-    supervisor_config,
-    this_machine,
-)
+from allranks.plan.layout import Machine, agent_config, lay_out, this_machine
 from allranks.plan.plan import NodeCommand, Plan, PlanFile, Reason
-from allranks.plan.script import (
-    CODE,
-    HERE,
-    SPEC,
-    become,
-    comment,
-    enter,
-    fill,
-    name_failures,
-    node_script,
-    required,
-    umask,
-)
+from allranks.plan.script import CODE, HERE, SPEC, become, enter, fill, name_failures, node_script, required, umask
 
 if TYPE_CHECKING:
     from allranks.clusters.base import Request
@@ -92,10 +72,8 @@ class Draft:
     def plan(self) -> Plan:
         """Make the plan."""
         scheduler, job, spec, inside = self.scheduler, self.job, self.spec, self.inside
-        name, warns = self._name, not scheduler.warns_itself
-        supervisor = supervisor_config(job, scheduler.module, name, self._added.start, is_inside=inside, warns=warns)
-        node = self._node_script()
-        notify = {"notify": config} if (config := notify_config(job)) else {}
+        name, supervisor, node = self._name, self._supervisor(), self._node_script()
+        notify = {"notify": config} if (config := layout.notify_config(job)) else {}
         orders = {"node": asdict(spec), "supervisor": asdict(supervisor), **notify}
         alone = (node, orders) if self.request.standalone else None
         files = [PlanFile(name, self._script(alone), spec.file_mode | 0o100 * inside)]
@@ -104,7 +82,7 @@ class Draft:
                 PlanFile(contract.NODE_ORDERS, spec.to_json(), spec.file_mode),
                 PlanFile(contract.NODE_SCRIPT, node, spec.file_mode),
                 PlanFile(contract.BATCH_ORDERS, supervisor.to_json(), spec.file_mode),
-                *notify_files(job, spec.file_mode),
+                *layout.notify_files(job, spec.file_mode),
             ]
         words = ["bash"] if inside else [scheduler.submit, *self._added.options]
         if self.secrets and alone and not (scheduler.passes_environment or inside):
@@ -185,6 +163,26 @@ class Draft:
             what = "launcher direct must know the number of ranks on each node"
             raise JobError(what, why=why, fix="--nproc-per-node 4")
 
+    def _supervisor(self) -> BatchSpec:
+        """Return the configuration of the job's supervisor, or of what is started inside an allocation."""
+        job, scheduler = self.job, self.scheduler
+        is_array, requeues = bool(job.scheduler.array) and not self.inside, job.retry.requeue and not self.inside
+        return BatchSpec(
+            module=scheduler.module,
+            script=self._name,
+            start_with=job.scheduler.start_with,
+            options=(*self._added.start, *job.launch.launcher_args),
+            is_direct=job.launch.is_direct,
+            is_array=is_array,
+            is_inside=self.inside,
+            master_addr=job.launch.master_addr,
+            max_attempts=job.retry.max_attempts if requeues else None,
+            time=job.resources.time,
+            warn_before=0 if scheduler.warns_itself else warning_seconds(job),
+            removes_secrets=bool(self.secrets) and not (is_array or self.inside),
+            retry_on=job.retry.on,
+        )
+
     def _script(self, alone: tuple[str, Mapping[str, object]] | None) -> str:
         """Write the script that the scheduler gets: it becomes the job's supervisor, which starts node.sh on each node.
 
@@ -199,7 +197,7 @@ class Draft:
         setup = list[str]()
         if chosen.setup:
             setup = ["trap 'builtin exit 143' TERM", "trap 'supervise \"$?\"' EXIT"]
-            setup += [enter(str(self.workdir)), comment("environment.setup"), *chosen.setup]
+            setup += [enter(str(self.workdir)), "# environment.setup", *chosen.setup]
         supervisor, files = f'{CODE} --supervise "$1"', list[str]()
         if alone:
             installed = shlex.quote(str(contract.installation() / "agent" / "__main__.py"))
@@ -269,7 +267,7 @@ class Draft:
         yield from (*self._program, *self.layout.reasons)
         yield from (directive.reason for directive in self._added.directives)
         yield Reason("master", f"{launch.master_addr or 'the first node'}, {port}", why)
-        yield from notify_reasons(job)
+        yield from layout.notify_reasons(job)
         yield from environment.decided_on_nodes(job, self._known)
         yield from self._settings
         yield from environment.kept(job, None, self._known)
